@@ -98,7 +98,7 @@ def demands(
             is_late = waiting > 0
             ready = capacity_steps(_routable(pool), pool.workers, memory.pools[role].orders, now, horizon_s)
             left = waiting_at(waiting, ahead.mean, one, ready, horizon_s) if is_late else 0.0
-            draining = left / max(spec.drain_s, DRAIN_SHARE * horizon_s)
+            draining = left / (DRAIN_SHARE * horizon_s)
         rate = max(ahead.high, ahead.mean + draining)
         each = mean_tokens if role is Role.PREFILL else None
         likely = () if is_late else ahead.likely

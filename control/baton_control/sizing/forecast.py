@@ -25,18 +25,13 @@ S = TypeVar("S", bound=np.generic)
 MIN_TESTS = 8
 PRIOR_Z = 1.3
 """Upper quantile of an unknown load before history allows a back-test, in standard deviations (Poisson plus 10 %)."""
-MAX_RATIO = 2.5
-MAX_GROWTH = 2.0
-"""A trend is believed up to three times its level: the slope right after a step says nothing about later."""
-JUMP_Z, NOISE_DISPERSION, MAX_JUMP = 3.0, 1.5, 2
-"""Up to so many intervals this many standard deviations over the forecast are a step in the load, not chance."""
 ACTUAL_S = 30.0
-"""What a forecast is compared with is a mean over this."""
-STEP_Z, STEP_RATIO, STEP_WEIGHT = 4.0, 1.5, 4.0
-"""From one such mean to the next, a step is this much beyond chance and at least this ratio; one that came once weighs
-as much as so many forecasts."""
-BREAK_RATIO = 2.0
-"""A step of this ratio is no part of a trend."""
+"""What a forecast is compared with is a mean over this. So many seconds that are too high for chance are a jump."""
+JUMP_Z = 4.0
+"""Standard deviations of Poisson arrivals that are not chance."""
+STEP_RATIO, STEP_WEIGHT = 2.0, 4.0
+"""From one such mean to the next, a step is beyond chance and at least this ratio: no part of a trend. One that came
+once weighs as much as so many forecasts."""
 LIKELY_RATES = 10
 """By so many rates the loads to expect are told."""
 
@@ -106,12 +101,12 @@ def _jumps(values: Floats, predicted: Floats, bucket_s: float, spread: float) ->
 
     As many intervals as make the step the least likely to be chance.
     """
-    levels = np.array([_smoothed(values, count) for count in range(1, MAX_JUMP + 1)])
-    counts = np.arange(1, MAX_JUMP + 1)[:, None]
-    noise = np.sqrt(NOISE_DISPERSION * spread * np.maximum(levels, 1e-9) / bucket_s / counts)
+    counts = np.arange(1, max(1, round(ACTUAL_S / bucket_s)) + 1)[:, None]
+    levels = np.array([_smoothed(values, count) for count in counts[:, 0].tolist()])
+    noise = np.sqrt(spread * np.maximum(levels, 1e-9) / bucket_s / counts)
     scores = (levels - predicted) / noise
     best = np.argmax(scores, axis=0), np.arange(len(values))
-    is_over = values < levels[best] - JUMP_Z * np.sqrt(NOISE_DISPERSION * spread * levels[best] / bucket_s)
+    is_over = values < levels[best] - JUMP_Z * np.sqrt(spread * levels[best] / bucket_s)
     return levels[best], noise[best], (scores[best] > JUMP_Z) & ~is_over
 
 
@@ -139,14 +134,14 @@ def _expected(
         level = float(np.mean(values[-6:]))
         noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
         return Forecast(level, level + noise, "mean 60 s", 0), _smoothed(values, 6)
-    weights = _weights(_steps(actual, bucket_s, spread, STEP_RATIO), bucket_s, ahead)
-    breaks = _steps(actual, bucket_s, spread, BREAK_RATIO)
-    scored = [_tested(each, values, actual, bucket_s, ahead, quantile, breaks, weights) for each in predictors]
+    steps = _steps(actual, bucket_s, spread)
+    weights = _weights(steps, bucket_s, ahead)
+    scored = [_tested(each, values, actual, bucket_s, ahead, quantile, steps, weights) for each in predictors]
     _, mean, high, name = min(scored)
     best = next(each for each in predictors if each.name == name)
     places = (np.arange(LIKELY_RATES) + 0.5) / LIKELY_RATES
     likely = np.quantile(actual, places) * (mean / max(1e-9, float(np.mean(actual))))
-    said = predictions(best, values, bucket_s, ahead, breaks)
+    said = predictions(best, values, bucket_s, ahead, steps)
     return Forecast(mean, high, name, tests, likely=tuple(likely.tolist())), said
 
 
@@ -157,7 +152,7 @@ def _tested(
     bucket_s: float,
     ahead: int,
     quantile: float,
-    breaks: Flags,
+    steps: Flags,
     weights: Floats,
 ) -> tuple[float, float, float, str]:
     """(loss, mean now, its upper quantile, name)
@@ -165,9 +160,9 @@ def _tested(
     The quantile is the lesser of two readings of the same errors: a load that once rose from 6 to 20 may rise by 14
     again, or to the 3.3-fold, but after the rise the latter would be asking for 66.
     """
-    predicted = predictions(predictor, values, bucket_s, ahead, breaks)
+    predicted = predictions(predictor, values, bucket_s, ahead, steps)
     past, later = predicted[: len(values) - ahead], actual[ahead:]
-    ratio = float(np.clip(_quantile(later / np.maximum(past, 1e-3), weights, quantile), 1.0, MAX_RATIO))
+    ratio = max(1.0, _quantile(later / np.maximum(past, 1e-3), weights, quantile))
     more = max(0.0, _quantile(later - past, weights, quantile))
     high = np.minimum(past * ratio, past + more)
     loss = np.where(later > high, quantile * (later - high), (1.0 - quantile) * (high - later))
@@ -175,12 +170,12 @@ def _tested(
     return float(np.average(loss, weights=weights)), now, min(now * ratio, now + more), predictor.name
 
 
-def _steps(actual: Floats, bucket_s: float, spread: float, ratio: float) -> Flags:
+def _steps(actual: Floats, bucket_s: float, spread: float) -> Flags:
     """Where a mean over `ACTUAL_S` is a step above the one before it: beyond chance, and by at least this ratio."""
     width = max(1, round(ACTUAL_S / bucket_s))
     before, after = actual[:-width], actual[width:]
-    noise = np.sqrt(2 * NOISE_DISPERSION * spread * np.maximum(before, 1e-9) / ACTUAL_S)
-    is_step = (after - before > STEP_Z * noise) & (after > ratio * before)
+    noise = np.sqrt(2 * spread * np.maximum(before, 1e-9) / ACTUAL_S)
+    is_step = (after - before > JUMP_Z * noise) & (after > STEP_RATIO * before)
     return np.concatenate([np.zeros(len(actual) - len(is_step), dtype=np.bool_), is_step])
 
 
@@ -205,10 +200,10 @@ def _quantile(values: Floats, weights: Floats, quantile: float) -> float:
     return float(values[order][np.searchsorted(sums, quantile * sums[-1])])
 
 
-def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: int, breaks: Flags) -> Floats:
+def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: int, steps: Flags) -> Floats:
     """What the predictor said, standing at each bucket, about the bucket `ahead` of it.
 
-    A slope over one of the `breaks` says nothing about later: no trend until it has left the window.
+    A slope over one of the `steps` says nothing about later: no trend until it has left the window.
     """
     level = _smoothed(values, max(1, round(predictor.level_s / bucket_s)))
     if not predictor.trend_s:
@@ -217,11 +212,8 @@ def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: in
     half = max(1, width // 2)
     slope = (_smoothed(values, half) - _shifted(_smoothed(values, half), half)) / half
     places = np.arange(len(values))
-    believed = places - np.maximum.accumulate(np.where(breaks, places, 0)) >= width
-    limit = 0.5 * level
-    return np.maximum(
-        0.0, level + np.clip(predictor.damping * slope * (ahead + half / 2) * believed, -limit, MAX_GROWTH * level)
-    )
+    believed = places - np.maximum.accumulate(np.where(steps, places, 0)) >= width
+    return np.maximum(0.5 * level, level + predictor.damping * slope * (ahead + half / 2) * believed)
 
 
 def _smoothed(values: Floats, width: int) -> Floats:

@@ -1,7 +1,7 @@
 """The decision of mode SLO: how many workers each pool should have now, and why. Pure: the same inputs, the same
 answer.
 
-Up at once and by several; down only to what was needed at most over the stabilisation window, after a cooldown and
+Up at once and by several; down only to what was needed at most over the stabilisation window, after a rest and
 with a margin; nothing moves on unknown input. Nothing starts where the pool as it is keeps the percentile over all that
 is likely to come. Pools are decided apart (a worker that is still starting in one never holds up the other), then
 fitted into the accelerator budget together.
@@ -114,10 +114,6 @@ def _decide_pool(
     mix = memory.mix
     assert mix is not None
     relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)
-    while relaxed > 1 and _likely_share(role, relaxed - 1, demand, mix, sizer, SHRINK_MARGIN) >= spec.targets.share(
-        role
-    ):
-        relaxed -= 1
     likely_share = _likely_share(role, pool.workers, demand, mix, sizer) if needed > pool.workers else 0.0
     is_kept = likely_share >= spec.targets.share(role)
     target, shrunk = (
@@ -132,13 +128,13 @@ def _decide_pool(
     return PoolDecision(workers, text, needed, max(target, shrunk)), kept
 
 
-def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer, margin: float = 1.0) -> float:
+def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer) -> float:
     """Predicted share within the pool's target of all requests that are likely to come, in bursts and between them;
     0 while that is not known, or nobody works."""
     total = sum(demand.likely)
     if not workers or not total:
         return 0.0
-    return sum(rate * sizer.share_met(role, mix, rate * margin, workers) for rate in demand.likely) / total
+    return sum(rate * sizer.share_met(role, mix, rate, workers) for rate in demand.likely) / total
 
 
 def _reason(

@@ -13,7 +13,7 @@ The words of sizing, in the order in which a decision uses them:
     likely       rates at the horizon, spread as the past was; over all their requests the percentile is to be kept
     needed       the fewest workers with which the twin meets the target for the demand
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
-    stabilised   upwards at once; downwards only to the most that was needed in a window, after a cooldown
+    stabilised   upwards at once; downwards only to the most that was needed in a window, after a rest
     turn         a change of direction of a pool; who turned often in the last hour rests longer
     flips        workers of one pool that serve in the other from now on: what one needs and the other can spare
     orders       workers asked for that should not be routable yet
@@ -95,12 +95,6 @@ class SizingSpec:
     """Until a start has been measured."""
     stabilisation_s: float = 60.0
     """A pool shrinks only to what it needed at most during this time."""
-    cooldown_s: float = 30.0
-    """Between a change of a pool and its next step down, at least; no less than a worker takes to serve, and twice as
-    long for every second turn in an hour."""
-    drain_s: float = 20.0
-    """In what time a backlog that is still there at the horizon shall be gone."""
-    max_step_up: int = 64
     max_step_down: int = 8
     flip_s: float | None = None
     """A worker of one pool serves in the other after so long; None: it cannot."""

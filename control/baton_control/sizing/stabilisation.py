@@ -32,8 +32,7 @@ def stabilised(
     memory = replace(memory, needs=(*needs, (now, shrunk)))
     workers = pool.workers
     if target > workers:
-        after = min(target, workers + spec.max_step_up)
-        return after, "", _moved(memory, 1, now)
+        return target, "", _moved(memory, 1, now)
     most = max(target, *(need for _, need in memory.needs))
     if most >= workers:
         return workers, "", memory
@@ -61,7 +60,7 @@ def _obstacle(
     if known_since_s is None or now - known_since_s < spec.stabilisation_s:
         return "but arrivals have not been known for long enough"
     # What takes long to come back is not sent away twice before anybody knows whether the first time was right.
-    rest_s = max(spec.cooldown_s, horizon_s) * 2 ** (len(memory.turns) // 2)
+    rest_s = horizon_s * 2 ** (len(memory.turns) // 2)
     if memory.changed_s is not None and now - memory.changed_s < rest_s:
         return f"but it changed {now - memory.changed_s:.0f} s ago and rests for {rest_s:.0f} s"
     return ""

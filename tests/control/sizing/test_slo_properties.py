@@ -75,8 +75,6 @@ def test_decisions_stay_within_every_bound_on_any_trace(ticks: list[Tick], minim
         max_accelerators=budget,
         scale_to_zero_after_s=60.0 if minimum == 0 else None,
         stabilisation_s=60.0,
-        cooldown_s=20.0,
-        max_step_up=5,
         max_step_down=2,
     )
     memory, now, quiet_s = SizingMemory(), 0.0, 0.0
@@ -103,8 +101,6 @@ def test_decisions_stay_within_every_bound_on_any_trace(ticks: list[Tick], minim
                 assert after[role] >= min(before, 15) or asleep, "nothing shrinks on unknown input"
             if after[role] == 0 and before > 0:
                 assert quiet_s >= 60.0, "zero needs proof over the whole quiet time"
-            if before >= max(1, minimum):
-                assert after[role] <= before + 5
             assert after[role] >= before - 2 or after[role] == 0, "steps down are limited"
         if budget is not None and sum(workers.values()) <= budget:
             assert sum(after.values()) <= budget
