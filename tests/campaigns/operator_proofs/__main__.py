@@ -24,6 +24,8 @@ def main() -> int:
     rollout = kinds.add_parser("rollout", help="generated sequences for the planner")
     rollout.add_argument("--sequences", type=int, default=10_000)
     crash = kinds.add_parser("crash", help="a fault at every call of every scenario")
+    crash.add_argument("--sample", type=int, default=0, help="only so many of the runs, drawn from all")
+    crash.add_argument("--seed", type=int, default=0, help="of the sample")
     fields = kinds.add_parser("fields", help="every field mutated, and random sequences of edits")
     fields.add_argument("--sequences", type=int, default=2000)
     for campaign in (rollout, crash, fields):
@@ -54,7 +56,7 @@ def main() -> int:
         return 1 if operator_isolation.isolation(asked.namespaces, asked.per_s, asked.seconds) else 0
     if asked.kind == "fields":
         return 1 if operator_fields.fields(asked.sequences, asked.budget_s, asked.resume) else 0
-    return 1 if operator_crash.crash(asked.budget_s, asked.resume) else 0
+    return 1 if operator_crash.crash(asked.budget_s, asked.resume, asked.sample, asked.seed) else 0
 
 
 if __name__ == "__main__":
