@@ -103,8 +103,10 @@ async def _close_streams() -> None:
 
 
 def _own_generators() -> list[AsyncGeneratorType[object, None]]:
-    """Asynchronous generators of kopf that have not ended."""
-    found = [cast("AsyncGeneratorType[object, None]", each) for each in gc.get_objects() if inspect.isasyncgen(each)]
+    """Asynchronous generators of kopf that have not ended. By the exact type: to be asked for its class, an object of
+    some other library may run code of its own."""
+    kind = AsyncGeneratorType
+    found = [cast("AsyncGeneratorType[object, None]", each) for each in gc.get_objects() if type(each) is kind]
     return [each for each in found if each.ag_frame is not None and _FOLDER in each.ag_code.co_filename]
 
 
