@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import socket
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,21 +14,12 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from baton_control.errors import FieldProblem
+from baton_operator.kube.answers import error_of, lines_of, mapping_of, page_of, watch_event
 from baton_operator.kube.kube_api import (
-    AlreadyExists,
-    Change,
-    Conflict,
-    Expired,
-    Forbidden,
-    Invalid,
-    KubeError,
     Listing,
     NotFound,
     ReadLater,
     Resource,
-    TooManyRequests,
-    Unauthorized,
     Unavailable,
     WatchEvent,
 )
@@ -44,28 +34,9 @@ _UNACKNOWLEDGED_MS = 60_000
 _GOODBYES = 1_000
 """Looks for connections that are still closing, 5 ms apart."""
 PAGE = 500
-MAX_LINE_BYTES = 8 << 20
 CONNECTIONS = 128
 """For calls. Watches have connections of their own, one each: they never keep a call waiting."""
-_OWNER = re.compile(r'conflict with "([^"]*)"')
-
-
 _Body = Manifest | Sequence[Manifest]
-
-
-class _PageMetadata(msgspec.Struct):
-    next: str = msgspec.field(name="continue", default="")
-    version: str = msgspec.field(name="resourceVersion", default="")
-
-
-class _Page(msgspec.Struct):
-    """A part of a list, its objects as JSON."""
-
-    metadata: _PageMetadata
-    items: list[msgspec.Raw] | None = None
-
-
-_PAGES = msgspec.json.Decoder(_Page)
 
 
 class HttpKubeApi:
@@ -123,10 +94,10 @@ class HttpKubeApi:
             data = await self._answer(
                 "list", "GET", resource, path_of(resource, namespace), query=query, deadline_s=LIST_S
             )
-            page = _page(data)
+            page = page_of(data)
             items += page.items or ()
             if not page.metadata.next:
-                return Listing(ReadLater(items, lambda each: kind | _mapping(each)), page.metadata.version)
+                return Listing(ReadLater(items, lambda each: kind | mapping_of(each)), page.metadata.version)
             query["continue"] = page.metadata.next
 
     async def watch(
@@ -145,8 +116,8 @@ class HttpKubeApi:
             async with self._open("GET", path, query, None, "", timeout, self._streams) as answer:
                 if answer.status != 200:
                     raise error_of(answer.status, await answer.read(), answer.headers)
-                async for line in _lines(answer.content):
-                    yield _watch_event(line)
+                async for line in lines_of(answer.content):
+                    yield watch_event(line)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"watch {resource.plural}: {_said(error)}") from error
 
@@ -242,7 +213,7 @@ class HttpKubeApi:
         kind: str = "application/json",
         deadline_s: float = CALL_S,
     ) -> Manifest:
-        return _mapping(await self._answer(verb, method, resource, path, query, body, kind, deadline_s))
+        return mapping_of(await self._answer(verb, method, resource, path, query, body, kind, deadline_s))
 
     async def _answer(
         self,
@@ -314,87 +285,6 @@ def _named(manifest: Manifest) -> tuple[str, str]:
     metadata = manifest["metadata"]
     assert isinstance(metadata, dict)
     return str(metadata["namespace"]), str(metadata.get("name", ""))
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    rest = bytearray()
-    async for chunk in content.iter_any():
-        rest += chunk
-        *complete, last = rest.split(b"\n")
-        rest = bytearray(last)
-        if len(rest) > MAX_LINE_BYTES:
-            raise Unavailable(f"a watch event has more than {MAX_LINE_BYTES} bytes")
-        for line in complete:
-            if line.strip():
-                yield bytes(line)
-
-
-def _watch_event(line: bytes) -> WatchEvent:
-    event = _mapping(line)
-    found, kind = event.get("object"), event.get("type")
-    if not isinstance(found, dict):
-        raise Unavailable("a watch brought an event without an object")
-    if kind == "ERROR":
-        code = found.get("code")
-        raise _from_status(code if isinstance(code, int) else 500, found, None)
-    if kind not in set(Change):
-        raise Unavailable(f"a watch brought an event of type {kind!r}")
-    return WatchEvent(Change(str(kind)), found)
-
-
-def _page(data: bytes) -> _Page:
-    try:
-        return _PAGES.decode(data)
-    except msgspec.DecodeError as error:
-        raise Unavailable(f"the answer is no list: {error}") from error
-
-
-def _mapping(data: bytes | msgspec.Raw) -> Manifest:
-    try:
-        found = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise Unavailable(f"the answer is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise Unavailable("the answer is not an object")
-    return found
-
-
-def error_of(status: int, data: bytes, headers: Mapping[str, str]) -> KubeError:
-    """What an answer that is no success means."""
-    try:
-        body = _mapping(data)
-    except Unavailable:
-        body = {"message": data[:200].decode(errors="replace")}
-    return _from_status(status, body, headers.get("Retry-After"))
-
-
-def _from_status(code: int, body: Manifest, retry_after: str | None) -> KubeError:
-    """The typed error of a metav1.Status."""
-    message, reason = str(body.get("message", f"HTTP {code}")), body.get("reason")
-    details = body.get("details")
-    causes = details.get("causes") if isinstance(details, dict) else None
-    found = [each for each in causes if isinstance(each, dict)] if isinstance(causes, list) else []
-    if code == 429 or (code == 503 and retry_after):
-        return TooManyRequests(message, _seconds(retry_after))
-    if code == 409 and reason != "AlreadyExists":
-        owners = [match.group(1) for each in found if (match := _OWNER.search(str(each.get("message"))))]
-        return Conflict(message, tuple(dict.fromkeys(owners)))
-    if code == 403:
-        return Forbidden(message, is_quota="exceeded quota" in message)
-    if code == 422 and any(each.get("field") == "metadata.uid" for each in found):
-        return Conflict(message)  # how servers answer an apply under the uid of a predecessor
-    if code in (400, 405, 406, 413, 415, 422):
-        return Invalid(message, tuple(FieldProblem(str(c.get("field", "")), str(c.get("message", ""))) for c in found))
-    if code == 500 and "failed calling webhook" in message:
-        return Forbidden(message)  # nothing was written, and trying again at once would not help
-    if code == 500 and "failed to create typed patch object" in message:
-        return Invalid(message)  # a field that this server does not know
-    plain = {401: Unauthorized, 404: NotFound, 409: AlreadyExists, 410: Expired}
-    return plain.get(code, Unavailable)(message)
-
-
-def _seconds(retry_after: str | None) -> float:
-    return float(retry_after) if retry_after is not None and retry_after.isdigit() else 1.0
 
 
 def _said(error: BaseException) -> str:
