@@ -14,7 +14,6 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from baton_operator.kube.answers import error_of, lines_of, mapping_of, page_of, watch_event
 from baton_operator.kube.kube_api import (
     Listing,
     NotFound,
@@ -25,6 +24,7 @@ from baton_operator.kube.kube_api import (
 )
 from baton_operator.kube.kubeconfig import KubeConnection
 from baton_operator.kube.rate_limit import RateLimit
+from baton_operator.kube.server_answers import error_of, lines_of, mapping_of, page_of, watch_event
 from baton_operator.objects.cluster import Manifest
 
 CALL_S, LIST_S = 20.0, 60.0

@@ -21,13 +21,13 @@ import aiohttp
 from yarl import URL
 
 from baton_operator.kube import handlers
-from baton_operator.kube.answers import error_of
 from baton_operator.kube.backoff import Backoff
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi, path_of
 from baton_operator.kube.informer import RELIST_S
 from baton_operator.kube.kinds import CUSTOM, GROUP, VERSION
 from baton_operator.kube.kube_api import KubeApi, KubeError, Resource
+from baton_operator.kube.server_answers import error_of
 
 log = logging.getLogger(__name__)
 START_S, SILENT_S = 60.0, 2.0 * handlers.CLIENT_S
