@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from baton_engine.model.loading import LoadedModel, load_model
-from baton_testing.engine.models import reference_logits, reference_model, write_random_model
+from baton_testing.engine.models import logits_of, reference_logits, reference_model, write_random_model
 
 PROMPT_TOKENS = 41
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Tiny:
     reference: Any
     tokens: list[int]
     logits: torch.Tensor
+    tolerance: float
+    """Of float32 logits: 1e-4, or three times what transformers' own are off where that is more."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,6 +45,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
         generator = torch.Generator().manual_seed(1)
         tokens = torch.randint(3, reference.config.vocab_size, (PROMPT_TOKENS,), generator=generator).tolist()
         loaded = load_model(directory, torch.float32, torch.device("cpu"))
-        return Tiny(directory, loaded, reference, tokens, reference_logits(reference, tokens))
+        logits = reference_logits(reference, tokens)
+        own_error = float((logits_of(reference, tokens) - logits).abs().max())
+        return Tiny(directory, loaded, reference, tokens, logits, max(TOLERANCE, 3 * own_error))
 
     return make

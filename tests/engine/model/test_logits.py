@@ -1,4 +1,7 @@
-"""Teacher-forced logits against transformers on random models of every family, float32, within 1e-4 (design §9)."""
+"""Teacher-forced logits against transformers on random models of every family, float32, within 1e-4 (design §9).
+
+Where transformers in float32 is itself far from its own float64, as with Gemma 3, three times that is allowed.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,17 @@ from baton_engine.scheduling.step_plan import StepPlan
 from baton_testing.engine.model_steps import ModelSteps, blocks_of, chunk, opened, updates
 from baton_testing.engine.models import FAMILIES, reference_logits
 
-TOLERANCE = 1e-4
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
-def assert_close(logits: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+def assert_close(model: Any, logits: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(logits, expected, rtol=0, atol=model.tolerance)
 
 
 @families
 def test_a_whole_prompt_gives_the_logits_of_transformers(family: str, tiny: Callable[[str], Any]) -> None:
     model = tiny(family)
-    assert_close(ModelSteps(model.loaded).prefill(chunk(0, model.tokens)), model.logits)
+    assert_close(model, ModelSteps(model.loaded).prefill(chunk(0, model.tokens)), model.logits)
 
 
 def long_prompt(reference: Any) -> tuple[list[int], torch.Tensor]:
@@ -49,8 +51,8 @@ def test_a_long_prompt_gives_its_logits_with_and_without_compiled_kernels(
     steps = ModelSteps(loaded, blocks_per_slot=13)
     mate = model.tokens[:5]
     got = steps.prefill(chunk(0, tokens[:-1]), chunk(1, mate))
-    assert_close(got, torch.cat((expected[:-1], model.logits[:5])))
-    assert_close(steps.decode({0: tokens[-1]}), expected[-1:])
+    assert_close(model, got, torch.cat((expected[:-1], model.logits[:5])))
+    assert_close(model, steps.decode({0: tokens[-1]}), expected[-1:])
 
 
 @families
@@ -60,7 +62,7 @@ def test_a_prompt_cut_at_any_place_gives_the_same_logits(family: str, tiny: Call
     for border in range(1, len(model.tokens)):
         first = steps.prefill(chunk(0, model.tokens[:border]))
         second = steps.prefill(chunk(0, model.tokens[border:], start=border))
-        assert_close(torch.cat((first, second)), model.logits)
+        assert_close(model, torch.cat((first, second)), model.logits)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 16, 17])
@@ -69,7 +71,7 @@ def test_chunks_of_any_length_give_the_same_logits(length: int, tiny: Callable[[
     steps = ModelSteps(model.loaded)
     starts = range(0, len(model.tokens), length)
     parts = [steps.prefill(chunk(0, model.tokens[start : start + length], start)) for start in starts]
-    assert_close(torch.cat(parts), model.logits)
+    assert_close(model, torch.cat(parts), model.logits)
 
 
 @pytest.mark.parametrize("block_tokens", [1, 4, 32, 64])
@@ -78,14 +80,14 @@ def test_any_block_size_gives_the_same_logits(block_tokens: int, tiny: Callable[
     steps = ModelSteps(model.loaded, slots=2, block_tokens=block_tokens, blocks_per_slot=41)
     first = steps.prefill(chunk(1, model.tokens[:20]))
     rest = [steps.decode({1: token}) for token in model.tokens[20:]]
-    assert_close(torch.cat((first, *rest)), model.logits)
+    assert_close(model, torch.cat((first, *rest)), model.logits)
 
 
 @families
 def test_decoding_one_by_one_gives_the_logits_of_the_whole_prompt(family: str, tiny: Callable[[str], Any]) -> None:
     model = tiny(family)
     steps = ModelSteps(model.loaded)
-    assert_close(torch.cat([steps.decode({2: token}) for token in model.tokens]), model.logits)
+    assert_close(model, torch.cat([steps.decode({2: token}) for token in model.tokens]), model.logits)
 
 
 @families
@@ -102,7 +104,7 @@ def test_a_prefix_already_in_the_pool_of_any_number_of_blocks_gives_the_same_log
         for group, (shared, own) in enumerate(zip(*tables, strict=True)):
             steps.state.set_blocks(updates(1, [*shared[:cached], *own[cached:]], group))
         logits = steps.prefill(chunk(1, model.tokens[cached * 8 :], start=cached * 8))
-        assert_close(logits, model.logits[cached * 8 :])
+        assert_close(model, logits, model.logits[cached * 8 :])
 
 
 @families
@@ -115,11 +117,11 @@ def test_prefill_and_decode_of_several_sequences_share_a_step(family: str, tiny:
     decode = steps.force({0: model.tokens[30], 1: others[0][17]})
     mixed = steps.forward(StepPlan(0, prefill=(chunk(2, others[1][4:33], 4), chunk(3, others[2])), decode=decode))
     parts = (model.logits[30:31], expected[0][17:18], expected[1][4:33], expected[2])
-    assert_close(mixed, torch.cat(parts))
+    assert_close(model, mixed, torch.cat(parts))
     after = steps.decode({3: 7, 1: others[0][18], 2: others[1][33], 0: model.tokens[31]})
     with_seven = reference_logits(model.reference, [*others[2], 7])
     last = (with_seven[-1:], expected[0][18:19], expected[1][33:34], model.logits[31:32])
-    assert_close(after, torch.cat(last))
+    assert_close(model, after, torch.cat(last))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
