@@ -2,7 +2,8 @@
 
     python -m baton_testing.processes.scripted_up SIZES up -f FILE --port 0
 
-SIZES holds two numbers, prefill and decode workers.
+SIZES holds two numbers, prefill and decode workers. Other numbers count once the gateway has told of all workers that
+run: one that it does not know yet would be stopped and not flipped.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ from baton_wire.messages.values import POOL_ROLES
 def main() -> int:
     """Run until a signal, as the command line would."""
     sizes = Path(sys.argv[1])
+    present = _read(sizes)
 
     def sized(self: Scaling, running: Iterable[PostSpec], routable: Routable | None) -> Sized:
-        workers = dict(zip(POOL_ROLES, map(int, sizes.read_text().split()), strict=True))
+        nonlocal present
+        if routable is not None and sum(routable.values()) == len(tuple(running)):
+            present = _read(sizes)
+        workers = dict(zip(POOL_ROLES, present, strict=True))
         return Sized(workers, {role: f"{role.value} {count}: as written" for role, count in workers.items()}, False)
 
     Scaling.sized = sized  # type: ignore[method-assign]
     options = parse_options(sys.argv[2:])
     return up.run_up(up.UpOptions(manifest=options.file, port=options.port))
+
+
+def _read(path: Path) -> tuple[int, ...]:
+    return tuple(map(int, path.read_text().split()))
 
 
 def write(path: Path, prefill: int, decode: int) -> None:
