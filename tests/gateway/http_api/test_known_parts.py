@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,10 @@ from hypothesis import strategies as st
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api.json_body import MAX_DEPTH, MAX_KEYS, JsonShape, json_shape, parse_object
 from baton_gateway.http_api.known_parts import LEAST_BYTES, NAMES, KnownParts, PartedBody
+from baton_gateway.http_api.openai_fields import UnknownFields
+from baton_gateway.http_api.openai_types import parse_chat, parse_completion
+from baton_gateway.surfaces.messages_request import parse_message
+from baton_gateway.surfaces.responses_request import parse_response
 
 MOST = 50_000
 TEXT = st.text(st.sampled_from('"\\:,[]{}/ué😀\n x'), max_size=12)
@@ -140,3 +145,45 @@ def test_what_nobody_sent_for_longest_is_forgotten() -> None:
         assert again is not None
         assert again.values["tools"] is first.values["tools"]
         assert 0 < known.kept_bytes <= 10 * (LEAST_BYTES + 200)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x" * LEAST_BYTES]}}, "required": ["a"]}
+FUNCTION = {"name": "look", "description": "x", "parameters": SCHEMA}
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+TEXT_FORM = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+MESSAGE_FORM = {"type": "json_schema", "schema": SCHEMA}
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("parse", "body"),
+    [
+        (parse_chat, CHAT | {"response_format": FORM}),
+        (parse_chat, CHAT | {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"}),
+        (parse_completion, {"model": "m", "prompt": "x", "structured_outputs": {"json": SCHEMA}}),
+        (parse_completion, {"model": "m", "prompt": "x", "guided_json": SCHEMA}),
+        (parse_response, {"model": "m", "input": "x", "tools": [FUNCTION | {"type": "function"}]}),
+        (
+            parse_response,
+            {"model": "m", "input": "x", "text": {"format": TEXT_FORM}},
+        ),
+        (parse_message, CHAT | {"max_tokens": 9, "tools": [{"name": "look", "input_schema": SCHEMA}]}),
+        (
+            parse_message,
+            CHAT | {"max_tokens": 9, "output_config": {"format": MESSAGE_FORM}},
+        ),
+    ],
+)
+def test_requests_share_a_known_part_and_none_changes_it(
+    parse: Callable[[dict[str, Any], UnknownFields], Any], body: Any
+) -> None:
+    known, data = KnownParts(), json.dumps(body).encode()
+    parts = [apart(known, data) for _ in range(2)]
+    for parted in parts:
+        assert parted is not None
+        parse(parted.read(), UnknownFields.REFUSE)
+        assert parted.read() == body
+    assert parts[0] is not None
+    assert parts[1] is not None
+    for name in parts[0].values:
+        assert parts[0].values[name] is parts[1].values[name]
