@@ -102,18 +102,34 @@ class ApiServer:
 
     def send(self, method: str, path: str, body: object = None, kind: str = "json", accept: str = "") -> Reply:
         """One request; `kind` is what follows `application/` in its content type."""
-        if self._connection is None:
-            self._connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._context, timeout=30)
         headers = {"Content-Type": f"application/{kind}", "Accept": accept or "application/json"}
+        content = None if body is None else json.dumps(body)
         try:
-            self._connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = self._connection.getresponse()
+            connection = self._requested(method, path, content, headers)
+            answer = connection.getresponse()
             data = answer.read()
         except (OSError, http.client.HTTPException):
             self.close()
             raise
         parsed = json.loads(data) if data.startswith(b"{") else {"message": data.decode(errors="replace")}
         return Reply(answer.status, parsed)
+
+    def _requested(
+        self, method: str, path: str, body: str | None, headers: dict[str, str]
+    ) -> http.client.HTTPConnection:
+        """The connection that a request was sent on. A server may end one that was used before, as it does behind an
+        answer to a body that it did not read to its end: then the request goes out once more, on a fresh one.
+        """
+        before = self._connection
+        if before is not None:
+            try:
+                before.request(method, path, body, headers)
+                return before
+            except OSError:
+                self.close()
+        self._connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._context, timeout=30)
+        self._connection.request(method, path, body, headers)
+        return self._connection
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
