@@ -8,7 +8,6 @@ from typing import Protocol
 
 from baton_control.names import Key
 from baton_control.sizing.budget import within_bounds
-from baton_control.sizing.flips import Flips
 from baton_control.spec.api import LLMDeployment
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -38,8 +37,6 @@ class Sized:
     """What was weighed, for `status.lastScaling.inputs`."""
     memory: str | None = None
     """At most 4096 bytes, handed in again by the next call; safe to lose."""
-    flips: Flips | None = None
-    """How much of the way to `workers` is workers that change role. Whoever cannot flip starts and stops instead."""
 
 
 class Sizing(Protocol):

@@ -130,7 +130,6 @@ class SloSizing:
             holds=decision.holds,
             inputs=_inputs(decision, store, known, now),
             memory=memory,
-            flips=decision.flips,
         )
         return known.sized
 

@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Sequence
 from math import inf, nan
 
+from baton_control.sizing.flips import other
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.twin.decode import DecodeWorker, least_room
@@ -132,7 +133,7 @@ class Twin:
         worker = self._drained(pool)
         self.billed_accelerator_s += self._billed_s(worker)
         worker.created_s = inf
-        self.add(Role.DECODE if giver is Role.PREFILL else Role.PREFILL, self.now + seconds)
+        self.add(other(giver), self.now + seconds)
         if isinstance(worker, DecodeWorker):
             self.prefill[-1].beside = worker
         self._reap(worker)
