@@ -6,6 +6,7 @@ kopf writes nothing: no finalizer, no annotation, no Event, no peering.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import logging
@@ -31,8 +32,8 @@ if sys.modules[_MODELS] is None:
 SERVER_S, CLIENT_S, CONNECT_S, REQUEST_S = 300, 330, 10, 30
 RETRY_S = (1, 2, 4)
 STOP_S = 10.0
-_TURNS = 500
-"""Looks, 10 ms apart, at whether kopf's streams are closed."""
+_LOOK_S = 0.01
+"""Between two looks at whether kopf's streams are closed."""
 PAGE = 500
 _WATCHING = "kopf._cogs.clients.watching"
 _OUTERMOST = "infinite_watch"
@@ -92,14 +93,15 @@ def _own_tasks() -> list[asyncio.Task[Any]]:
 async def _close_streams() -> None:
     """Close what kopf's watchers read from, the outer generators first, and wait for the inner ones. A watcher that was
     cancelled between two events has left them open. The loop would close all of them at once at its end: an outer one
-    that finds an inner one closed fails with `generator didn't stop`."""
-    left = weakref.WeakSet(_own_generators())
-    for each in tuple(each for each in left if each.__name__ == _OUTERMOST):
-        await each.aclose()
-    for _ in range(_TURNS):
-        if all(each.ag_frame is None for each in left):
-            return
-        await asyncio.sleep(0.01)
+    that finds an inner one closed fails with `generator didn't stop`. Those of a task that did not end in its time are
+    still being read, and are left to it."""
+    left = weakref.WeakSet(each for each in _own_generators() if not each.ag_running)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            for each in tuple(each for each in left if each.__name__ == _OUTERMOST):
+                await each.aclose()
+            while any(each.ag_frame is not None for each in left):  # noqa: ASYNC110 - nobody tells of a generator's end
+                await asyncio.sleep(_LOOK_S)
 
 
 def _own_generators() -> list[AsyncGeneratorType[object, None]]:
