@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from baton_gateway.answers.answer_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart, joined
 from baton_gateway.answers.call_formats import CallFormat
@@ -40,15 +41,19 @@ class AnswerReader:
         is_thinking: bool = False,
         single: bool = False,
         call_id: Callable[[], str] = new_call_id,
+        *,
+        calls_alone: bool = False,
     ) -> None:
         """`tools`: what may be called; without any nothing is read as a call. `is_thinking`: the prompt opened a
-        thought. `single`: the answer is over after one call.
+        thought. `single`: the answer is over after one call. `calls_alone`: a grammar lets nothing but calls come, so
+        what is none is the beginning of one that was cut.
         """
         self._feed = TextFeed()
         self._feed.is_thinking = is_thinking
         self._tokens = {token: text for text, token in form.tokens}
         self._tools = {tool.name: tool for tool in tools}
         self._single = single
+        self._calls_alone = calls_alone
         self._call_id = call_id
         self._calls = 0
         self._arguments: list[str] = []
@@ -99,13 +104,19 @@ class AnswerReader:
         """The same as spans: together they are the text, character by character."""
         self._feed.add(text)
         self._go_on()
-        return self._feed.spans()
+        return self._meant(self._feed.spans())
 
     def last_spans(self) -> list[TextSpan]:
         self._feed.end()
         self._go_on()
         self._feed.is_thinking = False
-        return self._feed.spans()
+        return self._meant(self._feed.spans())
+
+    def _meant(self, spans: list[TextSpan]) -> list[TextSpan]:
+        """Where calls come alone, no text is content: a mark that was cut is a mark."""
+        if not self._calls_alone:
+            return spans
+        return [replace(each, kind=SpanKind.MARK) if each.kind is SpanKind.CONTENT else each for each in spans]
 
     def parts(self, spans: Sequence[TextSpan]) -> tuple[AnswerPart, ...]:
         return tuple(joined([self._part(span) for span in spans if span.kind is not SpanKind.MARK]))

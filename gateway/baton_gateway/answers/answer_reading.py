@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from baton_gateway.answers.answer_reader import AnswerReader, opens_thought
 from baton_gateway.answers.formats import HARMONY_THOUGHTS, THOUGHTS, AnswerFormat
 from baton_gateway.answers.tool_grammars import bound_form, is_bound, tool_shape
-from baton_gateway.answers.tool_use import Tool, ToolUse
+from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import unsupported
 from baton_gateway.shapes.answer_shape import AnswerShape
 
@@ -23,10 +23,12 @@ class Reading:
     single: bool = False
     shape: AnswerShape | None = None
     """What calls are bound by; None: by nothing."""
+    calls_alone: bool = False
+    """A grammar lets nothing but calls come."""
 
     def reader(self) -> AnswerReader:
         """A reader for one choice."""
-        return AnswerReader(self.form, self.tools, self.is_thinking, self.single)
+        return AnswerReader(self.form, self.tools, self.is_thinking, self.single, calls_alone=self.calls_alone)
 
     @property
     def thought_marks(self) -> tuple[str, str] | None:
@@ -53,4 +55,4 @@ def reading_of(form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: st
         is_thinking = marks is not None and continued.rfind(marks.start) > continued.rfind(marks.end)
     single = bool(tool_use.callable) and not tool_use.parallel
     shape = tool_shape(form, tool_use) if is_bound(tool_use) else None
-    return Reading(form, tool_use.callable, is_thinking, single, shape)
+    return Reading(form, tool_use.callable, is_thinking, single, shape, tool_use.mode is ToolMode.REQUIRED)

@@ -46,7 +46,7 @@ def parse_message(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.RE
         top_k=fields.integer("top_k", 0, MAX_TOKEN_ID),
         stop=_stop_sequences(fields.take("stop_sequences")),
     )
-    return _parse(fields, body, unknown)
+    return _parse(fields, body, unknown, max_tokens)
 
 
 def parse_counted(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
@@ -54,13 +54,14 @@ def parse_counted(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.RE
     return _parse(Fields(raw), ChatBody(), unknown)
 
 
-def _parse(fields: Fields, body: ChatBody, unknown: UnknownFields) -> ChatRequest:
+def _parse(fields: Fields, body: ChatBody, unknown: UnknownFields, max_tokens: int | None = None) -> ChatRequest:
+    """`max_tokens`: None where nothing is answered."""
     body.give(model=fields.require("model"))
     _read_system(fields.take("system"), body)
     _read_messages(fields.require("messages"), body)
     body.give_tools(fields.take("tools"), _tool)
     _read_tool_choice(fields.take("tool_choice"), body)
-    _read_thinking(fields.take("thinking"), body)
+    _read_thinking(fields.take("thinking"), body, max_tokens)
     _read_output(fields.take("output_config"), body)
     fields.refuse("container", "tools run at the client")
     fields.refuse("mcp_servers", "tools run at the client", harmless=([],))
@@ -205,7 +206,7 @@ def _read_tool_choice(value: Any, body: ChatBody) -> None:
     body.give(tool_choice=choices[kind])
 
 
-def _read_thinking(value: Any, body: ChatBody) -> None:
+def _read_thinking(value: Any, body: ChatBody, max_tokens: int | None) -> None:
     if value is None:
         return
     if not isinstance(value, dict):
@@ -216,6 +217,9 @@ def _read_thinking(value: Any, body: ChatBody) -> None:
         raise invalid("thinking.type", "'thinking.type' must be one of enabled, adaptive, disabled.")
     if kind == "enabled":
         budget = check_integer(fields.require("budget_tokens"), "thinking.budget_tokens", 1, MAX_TOKENS)
+        if max_tokens is not None and budget >= max_tokens:
+            message = f"'thinking.budget_tokens' ({budget}) must be less than 'max_tokens' ({max_tokens})."
+            raise invalid("thinking.budget_tokens", message, "out_of_range")
         body.give(max_thinking_tokens=budget)
     if kind == "disabled":
         body.give(reasoning_effort="none")

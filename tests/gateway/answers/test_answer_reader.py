@@ -136,6 +136,20 @@ def test_a_single_call_ends_the_answer() -> None:
     assert len(whole_answer([*parts, *reader.end()]).calls) == 1
 
 
+@pytest.mark.parametrize("text", ["<tool", "I look. <tool_call", '<tool_call>{"name": "ge', "a <"])
+def test_the_beginning_of_a_mark_is_content_where_text_may_come(text: str) -> None:
+    """Nobody can tell whether a call or a text was cut. Nothing that the model wrote is lost."""
+    assert told(text) == called(content=text)
+    assert read_cut(form_of("hermes", True), text, range(1, len(text))) == read_whole(form_of("hermes", True), text)
+
+
+def test_where_calls_come_alone_the_beginning_of_a_mark_is_a_mark() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    for text in ("<tool", '<tool_call>{"name": "ge', "<thi"):
+        assert told(text, calls_alone=True) == called()
+    assert told(f"{call}\n<tool_c", calls_alone=True) == called(("f", "{}"))
+
+
 def test_without_tools_nothing_is_a_call() -> None:
     text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     reader = AnswerReader(AnswerFormat(None, "hermes"))

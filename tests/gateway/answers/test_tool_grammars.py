@@ -334,6 +334,31 @@ def test_one_call_is_all_where_there_may_be_one() -> None:
         assert matcher.is_stopped()
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: str(form.calls))
+def test_where_calls_must_come_no_text_of_a_call_that_was_cut_is_content(form: AnswerFormat) -> None:
+    """`max_tokens` may end an answer within a mark or a name. Whole or in pieces, the parts are the same."""
+    dice = random.Random(f"cut {form}")
+    for use in (ToolUse(TOOLS, ToolMode.REQUIRED), ToolUse(TOOLS, ToolMode.REQUIRED, "get_weather")):
+        reading = reading_of(form, use, "", None)
+        for _ in range(DRAWS):
+            text = draw(dice, definition(form, use))
+            whole = read(form, use, text)
+            for end in range(len(text)):
+                answer = read(form, use, text[:end])
+                assert answer.content == "", text[:end]
+                names = [call.name for call in answer.calls]
+                assert names == [call.name for call in whole.calls][: len(names)]
+                if dice.random() < 0.9:
+                    continue
+                reader = reading.reader()
+                parts = [part for character in text[:end] for part in reader.push(character)]
+                pieces = whole_answer([*parts, *reader.end()])
+                assert pieces.content == ""
+                assert [(call.name, call.arguments) for call in pieces.calls] == [
+                    (call.name, call.arguments) for call in answer.calls
+                ], text[:end]
+
+
 @pytest.mark.parametrize(
     ("parameters", "pointer"),
     [

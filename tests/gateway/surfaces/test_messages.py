@@ -222,6 +222,12 @@ async def test_sampling_is_as_asked(client: HttpClient) -> None:
         ({"temperature": 3}, "temperature", "out_of_range"),
         ({"thinking": {"type": "always"}}, "thinking.type", "invalid_value"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens", "missing_required_parameter"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens", "out_of_range"),
+        (
+            {"max_tokens": 8, "thinking": {"type": "enabled", "budget_tokens": 8}},
+            "thinking.budget_tokens",
+            "out_of_range",
+        ),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name", "invalid_value"),
         ({"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type", "invalid_value"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type", "unsupported_parameter"),
