@@ -169,7 +169,11 @@ def _entry(resource: Resource, manifest: Manifest) -> Entry | None:
     """None for an object that names no LLMDeployment."""
     metadata = metadata_of(manifest)
     namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
-    label = name if resource == DEPLOYMENTS else mapping(metadata.get("labels")).get(DEPLOYMENT_LABEL)
+    label = mapping(metadata.get("labels")).get(DEPLOYMENT_LABEL)
+    if resource == DEPLOYMENTS:
+        label = name
+    elif resource == POOLS:  # says it for good, and is watched without a selector: its label may be taken off
+        label = mapping(manifest.get("spec")).get("deployment")
     if not isinstance(label, str) or not namespace:
         return None
     kept = _pod(manifest) if resource == PODS else {**manifest, "metadata": _without_fields(metadata)}

@@ -54,6 +54,17 @@ def test_a_late_event_does_not_bring_back_what_is_gone() -> None:
     assert version_of(made) == 6
 
 
+def test_a_pool_whose_label_was_taken_off_is_still_the_one_that_its_spec_names() -> None:
+    made, heard = cache(POOLS)
+    for version, label in ((1, "chat"), (2, None)):
+        body = service(version, name="chat-decode", label=label) | {"spec": {"deployment": "chat", "replicas": version}}
+        made.heard(event(Change.MODIFIED, body))
+    found = made.get("ns", "chat-decode")
+    assert found is not None
+    assert found["spec"] == {"deployment": "chat", "replicas": 2}
+    assert heard == [KEY, KEY]
+
+
 def test_a_late_deletion_does_not_take_the_successor() -> None:
     made, _ = cache()
     made.heard(event(Change.ADDED, service(1)))
@@ -94,7 +105,7 @@ def test_a_pod_is_reduced_and_a_change_of_what_is_left_out_is_no_change() -> Non
 
 def test_the_owners_of_replicas_are_read_from_the_managed_fields() -> None:
     made, _ = cache(POOLS)
-    pool = service(1)
+    pool = service(1) | {"spec": {"deployment": "chat"}}
     pool["metadata"]["managedFields"] = [
         {"manager": "baton-scaler", "fieldsV1": {"f:spec": {"f:role": {}}}},
         {"manager": "kubectl", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
