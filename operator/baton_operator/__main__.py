@@ -95,6 +95,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             measured=SizingMetrics(metrics.REGISTRY),
             claims=claims,
             reads_nodes=True,
+            now=session.clock.now,
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )
         async with contextlib.AsyncExitStack() as open_now:

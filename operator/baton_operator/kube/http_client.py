@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import socket
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from urllib.parse import quote
 
@@ -25,6 +26,7 @@ from baton_operator.kube.kube_api import (
 from baton_operator.kube.kubeconfig import KubeConnection
 from baton_operator.kube.rate_limit import RateLimit
 from baton_operator.kube.server_answers import error_of, lines_of, mapping_of, page_of, watch_event
+from baton_operator.kube.server_clock import ServerClock
 from baton_operator.objects.cluster import Manifest
 
 CALL_S, LIST_S = 20.0, 60.0
@@ -42,7 +44,15 @@ _Body = Manifest | Sequence[Manifest]
 class HttpKubeApi:
     """One session with an API server; `async with` closes it. Calls beyond `calls_per_s` wait their turn."""
 
-    def __init__(self, connection: KubeConnection, *, calls_per_s: float = 200.0, burst: int = 400) -> None:
+    def __init__(
+        self,
+        connection: KubeConnection,
+        *,
+        calls_per_s: float = 200.0,
+        burst: int = 400,
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    ) -> None:
+        self.clock = ServerClock(now)
         self._connection, self._origin = connection, URL(connection.server).origin()
         self._rate_limit = RateLimit(calls_per_s, burst)
         self._session: aiohttp.ClientSession | None = None
@@ -232,6 +242,7 @@ class HttpKubeApi:
         try:
             async with self._open(method, path, query, body, kind, timeout, self._session) as answer:
                 data = await answer.read()
+                self.clock.heard(answer.headers.get("Date", ""))
                 if answer.status >= 300:
                     raise error_of(answer.status, data, answer.headers)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:

@@ -120,10 +120,15 @@ class Stage:
         identity: str = "",
         operator_class: str | None = None,
         with_kubelet: bool = True,
+        clock_off_s: float = 0.0,
     ) -> AsyncIterator[Runtime]:
         """A whole life of an operator's process. Without kopf, of which a process bears but one, informers watch
-        Baton's own kinds. With an `identity` it claims its namespace."""
-        async with HttpKubeApi(from_kubeconfig()) as session:
+        Baton's own kinds. With an `identity` it claims its namespace. `clock_off_s`: how far ahead its clock is."""
+
+        def own() -> datetime.datetime:
+            return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=clock_off_s)
+
+        async with HttpKubeApi(from_kubeconfig(), now=own) as session:
             self.calls = session.calls
             api, custom = for_old_server(session), CustomResources((self.space,), operator_class=operator_class)
             runtime = Runtime(
@@ -133,6 +138,7 @@ class Stage:
                 telemetry=ReadyIsRoutable(lambda: runtime),
                 claims=Claims(api, claim_name(operator_class), identity) if identity else None,
                 pace=Pace(resync_s=3.0),
+                now=session.clock.now,
             )
             self.runtime = runtime
             if by_kopf:
