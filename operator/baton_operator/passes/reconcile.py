@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from baton_control.errors import ManifestError, NotAllowedError, UnsupportedError
 from baton_control.hashes import Revision
-from baton_control.names import Key
+from baton_control.names import Key, gateway_name
 from baton_control.rollout import Group, Limits, Step, Wanted, next_step
 from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.scaling import HoldSizing, PoolNow, Sized, Sizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
-from baton_operator.kube.kinds import OPTIONAL, RECORDS
+from baton_operator.kube.kinds import OPTIONAL, POLICIES, RECORDS, SERVICES
 from baton_operator.kube.kube_api import Forbidden, Invalid, KubeApi, Resource
 from baton_operator.kube.object_fields import is_controlled, mapping, uid_of
 from baton_operator.objects.cluster import Manifest, Platform
@@ -47,6 +47,8 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 log = logging.getLogger(__name__)
 TROUBLE_S, SIZING_S, LEAVING_S = 30.0, 10.0, 5.0
+BELIEVED_S = 30.0
+"""So long after the start the last status is believed about what gateways have not told yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Reconciler:
         """Nodes that are being emptied; None: nodes cannot be read."""
         self._doubled: dict[str, frozenset[Role]] = {}
         """By uid: which roles had one more when a pass last told of it."""
+        self._began = clock()
         self._told: dict[str, tuple[int, bool]] = {}
         """By uid: writes when a pass last came to its status, and whether it put it off."""
 
@@ -167,6 +170,7 @@ class Reconciler:
         fetch = fetch_of(objects, seen.fetches)
         heard, routable, doubtful = self._routable(this)
         groups = _groups(seen, routable)
+        believed = self._believed(this, heard)
         plan, sized = self._sizes(this, groups)
         found = self._succession(this, plan)
         wanted = {
@@ -177,11 +181,13 @@ class Reconciler:
         limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)
         step = next_step(wanted, _doubted(groups, doubtful), limits, rollout.paused)
 
-        await self._record(this, record)
-        if not this.troubles:
-            this.troubles += await self._shared.ensure(seen, this.made, found)
+        may_run = await self._record(this, record)
+        if may_run:
+            ensured = await self._shared.ensure(seen, this.made, found)
+            this.troubles += ensured.troubles
             await self._facades(this, plan)
-        if not this.troubles:
+            may_run = ensured.may_run
+        if may_run:
             await self._workers(this, step, may_start=fetch.is_done)
             await self._cleanup.run(seen, {role: each.revision for role, each in wanted.items()})
             await self._cleanup.withdrawn(seen, this.made.standing)
@@ -198,12 +204,14 @@ class Reconciler:
             plans=plan,
             sized=sized,
             sets=tuple(each for each in seen.sets if not each.is_leaving),
-            groups=groups,
+            groups=groups if believed is None else _groups(seen, believed),
             step=step,
             gateways_ready=seen.gateways_ready,
             heard=heard,
             troubles=tuple(this.troubles),
             notes=tuple(this.notes),
+            is_reachable=_reachable(self._caches, this.made),
+            wakes=self._wakes(seen, heard),
         )
         if self._has_just_acted(seen):
             this.again_in(0.0)  # what came of it is seen then, and told once
@@ -260,15 +268,31 @@ class Reconciler:
         if self._telemetry is not None:
             heard = self._telemetry.heard(seen.key, seen.owner.uid, this.deployment)
             return heard, None if heard is None else heard.routable, frozenset()
-        published = {
-            (role, each.revision): each.routable or 0
-            for role, pool in ((Role.PREFILL, seen.before.prefill), (Role.DECODE, seen.before.decode))
-            for each in (pool.revisions if pool is not None else ())
-        }
-        assumed = self._readiness.routable(seen.owner.uid, seen.pods, published, self._clock())
+        assumed = self._readiness.routable(seen.owner.uid, seen.pods, _published(seen), self._clock())
         if assumed.again_at is not None:
             this.again_in(max(assumed.again_at - self._clock(), 0.1))
         return None, assumed.routable if seen.gateways_ready else None, assumed.doubtful
+
+    def _believed(self, this: Pass, heard: Heard | None) -> Mapping[tuple[Role, str], int] | None:
+        """For the status alone, while gateways have not found this process yet: what it said last, of workers that are
+        still ready. A change of the operator changes nothing about what is served. None: there is no need, or it is too
+        long ago."""
+        left_s = self._began + BELIEVED_S - self._clock()
+        pools = (this.seen.before.prefill, this.seen.before.decode)
+        was_known = all(pool is not None and pool.routable is not None for pool in pools)
+        if self._telemetry is None or heard is not None or left_s <= 0 or not was_known:
+            return None
+        this.again_in(left_s)
+        return {key: min(count, this.seen.crews.get(key, Crew()).ready) for key, count in _published(this.seen).items()}
+
+    def _wakes(self, seen: Snapshot, heard: Heard | None) -> bool | None:
+        """Whether a request can wake pools that sleep."""
+        if self._telemetry is None:
+            return False
+        if heard is not None:
+            return True
+        slept = any(each.reason == "ScaledToZero" and each.status == "True" for each in seen.before.conditions)
+        return True if slept and self._clock() < self._began + BELIEVED_S else None
 
     def _sizes(self, this: Pass, groups: tuple[Group, ...]) -> tuple[dict[Role, Plan], Sized | None]:
         seen, deployment = this.seen, this.deployment
@@ -311,15 +335,15 @@ class Reconciler:
         said = "the node of the only {} is being emptied: a second one is started"
         await self._statuses.tell(seen, [Turn(False, "SuccessorStarted", said.format(each), each) for each in begun])
 
-    async def _record(self, this: Pass, record: Record) -> None:
-        """Store the templates before anything is made from them."""
+    async def _record(self, this: Pass, record: Record) -> bool:
+        """Store the templates before anything is made from them. Returns whether they are stored."""
         seen = this.seen
         before, good = newest(seen.records), this.made.text
         is_same = before is not None and before.record == record
         is_noted = before is not None and (before.good == good or len(good.encode()) > MAX_GOOD_BYTES)
         is_ours = before is not None and is_controlled(seen.live_records[before.name], seen.owner.uid)
         if is_same and is_noted and is_ours:
-            return
+            return True
         number = 1 if before is None else before.number + (not is_same)
         name = before.name if before is not None and is_same else None
         wanted = wish(record_manifest(record, number, this.deployment, seen.owner, good, name))
@@ -335,9 +359,10 @@ class Reconciler:
                 applied = await self._applier.ensure(wanted, seen.owner)
         except (NameTaken, Forbidden, Invalid) as error:
             this.troubles.append(trouble(error))
-            return
+            return is_same and is_ours
         if applied is Applied.LEAVING:
             this.again_in(LEAVING_S)
+        return True
 
     async def _facades(self, this: Pass, plan: Mapping[Role, Plan]) -> None:
         for role in POOL_ROLES:
@@ -370,6 +395,28 @@ class Reconciler:
                 continue
             if applied is Applied.LEAVING:
                 this.again_in(LEAVING_S)
+
+
+def _published(seen: Snapshot) -> dict[tuple[Role, str], int]:
+    """Routable workers as the status has them, by role and template hash."""
+    pools = ((Role.PREFILL, seen.before.prefill), (Role.DECODE, seen.before.decode))
+    return {
+        (role, each.revision): each.routable or 0
+        for role, pool in pools
+        for each in (pool.revisions if pool is not None else ())
+    }
+
+
+def _reachable(caches: Caches, made: Rendering) -> bool | None:
+    """Whether clients reach the gateways, and these the workers (`View.is_reachable`), whoever made the objects."""
+    gateway = gateway_name(made.deployment.metadata.name)
+    wanted = next(each for each in made.standing if each.resource == SERVICES and each.name == gateway)
+    live = caches[SERVICES].get(wanted.namespace, gateway)
+    asked = mapping(wanted.body.get("spec")).get("selector")
+    if live is None or mapping(live.get("spec")).get("selector") != asked:
+        return False
+    policies = [each for each in made.standing if each.resource == POLICIES]
+    return True if all(caches[POLICIES].get(each.namespace, each.name) for each in policies) else None
 
 
 def _groups(seen: Snapshot, routable: Mapping[tuple[Role, str], int] | None) -> tuple[Group, ...]:

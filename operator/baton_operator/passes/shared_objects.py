@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from baton_control.errors import OperatorError
 from baton_control.names import gateway_name
 from baton_control.spec.api import ScalingMode
-from baton_operator.kube.kinds import WORKERS
+from baton_operator.kube.kinds import ACCOUNTS, POLICIES, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Owner
@@ -17,31 +19,55 @@ from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.succession import Succession, adjusted
 from baton_operator.passes.troubles import Trouble, refused_object
 
+_NEEDED = (POLICIES, ACCOUNTS)
+"""What has to be there, as it should be, before any Pod starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ensured:
+    """What came of it."""
+
+    troubles: list[Trouble]
+    """What was refused, and why."""
+    may_run: bool
+    """Whether all is there that Pods need."""
+
 
 class SharedObjects:
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
 
-    async def ensure(self, seen: Snapshot, made: Rendering, found: Succession) -> list[Trouble]:
+    async def ensure(self, seen: Snapshot, made: Rendering, found: Succession) -> Ensured:
         """Make these objects what they should be, in order; what Pods need comes before them. Evictions are met as
-        `found` has it. Stops at the first that
-        is refused, so that no Pod runs without its policies, and says why. Raises KubeError for what can be tried
-        again."""
+        `found` has it. Stops at the first that is refused of those that Pods need, so that none runs without its
+        policies; what else is refused keeps nothing back. Raises KubeError for what can be tried again."""
+        troubles: list[Trouble] = []
+        if seen.keys != made.keys or not seen.has_keys:
+            try:
+                await self._applier.ensure_secret(made.secret, seen.owner, is_known=seen.keys is not None)
+            except (NameTaken, Forbidden, Invalid) as error:
+                troubles.append(trouble(error))
+                if seen.keys is None or not seen.has_keys:
+                    return Ensured(troubles, may_run=False)  # else Pods start with the keys that are there
+        for each in made.standing:
+            refused = await self._one(each, seen, made, found)
+            troubles += [refused] if refused is not None else []
+            if refused is not None and each.resource in _NEEDED:
+                return Ensured(troubles, may_run=False)
+        return Ensured(troubles, may_run=True)
+
+    async def _one(self, each: Wish, seen: Snapshot, made: Rendering, found: Succession) -> Trouble | None:
         gateway = gateway_name(made.deployment.metadata.name)
         try:
-            if seen.keys != made.keys or not seen.has_keys:
-                await self._applier.ensure_secret(made.secret, seen.owner, is_known=seen.keys is not None)
-            for each in made.standing:
-                if each.name == gateway and each.resource == WORKERS:
-                    size = handed_over(each, seen.live_sets.get(gateway), made.deployment.spec.gateway, seen.owner)
-                    if size is not None:
-                        await self._applier.apply(size, manager=SCALER, force=True)
-                if await self._applier.ensure(adjusted(each, found), seen.owner) is Applied.LEAVING:
-                    message = f"an older {each.resource.kind} {each.name} is being deleted"
-                    return [Trouble("Replacing", message, lasts=False)]
+            if each.name == gateway and each.resource == WORKERS:
+                size = handed_over(each, seen.live_sets.get(gateway), made.deployment.spec.gateway, seen.owner)
+                if size is not None:
+                    await self._applier.apply(size, manager=SCALER, force=True)
+            if await self._applier.ensure(adjusted(each, found), seen.owner) is not Applied.LEAVING:
+                return None
         except (NameTaken, Forbidden, Invalid) as error:
-            return [trouble(error)]
-        return []
+            return trouble(error)
+        return Trouble("Replacing", f"an older {each.resource.kind} {each.name} is being deleted", lasts=False)
 
     async def facade(
         self, bare: Wish, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode

@@ -24,9 +24,9 @@ from baton_operator.kube.object_fields import (
 )
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.objects.link_keys import is_key_marker
-from baton_operator.objects.metadata import ADOPT_ANNOTATION, belongs
+from baton_operator.objects.metadata import ADOPT_ANNOTATION, ROLE_LABEL, belongs
 from baton_operator.passes.observe import WorkerSet, condition, refusal, worker_sets
-from baton_operator.passes.pod_troubles import our_pods
+from baton_operator.passes.pod_troubles import is_ready, our_pods
 from baton_operator.passes.pool_size import WRITTEN, Facade
 from baton_operator.passes.template_records import Stored, stored
 from baton_operator.passes.worker_pods import Crew, WorkerPod, crews, worker_pods
@@ -56,6 +56,7 @@ class Snapshot:
     pools: Mapping[Role, Manifest]
     """The live facades, if they are ours and stay."""
     gateways_ready: int
+    """Gateway Pods that are Ready, counted one by one: a Deployment's own count stands still without its controller."""
     gateway_refusal: str
     gateway_lateness: str
     """That new gateways did not get ready in time; empty: they did, or still may."""
@@ -90,6 +91,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
     keys = annotations_of(account).get(KEYS_ANNOTATION) if is_controlled(account, owner.uid) else None
     facades = {role: caches[POOLS].get(key.namespace, pool_name(key.name, role)) or {} for role in POOL_ROLES}
     found = (stored(each) for each in records.values())
+    live_pods = our_pods(caches[PODS].of(key), key.name, jobs)
     return Snapshot(
         key=key,
         raw=raw,
@@ -102,12 +104,12 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         live_sets=workers,
         pods=pods,
         pools={role: pool for role, pool in facades.items() if _ours((pool,), owner)},
-        gateways_ready=integer(mapping(gateway.get("status")).get("readyReplicas")) or 0,
+        gateways_ready=sum(_is_ready_gateway(pod) for pod in live_pods) if gateway else 0,
         gateway_refusal=refusal(gateway),
         gateway_lateness=_lateness(gateway),
         keys=keys if isinstance(keys, str) else None,
         has_keys=is_key_marker(caches[RECORDS].get(key.namespace, keys_name(key.name)) or {}),
-        live_pods=our_pods(caches[PODS].of(key), key.name, jobs),
+        live_pods=live_pods,
         claims=_ours(caches[CLAIMS].of(key), owner),
         fetches=fetches,
         withdrawable=tuple(
@@ -115,6 +117,11 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         ),
         crews=crews(pods),
     )
+
+
+def _is_ready_gateway(pod: Manifest) -> bool:
+    labels = mapping(metadata_of(pod).get("labels"))
+    return labels.get(ROLE_LABEL) == Role.GATEWAY and not is_leaving(pod) and is_ready(mapping(pod.get("status")))
 
 
 def _lateness(gateway: Manifest) -> str:

@@ -53,6 +53,12 @@ class View:
     troubles: tuple[Trouble, ...]
     notes: tuple[str, ...] = ()
     """What is left out and harmless: optional APIs that are not served, fields that are not known."""
+    is_reachable: bool | None = True
+    """Whether the Service that clients ask is there and leads to the gateways; None: a NetworkPolicy that lets requests
+    through is not there, and nobody knows whether the cluster enforces policies."""
+    wakes: bool | None = True
+    """Whether a request can wake pools that sleep in mode SLO: gateways tell the operator that one waits. None: no
+    gateway has told anything lately."""
 
 
 def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> DeploymentStatus:
@@ -243,12 +249,12 @@ def _available(view: View, told: tuple[Trouble, ...]) -> Finding:
         cause = next((each for each in told if each.of in (Role.GATEWAY, "")), None)
         because = "" if cause is None else f", because {cause.message}"
         return Finding(kind, Truth.FALSE, "NoGateway", f"no gateway Pod is ready{because}")
+    if view.is_reachable is False:
+        cause = next((each for each in told if each.of == ""), None)
+        because = "" if cause is None else f", because {cause.message}"
+        return Finding(kind, Truth.FALSE, "NoService", f"no Service leads to the gateways{because}")
     if all(view.plans[role].workers == 0 for role in POOL_ROLES):
-        mode = view.deployment.spec.autoscaling.mode
-        if mode is ScalingMode.SLO:
-            return Finding(kind, Truth.TRUE, "ScaledToZero", "both pools sleep until a request comes")
-        message = f"both pools are at zero, and in mode {mode} a request wakes nobody"
-        return Finding(kind, Truth.FALSE, "ScaledToZero", message)
+        return _asleep(view)
     if any(group.routable is None for group in view.groups):
         return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", "no gateway has told which workers it can use")
     missing = _missing(view)
@@ -256,7 +262,24 @@ def _available(view: View, told: tuple[Trouble, ...]) -> Finding:
         cause = next((each for each in told if each.of not in (Role.GATEWAY, *(set(POOL_ROLES) - set(missing)))), None)
         because = "" if cause is None else f", because {cause.message}"
         return Finding(kind, Truth.FALSE, "NoRoutableWorkers", f"{_no_workers(view, missing)}{because}")
+    if view.is_reachable is None:
+        message = "a NetworkPolicy that lets requests through is not there: where policies are enforced, none comes in"
+        return Finding(kind, Truth.UNKNOWN, "NoPolicy", message)
     return Finding(kind, Truth.TRUE, "Serving", "requests are served")
+
+
+def _asleep(view: View) -> Finding:
+    kind, mode = ConditionType.AVAILABLE, view.deployment.spec.autoscaling.mode
+    if mode is not ScalingMode.SLO:
+        message = f"both pools are at zero, and in mode {mode} a request wakes nobody"
+        return Finding(kind, Truth.FALSE, "ScaledToZero", message)
+    if view.wakes is None:
+        message = "both pools sleep, and no gateway has told lately that it could wake them"
+        return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", message)
+    if not view.wakes:
+        message = "both pools are at zero, and without links to gateways a request wakes nobody"
+        return Finding(kind, Truth.FALSE, "ScaledToZero", message)
+    return Finding(kind, Truth.TRUE, "ScaledToZero", "both pools sleep until a request comes")
 
 
 def _no_workers(view: View, missing: tuple[Role, ...]) -> str:
@@ -337,11 +360,11 @@ def _messages(troubles: Iterable[Trouble]) -> str:
 def _worst(findings: Iterable[Finding]) -> Finding:
     """The worst that is true, for the columns."""
     by_type = {each.type: each for each in findings}
-    ready, progressing = by_type[ConditionType.READY], by_type[ConditionType.PROGRESSING]
+    ready, reconciling = by_type[ConditionType.READY], by_type[ConditionType.RECONCILING]
     if by_type[ConditionType.STALLED].truth is Truth.TRUE:
         return by_type[ConditionType.STALLED]
-    if ready.truth is Truth.TRUE and ready.reason == "Serving" and progressing.truth is Truth.TRUE:
-        return progressing
+    if ready.truth is Truth.TRUE and ready.reason == "Serving" and reconciling.truth is Truth.TRUE:
+        return reconciling
     return ready
 
 

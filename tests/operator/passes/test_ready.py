@@ -45,7 +45,7 @@ workers = st.lists(
 
 def view(
     found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
-    told: list[Trouble],
+    told: list[Trouble], is_reachable: bool | None, wakes: bool | None,
 ) -> View:  # fmt: skip
     keys = sorted({(each.role, each.fit, each.template) for each in found})
     groups, sets = [], []
@@ -66,23 +66,29 @@ def view(
         gateways_ready=gateways,
         heard=None,
         troubles=tuple(told),
+        is_reachable=is_reachable,
+        wakes=wakes,
     )
 
 
-def answers(found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str) -> bool | None:
+def answers(
+    found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, is_reachable: bool | None,
+    wakes: bool | None,
+) -> bool | None:  # fmt: skip
     """Whether a request would be answered, counted worker by worker; None: nobody knows."""
-    if gateways == 0:
+    if gateways == 0 or is_reachable is False:
         return False
     if sizes == (0, 0):
-        return mode == "SLO"
+        return wakes if mode == "SLO" else False
     if not known and found:
         return None
-    return any(
+    serves = any(
         p.is_routable and d.is_routable and p.fit == d.fit
         for p in found
         for d in found
         if (p.role, d.role) == (Role.PREFILL, Role.DECODE)
     )
+    return None if serves and is_reachable is None else serves
 
 
 def kstatus(status: DeploymentStatus) -> str:
@@ -104,14 +110,18 @@ def kstatus(status: DeploymentStatus) -> str:
     st.sampled_from(sorted(MODES)),
     st.sampled_from(list(RolloutPhase)),
     st.lists(troubles, max_size=4),
+    st.sampled_from([True, True, False, None]),
+    st.sampled_from([True, False, None]),
 )
 def test_ready_is_whether_a_request_would_be_answered(
     found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
-    told: list[Trouble],
+    told: list[Trouble], is_reachable: bool | None, wakes: bool | None,
 ) -> None:  # fmt: skip
-    status = status_of(view(found, known, gateways, sizes, mode, phase, told), DeploymentStatus(), NOW)
+    seen = view(found, known, gateways, sizes, mode, phase, told, is_reachable, wakes)
+    status = status_of(seen, DeploymentStatus(), NOW)
     truth = {each.type: each for each in status.conditions}
-    expected = {True: "True", False: "False", None: "Unknown"}[answers(found, known, gateways, sizes, mode)]
+    truth_of = answers(found, known, gateways, sizes, mode, is_reachable, wakes)
+    expected = {True: "True", False: "False", None: "Unknown"}[truth_of]
     assert truth["Ready"].status == truth["Available"].status == expected
 
     lasting = {each.reason for each in told if each.lasts}
@@ -120,7 +130,7 @@ def test_ready_is_whether_a_request_would_be_answered(
     assert (kstatus(status) == "Failed") == (bool(lasting) or stuck)
     assert not (truth["Stalled"].status == truth["Reconciling"].status == "True")
     if expected != "True" and truth["Stalled"].status == "False":
-        nobody_wakes = sizes == (0, 0) and mode != "SLO" and gateways > 0
+        nobody_wakes = sizes == (0, 0) and (mode != "SLO" or wakes is False) and gateways > 0
         held = phase in (RolloutPhase.PAUSED, RolloutPhase.CANARY)
         assert nobody_wakes or held or kstatus(status) == "InProgress"
     assert status.summary

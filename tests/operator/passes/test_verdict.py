@@ -87,6 +87,13 @@ def test_a_deployment_that_serves_says_so() -> None:
         (view(workers=0, routable=0), ("False", "ScaledToZero")),
         (replace(view(workers=0, routable=0), deployment=deployment()), ("True", "ScaledToZero")),
         (replace(view(workers=0, routable=0), deployment=deployment(), gateways_ready=0), ("False", "NoGateway")),
+        (
+            replace(view(workers=0, routable=0), deployment=deployment(), wakes=None),
+            ("Unknown", "RoutableUnknown"),
+        ),
+        (replace(view(workers=0, routable=0), deployment=deployment(), wakes=False), ("False", "ScaledToZero")),
+        (replace(view(), is_reachable=False), ("False", "NoService")),
+        (replace(view(), is_reachable=None), ("Unknown", "NoPolicy")),
         (view(routable=0), ("False", "NoRoutableWorkers")),
         (view(routable=None), ("Unknown", "RoutableUnknown")),
         (replace(view(), gateways_ready=0), ("False", "NoGateway")),

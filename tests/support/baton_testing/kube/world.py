@@ -22,6 +22,7 @@ from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABE
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
+from baton_operator.telemetry import Telemetry
 from baton_testing.kube import own_kinds
 from baton_testing.kube.clock import stamp, wall
 from baton_testing.kube.cluster import Affliction, Cluster, Times, is_ready, moment
@@ -104,6 +105,8 @@ class World:
             node["metadata"] = {"name": f"node-{number}", "namespace": ""}
             self.store.create(NODES, node, "kubelet")
         self.runtime: Runtime | None = None
+        self.telemetry: Telemetry | None = None
+        """What gateways tell the operators that start from now on; None: readiness is all that they go by."""
         self.starts = 0
         self._operator: asyncio.Task[None] | None = None
         self._nature = asyncio.create_task(self.cluster.run())
@@ -125,6 +128,7 @@ class World:
             self.kube,
             custom,
             Installation(lambda: self.platform, lambda: self.masters),
+            telemetry=self.telemetry,
             reads_nodes=self.reads_nodes,
             pace=Pace(workers=2, relist_s=self._relist_s),
             now=lambda: wall(self.clock()),
@@ -188,6 +192,10 @@ class World:
         """What the operator's shell does when it finds other master keys."""
         if self.runtime is not None:
             self.runtime.offer_all()
+
+    def controllers_stand_still(self) -> None:
+        """The controller manager and the kubelets do nothing any more."""
+        self._nature.cancel()
 
     # The user
 
