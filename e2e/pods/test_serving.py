@@ -23,7 +23,7 @@ import pytest
 from baton_operator.objects.cluster import KEYS_PATH
 from baton_operator.passes.worker_pods import placement_s, worker_pods
 from baton_testing.pods.generator import Load
-from baton_testing.pods.kubectl import Json, is_ready, until
+from baton_testing.pods.kubectl import Failed, Json, is_ready, until
 from baton_testing.pods.operator_release import ROOT
 from baton_testing.pods.served import NAME, World, workers
 from baton_wire.messages.values import Role
@@ -192,18 +192,45 @@ def test_deleting_it_leaves_nothing(world: World) -> None:
 
 @contextmanager
 def serving(world: World, name: str) -> Iterator[Load]:
-    """Load while the block runs: no request fails, and every answer is one of what that model says to that prompt."""
+    """Load while the block runs: no request fails, and every answer is one of what that model says to that prompt. What
+    the status says meanwhile is noted."""
     load = world.load(name)
     load.start()
     try:
         load.wait_for(5)
-        yield load
-        load.wait_for(5)
+        with top_line(world, name):
+            yield load
+            load.wait_for(5)
     finally:
         found = load.stop()
         world.note(f"load: {name}", ok=found["ok"], failed=found["failed"], failures=found["failures"][:10])
     assert found["failed"] == 0, found["failures"][:10]
     assert all(len(texts) == 1 for texts in found["answers"].values()), found["answers"]
+
+
+@contextmanager
+def top_line(world: World, name: str) -> Iterator[None]:
+    """While the block runs: how many looks found the condition Ready with each of its statuses."""
+    said: dict[str, int] = {}
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(2.0):
+            try:
+                conditions = world.status().get("conditions", ())
+            except Failed:
+                continue  # the API server is away
+            ready = next((each["status"] for each in conditions if each["type"] == "Ready"), "")
+            said[ready] = said.get(ready, 0) + 1
+
+    with ThreadPoolExecutor(1) as threads:
+        looking = threads.submit(look)
+        try:
+            yield
+        finally:
+            stop.set()
+        looking.result()
+    world.note(f"Ready: {name}", looks=said)
 
 
 @dataclass
