@@ -31,6 +31,7 @@ from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler
 from baton_operator.passes.object_events import AGAIN_S, ObjectEvents
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
+from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
 from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
 from baton_operator.passes.shared_objects import SharedObjects, trouble
 from baton_operator.passes.snapshot import Caches, Snapshot, facade, snapshot
@@ -40,7 +41,7 @@ from baton_operator.passes.succession import Succession, places_of, succession
 from baton_operator.passes.template_records import MAX_GOOD_BYTES, Record, newest
 from baton_operator.passes.template_records import manifest as record_manifest
 from baton_operator.passes.troubles import Trouble
-from baton_operator.passes.verdict import RefusedSpec, View, refused, status_of, unreadable
+from baton_operator.passes.verdict import View, status_of
 from baton_operator.passes.worker_pods import Crew, Readiness, placement_s
 from baton_operator.telemetry import Heard, Telemetry
 from baton_wire.messages.values import POOL_ROLES, Role

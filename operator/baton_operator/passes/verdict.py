@@ -10,7 +10,6 @@ import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from baton_control.errors import FieldProblem
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, RolloutPhase, Step, usable
 from baton_control.sizing.scaling import Sized
@@ -81,69 +80,6 @@ def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> D
         "sizingMemory": view.sized.memory if view.sized is not None else before.sizing_memory,
     }
     return DeploymentStatus.model_validate(raw)
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedSpec:
-    """Why a spec is not carried out."""
-
-    reason: str
-    problems: tuple[FieldProblem, ...]
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.message}"
-
-    @property
-    def message(self) -> str:
-        return "; ".join(str(each) for each in self.problems)
-
-    @property
-    def trouble(self) -> Trouble:
-        """As a pass tells it that goes on from the last good spec."""
-        return Trouble(self.reason, f"the last good spec stays: {self.message}", of="spec")
-
-
-def refused(
-    refusal: RefusedSpec, before: DeploymentStatus, generation: int, now: datetime.datetime
-) -> DeploymentStatus:
-    """The status of a spec that cannot be carried out where no former one was: nothing runs, and that is all there is
-    to say."""
-    reason = refusal.reason
-    finding = Finding(ConditionType.DEGRADED, Truth.TRUE, reason, refusal.message)
-    findings = [
-        finding,
-        replace(finding, type=ConditionType.STALLED),
-        Finding(ConditionType.RECONCILING, Truth.FALSE, "Stalled", "somebody has to do something first"),
-        Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, "the last good spec keeps serving"),
-    ]
-    if not before.conditions:
-        message = f"nothing has been started: {finding.message}"
-        nothing = Finding(ConditionType.READY, Truth.FALSE, reason, message)
-        findings += [nothing, replace(nothing, type=ConditionType.AVAILABLE)]
-    changed = {
-        "summary": reason,
-        "message": said(finding),
-        "observed_generation": generation,
-        "conditions": merged(before.conditions, findings, generation, now),
-    }
-    return before.model_copy(update=changed)
-
-
-def unreadable(why: str, before: DeploymentStatus, generation: int, now: datetime.datetime) -> DeploymentStatus:
-    """The status of a deployment in a namespace that the operator cannot read: what was last known may be wrong."""
-    reason, message = "NamespaceUnreadable", f"the operator cannot read the namespace: {why}"
-    waits = "nothing is changed until it can be read again"
-    findings = (
-        Finding(ConditionType.READY, Truth.UNKNOWN, reason, message),
-        Finding(ConditionType.RECONCILING, Truth.FALSE, reason, waits),
-        Finding(ConditionType.STALLED, Truth.TRUE, reason, message),
-        Finding(ConditionType.AVAILABLE, Truth.UNKNOWN, reason, message),
-        Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, waits),
-        Finding(ConditionType.DEGRADED, Truth.TRUE, reason, message),
-    )
-    conditions = merged(before.conditions, findings, generation, now)
-    told = {"summary": reason, "message": said(findings[0]), "conditions": conditions}
-    return before.model_copy(update=told)
 
 
 def _pool(view: View, role: Role) -> PoolStatus:

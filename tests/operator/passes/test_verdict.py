@@ -13,8 +13,9 @@ from baton_control.rollout import REASONS, Group, RolloutPhase, Step
 from baton_control.sizing.scaling import Sized
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
+from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
 from baton_operator.passes.troubles import Trouble
-from baton_operator.passes.verdict import RefusedSpec, View, refused, status_of, unreadable
+from baton_operator.passes.verdict import View, status_of
 from baton_operator.schema.status import DeploymentStatus, SloStatus
 from baton_operator.telemetry import Heard
 from baton_testing.kube.manifests import deployment
