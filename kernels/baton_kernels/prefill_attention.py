@@ -73,8 +73,8 @@ def paged_prefill_attention(
 
             kv, tables = dequantise_contexts(kv, rows.block_tables, rows.context_lens, q.dtype)
             rows = replace(rows, block_tables=tables)
-        if sinks is None and suits_hopper(q, kv.pool, window):
-            return paged_prefill_attention_hopper(q, kv, rows, scale, out)
+        if suits_hopper(q, kv.pool, window):
+            return paged_prefill_attention_hopper(q, kv, rows, scale, window, out, sinks)
         return paged_prefill_attention_triton(q, kv, rows, scale, window, out, sinks)
     if (compiled := compiled_attention(q, kv.pool, sinks is not None)) is not None:
         return compiled(q, kv, rows.block_tables, rows.query_starts, rows.context_lens, scale, window, out, sinks)

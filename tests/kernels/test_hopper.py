@@ -46,6 +46,57 @@ def test_prefill_attention_equals_reference(
     torch.testing.assert_close(paged_prefill_attention_hopper(*args), expected, atol=atol, rtol=rtol)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 20, 128, 200, 1000])
+@pytest.mark.parametrize("block_tokens", [16, 64])
+@pytest.mark.parametrize(
+    "heads", [(8, 2, 128), (7, 1, 128), (64, 8, 64), (4, 4, 64), (8, 4, 256), (6, 2, 256)], ids=str
+)
+@pytest.mark.parametrize(
+    ("query_lens", "contexts"),
+    [([1], [1]), ([1, 64], [129, 64]), ([100, 0, 33], [100, 12, 333]), ([300], [1000]), ([257, 600], [257, 600])],
+    ids=str,
+)
+def test_prefill_attention_with_window_and_sinks_equals_reference(
+    query_lens: list[int],
+    contexts: list[int],
+    heads: tuple[int, int, int],
+    block_tokens: int,
+    window: int | None,
+    has_sinks: bool,
+) -> None:
+    """Blocks that no query sees are poison too."""
+    from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+
+    q_heads, kv_heads, head_dim = heads
+    dtype = torch.bfloat16
+    kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=block_tokens, dtype=dtype, device="cuda")
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int().cuda()
+    q = torch.randn(sum(query_lens), q_heads, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype).cuda()
+    sinks = torch.linspace(-30.0, 6.0, q_heads).cuda() if has_sinks else None
+    args = (q, kv.layer(1), kv.prefill_rows(starts), 0.25, window)
+    expected = paged_prefill_attention_reference(*args, sinks=sinks)
+    if window is not None:
+        spare = next(block for block in range(len(kv.pool)) if not bool((kv.block_tables == block).any()))
+        for n, (count, context) in enumerate(zip(query_lens, contexts, strict=True)):
+            kv.block_tables[n, : max(0, context - count - window + 1) // block_tokens] = spare
+    got = paged_prefill_attention_hopper(*args, sinks=sinks)
+    torch.testing.assert_close(got, expected, atol=2e-2, rtol=2**-7)
+    assert torch.equal(got, paged_prefill_attention_hopper(*args, sinks=sinks))
+
+
+def test_a_sink_far_above_every_score_leaves_nothing_and_no_nan() -> None:
+    from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+
+    kv = paged_kv([200], kv_heads=2, head_dim=64, block_tokens=64, dtype=torch.bfloat16, device="cuda")
+    starts = torch.tensor([0, 200], dtype=torch.int32, device="cuda")
+    q = torch.randn(200, 4, 64, generator=torch.Generator().manual_seed(1)).bfloat16().cuda()
+    sinks = torch.tensor([0.0, 95.0, 500.0, -500.0], device="cuda")
+    args = (q, kv.layer(0), kv.prefill_rows(starts), 0.25, 128)
+    expected = paged_prefill_attention_reference(*args, sinks=sinks)
+    torch.testing.assert_close(paged_prefill_attention_hopper(*args, sinks=sinks), expected, atol=2e-2, rtol=2**-7)
+
+
 def test_prefill_attention_finds_its_chunks_among_other_rows_and_padding() -> None:
     from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
 
