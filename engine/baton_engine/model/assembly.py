@@ -11,7 +11,7 @@ from torch import Tensor
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.formats.stored_weight import StoredWeight, joined
 from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack, unpack_mxfp4
-from baton_engine.model.layers.experts import BiasedExperts, Router, SeparateExperts, StackedExperts
+from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm
@@ -22,6 +22,8 @@ from baton_kernels.attention_inputs import HeadNorms
 from baton_kernels.experts import BiasedStacks, Mxfp4Stacks, streams_mxfp4
 from baton_kernels.kv_scales import GREATEST
 from baton_kernels.mxfp4_weight import Mxfp4Stack
+from baton_kernels.quantised_stack import QuantisedStack, stacked
+from baton_kernels.quantised_weight import QuantisedWeight
 from baton_wire.kv_shape import KvGroup, layer_places
 from baton_wire.models.decoder_spec import (
     Attention,
@@ -29,6 +31,7 @@ from baton_wire.models.decoder_spec import (
     DecoderSpec,
     Dense,
     Experts,
+    ExpertTensors,
     Gate,
     SiluGate,
     StackedTensors,
@@ -332,6 +335,9 @@ def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
             tuple(pack(stacks.down[n], stacks.down_bias[n]) for n in numbers),
         )
     if is_fast:
+        stored = _quantised_stacks(names, numbers, reader, prefix)
+        if stored is not None:
+            return QuantisedExperts(router, *stored)
         gate_up = torch.stack([reader.weight(prefix, *names.gate_up(number)) for number in numbers])
         return StackedExperts(router, gate_up, torch.stack([reader.weight(prefix, names.down(n)) for n in numbers]))
     return SeparateExperts(
@@ -339,6 +345,27 @@ def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
         tuple(reader.linear(prefix, *names.gate_up(n), has_bias=False, gated=True) for n in numbers),
         tuple(reader.linear(prefix, names.down(n), has_bias=False) for n in numbers),
     )
+
+
+def _quantised_stacks(
+    names: ExpertTensors, numbers: Sequence[int], reader: _Reader, prefix: str
+) -> tuple[QuantisedStack, QuantisedStack] | None:
+    """As they are stored. None where they are not quantised, or the device has no product of such stacks."""
+
+    def stack(sides: int, layers: Sequence[tuple[str, ...]]) -> QuantisedStack | None:
+        parts = list[QuantisedWeight]()
+        for layer in layers:
+            packed = reader.linear(prefix, *layer, has_bias=False, gated=sides == 2)
+            if not isinstance(packed, QuantisedLinear) or stacked([packed.weight], sides) is None:
+                return None
+            parts.append(packed.weight)
+        return stacked(parts, sides)
+
+    if reader.formats.of(prefix + names.down(numbers[0])) is None:
+        return None
+    gate_up = stack(2, [names.gate_up(number) for number in numbers])
+    down = stack(1, [(names.down(number),) for number in numbers]) if gate_up is not None else None
+    return None if gate_up is None or down is None else (gate_up, down)
 
 
 def _stacks(names: StackedTensors, reader: _Reader, prefix: str) -> BiasedStacks:

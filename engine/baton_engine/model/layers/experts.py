@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.layers.linear import Linear
-from baton_kernels.experts import BiasedStacks, Mxfp4Stacks, biased_experts, choose_experts, grouped_experts
+from baton_kernels.experts import (
+    BiasedStacks,
+    Mxfp4Stacks,
+    biased_experts,
+    choose_experts,
+    grouped_experts,
+    quantised_experts,
+)
 from baton_kernels.linear import linear
+from baton_kernels.quantised_stack import QuantisedStack
 from baton_wire.models.decoder_spec import ClampedGate
 
 
@@ -36,6 +44,21 @@ class StackedExperts:
 
     def __call__(self, x: Tensor) -> Tensor:
         return grouped_experts(x, self.gate_up, self.down, *self.router(x))
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedExperts:
+    """The same as small as they are stored, on a Hopper GPU."""
+
+    router: Router
+    gate_up: QuantisedStack
+    down: QuantisedStack
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return quantised_experts(x, self.gate_up, self.down, *self.router(x))
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))
