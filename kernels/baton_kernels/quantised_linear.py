@@ -3,7 +3,8 @@
 Few rows are bound by the bytes of W. A CPU with AVX-512 reads them as they are stored
 (`cpu/compiled/quantised_linear.py`). A Hopper GPU streams them as they are stored, and activations keep their 16 bits
 (`gpu/streamed_quantised.py`). Many rows are bound by the arithmetic: with weights in e4m3 activations get 8 bits too,
-each row (or 128 columns of it) a scale of its own; integers are brought back to 16 bits first.
+each row (or 128 columns of it) a scale of its own. So do rows for integers of 8 bits whose checkpoint says that its
+activations have 8 (W8A8). Other integers are brought back to 16 bits first.
 
 Bytes: reads N·K·bits/8 of W, its scales and T·K, writes T·N elements (gated: T·N/2). FLOPs: 2·T·N·K.
 """
@@ -39,10 +40,11 @@ def pack_quantised(
     group: int,
     order: Tensor | None,
     dtype: torch.dtype,
+    rounds_inputs: bool,
 ) -> QuantisedWeight | None:
     """A weight of codes [N, K], scales and zeros [N, groups of `group` columns] for inputs [T, K] of the dtype; column
-    j of codes belongs to column order[j] of the input. None where the device multiplies faster by a weight of 16 bits.
-    """
+    j of codes belongs to column order[j] of the input; rounds_inputs as in `QuantisedWeight`. None where the device
+    multiplies faster by a weight of 16 bits."""
     if not codes.is_cuda:
         return None
     from baton_kernels.gpu.quantised_linear import holds_quantised
@@ -55,7 +57,7 @@ def pack_quantised(
     if codes.dtype == torch.float8_e4m3fn:
         return pack_fp8(codes, of_groups, order)
     if bits == 8 and zeros is None:
-        return pack_int8((codes ^ INT8_ZERO).view(torch.int8), of_groups, order)
+        return pack_int8((codes ^ INT8_ZERO).view(torch.int8), of_groups, order, rounds_inputs)
     if bits != 4 or codes.shape[1] % GROUP:
         return None
     fine_zeros = None if zeros is None else zeros.index_select(1, at)

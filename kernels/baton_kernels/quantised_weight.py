@@ -45,6 +45,8 @@ class QuantisedWeight:
     """float32 [features / 128, columns / 128] where each scale is shared by 128 features: `scales` once more."""
     order: Tensor | None = None
     """int64 [columns]: the input's column for each of the weight's; None: the same."""
+    rounds_inputs: bool = False
+    """Whether many rows are multiplied in 8 bits too: always with e4m3; with integers where the checkpoint says so."""
 
     @property
     def is_float(self) -> bool:
@@ -100,7 +102,7 @@ def pack_fp8(weight: Tensor, scale: Tensor, order: Tensor | None = None) -> Quan
     blocks = _blocks(scales) if of_blocks and not (features % GROUP or columns % GROUP) else None
     scales = scales[:, ::GROUP].t() if of_blocks else scales[:, 0]
     values = stored_order(weight.view(torch.uint8))
-    return QuantisedWeight(values, scales.contiguous(), None, columns, 8, _arrived(weight), blocks, order)
+    return QuantisedWeight(values, scales.contiguous(), None, columns, 8, _arrived(weight), blocks, order, True)
 
 
 def unpack_fp8(packed: QuantisedWeight) -> Tensor:
@@ -108,8 +110,10 @@ def unpack_fp8(packed: QuantisedWeight) -> Tensor:
     return column_order(packed.values).view(torch.float8_e4m3fn)
 
 
-def pack_int8(codes: Tensor, scale: Tensor, order: Tensor | None = None) -> QuantisedWeight:
-    """codes int8 [N, K], K a multiple of 16; scale [N], or of groups [N, ⌈K/128⌉]; order as in `QuantisedWeight`.
+def pack_int8(
+    codes: Tensor, scale: Tensor, order: Tensor | None = None, rounds_inputs: bool = False
+) -> QuantisedWeight:
+    """codes int8 [N, K], K a multiple of 16; scale [N], or of groups [N, ⌈K/128⌉]; the rest as in `QuantisedWeight`.
     Raises ValueError."""
     features, columns = codes.shape
     groups = (features, -(-columns // GROUP))
@@ -121,7 +125,9 @@ def pack_int8(codes: Tensor, scale: Tensor, order: Tensor | None = None) -> Quan
         allowed = f"{[features]} or {list(groups)}"
         raise ValueError(f"scale has shape {list(scale.shape)}; codes {[features, columns]} take {allowed}")
     scales = scale.float().t().contiguous()
-    return QuantisedWeight(stored_order(codes), scales, None, columns, 8, _arrived(codes), order=order)
+    return QuantisedWeight(
+        stored_order(codes), scales, None, columns, 8, _arrived(codes), order=order, rounds_inputs=rounds_inputs
+    )
 
 
 def unpack_int8(packed: QuantisedWeight) -> Tensor:

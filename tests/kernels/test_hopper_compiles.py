@@ -59,26 +59,30 @@ from baton_kernels.attention_inputs import KvLayer, PrefillRows
 from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
 lengths = torch.tensor([0, 64], dtype=torch.int32)
 chunk = PrefillRows(torch.zeros(1, 4, dtype=torch.int32), lengths, lengths[1:])
-paged_prefill_attention_hopper(rows(64, 8, 128), KvLayer(rows(4, 1, 2, 2, 64, 128), 0), chunk, 0.1)
+for d, window, sinks in ((128, None, None), (256, 128, rows(8))):
+    kv = KvLayer(rows(4, 1, 2, 2, 64, d), 0)
+    paged_prefill_attention_hopper(rows(64, 8, d), kv, chunk, 0.1, window, sinks=sinks)
 """,
         {"_prefill_hopper_kernel"},
     ),
     "8 bits": (
         """
 from baton_kernels.gpu.dequantise import dequantise_triton
-from baton_kernels.gpu.quantised_linear import quantised_linear_cuda
+from baton_kernels.gpu.quantised_linear import quantised_linear_cuda, quantised_mlp_cuda
 from baton_kernels.quantised_weight import pack_fp8, pack_int8
 codes = rows(1024, 1024, dtype=torch.int8)
 floats = codes.view(torch.float8_e4m3fn)
 ones = torch.ones
 packed = [pack_int8(codes, ones(1024)), pack_int8(codes, ones(1024, 8)), pack_fp8(floats, ones(1)),
-          pack_fp8(floats, ones(8, 8))]
+          pack_fp8(floats, ones(8, 8)), pack_int8(codes, ones(1024), rounds_inputs=True)]
 for weight in packed:
     for count, gated in ((1, False), (64, True)):
         quantised_linear_cuda(rows(count, 1024), weight, None, gated)
     dequantise_triton(weight, torch.bfloat16)
+for count in (65, 1000):
+    quantised_mlp_cuda(rows(count, 1024), packed[-1], None, packed[-1], None)
 """,
-        {"_bytes_kernel", "_quantised_kernel"},
+        {"_bytes_kernel", "_int8_kernel", "_quantised_kernel", "_rows_kernel", "_scale_kernel", "_swiglu_kernel"},
     ),
     "4 bits": (
         """
@@ -109,6 +113,19 @@ for tokens in (1, 700):
     mxfp4_experts(rows(tokens, 256), stack(1024, 256), stack(256, 512), biases, *chosen, 7.0, 1.702)
 """,
         {"_product_kernel", "_sum_kernel"},
+    ),
+    "experts of 8 bits": (
+        """
+from baton_kernels.gpu.streamed_stacks import quantised_experts_gluon
+from baton_kernels.quantised_stack import QuantisedStack
+channels, blocks = ((8, 1024), (8, 256)), ((8, 8, 2), (8, 2, 4))
+for dtype, scales, tokens in ((torch.int8, channels, 700), (torch.uint8, blocks, 40)):
+    gate_up = QuantisedStack(rows(8, 1024, 256, dtype=dtype), torch.ones(scales[0]))
+    down = QuantisedStack(rows(8, 256, 512, dtype=dtype), torch.ones(scales[1]))
+    chosen = rows(tokens, 2, dtype=torch.float32), rows(tokens, 2, dtype=torch.int64)
+    quantised_experts_gluon(rows(tokens, 256), gate_up, down, *chosen)
+""",
+        {"_stack_kernel", "_sum_kernel"},
     ),
 }
 

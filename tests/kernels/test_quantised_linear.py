@@ -20,7 +20,8 @@ from baton_kernels.quantised_weight import (
 )
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-FORMS = ("tensor", "channel", "block", "symmetric", "zeros", "int8 channel", "int8 groups")
+FORMS = ("tensor", "channel", "block", "symmetric", "zeros", "int8 channel", "int8 groups", "int8 rounded")
+"""The last one with activations in 8 bits too."""
 SHAPES = [(96, 128), (400, 640), (6144, 1024), (1008, 3200)]
 
 
@@ -54,9 +55,10 @@ def make(form: str, features: int, columns: int, seed: int, device: str) -> tupl
         numbers = torch.randint(-128, 128, (features, columns), generator=generator, device=device)
         group = torch.arange(columns, device=device) // 128
         scale = (draw(features, -(-columns // 128)) + 0.5) * columns**-0.5 / 60
-        scale = scale[:, 0] if form == "int8 channel" else scale
-        wide = scale.double()[:, None] if form == "int8 channel" else scale.double()[:, group]
-        return pack_int8(numbers.to(torch.int8), scale), numbers.double() * wide
+        scale = scale if form == "int8 groups" else scale[:, 0]
+        wide = scale.double()[:, group] if form == "int8 groups" else scale.double()[:, None]
+        packed = pack_int8(numbers.to(torch.int8), scale, rounds_inputs=form == "int8 rounded")
+        return packed, numbers.double() * wide
     numbers = torch.randint(0, 16, (features, columns), generator=generator, device=device)
     scale = ((draw(*groups) + 0.5) * columns**-0.5 / 5).bfloat16()
     zero = torch.randint(0, 16, groups, generator=generator, device=device) if form == "zeros" else None
@@ -200,7 +202,7 @@ def assert_rounded(codes: Tensor, values: Tensor) -> None:
 
 @pytest.mark.parametrize("columns", [16, 400, 1024])
 def test_rows_in_8_bits_equal_the_formula(triton_device: str, columns: int) -> None:
-    from baton_kernels.gpu.fp8_activations import quantise_rows
+    from baton_kernels.gpu.rounded_activations import quantise_rows
 
     x = (torch.randn(5, columns, generator=torch.Generator().manual_seed(1)) * 3).to(triton_device)
     x[2] = 0
@@ -210,9 +212,86 @@ def test_rows_in_8_bits_equal_the_formula(triton_device: str, columns: int) -> N
     assert_rounded(codes, in_stored_order(x) / scales)
 
 
+@pytest.mark.parametrize("columns", [16, 400, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_in_integers_equal_the_formula(triton_device: str, columns: int, dtype: torch.dtype) -> None:
+    from baton_kernels.gpu.rounded_activations import quantise_rows
+
+    x = (torch.randn(5, columns, generator=torch.Generator().manual_seed(1)) * 3).to(triton_device, dtype)
+    x[2] = 0
+    x[3, :4] = torch.tensor([127.0, -127.0, 0.5, 1.5])
+    x[3, 4:] = 2.5
+    codes, scales = quantise_rows(x, torch.int8)
+    expected = x.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    torch.testing.assert_close(scales, expected, rtol=1e-6, atol=0)
+    stored = in_stored_order(x.float())
+    assert codes.dtype == torch.int8
+    assert not codes[2].any()
+    # No further than half a step, give or take the last bit of a float.
+    assert bool(((codes.float() * scales - stored).abs() <= scales * 0.50001).all())
+    # Halves go to the even neighbour, and both ends are reached.
+    halves = {127.0: 127, -127.0: -127, 0.5: 0, 1.5: 2, 2.5: 2}
+    assert codes[3].tolist() == [halves[value] for value in stored[3].tolist()]
+
+
+def brought_back(codes: Tensor, scales: Tensor) -> Tensor:
+    """Rows in their own order of columns, float64."""
+    out = torch.empty(codes.shape, dtype=torch.float64, device=codes.device)
+    places = in_stored_order(torch.arange(codes.shape[1], device=codes.device)[None].float())[0].long()
+    out[:, places] = codes.double() * scales.double()
+    return out
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("rows", "features", "columns"), [(5, 96, 128), (130, 400, 656)])
+def test_integer_products_equal_the_formula(
+    triton_device: str, rows: int, features: int, columns: int, bias: bool
+) -> None:
+    """Whatever the number of parts; sums of integers are exact."""
+    from baton_kernels.gpu.int8_product import Int8Config, int8_product
+    from baton_kernels.gpu.rounded_activations import quantise_rows
+
+    generator = torch.Generator().manual_seed(rows)
+    packed, weight = make("int8 channel", features, columns, 2, triton_device)
+    codes, scales = quantise_rows(torch.randn(rows, columns, generator=generator).to(triton_device), torch.int8)
+    added = torch.randn(features, generator=generator).to(triton_device) if bias else None
+    expected = brought_back(codes, scales) @ weight.t() + (0 if added is None else added.double())
+    whole = int8_product(codes, scales, packed, added, torch.float32, Int8Config(64, 64, 1, 2, 4))
+    torch.testing.assert_close(whole.double(), expected, atol=1e-5, rtol=1e-5)
+    for splits in (2, 4):
+        got = int8_product(codes, scales, packed, added, torch.float32, Int8Config(64, 64, splits, 2, 4))
+        torch.testing.assert_close(got, whole, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_gates_in_8_bits_equal_the_formula(triton_device: str, kind: torch.dtype) -> None:
+    """Of a product without scales, and of one that is scaled."""
+    from baton_kernels.gpu.rounded_activations import GREATEST, gate_rounded, swiglu_rounded
+
+    generator = torch.Generator().manual_seed(3)
+    product = (torch.randn(5, 96, generator=generator) * 20_000).bfloat16().to(triton_device)
+    row_scales, scales = (torch.rand(*shape, generator=generator) for shape in ((5, 1), (96,)))
+    bias = torch.randn(96, generator=generator).to(triton_device)
+    row_scales, scales = row_scales.to(triton_device), (scales / 20_000).to(triton_device)
+    y = (product.float() * (row_scales * scales) + bias).bfloat16()
+    gate, up = y[:, :48].double(), y[:, 48:].double()
+    expected = torch.nn.functional.silu(gate) * up
+    # The interpreter cuts bfloat16 off where a GPU rounds.
+    relative = 1e-5 if product.is_cuda else 2**-6
+    step = 0.501 if kind == torch.int8 else 0.0
+    relative_step = 0.0 if kind == torch.int8 else 2**-4 if product.is_cuda else 0.55
+    for codes, got_scales in (swiglu_rounded(product, row_scales, scales, bias, kind), gate_rounded(y, kind)):
+        assert codes.dtype == kind
+        greatest = expected.abs().amax(1, keepdim=True) / GREATEST[kind]
+        torch.testing.assert_close(got_scales.double(), greatest, rtol=relative, atol=0)
+        apart = (brought_back(codes, got_scales) - expected).abs()
+        allowed = got_scales.double() * (step or 2**-9) + expected.abs() * (relative + relative_step)
+        assert bool((apart <= allowed).all())
+
+
 @pytest.mark.parametrize("columns", [128, 400, 2304])
 def test_groups_in_8_bits_equal_the_formula(triton_device: str, columns: int) -> None:
-    from baton_kernels.gpu.fp8_activations import quantise_groups
+    from baton_kernels.gpu.rounded_activations import quantise_groups
 
     x = (torch.randn(3, columns, generator=torch.Generator().manual_seed(1)) * 3).to(triton_device)
     codes, scales = quantise_groups(x)
@@ -237,24 +316,22 @@ def test_the_gpu_brings_weights_back_as_the_formula(triton_device: str, form: st
 @pytest.mark.gpu
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("rows", [65, 128, 256, 1000])
+@pytest.mark.parametrize("rows", [65, 128, 150, 256, 1000, 4100])
 @pytest.mark.parametrize(("features", "columns"), [(6144, 1024), (4096, 14336)])
 @pytest.mark.parametrize("form", FORMS)
 def test_many_rows_on_hopper_equal_the_formula(form: str, features: int, columns: int, rows: int, gated: bool) -> None:
-    """Of e4m3 with activations rounded as documented, of integers with activations as they are."""
-    from baton_kernels.gpu.fp8_activations import quantise_groups, quantise_rows
+    """Of e4m3 and W8A8 with activations rounded as documented, of other integers with activations as they are."""
+    from baton_kernels.gpu.rounded_activations import quantise_groups, quantise_rows
 
     packed, weight = make(form, features, columns, 5, "cuda")
     x = torch.randn(rows, columns, device="cuda", generator=torch.Generator("cuda").manual_seed(6)).bfloat16()
     bias = torch.randn(features, device="cuda").bfloat16()
     rounded = x.double()
-    if packed.is_float and (form != "block" or packed.blocks is not None):
-        codes, scales = quantise_groups(x) if form == "block" else quantise_rows(x)
-        wide = scales.double().repeat_interleave(128, 1) if form == "block" else scales.double()
-        stored = (codes.double() * wide)[:rows]
-        rounded = torch.empty_like(stored)
-        places = in_stored_order(torch.arange(columns, device="cuda")[None].float())[0].long()
-        rounded[:, places] = stored
+    if form == "block" and packed.blocks is not None:
+        codes, scales = quantise_groups(x)
+        rounded = brought_back(codes, scales.repeat_interleave(128, 1))[:rows]
+    elif packed.rounds_inputs and form != "block":
+        rounded = brought_back(*quantise_rows(x, torch.float8_e4m3fn if packed.is_float else torch.int8))
     y = (rounded @ weight.double().t() + bias.double()).bfloat16().double()
     if gated:
         y = torch.nn.functional.silu(y[:, : features // 2]) * y[:, features // 2 :]

@@ -1,5 +1,5 @@
-"""Which way a quantised linear layer goes on a GPU: streamed as it is stored (Gluon, Hopper), multiplied in e4m3 by the
-library, or brought back to 16 bits first."""
+"""Which way a quantised linear layer goes on a GPU: streamed as it is stored (Gluon, Hopper), multiplied in 8 bits on
+both sides, or brought back to 16 bits first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from torch import Tensor
 
 from baton_kernels.gpu import linear, streamed_int4
 from baton_kernels.gpu.dequantise import dequantise_triton
-from baton_kernels.gpu.fp8_activations import quantise_groups, quantise_rows, scale_product, swiglu_rounded
+from baton_kernels.gpu.int8_product import int8_product
+from baton_kernels.gpu.rounded_activations import (
+    gate_rounded,
+    quantise_groups,
+    quantise_rows,
+    scale_product,
+    swiglu_rounded,
+)
 from baton_kernels.gpu.streamed_quantised import LINE, MAX_ROWS, MOST_ROWS, QuantisedConfig, streamed_quantised, x_rows
 from baton_kernels.quantised_weight import QuantisedWeight
 from baton_kernels.swiglu import swiglu
@@ -63,37 +70,55 @@ def quantised_mlp_cuda(
     """As `baton_kernels.quantised_linear.quantised_mlp`, without rounding to 16 bits between; None where the two
     products are not made so."""
     channels = gate_up.scales.dim() == 1 and down.scales.dim() == 1 and down.order is None
-    otherwise = streams(x, gate_up.values.shape[0], True) or x.shape[0] > MANY_ROWS
-    if otherwise or not (channels and rounds(x, gate_up)):
+    alike = rounds(x, gate_up) and rounds(x, down) and gate_up.is_float == down.is_float
+    if streams(x, gate_up.values.shape[0], True) or not (channels and alike):
         return None
-    codes, scales = quantise_rows(x)
-    inner, inner_scales = swiglu_rounded(_unscaled(codes, gate_up, x.dtype), scales, gate_up.scales, gate_up_bias)
-    return scale_product(_unscaled(inner, down, x.dtype), inner_scales, down.scales, down_bias)
+    kind = _codes(gate_up)
+    codes, scales = quantise_rows(x, kind)
+    if gate_up.is_float and x.shape[0] <= MANY_ROWS:
+        y = _unscaled(codes, gate_up, x.dtype)
+        inner, inner_scales = swiglu_rounded(y, scales, gate_up.scales, gate_up_bias, kind)
+    else:
+        inner, inner_scales = gate_rounded(_product(codes, scales, gate_up, gate_up_bias, x.dtype), kind)
+    return _product(inner, inner_scales, down, down_bias, x.dtype)
 
 
 def rounds(x: Tensor, weight: QuantisedWeight) -> bool:
-    """Whether many rows x are multiplied in e4m3."""
+    """Whether many rows x are multiplied in 8 bits, as the weight is."""
     scaled = weight.scales.dim() == 1 or weight.blocks is not None
-    return weight.is_float and scaled and x.dtype == torch.bfloat16 and x.shape[0] > 0 and is_hopper(x.device)
+    known = weight.rounds_inputs and scaled and x.dtype == torch.bfloat16 and x.shape[0] > 0
+    return known and is_hopper(x.device)
+
+
+def _codes(weight: QuantisedWeight) -> torch.dtype:
+    """Of rows that it is multiplied with."""
+    return torch.float8_e4m3fn if weight.is_float else torch.int8
 
 
 def _rounded_product(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
-    """With activations in e4m3: [T, N]."""
-    values = weight.values.view(torch.float8_e4m3fn).t()
+    """With activations in 8 bits: [T, N]."""
     if weight.blocks is None:
-        codes, scales = quantise_rows(x)
-        if x.shape[0] > MANY_ROWS:
-            wide = weight.scales[None, :]
-            return torch._scaled_mm(codes, values, scales, wide, bias=bias, out_dtype=x.dtype, use_fast_accum=True)
-        return scale_product(_unscaled(codes, weight, x.dtype), scales, weight.scales, bias)
+        return _product(*quantise_rows(x, _codes(weight)), weight, bias, x.dtype)
     codes, scales = quantise_groups(x)
+    values = weight.values.view(torch.float8_e4m3fn).t()
     y = torch._scaled_mm(codes, values, scales, weight.blocks.t(), out_dtype=x.dtype)[: len(x)]
     return y if bias is None else y.add_(bias)
 
 
+def _product(codes: Tensor, scales: Tensor, weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Of codes [T, K] and scales [T, 1]: [T, N]."""
+    if not weight.is_float:
+        return int8_product(codes, scales, weight, bias, dtype)
+    if codes.shape[0] <= MANY_ROWS:
+        return scale_product(_unscaled(codes, weight, dtype), scales, weight.scales, bias)
+    values = weight.values.view(torch.float8_e4m3fn).t()
+    wide = weight.scales[None, :]
+    return torch._scaled_mm(codes, values, scales, wide, bias=bias, out_dtype=dtype, use_fast_accum=True)
+
+
 def _unscaled(codes: Tensor, weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
-    """The product of codes [T, K] alone. The library splits columns between programs only where one scale is of all:
-    twice as fast for few features as with a scale a row."""
+    """The product of e4m3 codes [T, K] alone. The library splits columns between programs only where one scale is of
+    all: twice as fast for few features as with a scale a row."""
     values = weight.values.view(torch.float8_e4m3fn).t()
     one = _one(codes.device)
     return torch._scaled_mm(codes, values, one, one, out_dtype=dtype, use_fast_accum=True)

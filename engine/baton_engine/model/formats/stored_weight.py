@@ -25,6 +25,8 @@ class StoredWeight:
     group: int
     order: Tensor | None = None
     """int64 [columns]: column j of `codes` is column order[j] of the weight; None: the same."""
+    rounds_inputs: bool = False
+    """Whether the checkpoint says that integers of 8 bits are multiplied with activations of 8 bits."""
 
     def with_features(self, rows: Tensor) -> StoredWeight:
         """With those features, in that order; rows int64."""
@@ -69,6 +71,7 @@ def joined(parts: Sequence[StoredWeight]) -> StoredWeight | None:
         scales=torch.cat([part.scales for part in fine]),
         zeros=zeros,
         group=group,
+        rounds_inputs=all(part.rounds_inputs for part in parts),
     )
 
 

@@ -95,7 +95,7 @@ def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) ->
 
     scales = by_feature(_checked_scales(stored.scale_name, parts[stored.scale_name]))
     zeros = None if stored.symmetric else by_feature(_unsigned(parts["weight_zero_point"]))
-    return StoredWeight(codes, 8, scales, zeros, stored.block[1] or columns)
+    return StoredWeight(codes, 8, scales, zeros, stored.block[1] or columns, rounds_inputs=stored.rounds_inputs)
 
 
 def _packed_integers(stored: PackedIntegers, parts: Parts, features: int, columns: int) -> StoredWeight:

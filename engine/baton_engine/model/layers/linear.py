@@ -140,7 +140,14 @@ class RowMethod:
         gated: bool = False,
     ) -> Linear | None:
         packed = pack_quantised(
-            weight.codes, weight.bits, weight.scales, weight.zeros, weight.group, weight.order, dtype
+            weight.codes,
+            weight.bits,
+            weight.scales,
+            weight.zeros,
+            weight.group,
+            weight.order,
+            dtype,
+            weight.rounds_inputs,
         )
         return None if packed is None else QuantisedLinear(packed, bias)
 

@@ -4,6 +4,7 @@ weights brought back."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton_engine.model.formats.stored_weight import joined
 from baton_engine.model.formats.unpacking import unpack
 from baton_engine.model.loading import load_model
 from baton_engine.model.model_directory import read_json_object
@@ -18,6 +20,7 @@ from baton_testing.engine import quantised_models as written
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import reference_logits, reference_model, write_random_model
 from baton_testing.engine.quantised_models import PROJECTIONS, Form
+from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.weight_format import WeightFormat
 from baton_wire.models.parsing import parse_spec
 
@@ -71,6 +74,37 @@ def test_every_weight_is_unpacked_bit_by_bit(name: str, dense: Path, tmp_path: P
         assert torch.equal(unpack(weight_format, parts, weight.shape[0], weight.shape[1], layer).dequantised(), weight)
         compared += 1
     assert compared == 14
+
+
+DYNAMIC = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "rounds", "has_scale"),
+    [
+        (DYNAMIC, True, False),
+        ({**DYNAMIC, "strategy": "tensor", "dynamic": False}, True, True),
+        ({**DYNAMIC, "symmetric": False}, False, False),
+        ({**DYNAMIC, "num_bits": 4}, False, False),
+        ({**DYNAMIC, "type": "float"}, False, False),
+        (None, False, False),
+    ],
+)
+def test_integers_are_multiplied_with_rounded_activations_where_the_config_says_so(
+    inputs: dict[str, object] | None, rounds: bool, has_scale: bool, dense: Path, tmp_path: Path
+) -> None:
+    made = written.write_quantised(dense, tmp_path, FORMS["int8-channel"])
+    config = read_json_object(made.quantised / "config.json")
+    config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = inputs
+    stored = parse_spec(config).formats.of("model.layers.0.mlp.up_proj")
+    assert isinstance(stored, EightBits)
+    assert (stored.rounds_inputs, stored.has_input_scale) == (rounds, has_scale)
+    parts = {"weight": torch.ones(4, 8, dtype=torch.int8), "weight_scale": torch.ones(4, 1)}
+    weight = unpack(stored, parts, 4, 8, "layer")
+    assert weight.rounds_inputs == rounds
+    both = joined([weight, replace(weight, rounds_inputs=False)])
+    assert both is not None
+    assert not both.rounds_inputs
 
 
 @pytest.mark.parametrize("name", WHOLE_MODELS)

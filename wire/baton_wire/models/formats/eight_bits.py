@@ -3,7 +3,7 @@ channel, of blocks or of groups of columns.
 
 Files of two origins: `quant_method: fp8` (DeepSeek and Qwen; the scale is called `weight_scale_inv` and multiplies
 nevertheless) and `compressed-tensors` (float-quantized and int-quantized). Scales of activations in a file are not
-read: Baton keeps activations in 16 bits, or scales each row of them by its own greatest value.
+read: Baton keeps activations in the bits that they have, or scales each row of them by its own greatest value.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class EightBits:
     scale_name: str = "weight_scale"
     symmetric: bool = True
     has_input_scale: bool = False
+    rounds_inputs: bool = False
+    """Of integers: whether activations are signed integers of 8 bits without zero points (W8A8)."""
 
     @property
     def bits(self) -> int:

@@ -146,11 +146,11 @@ def _group(holder: ConfigFields, section: ConfigFields, name: str) -> _Rule:
     if not targets:
         raise group.error("targets", "a list of layers, at least one")
     group.only("output_activations", None, "absent")
-    static = group.has("input_activations") and group.section("input_activations").raw("dynamic") is False
-    return _Rule(targets, _compressed_weight(weights, layout == "pack-quantized", static))
+    inputs = group.section("input_activations") if group.has("input_activations") else None
+    return _Rule(targets, _compressed_weight(weights, layout == "pack-quantized", inputs))
 
 
-def _compressed_weight(weights: ConfigFields, packed: bool, static: bool) -> WeightFormat:
+def _compressed_weight(weights: ConfigFields, packed: bool, inputs: ConfigFields | None) -> WeightFormat:
     bits = weights.integer("num_bits", 8)
     is_float = weights.text("type", "int") == "float"
     if (is_float and (bits != 8 or packed)) or bits not in (4, 8) or (bits == 4 and not packed):
@@ -176,7 +176,19 @@ def _compressed_weight(weights: ConfigFields, packed: bool, static: bool) -> Wei
         block = (1, _group_size(weights))
     if block is None:
         raise weights.error("strategy", "tensor, channel, group or block")
-    return EightBits(dtype, block, symmetric=symmetric, has_input_scale=static)
+    return EightBits(
+        dtype,
+        block,
+        symmetric=symmetric,
+        has_input_scale=inputs is not None and inputs.raw("dynamic") is False,
+        rounds_inputs=inputs is not None and not is_float and _are_signed_bytes(inputs),
+    )
+
+
+def _are_signed_bytes(inputs: ConfigFields) -> bool:
+    """Whether `input_activations` are integers of 8 bits without zero points."""
+    said = inputs.raw("num_bits"), inputs.text("type", "int"), inputs.flag("symmetric", True)
+    return said == (8, "int", True)
 
 
 def _gptq(section: ConfigFields) -> WeightFormats:
