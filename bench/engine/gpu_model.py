@@ -105,8 +105,11 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = {
 }
 
 
-def _compressed(layout: str, **weights: object) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": {"dynamic": False, **weights}}
+_TOKENS: Final = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+
+
+def _compressed(layout: str, inputs: dict[str, Any] | None = None, **weights: object) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"dynamic": False, **weights}, "input_activations": inputs}
     section = {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
     return {"quantization_config": {**section, "ignore": ["lm_head"]}}
 
@@ -115,7 +118,8 @@ WEIGHTS: Final[Mapping[str, dict[str, Any]]] = {
     "bf16": {},
     "fp8": _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
     "fp8-block": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-    "int8": _compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
+    "int8": _compressed("int-quantized", _TOKENS, num_bits=8, type="int", strategy="channel"),
+    "int8-weights": _compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
     "int4": _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
     "mxfp4": {"quantization_config": {"quant_method": "mxfp4"}},
 }

@@ -94,7 +94,7 @@ def test_integers_are_multiplied_with_rounded_activations_where_the_config_says_
     inputs: dict[str, object] | None, rounds: bool, has_scale: bool, dense: Path, tmp_path: Path
 ) -> None:
     made = written.write_quantised(dense, tmp_path, FORMS["int8-channel"])
-    config = read_json_object(made.quantised / "config.json")
+    config = json.loads((made.quantised / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = inputs
     stored = parse_spec(config).formats.of("model.layers.0.mlp.up_proj")
     assert isinstance(stored, EightBits)
