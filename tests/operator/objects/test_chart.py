@@ -147,6 +147,7 @@ def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_r
         WIDE | {"secretsPolicy.enabled": "false"},
         PINNED | {"fetch.cidrs": "{everywhere}"},
         PINNED | {"logLevel": "loud"},
+        PINNED | {"callsPerSecond": "0"},
         PINNED | {"podPolicy.priorityClasses": "{system-node-critical}"},
         PINNED | {"podPolicy.annotations": "{a b}"},
         PINNED | {"resources.limits.memory": "lots"},
@@ -177,6 +178,12 @@ def test_a_class_reaches_the_flags_and_the_rights_on_its_leases() -> None:
     leases = {name for rule in rules if "leases" in rule["resources"] for name in rule.get("resourceNames", [])}
     assert leases == {settings.lease, claim_name(settings.operator_class)}
     assert settings.operator_class == "gold"
+
+
+def test_how_many_calls_the_operator_makes_is_a_value() -> None:
+    for values, expected in ((FULL, 200.0), (FULL | {"callsPerSecond": "1000"}, 1000.0)):
+        (made,) = (each for each in objects(values) if each["kind"] == "Deployment")
+        assert parse(made["spec"]["template"]["spec"]["containers"][0]["args"]).calls_per_s == expected
 
 
 def test_alerts_are_about_metrics_that_the_operator_has() -> None:
