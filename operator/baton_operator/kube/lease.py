@@ -1,5 +1,8 @@
 """One active operator at a time: a Lease that is renewed, taken over when it is not, and given back at the end.
 
+A store that was restored from a backup gives versions anew that this process has seen before. What it knows is of
+another time then, and nothing would tell: so it ends, and begins anew. The Lease is where that shows, within seconds.
+
 Nobody compares wall clocks: who waits takes the Lease over when he has *seen* no change of it for its duration by his
 own monotonic clock. Who holds it gives up a margin before others may take it: a process that cannot renew ends.
 """
@@ -63,9 +66,12 @@ class Lease:
         self._held: Manifest | None = None
         self._seen: tuple[str, float] | None = None
         """The version last seen, and since when."""
+        self._newest = 0
+        """The highest version that the Lease was seen with."""
 
     async def acquire(self) -> None:
-        """Waits until this process holds the Lease; a server that does not answer only prolongs that."""
+        """Waits until this process holds the Lease; a server that does not answer only prolongs that. Raises LeaseLost
+        where the store was restored from a backup."""
         while True:
             try:
                 if await self._try():
@@ -98,6 +104,7 @@ class Lease:
                 await self._renew()
             except (LeaseLost, NotFound):
                 self._held = None
+        self._newest = 0  # whoever asks this way knows nothing else that could be of another time
         return self._held is not None or await self._try()
 
     async def release(self) -> None:
@@ -120,6 +127,7 @@ class Lease:
             except AlreadyExists:
                 return False
             return True
+        self._saw(found)
         if not self._may_take(found):
             self.holder_address = text(annotations_of(found).get(ADDRESS)) or None
             self.holder = text(mapping(found.get("spec")).get("holderIdentity")) or ""
@@ -144,13 +152,23 @@ class Lease:
         wait_s = max(self._times.duration_s, min(wait_s, LONGEST_S))
         return clock - self._seen[1] >= wait_s
 
+    def _saw(self, found: Manifest) -> None:
+        """Raises LeaseLost for a version that is older than one before it."""
+        text_of = str(metadata_of(found).get("resourceVersion"))
+        version = int(text_of) if text_of.isdigit() else self._newest
+        if version < self._newest:
+            raise LeaseLost(f"its version went from {self._newest} back to {version}: the store has been restored")
+        self._newest = version
+
     async def _renew(self) -> None:
         assert self._held is not None, "acquired before"
         spec = {**mapping(self._held.get("spec")), "renewTime": self._stamp()}
         try:
             self._held = await self._api.replace(LEASES, {**self._held, "spec": spec}, manager=MANAGER)
+            self._saw(self._held)
         except (Conflict, NotFound) as error:
             found = await self._api.get(LEASES, self._namespace, self._name)
+            self._saw(found)
             if text(mapping(found.get("spec")).get("holderIdentity")) != self._identity:
                 raise LeaseLost(f"held by {mapping(found.get('spec')).get('holderIdentity')!r} now") from error
             self._held = found  # our own renewal whose answer was lost

@@ -107,6 +107,31 @@ def test_the_second_takes_over_within_the_lease_when_the_first_dies() -> None:
     on_virtual_time(scene)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_store_that_was_restored_from_a_backup_ends_who_knows_what_came_after_it(waits: bool) -> None:
+    """The holder is the one that the backup has, too: nothing else would tell it."""
+
+    async def scene() -> None:
+        site = Site()
+        holder = Lease(MemoryKube(site.store), "ns", "baton", "one", now=lambda: wall(site.clock()))
+        other = Lease(MemoryKube(site.store), "ns", "baton", "two", now=lambda: wall(site.clock()))
+        await holder.acquire()
+        keeping = asyncio.create_task(holder.keep())
+        waiting = asyncio.create_task(other.acquire())
+        await asyncio.sleep(30.0)
+        backup = Store(Kinds(), moment(site.clock))
+        backup.adopt(site.store)
+        await asyncio.sleep(60.0)
+        site.store.adopt(backup)
+        await asyncio.sleep(5.0)
+        ends, stays = (waiting, keeping) if waits else (keeping, waiting)
+        with pytest.raises(LeaseLost, match="restored"):
+            await ends
+        await ended(stays)
+
+    on_virtual_time(scene)
+
+
 def test_one_that_ends_in_order_hands_over_at_once() -> None:
     async def scene() -> None:
         site = Site()

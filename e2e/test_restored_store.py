@@ -1,0 +1,69 @@
+"""etcd restored from a backup under an operator that goes on: versions begin anew below those that it knows.
+
+No watch tells that, and what is known looks newer than all that comes. The Lease tells it: the process ends, as all
+components of Kubernetes have to be restarted then, and the next one works with what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton_operator.kube.http_client import HttpKubeApi
+from baton_operator.kube.kubeconfig import from_kubeconfig
+from baton_operator.kube.lease import Lease, LeaseLost
+from baton_testing.kube.control_plane import ControlPlane, control_plane, find_programs
+from baton_testing.kube.stage import LONG_S, Stage
+
+
+@pytest.fixture
+def own_stage(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    """With a control plane of its own, which goes down and comes back."""
+    programs = find_programs()
+    assert programs is not None, "the other one runs"
+    with control_plane(programs, tmp_path) as made:
+        for each in ("llmdeployments", "llmpools"):
+            found = plane.api.send("GET", f"{DEFINITIONS}/{each}.baton.dev").body
+            kept = {name: found[name] for name in ("apiVersion", "kind", "spec")}
+            assert made.api.send("POST", DEFINITIONS, kept | {"metadata": {"name": f"{each}.baton.dev"}}).status == 201
+        made.api.until("GET", "/apis/baton.dev/v1alpha1/namespaces/default/llmpools", deadline_s=LONG_S)
+        monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}}
+        assert made.api.send("POST", "/api/v1/namespaces", namespace).status == 201
+        yield Stage(made, "team")
+
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+async def test_the_process_ends_and_the_next_one_works_with_what_there_is(own_stage: Stage) -> None:
+    stage, plane = own_stage, own_stage.plane
+    store, backup = plane.folder / "etcd", plane.folder / "backup"
+    async with HttpKubeApi(from_kubeconfig()) as api:
+        lease = Lease(api, "team", "baton-operator", "one")
+        await lease.acquire()
+        async with stage.operator(by_kopf=False):
+            stage.apply()
+            await stage.serves()
+            plane.stop()
+            shutil.copytree(store, backup)
+            plane.start()
+            for number in range(3):
+                stage.apply(decode__resources={"memory": f"{2 + number}Gi"})
+                await stage.serves()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(lease.keep(), 6.0)  # it is renewed once
+            plane.stop()
+            shutil.rmtree(store)
+            shutil.copytree(backup, store)
+            plane.start()
+            with pytest.raises(LeaseLost, match="restored"):
+                await asyncio.wait_for(lease.keep(), 30.0)
+    async with stage.operator():
+        await stage.serves()
+        stage.apply(decode__resources={"memory": "9Gi"})
+        await stage.serves()
