@@ -2,8 +2,8 @@
 
 On a CPU a whole engine over `examples/tiny-llama`, batches of 8. On a GPU decode steps of the shape of Llama-3.1-8B,
 one ahead, with a vocabulary of 128,256: words of Python's standard library, and pairs of them, as byte-level BPE.
-Three kinds of batch in turn: no row follows a grammar, all rows do, one of them does. The schema asks for more items
-than fit, so no answer ends.
+Three kinds of batch in turn: no row follows a grammar, all rows do, one of them does. The grammar is what a gateway
+makes of a schema. That asks for more items than fit, so no answer ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any, Final
 import torch
 from bench.machine import this_machine
 from bench.results import Cell, percentile, publish, spread
-from llguidance import LLMatcher
 
 from baton_engine.grammars.grammar_compiler import GrammarCompiler
 from baton_engine.grammars.row_masks import RowMasks
@@ -38,6 +37,8 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import OpenSlot, StepPlan
+from baton_gateway.shapes.answer_shape import json_shape
+from baton_gateway.shapes.definition import definition_of
 from baton_wire.messages.values import Grammar, RequestKey, SamplingParams
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -58,7 +59,7 @@ ITEM: Final[dict[str, Any]] = {
     "additionalProperties": False,
 }
 SCHEMA: Final[dict[str, Any]] = {"type": "array", "items": ITEM, "minItems": 1_000}
-GRAMMAR: Final = Grammar(LLMatcher.grammar_from_json_schema(SCHEMA))
+GRAMMAR: Final = Grammar(definition_of(json_shape(SCHEMA, "schema", is_strict=True)))
 PLAIN: Final = SamplingParams(max_tokens=OUTPUT, temperature=0.0)
 BOUND: Final = SamplingParams(max_tokens=OUTPUT, temperature=0.0, grammar=GRAMMAR, stop_token_ids=(END,))
 

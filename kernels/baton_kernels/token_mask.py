@@ -13,8 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from baton_kernels.cpu.token_mask import forbid_tokens_rows
 
 WORD_BITS = 32
 
@@ -42,28 +46,44 @@ def forbid_tokens(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
 
         forbid_tokens_triton(logits, rows, allowed)
         return
-    _on_cpu(logits.dtype)(logits, rows, allowed)
+    if logits.dtype == torch.float32:
+        forbidding(rows, allowed)(logits)
+    else:
+        forbid_tokens_rows(logits, rows, allowed)
+
+
+def forbidding(rows: Tensor, allowed: Tensor) -> Callable[[Tensor], None]:
+    """`forbid_tokens` for many draws: of these rows and masks, whose values may change, and of logits that are float32
+    and on a CPU."""
+    if _is_compiled():
+        from baton_kernels.cpu.compiled.token_mask import forbidding_compiled
+
+        return forbidding_compiled(rows, allowed)
+    return lambda logits: forbid_tokens_rows(logits, rows, allowed)
+
+
+def looking(
+    masks: npt.NDArray[np.uint32], places: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32]
+) -> Callable[[], bool]:
+    """Whether any of masks [R, W], which may change their values, holds one of bits [P] in its words at places [P]."""
+    if _is_compiled():
+        from baton_kernels.cpu.compiled.token_mask import looking_compiled
+
+        return looking_compiled(masks, places, bits)
+    return lambda: bool(np.count_nonzero(masks.take(places, axis=1) & bits))
 
 
 @cache
-def _on_cpu(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], None]:
+def _is_compiled() -> bool:
     from baton_kernels.cpu.compiled.machine_code import has_vectors
 
-    if dtype == torch.float32 and has_vectors():
-        from baton_kernels.cpu.compiled.token_mask import forbid_tokens_compiled
-
-        return forbid_tokens_compiled
-    from baton_kernels.cpu.token_mask import forbid_tokens_rows
-
-    return forbid_tokens_rows
+    return has_vectors()
 
 
 def prepare_for(device: torch.device) -> None:
-    """Compile what `forbid_tokens` calls on a CPU, so that the first row with a mask does not wait for it."""
-    if device.type == "cpu":
-        from baton_kernels.cpu.compiled.machine_code import has_vectors
+    """Compile what is called on a CPU, so that the first row with a mask does not wait for it. Masks are looked at on
+    the host, whatever the device is."""
+    if _is_compiled():
+        from baton_kernels.cpu.compiled.token_mask import compiled
 
-        if has_vectors():
-            from baton_kernels.cpu.compiled.token_mask import compiled
-
-            compiled()
+        compiled()

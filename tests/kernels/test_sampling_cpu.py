@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,13 +15,14 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from baton_kernels import token_mask
 from baton_kernels.gumbel import gumbel_noise
 from baton_kernels.integer_hash import mix32, signed, splitmix64
 from baton_kernels.logprobs import logprobs, logprobs_reference
 from baton_kernels.penalties import apply_bias, apply_penalties, apply_penalties_reference
 from baton_kernels.sampling import greedy, sample, sample_reference
 from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
-from baton_kernels.token_mask import forbid_tokens, forbid_tokens_reference, mask_words
+from baton_kernels.token_mask import forbid_tokens, forbid_tokens_reference, forbidding, looking, mask_words
 from baton_kernels.truncation import mask_top_k_top_p_min_p, mask_top_k_top_p_min_p_reference
 
 EULER = 0.5772156649
@@ -309,3 +311,34 @@ def test_no_row_with_a_mask_changes_nothing() -> None:
     got = logits.clone()
     forbid_tokens(got, torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2, dtype=torch.int32))
     assert torch.equal(got, logits)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "numpy"])
+def test_what_is_prepared_once_follows_masks_that_change(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks keep their place in memory, and have other values at each draw."""
+    if not is_compiled:
+        monkeypatch.setattr(token_mask, "_is_compiled", lambda: False)
+    random = np.random.default_rng(7)
+    words = np.zeros((5, 7), dtype=np.uint32)[:4]  # of a memory that has more rows
+    rows, masks = torch.tensor([3, 0, 2, 1]), torch.from_numpy(words.view(np.int32))
+    places = np.array([0, 4, 6])
+    bits = np.array([0b1011, 1 << 31, 2], dtype=np.uint32)
+    forbid, look = forbidding(rows, masks), looking(words, places, bits)
+    for turn in range(40):
+        words[:] = random.integers(0, 1 << 32, words.shape, dtype=np.uint32)
+        words[:, places] &= ~bits
+        if turn % 2:
+            place = int(random.integers(3))
+            words[random.integers(4), places[place]] |= bits[place]
+        assert look() is bool(turn % 2)
+        got = random_logits(4, 200)
+        expected = got.clone()
+        forbid(got)
+        forbid_tokens_reference(expected, rows, masks)
+        assert torch.equal(got, expected)
+
+
+def test_nothing_is_found_where_nothing_is_looked_for() -> None:
+    nothing = np.zeros(0, dtype=np.int64)
+    assert not looking(np.full((2, 3), 5, dtype=np.uint32), nothing, nothing.astype(np.uint32))()
+    assert not looking(np.zeros((0, 3), dtype=np.uint32), np.array([1]), np.array([1], dtype=np.uint32))()

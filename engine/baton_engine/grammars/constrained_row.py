@@ -8,6 +8,7 @@ and nowhere else.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from llguidance import LLMatcher
 from baton_engine.grammars.answer_matcher import AnswerMatcher, CompiledGrammar
 from baton_engine.grammars.thought_tracker import ThoughtStage, ThoughtTracker
 from baton_engine.grammars.vocabulary import Vocabulary, Words, bits_of, ids_in, spelling_begins
-from baton_kernels.token_mask import WORD_BITS
+from baton_kernels.token_mask import WORD_BITS, looking
 from baton_wire.messages.values import SamplingParams
 
 
@@ -60,9 +61,9 @@ class EndIds:
         held: npt.NDArray[np.bool_] = np.bitwise_or.reduce(found, axis=1) != 0
         return held
 
-    def is_in(self, masks: Words) -> bool:
-        """Whether any of them does: nearly never, and asked at every draw."""
-        return bool(np.count_nonzero(masks.take(self.places, axis=1) & self.others))
+    def looking(self, masks: Words) -> Callable[[], bool]:
+        """Whether any of masks [R, W], as they will be then, holds one: nearly never, and asked at every draw."""
+        return looking(masks, self.places, self.others)
 
 
 class ConstrainedRow:
@@ -93,6 +94,8 @@ class ConstrainedRow:
         self._answer: AnswerMatcher | None = None
         """None where there is none, or while only a thought goes on."""
         self._begin_answer()
+        self._consume: Callable[[int], object] | None = self._answer.take if self.is_plain and self._answer else None
+        """Of a plain row: takes a token of the answer."""
         for token in outputs:
             self.take(token)
 
@@ -104,7 +107,12 @@ class ConstrainedRow:
     @property
     def matcher(self) -> LLMatcher | None:
         """Of the answer; None where there is none, or while only a thought goes on."""
-        return None if self._answer is None else self._answer.matcher
+        if self._answer is None:
+            return None
+        matcher = self._answer.matcher
+        if self._consume is not None:
+            self._consume = matcher.consume_token  # itself from now on: it is called at every token
+        return matcher
 
     @property
     def first_mask(self) -> Words | None:
@@ -139,17 +147,20 @@ class ConstrainedRow:
             return Allowance.TEXT
         return Allowance.MATCHER if self.failure is None else Allowance.FAILED
 
-    def take(self, token: int) -> None:
-        """The row drew `token`."""
+    def take(self, token: int) -> bool:
+        """The row drew `token`. Gives back whether nothing binds it any more."""
         self._index += 1
-        if self.is_plain:
-            if token in self.ends.ids:
-                self.is_over = True
-            elif self._answer is not None and not self.is_over:
-                self._answer.take(token)
-            return
+        if self._consume is None:
+            return self._take_beside_thought(token)
+        if self.is_over or token in self.ends.ids:
+            self.is_over = True
+            return True
+        self._consume(token)
+        return False
+
+    def _take_beside_thought(self, token: int) -> bool:
         if self.is_free:
-            return
+            return True
         before = self._stage
         if self._thought is not None:
             self._thought.take(token)
@@ -160,6 +171,7 @@ class ConstrainedRow:
             self._answer = None
         else:
             self._take_answer(token)
+        return self.is_free
 
     def fill(self, words: Words) -> None:
         """Write what may come next into [W]. Where it is the matcher's to say, its part is written there already."""

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
-from llguidance import LLMatcher
 
 from baton_engine.grammars.constrained_row import Allowance, ConstrainedRow, EndIds
 from baton_engine.grammars.grammar_compiler import READY_S, GrammarCompiler, GrammarError
@@ -36,8 +35,8 @@ class _Batch:
 
     slots: tuple[int, ...]
     rows: tuple[ConstrainedRow, ...]
-    matchers: tuple[tuple[LLMatcher, int], ...]
-    """Each with where its mask belongs."""
+    computations: tuple[tuple[Callable[[int, int], None], int], ...]
+    """Of the matchers' masks, each with where it belongs."""
     firsts: tuple[tuple[Words, int], ...]
     """Masks [W] of answers that begin, each with its row."""
     words: Words
@@ -49,10 +48,9 @@ class _Batch:
     answer ends, the next draw of the same slots has this batch too."""
     constraints: RowConstraints
     """With the masks as the matchers write them."""
-
-    def holds_an_end(self) -> bool:
-        """Whether some matcher's mask is to be finished. One that gave up allows the end and nothing else."""
-        return self.ends is not None and self.ends.is_in(self.words)
+    holds_an_end: Callable[[], bool]
+    """Of a plain batch: whether some matcher's mask is to be finished. One that gave up allows the end and nothing
+    else."""
 
 
 class RowMasks:
@@ -94,9 +92,10 @@ class RowMasks:
         for each in tokens:
             row = self._rows.get(each.slot)
             if isinstance(row, ConstrainedRow):
+                is_free = False
                 for token in each.ids:
-                    row.take(token)
-                if row.is_free:
+                    is_free = row.take(token)
+                if is_free:
                     del self._rows[each.slot]
                     self._batch = None
 
@@ -109,8 +108,8 @@ class RowMasks:
             batch = self._batch_of(slots)
             self._batch = batch if batch.is_plain and not batch.firsts else None
         row_bytes = batch.words.strides[0]
-        for matcher, pointer in batch.matchers:
-            matcher.unsafe_compute_mask_ptr(pointer, row_bytes)
+        for compute, pointer in batch.computations:
+            compute(pointer, row_bytes)
         for mask, row in batch.firsts:
             batch.words[row] = mask
         found = batch.constraints if batch.is_plain and not batch.holds_an_end() else _finished(batch)
@@ -121,7 +120,7 @@ class RowMasks:
         places: list[int] = []
         rows: list[ConstrainedRow] = []
         failures: list[SlotFailure] = []
-        matchers: list[tuple[LLMatcher, int]] = []
+        computations: list[tuple[Callable[[int, int], None], int]] = []
         firsts: list[tuple[Words, int]] = []
         is_plain = True
         for place, slot in enumerate(slots):
@@ -141,20 +140,22 @@ class RowMasks:
                 if (first := row.first_mask) is not None:
                     firsts.append((first, len(rows)))
                 elif (matcher := row.matcher) is not None:
-                    matchers.append((matcher, len(rows)))
+                    computations.append((matcher.unsafe_compute_mask_ptr, len(rows)))
             places.append(place)
             rows.append(row)
         words, pointer = self._words_of(rows)
         ends = rows[0].ends if rows else None
         masks = TokenMasks.of(np.array(places, dtype=np.int64), words) if rows else None
+        is_plain = is_plain and not failures and all(row.ends is ends for row in rows)
         return _Batch(
             slots=tuple(slots),
             rows=tuple(rows),
-            matchers=tuple((matcher, pointer + row * words.strides[0]) for matcher, row in matchers),
+            computations=tuple((compute, pointer + row * words.strides[0]) for compute, row in computations),
             firsts=tuple(firsts),
             words=words,
             ends=ends,
-            is_plain=is_plain and not failures and all(row.ends is ends for row in rows),
+            is_plain=is_plain,
+            holds_an_end=ends.looking(words) if is_plain and ends is not None else lambda: False,
             constraints=RowConstraints(masks, tuple(failures)),
         )
 
@@ -195,5 +196,5 @@ def _finished(batch: _Batch) -> RowConstraints:
             failures.append(SlotFailure(batch.slots[int(masks.rows[number])], row.failure))
     if len(kept) == len(batch.rows):
         return RowConstraints(masks, tuple(failures))
-    rest = TokenMasks(masks.rows[kept], masks.allowed[kept]) if kept else None
+    rest = TokenMasks.of(masks.rows[kept].numpy(), words[kept]) if kept else None
     return RowConstraints(rest, tuple(failures))

@@ -6,7 +6,7 @@ function of (seed, choice, token index, vocabulary id), so a sequence draws the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,7 +21,7 @@ from baton_kernels.logprobs import Logprobs, logprobs
 from baton_kernels.penalties import apply_bias, apply_penalties
 from baton_kernels.sampling import greedy, sample
 from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
-from baton_kernels.token_mask import forbid_tokens
+from baton_kernels.token_mask import forbid_tokens, forbidding
 from baton_kernels.truncated_draw import truncated_draw
 from baton_wire.messages.values import SamplingParams
 
@@ -38,11 +38,21 @@ class TokenMasks:
     """[R] int64, ascending."""
     allowed: Tensor
     """[R, W] int32: bits as in `baton_kernels.token_mask`."""
+    forbid_on_host: Callable[[Tensor], None]
+    """`forbid_tokens` for logits of the host, in float32."""
 
     @staticmethod
     def of(rows: npt.NDArray[np.int64], allowed: npt.NDArray[np.uint32]) -> TokenMasks:
         """Over the arrays' own memory."""
-        return TokenMasks(torch.from_numpy(rows), torch.from_numpy(allowed.view(np.int32)))
+        row_tensor, masks = torch.from_numpy(rows), torch.from_numpy(allowed.view(np.int32))
+        return TokenMasks(row_tensor, masks, forbidding(row_tensor, masks))
+
+    def forbid(self, logits: Tensor) -> None:
+        """In place. Those of a CPU are float32."""
+        if logits.is_cuda:
+            forbid_tokens(logits, on_device(self.rows, logits.device), on_device(self.allowed, logits.device))
+        else:
+            self.forbid_on_host(logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +163,7 @@ class Sampler:
         if masks is not None:
             # Log probabilities are those of the raw logits.
             logits = logits.clone() if logits is raw and rows.logprob_rows else logits
-            forbid_tokens(logits, on_device(masks.rows, self._device), on_device(masks.allowed, self._device))
+            masks.forbid(logits)
         if rows.noise is None:
             return greedy(logits)
         noise = rows.noise

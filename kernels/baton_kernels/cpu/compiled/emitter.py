@@ -55,6 +55,12 @@ class Value:
     def __lshift__(self, other: int) -> Value:
         return self.kernel.operation("shl", self, other)
 
+    def __and__(self, other: Value) -> Value:
+        return self.kernel.operation("and", self, other)
+
+    def __or__(self, other: Value) -> Value:
+        return self.kernel.operation("or", self, other)
+
     def __lt__(self, other: Value | float) -> Value:
         return self.kernel.compare("lt", self, other)
 
