@@ -203,7 +203,8 @@ class ConstrainedRow:
         if token in self.ends.ids:
             self.is_over = True
         elif self._answer is None:
-            self._failure = None if self._compiled is None else "the row left the mark that opens its thought"
+            if self._compiled is not None and self._stage is not ThoughtStage.OPENING:
+                self._failure = "the row left the mark that opens its thought"
         elif self._stage is not ThoughtStage.OPENING:
             self._answer.take(token)
         elif self._answer.matcher.try_consume_tokens([token]) == 0:

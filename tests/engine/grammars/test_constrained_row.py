@@ -106,7 +106,7 @@ def test_text_that_is_certain_may_be_forced_into_the_tokenizers_own_ids(compiler
 def test_a_row_that_is_rebuilt_from_ids_at_any_place_goes_on_alike(compiler: GrammarCompiler, seed: int) -> None:
     chance = random.Random(seed)
     grammar = of_schema(random_schema(chance)[0])
-    start, budget = chance.choice([((), None), ((START,), None), ((START,), 3), ((), 2)])
+    start, budget = chance.choice([((), None), ((START,), None), ((START,), 3), ((START, 40, 41), 3), ((), 2)])
     thought = chance.choice([None, Thought(end=(CLOSE, 7), start=start, max_tokens=budget)])
     sampling = sampling_of(grammar, thought)
     row, ids = row_of(compiler, sampling), list[int]()
@@ -192,6 +192,21 @@ def test_a_mark_of_several_ids_may_also_be_the_answers_beginning(compiler: Gramm
     assert allowed_by(row) == allowed_by_hand("abx|c", [])
     only_mark = row_of(compiler, sampling_of(of_regex("x"), Thought(end=(CLOSE,), start=(a, b))), [a])
     assert allowed_by(only_mark) == {b}, "the answer cannot begin so: the mark is written to its end"
+
+
+def test_a_mark_of_many_ids_that_no_answer_begins_with_is_gone_on_with(compiler: GrammarCompiler) -> None:
+    """As where it is spelled in letters: `<`, `th`, `in`, `k`, `>`."""
+    mark = (40, 41, 42, 43, 44)
+    sampling = sampling_of(of_regex("c"), Thought(end=(CLOSE,), start=mark))
+    for length in range(1, len(mark)):
+        row = row_of(compiler, sampling, list(mark[:length]))
+        assert row.failure is None
+        assert allowed_by(row) == {mark[length]}
+    inside = row_of(compiler, sampling, [*mark, 40, 41, 60])
+    assert inside.allowance is Allowance.TEXT
+    behind = row_of(compiler, sampling, [*mark, 40, CLOSE])
+    assert behind.failure is None
+    assert allowed_by(behind) == allowed_by_hand("c", [])
 
 
 def test_a_budget_without_a_grammar_only_forces_the_end_of_the_thought(compiler: GrammarCompiler) -> None:

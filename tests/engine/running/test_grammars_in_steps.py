@@ -40,7 +40,7 @@ def mixed(seed: int, count: int = 8) -> list[SequenceSpec]:
     for number in range(1, count + 1):
         prompt = [chance.randrange(5, VOCAB) for _ in range(chance.randint(1, 60))]
         grammar = None if number % 3 == 0 else of_schema(random_schema(chance)[0], head=chance.choice(("", "\n")))
-        start, budget = chance.choice([((), 4), ((1,), None), ((1,), 3), ((), 0)])
+        start, budget = chance.choice([((), 4), ((1,), None), ((1,), 3), ((1, 40, 41), 3), ((), 0)])
         thought = chance.choice([None, None, Thought(end=(CLOSE, 9), start=start, max_tokens=budget)])
         sampling = sampling_of(
             grammar,
