@@ -1,4 +1,5 @@
-"""Stacks of experts' weights of 8 bits as a GPU streams them: weights packed as in `quantised_weight`, side by side."""
+"""Stacks of experts' weights of 8 and 4 bits as a GPU streams them: weights packed as in `quantised_weight`, side by
+side."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton_kernels.quantised_weight import GROUP, QuantisedWeight, column_order
+from baton_kernels.quantised_weight import GROUP, QuantisedWeight, dequantise
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,34 +17,51 @@ class QuantisedStack:
     """Weights [experts, features, columns]."""
 
     values: Tensor
-    """[E, N, K]: uint8 of e4m3, or int8, columns in stored order."""
+    """[E, N, bytes] as in `QuantisedWeight`."""
     scales: Tensor
-    """float32 [E, N], or of blocks of 128 x 128 [E, N / 128, K / 128]."""
+    """Of 8 bits float32 [E, N], or of blocks of 128 x 128 [E, N / 128, K / 128]; of 4 bits bfloat16 of groups [E, K /
+    128, N]."""
+    columns: int
+    bits: int = 8
+    zeros: Tensor | None = None
+    """Of 4 bits with zero points: plus 128, bfloat16 [E, K / 128, N]."""
 
     @property
     def has_blocks(self) -> bool:
-        return self.scales.dim() == 3
+        return self.bits == 8 and self.scales.dim() == 3
+
+    def part(self, expert: int) -> QuantisedWeight:
+        """An expert's weight, sharing the values."""
+        scales = self.scales[expert]
+        if self.has_blocks:
+            scales = scales.repeat_interleave(GROUP, 0).t().contiguous()
+        zeros = None if self.zeros is None else self.zeros[expert]
+        arrived = torch.zeros(0, dtype=torch.int32, device=scales.device)
+        return QuantisedWeight(self.values[expert], scales, zeros, self.columns, self.bits, arrived)
 
 
 def stacked(parts: Sequence[QuantisedWeight], sides: int) -> QuantisedStack | None:
-    """One weight of each expert; `sides` are products one below the other in it (gate and up: 2). None where they have
-    not 8 bits each and all a scale a channel, or all blocks of which none reaches into two sides."""
+    """One weight of each expert; `sides` are products one below the other in it (gate and up: 2). None where they are
+    not stored alike, columns have an order, or 8 bits have scales other than of channels, or of blocks of which none
+    reaches into two sides."""
     first = parts[0]
-    blocks = [part.blocks for part in parts if part.blocks is not None]
-    has_blocks = len(blocks) == len(parts) and first.values.shape[0] // sides % GROUP == 0
     for part in parts:
-        alike = part.bits == 8 and part.order is None and part.is_float == first.is_float
-        if not alike or not (has_blocks or part.scales.dim() == 1):
+        kinds = [(p.bits, p.is_float, p.zeros is None, p.blocks is None, p.scales.dim()) for p in (part, first)]
+        if part.order is not None or kinds[0] != kinds[1]:
             return None
-    scales = torch.stack(blocks if has_blocks else [part.scales for part in parts])
-    return QuantisedStack(torch.stack([part.values for part in parts]), scales)
+    values = torch.stack([part.values for part in parts])
+    if first.bits == 4:
+        zeros = [part.zeros for part in parts if part.zeros is not None]
+        scales = torch.stack([part.scales for part in parts])
+        return QuantisedStack(values, scales, first.columns, 4, torch.stack(zeros) if zeros else None)
+    if first.scales.dim() == 1:
+        return QuantisedStack(values, torch.stack([part.scales for part in parts]), first.columns)
+    blocks = [part.blocks for part in parts if part.blocks is not None]
+    if not blocks or first.values.shape[0] // sides % GROUP:
+        return None
+    return QuantisedStack(values, torch.stack(blocks), first.columns)
 
 
 def dequantise_stack(stack: QuantisedStack, dtype: torch.dtype) -> Tensor:
-    """W [E, N, K] with columns in their own order, rounded to the dtype once."""
-    values = column_order(stack.values.flatten(0, 1)).view(stack.values.shape)
-    codes = (values if values.dtype == torch.int8 else values.view(torch.float8_e4m3fn)).float()
-    scales = stack.scales
-    if not stack.has_blocks:
-        return (codes * scales[..., None]).to(dtype)
-    return (codes * scales.repeat_interleave(GROUP, 1).repeat_interleave(GROUP, 2)).to(dtype)
+    """W [E, N, K] with columns in the order of the codes, rounded to the dtype once."""
+    return torch.stack([dequantise(stack.part(expert), dtype) for expert in range(len(stack.values))])

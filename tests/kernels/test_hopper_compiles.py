@@ -114,16 +114,19 @@ for tokens in (1, 700):
 """,
         {"_product_kernel", "_sum_kernel"},
     ),
-    "experts of 8 bits": (
+    "experts of 8 and 4 bits": (
         """
 from baton_kernels.gpu.streamed_stacks import quantised_experts_gluon
 from baton_kernels.quantised_stack import QuantisedStack
 channels, blocks = ((8, 1024), (8, 256)), ((8, 8, 2), (8, 2, 4))
 for dtype, scales, tokens in ((torch.int8, channels, 700), (torch.uint8, blocks, 40)):
-    gate_up = QuantisedStack(rows(8, 1024, 256, dtype=dtype), torch.ones(scales[0]))
-    down = QuantisedStack(rows(8, 256, 512, dtype=dtype), torch.ones(scales[1]))
+    gate_up = QuantisedStack(rows(8, 1024, 256, dtype=dtype), torch.ones(scales[0]), 256)
+    down = QuantisedStack(rows(8, 256, 512, dtype=dtype), torch.ones(scales[1]), 512)
     chosen = rows(tokens, 2, dtype=torch.float32), rows(tokens, 2, dtype=torch.int64)
     quantised_experts_gluon(rows(tokens, 256), gate_up, down, *chosen)
+gate_up = QuantisedStack(rows(8, 1024, 128, dtype=torch.uint8), rows(8, 2, 1024), 256, 4, rows(8, 2, 1024))
+down = QuantisedStack(rows(8, 256, 256, dtype=torch.uint8), rows(8, 4, 256), 512, 4)
+quantised_experts_gluon(rows(40, 256), gate_up, down, *(each[:40] for each in chosen))
 """,
         {"_stack_kernel", "_sum_kernel"},
     ),

@@ -1,4 +1,4 @@
-"""Stacks of experts with weights of 8 bits: put together and brought back, and the streamed product by the formula."""
+"""Stacks of experts with weights of 8 and 4 bits: stacked and brought back, and the streamed product by the formula."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from baton_kernels.quantised_stack import QuantisedStack, dequantise_stack, stac
 from baton_kernels.quantised_weight import QuantisedWeight, dequantise, pack_fp8, pack_int4, pack_int8
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-FORMS = ("block", "channel", "int8 channel")
+FORMS = ("block", "channel", "int8 channel", "int4", "int4 zeros")
 
 
 def draw(form: str, count: int, features: int, columns: int, device: str) -> list[QuantisedWeight]:
     generator = torch.Generator().manual_seed(features + columns)
 
     def one() -> QuantisedWeight:
-        shape = (features // 128, columns // 128) if form == "block" else (features,)
+        groups = (features, columns // 128)
+        shape = {"block": (features // 128, columns // 128), "int4": groups, "int4 zeros": groups}.get(
+            form, (features,)
+        )
         scale = ((torch.rand(shape, generator=generator) + 0.5) * columns**-0.5).to(device)
         if form == "int8 channel":
             codes = torch.randint(-128, 128, (features, columns), generator=generator, dtype=torch.int8)
             return pack_int8(codes.to(device), scale / 60)
+        if form.startswith("int4"):
+            codes = torch.randint(0, 16, (features, columns), generator=generator, dtype=torch.uint8)
+            zeros = torch.randint(0, 16, groups, generator=generator).to(device) if form == "int4 zeros" else None
+            return pack_int4(codes.to(device), scale / 5, zeros)
         values = torch.randn(features, columns, generator=generator).to(torch.float8_e4m3fn)
         return pack_fp8(values.to(device), scale)
 
@@ -40,7 +47,7 @@ def test_what_was_stacked_comes_back(form: str) -> None:
 
 
 def test_what_no_stack_holds_is_none() -> None:
-    """Unlike parts, blocks that reach into gate and up, scales of groups, an order of columns, four bits."""
+    """Unlike parts, blocks that reach into gate and up, groups of 8 bits, an order of columns."""
     channel, blocks = draw("channel", 1, 256, 256, "cpu"), draw("block", 1, 384, 256, "cpu")
     assert stacked([*channel, *draw("int8 channel", 1, 256, 256, "cpu")], 1) is None
     assert stacked([*channel, *draw("block", 1, 256, 256, "cpu")], 1) is None
@@ -49,7 +56,9 @@ def test_what_no_stack_holds_is_none() -> None:
     codes = torch.zeros(256, 256, dtype=torch.int8)
     assert stacked([pack_int8(codes, torch.ones(256, 2))], 1) is None
     assert stacked([pack_int8(codes, torch.ones(256), torch.arange(256))], 1) is None
-    assert stacked([pack_int4(codes, torch.ones(256, 2))], 1) is None
+    four = pack_int4(codes, torch.ones(256, 2)), pack_int4(codes, torch.ones(256, 2), torch.ones(256, 2))
+    assert stacked(four, 1) is None
+    assert stacked([pack_int4(codes, torch.ones(256, 2), order=torch.arange(256))], 1) is None
 
 
 @pytest.mark.gpu

@@ -29,6 +29,8 @@ PIECED_ROWS = 256
 """Up to so many rows of 8-bit integers, pieces of them that each stream all of W cost less than bringing W back: it is
 not written as 16 bits and read again."""
 MULTIPROCESSORS = 132
+LIBRARY_COLUMNS = 512
+"""cuBLAS lays out scales of blocks four columns of blocks at a time; with others it gives wrong sums, not an error."""
 MANY_ROWS = 512
 """From more rows on the library's products with a scale a row are as fast as those without."""
 PROGRAM_BYTES = 3584
@@ -85,7 +87,7 @@ def quantised_mlp_cuda(
 
 def rounds(x: Tensor, weight: QuantisedWeight) -> bool:
     """Whether many rows x are multiplied in 8 bits, as the weight is."""
-    scaled = weight.scales.dim() == 1 or weight.blocks is not None
+    scaled = weight.scales.dim() == 1 or (weight.blocks is not None and weight.columns % LIBRARY_COLUMNS == 0)
     known = weight.rounds_inputs and scaled and x.dtype == torch.bfloat16 and x.shape[0] > 0
     return known and is_hopper(x.device)
 

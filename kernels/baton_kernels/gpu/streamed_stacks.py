@@ -1,8 +1,8 @@
-"""Mixtures of experts with weights of 8 bits on Hopper, in Gluon: each expert's bytes stream by once.
+"""Mixtures of experts with weights of 8 and 4 bits on Hopper, in Gluon: each expert's bytes stream by once.
 
 As in `streamed_mxfp4.py` programs stay and go through tiles of row blocks, after a table that the device makes, and
-weights are the register operand of W xᵀ. As in `streamed_quantised.py` bytes become bfloat16 in registers, exactly. A
-channel's scale multiplies the whole sum, a block's the sum of its 128 columns.
+weights are the register operand of W xᵀ. As in `streamed_quantised.py` codes become bfloat16 in registers, exactly. A
+channel's scale multiplies the whole sum, that of a block or a group the sum of its 128 columns.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -29,14 +29,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton_kernels.gpu.expert_sort import MAX_PAIRS, Sorted, sort_by_expert
 from baton_kernels.gpu.streamed_experts import LARGE_TILES_FROM, PLAIN, SWIGLU, row_block, sum_of_experts
 from baton_kernels.gpu.streamed_linear import SHARED_BYTES
-from baton_kernels.gpu.streamed_mxfp4 import _as_operand, _copy_x
-from baton_kernels.gpu.streamed_quantised import _WIDEN_E4M3, _WIDEN_INT8
+from baton_kernels.gpu.streamed_quantised import _WIDEN_E4M3, _WIDEN_INT4, _WIDEN_INT8, _as_operand
 from baton_kernels.quantised_stack import QuantisedStack
+from baton_kernels.quantised_weight import GROUP
 
 LARGEST_TILES_FROM = 256
 """Pairs for each expert: from there on rows of 128 are faster with blocks too."""
 LINE = gl.constexpr(128)
-"""Bytes and columns, a step."""
+"""Bytes, a step: so many columns, or twice as many of 4 bits."""
 PANEL = gl.constexpr(64)
 """Columns of x in 128 bytes."""
 
@@ -53,6 +53,17 @@ def _copy_weight(
     for side in gl.static_range(SIDES):
         place = [feature + side * features, i * LINE]
         tma.async_copy_global_to_shared(weight, place, ready.index(stage), w_boxes.index(stage * SIDES + side))
+
+
+@gluon.jit
+def _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES: gl.constexpr):
+    PANELS: gl.constexpr = x_boxes.shape[0] // STAGES
+    item = gl.program_id(0) + (c // lines) * gl.num_programs(0)
+    i, stage = c % lines, c % STAGES
+    row = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
+    for panel in gl.static_range(PANELS):
+        place = [row, (i * PANELS + panel) * PANEL]
+        tma.async_copy_global_to_shared(x, place, ready.index(stage), x_boxes.index(stage * PANELS + panel))
 
 
 @gluon.jit
@@ -90,6 +101,26 @@ def _widened(w_boxes, box, half: gl.constexpr, MMA: gl.constexpr):
 
 
 @gluon.jit
+def _finish(
+    total, up, out_ptr, table, item, tiles, features, ROW_BLOCKS, AHEAD: gl.constexpr, SIDES: gl.constexpr,
+    dtype: gl.constexpr,
+):  # fmt: skip
+    """Gate and store a tile of sums [FEATURES, R]."""
+    MMA: gl.constexpr = total.type.layout
+    first = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
+    end = gl.load(table + 1 + 2 * ROW_BLOCKS + item // tiles)
+    column = (item % tiles) * total.shape[0] + gl.arange(0, total.shape[0], gl.SliceLayout(1, MMA))
+    row = gl.arange(0, total.shape[1], gl.SliceLayout(0, MMA))
+    if SIDES == 2:  # rounded where the separate ops round
+        gate = total.to(dtype).to(gl.float32)
+        total = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
+    if AHEAD:
+        gdc_wait()
+    place = (first + row).to(gl.int64)[None, :] * features + column[:, None]
+    gl.store(out_ptr + place, total.to(dtype), mask=(first + row < end)[None, :] & (column < features)[:, None])
+
+
+@gluon.jit
 def _multiply(
     scale_ptr, out_ptr, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS,
     AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BLOCKS: gl.constexpr,
@@ -97,7 +128,6 @@ def _multiply(
     FEATURES: gl.constexpr = w_boxes.shape[1]
     R: gl.constexpr = x_boxes.shape[1]
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [FEATURES // 16, 1], [16, R, 16])
-    dtype: gl.constexpr = x_boxes.dtype
     empty = gl.zeros([FEATURES, R], gl.float32, MMA)
     if not AHEAD:
         gdc_wait()
@@ -141,53 +171,132 @@ def _multiply(
             mbarrier.arrive(free.index(stage), count=1)
             c += 1
 
-        first = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
-        end = gl.load(table + 1 + 2 * ROW_BLOCKS + item // tiles)
-        line = gl.arange(0, FEATURES, gl.SliceLayout(1, MMA))
-        column = (item % tiles) * FEATURES + line
-        row = gl.arange(0, R, gl.SliceLayout(0, MMA))
-        is_column = column < features
         if not BLOCKS:
+            line = gl.arange(0, FEATURES, gl.SliceLayout(1, MMA))
+            is_column = (item % tiles) * FEATURES + line < features
             total *= gl.load(scale_ptr + feature + line, mask=is_column, other=0.0)[:, None]
-        if SIDES == 2:  # rounded where the separate ops round
-            if not BLOCKS:
+            if SIDES == 2:
                 up *= gl.load(scale_ptr + features + feature + line, mask=is_column, other=0.0)[:, None]
-            gate = total.to(dtype).to(gl.float32)
-            total = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
-        if AHEAD:
-            gdc_wait()
-        place = (first + row).to(gl.int64)[None, :] * features + column[:, None]
-        gl.store(out_ptr + place, total.to(dtype), mask=(first + row < end)[None, :] & is_column[:, None])
+        _finish(total, up, out_ptr, table, item, tiles, features, ROW_BLOCKS, AHEAD, SIDES, x_boxes.dtype)
+
+
+@gluon.jit
+def _add_groups(
+    total, w_boxes, x_boxes, box, stage, scales, zeros, known, both, first, second, ZEROS: gl.constexpr,
+    MMA: gl.constexpr,
+):  # fmt: skip
+    """total + the product of a side's step of 4 bits: two groups of 128 columns, of which `first` and `second` say
+    whether they are there."""
+    STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    low = gl.zeros([total.shape[0], total.shape[1]], gl.float32, MMA)
+    high = gl.zeros([total.shape[0], total.shape[1]], gl.float32, MMA)
+    s0 = gl.load(scales, mask=known & first, other=0.0).to(gl.float32)
+    s1 = gl.load(scales + both, mask=known & second, other=0.0).to(gl.float32)
+    w_box = w_boxes.index(box)
+    raw0 = w_box.slice(0, PANEL, dim=1).load(STORED)
+    raw1 = w_box.slice(PANEL, PANEL, dim=1).load(STORED)
+    if ZEROS:
+        z0 = gl.load(zeros, mask=known & first, other=0.0)
+        z1 = gl.load(zeros + both, mask=known & second, other=0.0)
+        z0 = gl.expand_dims(gl.convert_layout(z0, gl.SliceLayout(1, STORED)), 1).broadcast_to(raw0.shape)
+        z1 = gl.expand_dims(gl.convert_layout(z1, gl.SliceLayout(1, STORED)), 1).broadcast_to(raw0.shape)
+    else:
+        z0 = gl.full(raw0.shape, 136.0, gl.bfloat16, STORED)
+        z1 = z0
+    w0, w1 = gl.inline_asm_elementwise(
+        _WIDEN_INT4, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw0, z0, z1], (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
+    )
+    w0, w1 = _as_operand(w0, OPERAND), _as_operand(w1, OPERAND)
+    low = warpgroup_mma(w0, x_boxes.index(stage * 4).permute((1, 0)), low, use_acc=False, is_async=True)
+    high = warpgroup_mma(w1, x_boxes.index(stage * 4 + 2).permute((1, 0)), high, use_acc=False, is_async=True)
+    w2, w3 = gl.inline_asm_elementwise(
+        _WIDEN_INT4, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw1, z0, z1], (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
+    )
+    w2, w3 = _as_operand(w2, OPERAND), _as_operand(w3, OPERAND)
+    low = warpgroup_mma(w2, x_boxes.index(stage * 4 + 1).permute((1, 0)), low, is_async=True)
+    high = warpgroup_mma(w3, x_boxes.index(stage * 4 + 3).permute((1, 0)), high, is_async=True)
+    low, high, w0, w1, w2, w3 = warpgroup_mma_wait(0, [low, high, w0, w1, w2, w3])
+    return total + low * s0[:, None] + high * s1[:, None]
+
+
+@gluon.jit
+def _multiply_int4(
+    scale_ptr, zero_ptr, out_ptr, table, w_boxes, x_boxes, ready, free, tiles, features, lines, groups, ROW_BLOCKS,
+    AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, ZEROS: gl.constexpr,
+):  # fmt: skip
+    FEATURES: gl.constexpr = w_boxes.shape[1]
+    R: gl.constexpr = x_boxes.shape[1]
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [FEATURES // 16, 1], [16, R, 16])
+    if not AHEAD:
+        gdc_wait()
+    items = gl.load(table) * tiles
+    both = SIDES * features
+    c = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        column = (item % tiles) * FEATURES + gl.arange(0, FEATURES, gl.SliceLayout(1, MMA))
+        known = column < features
+        group = gl.load(table + 1 + item // tiles) * groups
+        total = gl.zeros([FEATURES, R], gl.float32, MMA)
+        up = gl.zeros([FEATURES, R], gl.float32, MMA)
+        for i in range(lines):
+            stage = c % STAGES
+            place = (group + 2 * i) * both + column
+            first, second = 2 * i < groups, 2 * i + 1 < groups
+            mbarrier.wait(ready.index(stage), (c // STAGES) & 1)
+            total = _add_groups(total, w_boxes, x_boxes, stage * SIDES, stage, scale_ptr + place, zero_ptr + place,
+                                known, both, first, second, ZEROS, MMA)  # fmt: skip
+            if SIDES == 2:
+                place += features
+                up = _add_groups(up, w_boxes, x_boxes, stage * 2 + 1, stage, scale_ptr + place, zero_ptr + place,
+                                 known, both, first, second, ZEROS, MMA)  # fmt: skip
+            mbarrier.arrive(free.index(stage), count=1)
+            c += 1
+        _finish(total, up, out_ptr, table, item, tiles, features, ROW_BLOCKS, AHEAD, SIDES, x_boxes.dtype)
 
 
 @gluon.jit(do_not_specialize=["ROW_BLOCKS"])
 def _stack_kernel(
-    x, weight, scale_ptr, out_ptr, table, tiles, features, lines, ROW_BLOCKS,
-    AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BLOCKS: gl.constexpr,
+    x, weight, scale_ptr, zero_ptr, out_ptr, table, tiles, features, lines, groups, ROW_BLOCKS,
+    AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BLOCKS: gl.constexpr, BITS: gl.constexpr,
+    ZEROS: gl.constexpr,
 ):  # fmt: skip
     if AHEAD:
         gdc_launch_dependents()
     R: gl.constexpr = x.block_shape[0]
     FEATURES: gl.constexpr = weight.block_shape[0]
+    PANELS: gl.constexpr = 16 // BITS
     w_boxes = gl.allocate_shared_memory(weight.dtype, [STAGES * SIDES, FEATURES, LINE], weight.layout)
-    x_boxes = gl.allocate_shared_memory(x.dtype, [STAGES * 2, R, PANEL], x.layout)
-    BYTES: gl.constexpr = SIDES * FEATURES * LINE + 4 * R * PANEL
+    x_boxes = gl.allocate_shared_memory(x.dtype, [STAGES * PANELS, R, PANEL], x.layout)
+    BYTES: gl.constexpr = SIDES * FEATURES * LINE + 2 * PANELS * R * PANEL
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=1)
     fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_multiply, (scale_ptr, out_ptr, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS,
-                         AHEAD, STAGES, SIDES, BLOCKS)),
-            (_fetch, (x, weight, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS, AHEAD,
-                      STAGES, SIDES, BYTES)),
-        ],
-        [1],
-        [40],
-    )  # fmt: skip
+    if BITS == 4:
+        gl.warp_specialize(
+            [
+                (_multiply_int4, (scale_ptr, zero_ptr, out_ptr, table, w_boxes, x_boxes, ready, free, tiles, features,
+                                  lines, groups, ROW_BLOCKS, AHEAD, STAGES, SIDES, ZEROS)),
+                (_fetch, (x, weight, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS, AHEAD,
+                          STAGES, SIDES, BYTES)),
+            ],
+            [1],
+            [40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (scale_ptr, out_ptr, table, w_boxes, x_boxes, ready, free, tiles, features, lines,
+                             ROW_BLOCKS, AHEAD, STAGES, SIDES, BLOCKS)),
+                (_fetch, (x, weight, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS, AHEAD,
+                          STAGES, SIDES, BYTES)),
+            ],
+            [1],
+            [40],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +311,15 @@ class StackConfig:
     registers: int
     """Of a thread, before those that fetch give theirs away."""
 
-    def stages(self, sides: int) -> int:
+    def stages(self, sides: int, bits: int) -> int:
         """Steps under way, as many as fit into shared memory."""
-        step = sides * self.features * LINE.value + 4 * self.rows * PANEL.value
+        step = sides * self.features * LINE.value + 32 // bits * self.rows * PANEL.value
         return int(min(12, (SHARED_BYTES // self.programs - 2048) // step))
 
 
-def stack_config(pairs: int, count: int, has_blocks: bool) -> StackConfig:
+def stack_config(pairs: int, count: int, has_blocks: bool, bits: int) -> StackConfig:
     """For so many pairs of a token and one of `count` experts. Sums of blocks take registers beside the whole ones."""
-    if pairs >= LARGE_TILES_FROM * count:
+    if bits == 8 and pairs >= LARGE_TILES_FROM * count:
         return StackConfig(64 if has_blocks and pairs < LARGEST_TILES_FROM * count else 128, 128, 1, 168)
     return StackConfig(row_block(pairs, count), 64, 2, 128)
 
@@ -227,7 +336,7 @@ def quantised_experts_gluon(
         pieces = (torch.split(each, MAX_PAIRS // per_token) for each in (x, shares, experts))
         return torch.cat([quantised_experts_gluon(x, gate_up, down, s, e) for x, s, e in zip(*pieces, strict=True)])
     count = gate_up.values.shape[0]
-    config = config or stack_config(experts.numel(), count, gate_up.has_blocks)
+    config = config or stack_config(experts.numel(), count, gate_up.has_blocks, min(gate_up.bits, down.bits))
     plan = sort_by_expert(x, experts, count, config.rows)
     inner = _product(plan.x, plan, gate_up, SWIGLU.value, config, is_table_older=False)
     out = _product(inner, plan, down, PLAIN.value, config, is_table_older=True)
@@ -238,15 +347,17 @@ def _product(
     x: Tensor, plan: Sorted, weight: QuantisedStack, gate: int, config: StackConfig, is_table_older: bool
 ) -> Tensor:
     sides = 1 if gate == PLAIN.value else 2
-    _, both, columns = weight.values.shape
+    _, both, size = weight.values.shape
     features = both // sides
     out = torch.empty(x.shape[0], features, dtype=x.dtype, device=x.device)
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    zeros = weight.scales if weight.zeros is None else weight.zeros
     _stack_kernel[(config.programs * multiprocessors,)](
-        _boxes(x, config.rows, PANEL.value), _boxes(weight.values.view(-1, columns), config.features, LINE.value),
-        weight.scales, out, plan.table, triton.cdiv(features, config.features), features,
-        triton.cdiv(columns, LINE.value), (plan.table.shape[0] - 1) // 3, is_table_older, config.stages(sides), sides,
-        weight.has_blocks, num_warps=config.features // 16, maxnreg=config.registers, launch_pdl=True,
+        _boxes(x, config.rows, PANEL.value), _boxes(weight.values.view(-1, size), config.features, LINE.value),
+        weight.scales, zeros, out, plan.table, triton.cdiv(features, config.features), features,
+        triton.cdiv(size, LINE.value), triton.cdiv(weight.columns, GROUP), (plan.table.shape[0] - 1) // 3,
+        is_table_older, config.stages(sides, weight.bits), sides, weight.has_blocks, weight.bits,
+        weight.zeros is not None, num_warps=config.features // 16, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
 
