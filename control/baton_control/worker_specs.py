@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from baton_control.errors import UnsupportedError
 from baton_control.hashes import Revision, content_hash
-from baton_control.spec.api import LLMDeployment, PrefillUnavailable
+from baton_control.spec.api import Disaggregation, LLMDeployment, PrefillUnavailable
 from baton_control.spec.gateway_fields import UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.served_model import Dtype
@@ -187,6 +187,15 @@ def pool_spec(deployment: LLMDeployment, role: Role) -> PoolSpec:
     return pools[role]
 
 
+def keeps_answers(deployment: LLMDeployment) -> bool:
+    """Whether prefill workers also decode what they computed. Not where every token would wait for layers in the
+    host's memory; workers that flip need not be told."""
+    spec = deployment.spec
+    is_wanted = spec.routing.keep_answers and spec.routing.disaggregation is Disaggregation.AUTO
+    is_slow = bool(spec.prefill.engine.offloaded_layers) and not spec.prefill.engine.offload_decode
+    return is_wanted and not is_slow and not spec.autoscaling.flips
+
+
 def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site) -> tuple[str, ...]:
     model, transfer, engine = deployment.spec.model, deployment.spec.kv_transfer, pool.engine
     device = site.prefill_device if role is Role.PREFILL else site.decode_device
@@ -221,6 +230,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         *always,
         *(f"{flag}={value}" for flag, value in optional.items() if value is not None),
         *(("--offload-decode",) if engine.offload_decode else ()),
+        *(("--keep-answers",) if role is Role.PREFILL and keeps_answers(deployment) else ()),
         *_drain(site, site.worker_drain_s),
         *(f"--{each.name}" if each.value is None else f"--{each.name}={each.value}" for each in pool.arguments),
     )

@@ -28,9 +28,12 @@ SITE = Site(
     decode_device=Device.CPU,
 )
 
+GPU = {"resource": "nvidia.com/gpu"}
+
 
 def flags(spec: WorkerSpec) -> dict[str, str]:
-    return dict(argument.removeprefix("--").split("=", 1) for argument in spec.argv[3:])
+    parts = (argument.removeprefix("--").partition("=") for argument in spec.argv[3:])
+    return {name: value for name, _, value in parts}
 
 
 def test_a_certificate_needs_a_place_with_secrets() -> None:
@@ -104,6 +107,27 @@ def test_a_worker_understands_what_is_rendered_for_it(role: Role) -> None:
     assert config.decode_discovery == ("file:/run/decode.json" if role is Role.PREFILL else None)
 
 
+@pytest.mark.parametrize(
+    ("fields", "keeps"),
+    [
+        ({}, True),
+        ({"routing__keepAnswers": False}, False),
+        ({"routing__disaggregation": "Always"}, False),
+        ({"routing__disaggregation": "Never"}, False),
+        ({"prefill__engine": {"offloadedLayers": 4}, "prefill__accelerator": GPU}, False),
+        ({"prefill__engine": {"offloadedLayers": 4, "offloadDecode": True}, "prefill__accelerator": GPU}, True),
+    ],
+)
+def test_prefill_workers_keep_answers_where_prompts_go_where_they_are_served_better(
+    fields: dict[str, object], keeps: bool
+) -> None:
+    site = dataclasses.replace(SITE, prefill_device=Device.CUDA)
+    spec = worker_spec(deployment(**fields), Role.PREFILL, site)
+    arguments = (*spec.argv[3:], *instance_arguments(Role.PREFILL, "127.0.0.1:0", "/run/a.json"))
+    assert parse(Role.PREFILL, arguments).keep_answers is keeps
+    assert "--keep-answers" not in worker_spec(deployment(**fields), Role.DECODE, site).argv
+
+
 def test_the_gateway_understands_what_is_rendered_for_it() -> None:
     wanted = deployment(
         gateway={
@@ -132,7 +156,8 @@ def test_text_of_a_manifest_stays_inside_one_value(source: str, served: str) -> 
     for role in POOL_ROLES:
         spec = worker_spec(wanted, role, SITE)
         assert len(spec.argv) == len(worker_spec(deployment(), role, SITE).argv)
-        assert all(argument.startswith("--") and "=" in argument for argument in spec.argv[3:])
+        written = [argument for argument in spec.argv[3:] if argument != "--keep-answers"]
+        assert all(argument.startswith("--") and "=" in argument for argument in written)
         assert flags(spec)["served-name"] == served
 
 

@@ -52,6 +52,8 @@ def test_decode_workers_offload_only_on_purpose() -> None:
     flags = (*BASE, "--device=cuda", "--offloaded-layers=4")
     assert parse(Role.PREFILL, flags).offloaded_layers == 4
     with pytest.raises(ConfigError, match="--offload-decode"):
+        parse(Role.PREFILL, (*flags, "--keep-answers"))
+    with pytest.raises(ConfigError, match="--offload-decode"):
         parse(Role.DECODE, flags)
     assert parse(Role.DECODE, (*flags, "--offload-decode")).offloaded_layers == 4
 

@@ -201,12 +201,13 @@ def parse(program_role: Role | None, argv: Sequence[str]) -> WorkerConfig:
         )
     if flags["offloaded_layers"] and flags["device"] != "cuda":
         raise ConfigError(f"argument --offloaded-layers: not with --device {flags['device']}; allowed there: 0")
-    if flags["offloaded_layers"] and program_role is not Role.PREFILL and not flags["offload_decode"]:
+    flips = program_role is None
+    flags.setdefault("keep_answers", flips)
+    decodes = program_role is not Role.PREFILL or flags["keep_answers"]
+    if flags["offloaded_layers"] and decodes and not flags["offload_decode"]:
         raise ConfigError(
             "argument --offloaded-layers: every token would wait for the copies; allowed without --offload-decode: 0"
         )
     for absent in ("decode_discovery", "prefill_discovery", "pair_listen", "landing_bytes"):
         flags.setdefault(absent, None)
-    flips = program_role is None
-    flags.setdefault("keep_answers", flips)
     return WorkerConfig(role=role, flips=flips, **flags)

@@ -96,6 +96,8 @@ class RoutingSpec(Model):
 
     disaggregation: Annotated[Disaggregation, Field(strict=False)] = Disaggregation.AUTO
     """Which prompts the prefill pool computes: all, none, or those where it serves the targets better."""
+    keep_answers: bool = True
+    """With `Auto`, prefill workers also decode what they computed, where that serves the targets better."""
     prefill_unavailable: Annotated[PrefillUnavailable, Field(strict=False)] = PrefillUnavailable.DECODE_LOCALLY
     """Without a prefill worker: decode workers compute prompts, or requests get 503 after 10 s."""
 

@@ -23,8 +23,8 @@ RESERVED_VOLUMES: Final = ("keys", "run", "tmp", "model", "shm", "hugepages")
 RESERVED_ARGUMENTS: Final = (
     "model", "served-name", "keys", "device", "dtype", "max-context-tokens", "verify", "transport", "quantization",
     "kv-cache-dtype", "min-bandwidth", "kv-cache-bytes", "block-tokens", "max-sequences", "max-step-tokens",
-    "chunk-tokens", "max-waiting", "offloaded-layers", "offload-decode", "threads", "decode-discovery", "drain-s",
-    "paced", "template-hash", "listen", "announce", "pair-listen", "help",
+    "chunk-tokens", "max-waiting", "offloaded-layers", "offload-decode", "keep-answers", "threads", "decode-discovery",
+    "drain-s", "paced", "template-hash", "listen", "announce", "pair-listen", "help",
 )  # fmt: skip
 """Flags of workers that Baton sets, or that have fields of their own."""
 

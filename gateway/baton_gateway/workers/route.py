@@ -136,7 +136,7 @@ def pick(
                 return Route(prefill.epoch, decode.epoch, decode.pair_address, own_s=own_s)
     if decode is not None and _may_go_local(policy):
         return Route(None, decode.epoch, None)
-    if decode is None and prefill is not None and _may_keep(prefill, query):
+    if decode is None and prefill is not None and _can_keep(prefill, query):
         return Route(None, prefill.epoch, None)
     if _would_fit_if_larger(fitting, large):
         return errors.too_long_for_workers()
@@ -247,8 +247,15 @@ def _placement(
     return placement(there, here, targets)
 
 
-def _may_keep(prefill: WorkerView, query: RouteQuery) -> bool:
+def _can_keep(prefill: WorkerView, query: RouteQuery) -> bool:
     return prefill.keeps_answers and query.total_tokens <= prefill.max_context_tokens
+
+
+def _may_keep(prefill: WorkerView, query: RouteQuery) -> bool:
+    """Rows leave room for the prompts that come: half of the slots, and as many blocks as the answer may need."""
+    blocks = -(-query.total_tokens // prefill.block_tokens)
+    has_blocks = prefill.blocks_free is None or prefill.blocks_free >= blocks
+    return _can_keep(prefill, query) and 2 * (prefill.rows + query.choices) <= prefill.max_sequences and has_blocks
 
 
 def _missing(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> int:

@@ -43,7 +43,7 @@ BEFORE_STOP_S = 5
 """A gateway keeps accepting for so long, until load balancers have noticed that it goes."""
 PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
-TEMPLATE_VERSION = 4
+TEMPLATE_VERSION = 5
 """Raised when a template uses what images made for an older one do not know, such as a new flag."""
 _TEMPLATE_FLAG = "--template-hash="
 

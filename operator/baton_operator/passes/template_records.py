@@ -23,7 +23,7 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.names import record_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.served_model import ModelSpec
-from baton_control.worker_specs import pool_spec
+from baton_control.worker_specs import keeps_answers, pool_spec
 from baton_operator.kube.object_fields import integer, mapping, text
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.metadata import owned
@@ -38,6 +38,8 @@ _NOT_IN_WORKERS = ("generationDefaults", "aliases", "toolFormat", "reasoningForm
 """Fields of the model that workers do not depend on."""
 _NOT_IN_TEMPLATES = ("replicas", "serviceAccountAnnotations")
 """Fields of a pool that its Pods do not depend on."""
+KEEPS_ANSWERS = "keepsAnswers"
+"""Whether prefill workers decode, too: follows from `routing` and what the pool offloads."""
 GOOD_ANNOTATION = "baton.dev/last-good"
 """On the current record: the LLMDeployment that was last carried out, as JSON without status and labels."""
 MAX_GOOD_BYTES = 128 << 10
@@ -129,7 +131,9 @@ def _known(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]
     for record in records:
         found = record.rendered.get(role)
         is_alike = (record.version, record.worker_image, record.gateway_image, record.upgrade) == source
-        if found is not None and is_alike and same_inputs(found.inputs, wanted, _DEFAULTS[role]):
+        # What is derived has no default: an older record, which has no word of it, stays as it is.
+        defaults = {**_DEFAULTS[role], KEEPS_ANSWERS: wanted.get(KEEPS_ANSWERS)}
+        if found is not None and is_alike and same_inputs(found.inputs, wanted, defaults):
             return found
     return None
 
@@ -152,7 +156,8 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         gateway = {name: value for name, value in dump["gateway"].items() if name not in _NOT_IN_PODS}
         targets = {name: each["target"] for name, each in dump["slo"].items()}
         may_sleep = spec.prefill.replicas.min == 0
-        more = {"routing": dump["routing"], "targets": targets, "maySleep": may_sleep}
+        routing = {name: value for name, value in dump["routing"].items() if name != "keepAnswers"}
+        more = {"routing": routing, "targets": targets, "maySleep": may_sleep}
         more |= {name: dump["model"][name] for name in ("toolFormat", "reasoningFormat")}
         more["generationDefaults"] = spec.model.generation_defaults
         more["aliases"] = [f"{alias}={spec.model.served_name}" for alias in spec.model.aliases]
@@ -161,8 +166,10 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
     if pool["accelerator"] is not None:  # what it costs is no reason to start workers anew
         pool["accelerator"] = {name: each for name, each in pool["accelerator"].items() if name != "costPerHour"}
     devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}
+    more = {KEEPS_ANSWERS: keeps_answers(deployment)} if role is Role.PREFILL else {}
     return {
         **shared,
+        **more,
         "model": {name: value for name, value in dump["model"].items() if name not in _NOT_IN_WORKERS},
         "pool": pool,
         "kvTransfer": dump["kvTransfer"],

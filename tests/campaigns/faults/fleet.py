@@ -239,11 +239,11 @@ FLIPPING = {"replicas": {"min": 1, "max": 3}}
 def keeping_fleet(folder: Path) -> UpFleet:
     """Two workers of each role, of which every one may compute a prompt and decode its answer.
 
-    The target between tokens is near what a step of the tiny model takes: so some answers are kept by a prefill worker,
-    and some are handed over.
+    They may by default. The target between tokens is near what a step of the tiny model takes: so some answers are kept
+    by a prefill worker, and some are handed over.
     """
     targets = {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "1ms", "percentile": 95}}
-    return UpFleet(folder, slo=targets, prefill={"arguments": [{"name": "keep-answers"}]})
+    return UpFleet(folder, slo=targets)
 
 
 class FlippingFleet(UpFleet):

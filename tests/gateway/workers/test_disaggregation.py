@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick, revisions
@@ -65,6 +67,18 @@ def test_a_full_decode_worker_leaves_the_answer_to_a_prefill_worker_that_keeps_s
     assert route(keeps, full, RoutePolicy()).decode == full.epoch, "always"
     short = view(Role.PREFILL, keeps_answers=True, max_context_tokens=1_050)
     assert route(short, full, policy).decode == full.epoch, "the answer does not fit there"
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks_free", "keeps"), [(31, 10_000, True), (32, 10_000, False), (4, 69, True), (4, 68, False)]
+)
+def test_answers_leave_room_for_the_prompts_of_others(rows: int, blocks_free: int, keeps: bool) -> None:
+    changes: dict[str, object] = {"keeps_answers": True, "max_sequences": 64, "rows_s": 0.01}
+    prefill = view(Role.PREFILL, rows=rows, blocks_free=blocks_free, **changes)
+    full = view(Role.DECODE, rows_s=0.049, least_rows_s=0.01)
+    assert route(prefill, full, RoutePolicy(targets=TARGETS)).is_kept is keeps
+    gone = view(Role.DECODE, is_suspect=True)
+    assert route(prefill, gone, RoutePolicy(targets=TARGETS)).decode == prefill.epoch, "nobody else can"
 
 
 def test_a_prefill_worker_that_keeps_answers_serves_without_decode_workers() -> None:

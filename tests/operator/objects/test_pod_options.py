@@ -143,10 +143,10 @@ def test_affinity_that_can_mean_nothing_is_refused_by_its_field(field: str, wron
 
 
 def test_workers_get_flags_one_argument_each_and_an_identity_that_restarts_nothing() -> None:
-    given = [{"name": "landing-bytes", "value": "65536 --keys=/tmp $(HOME)"}, {"name": "keep-answers"}]
+    given = [{"name": "landing-bytes", "value": "65536 --keys=/tmp $(HOME)"}, {"name": "quiet"}]
     command = pod_of(Role.DECODE, decode__arguments=given)["spec"]["containers"][0]["command"]
     assert "--landing-bytes=65536 --keys=/tmp $$(HOME)" in command, "one argument, and nothing in it is expanded"
-    assert "--keep-answers" in command
+    assert "--quiet" in command
     assert len([each for each in command if each.startswith("--keys=")]) == 1
     marks = {"decode__serviceAccountAnnotations": {"iam.example.com/role": "reader"}}
     assert made("ServiceAccount", "chat-decode", **marks)["metadata"]["annotations"] == {
@@ -173,7 +173,7 @@ def test_every_flag_that_baton_sets_is_reserved() -> None:
         flags = {each.removeprefix("--").partition("=")[0] for each in argv if each.startswith("--")}
         assert flags <= set(RESERVED_ARGUMENTS)
         options = {option.removeprefix("--") for action in parser(role)._actions for option in action.option_strings}
-        free = {"keep-answers"} if role is Role.PREFILL else {"landing-bytes"}
+        free = set() if role is Role.PREFILL else {"landing-bytes"}
         assert {each for each in options if not each.startswith("-")} - set(RESERVED_ARGUMENTS) == free
 
 

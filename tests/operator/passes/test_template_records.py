@@ -84,7 +84,8 @@ def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
     [
         ({"decode__resources": {"memory": "2Gi"}}, {Role.DECODE}),
         ({"model__source": "pvc://models/other"}, set(POOL_ROLES)),
-        ({"routing__disaggregation": "Never"}, {Role.GATEWAY}),
+        ({"routing__disaggregation": "Never"}, {Role.PREFILL, Role.GATEWAY}),
+        ({"routing__keepAnswers": False}, {Role.PREFILL}),
         ({"slo__ttft": {"target": "1s"}}, {Role.GATEWAY}),
         ({"model__generationDefaults": False}, {Role.GATEWAY}),
         ({"model__aliases": ["gpt-4o"]}, {Role.GATEWAY}),
@@ -128,6 +129,7 @@ def test_a_record_from_before_a_field_was_there_moves_nothing() -> None:
     for name in ("resources", "placement", "priorityClassName"):
         del roles["gateway"]["inputs"]["gateway"][name]
     del roles["gateway"]["inputs"]["aliases"]
+    del roles["prefill"]["inputs"]["keepsAnswers"]
     raw["metadata"]["uid"] = "uid-1"
     old = stored(raw)
     assert old is not None
@@ -268,6 +270,7 @@ VALUES: dict[str, object] = {
     "kvTransfer.verify": "stamps",
     "routing.disaggregation": "Never",
     "routing.prefillUnavailable": "Fail",
+    "routing.keepAnswers": False,
     "autoscaling.mode": "Off",
     "autoscaling.budget.maxAccelerators": 64,
     "autoscaling.scaleToZeroAfter": None,

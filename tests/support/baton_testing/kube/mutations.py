@@ -54,7 +54,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
         [{"name": "data", "mountPath": "/mnt/a/b", "claimName": "data", "readOnly": False}],
     ),
     "sharedMemory": ("1Gi",),
-    "arguments": ([{"name": "landing-bytes", "value": "65536"}], [{"name": "keep-answers"}]),
+    "arguments": ([{"name": "landing-bytes", "value": "65536"}], [{"name": "quiet"}]),
     "nodeAffinity": (
         [{"matchExpressions": [{"key": "a/b", "values": ["x", "y"]}, {"key": "c", "operator": "Exists"}]}],
         [{"weight": 7, "matchExpressions": [{"key": "mem", "operator": "Gt", "values": ["40"]}]}],

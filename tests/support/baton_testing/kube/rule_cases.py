@@ -68,7 +68,7 @@ def pool_cases(pool: str) -> Iterator[Case]:
     yield bounded(f"spec.{pool}", "names must differ", f"{pool}__env", env[:2], env)
     for name in ("BATON_X", "LD_PRELOAD", "PYTHONPATH", "HOME", "PATH", "NCCL_NET_PLUGIN", "UCX_MODULE_DIR"):
         yield bounded(f"spec.{pool}.env[]", "is reserved", f"{pool}__env", env[:1], [{"name": name, "value": "1"}])
-    flags = [{"name": name} for name in ("keep-answers", "landing-bytes", "keep-answers")]
+    flags = [{"name": name} for name in ("quiet", "landing-bytes", "quiet")]
     yield bounded(f"spec.{pool}", "names must differ", f"{pool}__arguments", flags[:2], flags)
     for name in ("keys", "listen", "paced", "model"):
         yield bounded(f"spec.{pool}.arguments[]", "is set by Baton", f"{pool}__arguments", flags[:1], [{"name": name}])
