@@ -54,6 +54,13 @@ def test_every_kind_of_fault_takes_effect_in_some_world() -> None:
     assert set(seen) == set(Fault)
 
 
+def test_prompts_and_answers_go_everywhere_in_some_world() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(30):
+        seen += SimWorld(scenario(seed)).run().placed
+    assert set(seen) == {"handed over", "here", "kept"}
+
+
 def test_requests_are_served_in_spite_of_the_faults() -> None:
     ends: Counter[str] = Counter()
     for seed in range(20):

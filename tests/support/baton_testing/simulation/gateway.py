@@ -32,7 +32,7 @@ from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.links import ToWorker
-from baton_gateway.workers.route import RoutePolicy
+from baton_gateway.workers.route import RoutePolicy, WorkerView
 from baton_kv_transfer.handover import HandoverKey
 from baton_testing.engine import toy_grammars
 from baton_testing.engine.runners import VOCABULARY, reference_tokens
@@ -48,9 +48,11 @@ from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import Flip, Hello, LegFailed, ToGateway, Tokens
 from baton_wire.messages.gateway_link import WorkerState as WorkerStateMessage
 from baton_wire.messages.values import Address, Finish, Grammar, Reason, Role
+from baton_wire.rules.prompt_placement import LatencyTargets
 
 LIMITS = AdmissionLimits(max_running=6, max_queued=32, max_wait_s=6.0)
 RULES = RelayRules(LifeRules(reroute_wait_s=8.0, park_s=2.0), generation_defaults=False)
+TTFT_S = 0.5
 PULSE_S = 0.25
 SHAPE_S = 0.003
 METRICS = GatewayMetrics(CollectorRegistry())
@@ -191,7 +193,34 @@ class SimRelay(Relay):
         super()._end(live, action, now)
 
 
+class SwayedTable(WorkerTable):
+    """Workers whose steps seem to take something else with each look: so prompts and answers go everywhere."""
+
+    def __init__(self, tpot_s: float, dice: random.Random) -> None:
+        super().__init__()
+        self._tpot_s, self._dice = tpot_s, dice
+
+    def views(self) -> list[WorkerView]:
+        return [self._swayed(view) for view in super().views()]
+
+    def _swayed(self, view: WorkerView) -> WorkerView:
+        token_s = self._dice.choice((1e-6, 1e-5, 1e-4))
+        return replace(
+            view,
+            load_sequences=max(1, view.load_sequences),
+            rows_s=self._tpot_s * self._dice.choice((0.1, 0.7, 2.0)),
+            least_rows_s=self._tpot_s * 0.1,
+            coming_tokens_s=0.0,
+            token_s=token_s,
+            more_token_s=token_s,
+            piece_token_s=token_s,
+        )
+
+
 class GatewayWorld(WorkerWorld, Protocol):
+    placed: Counter[str]
+    """Routes by where prompt and answer went."""
+
     def ended(self, mine: SimClient, used: set[bytes]) -> None: ...
 
 
@@ -202,9 +231,13 @@ class SimGateway(SimProcess):
         super().__init__(world, name, epoch, address)
         self.world = world
         parts = world.parts
+        shape = world.shape
         self.table = WorkerTable()
+        if shape.tpot_s is not None:
+            self.table = SwayedTable(shape.tpot_s, random.Random(world.heap.random.getrandbits(64)))
         self.admission = parts.admission(LIMITS)
-        self.rules = replace(RULES, route=RoutePolicy(decode_locally=world.shape.local))
+        targets = None if shape.tpot_s is None else LatencyTargets(TTFT_S, shape.tpot_s)
+        self.rules = replace(RULES, route=RoutePolicy(decode_locally=shape.local, targets=targets))
         dice = random.Random(world.heap.random.getrandbits(64))
         with self.loop.entered():
             self.relay = SimRelay(self.table, self.admission, cast(Any, None), METRICS, self.rules, dice)
@@ -335,8 +368,10 @@ class SimGateway(SimProcess):
             require(fits, "I6", f"request {number} is routed to another revision")
         view = next(worker for worker in self.table.views() if worker.epoch == route.decode)
         is_kept = view.keeps_answers and view.role is Role.PREFILL
-        is_local = route.prefill is None and not is_kept and not self.rules.route.decode_locally
+        may_be_local = self.rules.route.decode_locally or self.rules.route.targets is not None
+        is_local = route.prefill is None and not is_kept and not may_be_local
         require(not is_local, "I9", "a prefill was put on a decode worker against the policy")
+        self.world.placed["kept" if route.is_kept else "here" if route.is_local else "handed over"] += 1
         names = " and ".join(self._ends[epoch].other.process.name for epoch in workers)
         self.note(f"run {action.run.hex()[-4:]} of request {number} to {names}")
 

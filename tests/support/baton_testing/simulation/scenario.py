@@ -19,6 +19,8 @@ STRUCTURED = 0.25
 """Share of the requests that follow a grammar."""
 FLEXIBLE = 0.25
 """Share of the worlds whose workers flip."""
+PLACED = 0.3
+"""Share of the worlds whose gateways choose where a prompt is computed and where its answer is decoded."""
 FAMILIES = 3
 """Prompts of one family begin alike."""
 
@@ -98,6 +100,8 @@ class Shape:
     """Decode workers prefill by themselves when no prefill worker is there."""
     keeps_answers: bool = False
     """Prefill workers decode what they computed when no decode worker is there."""
+    tpot_s: float | None = None
+    """Prompts go where they serve this target between tokens better; None: all are handed over."""
     flexible: bool = False
     """All workers have both sides, and change their roles."""
     skewed: bool = False
@@ -157,6 +161,9 @@ def scenario(seed: int, structured: float = STRUCTURED, flexible: float = FLEXIB
         _shape(dice),
         keeps_answers=random.Random(f"keeps {seed}").random() < 0.3,
     )
+    placing = random.Random(f"places {seed}")
+    if placing.random() < PLACED:
+        shape = replace(shape, keeps_answers=True, tpot_s=placing.choice((0.002, 0.01, 0.05)))
     if random.Random(f"flexible {seed}").random() < flexible:
         shape = replace(shape, flexible=True, decodes=2)
     asked = [_request(dice, number) for number in range(dice.randint(6, 14))]

@@ -90,6 +90,7 @@ class SimWorld:
         self.streams: list[Stream] = []
         self.faults: Counter[Fault] = Counter()
         self.retargets = 0
+        self.placed: Counter[str] = Counter()
         self.flips = 0
         """The number of the last order that a worker change its role."""
         self.make_liveness: Callable[..., Liveness] = self.parts.liveness
