@@ -26,6 +26,7 @@ BENCHES = {
         "five times too much, and one huge request beside small ones: TTFT, refusals",
     ),
     "goodput": ("bench.serving.goodput", "two GPUs under open load: what keeps TTFT and TPOT targets, by mode"),
+    "goodput_plot": ("bench.serving.goodput_plot", "the plot of a `goodput` run, and where `auto` is not the envelope"),
     "goodput_predicted": ("bench.serving.goodput_predicted", "the same loads on a virtual clock, steps by parts"),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),
     "structured_support": (

@@ -3,8 +3,9 @@
     python -m bench goodput --trace azure_llm_2023_conv.csv conv:auto:10:34 conv:always:10:30 …
 
 A point is MIX:MODE:TPOT_MS:RATE. One prefill and one decode worker have a GPU each; `never` is served by two decode
-workers, the second of which shares the prefill worker's GPU and idles otherwise. So all start once. Each point has a
-gateway of its own with that mode and target. Clients are processes of their own and send when a request is due.
+workers, the second of which shares the prefill worker's GPU and idles otherwise. So all start once. The prefill worker
+may keep answers, as by default. Each point has a gateway of its own with that mode and target. Clients are processes of
+their own and send when a request is due.
 """
 
 from __future__ import annotations
@@ -46,7 +47,18 @@ WARM_RATE, WARM_S = 8.0, 2.0
 """What a fresh gateway sees before it is measured: it knows no step times yet."""
 COLUMNS: Final = (
     *("mix", "mode", "target", "req/s", "requests", "failed", "% at 10", "% at 15", "% at 25", "% TTFT"),
-    *("TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50", "TPOT p95", "TPOT p99", "1→2 p50", "1→2 p95", "local %"),
+    *(
+        "TTFT p50",
+        "TTFT p95",
+        "TTFT p99",
+        "TPOT p50",
+        "TPOT p95",
+        "TPOT p99",
+        "1→2 p50",
+        "1→2 p95",
+        "local %",
+        "kept %",
+    ),
     *("P busy %", "D busy %", "D step ms", "D rows", "D rows max", "P queue", "P queue max", "D queue", "D queue max"),
     *("gateway CPU %", "client late ms"),
 )
@@ -85,8 +97,7 @@ class TwoGpus(Deployment):
         self.gateway.stop()
         self._shown = frozenset(("decode-0", "decode-1" if point.mode == "never" else "prefill-0"))
         self.publish()
-        mode = "auto" if point.mode == "either" else point.mode
-        target = (f"--disaggregation={mode}", f"--slo-tpot-s={point.tpot_ms / 1e3}")
+        target = (f"--disaggregation={point.mode}", f"--slo-tpot-s={point.tpot_ms / 1e3}")
         self.shape = replace(self.shape, gateway_flags=(*target, *flags))
         (self.folder / "gateway.json").unlink(missing_ok=True)
         self._start_gateway()
@@ -190,22 +201,26 @@ def measure(
         row[f"{letter} rows"], row[f"{letter} rows max"] = round(float(np.mean(rows)), 1), max(rows)
         row[f"{letter} waiting max"] = max((state["waiting"] for state in inside), default=0)
         row[f"{letter} preemptions"] = increase(before[letter], after, "baton_preemptions_total")
-    row["local %"] = _local_share(service)
+    row |= _routes(service)
     if failures := sorted({failure for _, _, failure in found if failure}):
         row["failures"] = ", ".join(failures)[:200]
     return row
 
 
-def _local_share(service: TwoGpus) -> Cell:
-    """Of this point's prompts, computed where they were decoded, by the gateway's own count; None: none was told."""
+def _routes(service: TwoGpus) -> dict[str, Cell]:
+    """Of this point's prompts, those computed at the decode worker, and answers kept by the prefill worker, by the
+    gateway's own count; nothing when none was told."""
     if service.admin_port is None:
-        return None
+        return {}
     page = get_text(f"http://127.0.0.1:{service.admin_port}/metrics")
     routes = {
         labels: float(value) for name, labels, value in SERIES.findall(page) if name == "baton_gateway_routed_total"
     }
-    whole = sum(routes.values())
-    return round(100 * sum(value for key, value in routes.items() if "local" in key) / whole, 1) if whole else None
+    whole = sum(routes.values()) or 1.0
+    return {
+        f"{kind} %": round(100 * sum(value for labels, value in routes.items() if kind in labels) / whole, 1)
+        for kind in ("local", "kept")
+    }
 
 
 def main() -> None:
@@ -220,9 +235,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER / "goodput.json")
     options = parser.parse_args()
     sequences = (f"--max-sequences={options.max_sequences}",)
-    either = any(point.mode == "either" for point in options.points)
-    if either and any(point.mode != "either" for point in options.points):
-        parser.error("points: `either` needs workers of its own; measure the others in a run of their own")
     is_gpu = torch.cuda.is_available()
     worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
     rows: list[dict[str, Cell]] = []
@@ -236,7 +248,7 @@ def main() -> None:
             model=model_folder({**LLAMA_8B, "max_position_embeddings": 20480}, folder) if is_gpu else Shape().model,
             served_name=MODEL,
             worker_flags=(*worker_flags, f"--transport={options.transport}"),
-            prefill_flags=("--keep-answers", *sequences) if either else (),
+            prefill_flags=("--keep-answers", *sequences),
             decode_flags=sequences,
         )
         kv_gib = _kv_gib(shape) if is_gpu else dict.fromkeys(GPU_OF, 1)

@@ -156,7 +156,7 @@ class World:
         self._point, self._workload, self._times = point, workload, times
         self._dice = random.Random(1)
         targets = LatencyTargets(TTFT_S, point.tpot_ms / 1e3)
-        self._policy = RoutePolicy(point.mode != "never", True, targets if point.mode in ("auto", "either") else None)
+        self._policy = RoutePolicy(point.mode != "never", True, targets if point.mode == "auto" else None)
         self._affinity = PrefixAffinity()
         self._held: PromptOrder[int] = PromptOrder(TTFT_S)
         roles = (Role.DECODE, Role.DECODE) if point.mode == "never" else (Role.PREFILL, Role.DECODE)
@@ -174,8 +174,7 @@ class World:
 
     def _machine(self, place: int, role: Role, max_sequences: int, prefill_step_tokens: int) -> Machine:
         is_prefill = role is Role.PREFILL
-        keeps_answers = is_prefill and self._point.mode == "either"
-        slots, blocks = (64, 6_144) if is_prefill and not keeps_answers else (max_sequences, 9_000)
+        slots, blocks = max_sequences, 9_000
         most = prefill_step_tokens if is_prefill else 8_192
         config = EngineConfig(blocks, BLOCK_TOKENS, slots, 20_480, max_step_tokens=most, prefix_cache=False)
         hello = SimpleNamespace(
@@ -189,7 +188,7 @@ class World:
             max_sequences=slots,
             block_tokens=BLOCK_TOKENS,
             blocks_total=blocks,
-            keeps_answers=keeps_answers,
+            keeps_answers=is_prefill,
         )
         linked = LinkedWorker(
             cast(Any, hello), Address("h", 1), cast(Any, None), lambda message: True, lambda: self.now
@@ -263,8 +262,8 @@ class World:
         prompt = int(self._workload.prompt_tokens[request])
         decode = self._by_epoch[route.decode]
         decode.linked.sent(prompt, is_computed=route.prefill is None)
-        self.local += route.prefill is None
-        self.kept += route.prefill is None and decode.linked.hello.role is Role.PREFILL
+        self.local += route.is_local
+        self.kept += route.is_kept
         if route.prefill is None:
             self.at(
                 self.now + MESSAGE_S,

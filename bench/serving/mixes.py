@@ -29,10 +29,7 @@ SETTLING_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load: `conv:auto:10:34` is the mix, where prompts go, the TPOT target in ms, and requests a second.
-
-    `either` is `auto` with a prefill worker that keeps answers.
-    """
+    """One load: `conv:auto:10:34` is the mix, where prompts go, the TPOT target in ms, and requests a second."""
 
     mix: str
     mode: str
@@ -43,7 +40,7 @@ class Point:
     def parse(cls, text: str) -> Point:
         """Raises ValueError."""
         mix, mode, tpot_ms, rate = text.split(":")
-        if mix not in MIXES or mode not in ("always", "never", "auto", "either"):
+        if mix not in MIXES or mode not in ("always", "never", "auto"):
             raise ValueError(f"{text!r} is not MIX:MODE:TPOT_MS:RATE with a mix of {', '.join(MIXES)}")
         return cls(mix, mode, float(tpot_ms), float(rate))
 

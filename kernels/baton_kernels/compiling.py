@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -36,6 +36,7 @@ def compiled_together() -> Iterator[None]:
     def note(kernel: Any, key: str, *rest: Any) -> None:
         _ = kernel.cache_key  # its hash, and that of what it calls: not safe to find in several threads
         wanted[kernel, key] = (key, *rest)
+        _known(kernel, rest)[key] = _NOT_COMPILED  # the next launch need not find out how it is compiled
 
     def unlaunched(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         return run(kernel, *arguments, grid=grid, warmup=True, **options)
@@ -46,6 +47,18 @@ def compiled_together() -> Iterator[None]:
             yield
         finally:
             kernels.run, kernels._do_compile = run, compiled
+            for (kernel, key), (_, *rest) in wanted.items():
+                del _known(kernel, rest)[key]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile") as threads:
         for done in [threads.submit(compiled, kernel, *how) for (kernel, _), how in wanted.items()]:
             done.result()
+
+
+_NOT_COMPILED: Final = object()
+
+
+def _known(kernel: Any, rest: Sequence[Any]) -> dict[str, object]:
+    """Triton's kernels by key, on the device that they are compiled for."""
+    _signature, device, *_ = rest
+    found: dict[str, object] = kernel.device_caches[device][0]
+    return found

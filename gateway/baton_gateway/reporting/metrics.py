@@ -15,7 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from baton_gateway.http_api.responses import Usage
 from baton_gateway.parent_process import METRICS_VARIABLE
 from baton_gateway.reporting.telemetry import LoadTelemetry
-from baton_gateway.requests.request_events import Outcome
+from baton_gateway.requests.request_events import Outcome, Route
 from baton_gateway.shapes.shape_compiler import Compiled
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
 from baton_wire.session import AlteredFrames
@@ -24,7 +24,7 @@ from baton_wire.sketch import Sketch
 _TIME_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 _GAP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 3)
 _LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 3)
-ROUTES = ("disaggregated", "local")
+ROUTES = ("disaggregated", "local", "kept")
 STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "499", "500", "502", "503", "504", "other")
 
 
@@ -85,8 +85,9 @@ class GatewayMetrics:
     def admitted(self, times: RequestTimes, now: float) -> None:
         self._queue.observe(now - times.arrived_s)
 
-    def routed(self, is_local: bool) -> None:
-        self._routes[is_local].inc()
+    def routed(self, route: Route) -> None:
+        name = "kept" if route.is_kept else "local" if route.is_local else "disaggregated"
+        self._routes[name].inc()
 
     def leg_failed(self, reason: Reason) -> None:
         self._legs[reason].inc()
@@ -175,7 +176,7 @@ class GatewayMetrics:
         legs = counter("leg_failures", "Parts of requests that workers gave up, by reason", "reason")
         self._legs = {reason: legs.labels(reason.value) for reason in Reason}
         routes = counter("routed", "Attempts by where they are prefilled", "route")
-        self._routes = [routes.labels(name) for name in ROUTES]
+        self._routes = {name: routes.labels(name) for name in ROUTES}
         shapes = counter("grammars", "Requests with a schema or grammar, by how they came by it", "result")
         self._shapes = {how: shapes.labels(how.value) for how in Compiled}
         statuses = counter("responses", "HTTP responses by status", "status")

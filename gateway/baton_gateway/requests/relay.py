@@ -309,7 +309,7 @@ class Relay:
         if live.life.attempts == 0:
             self._tell_prompt(live, action, prefix)
         self._routing.took(route, prefix)
-        self._metrics.routed(is_local=route.prefill is None)
+        self._metrics.routed(route)
         self._by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)
         self._lines.of(live).leaves(live.ticket)

@@ -209,7 +209,7 @@ def _seated_merge_kernel(
     tl.store(out_ptr + row * D + lane, merged.to(out_ptr.dtype.element_ty), mask=lane < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _decode_merge_kernel(
     maximum_ptr, sum_ptr, partial_ptr, out_ptr, splits,
     D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr, CHAINED: tl.constexpr,
@@ -283,7 +283,7 @@ def paged_decode_attention_triton(
             out,
             splits,
             head_dim,
-            triton.next_power_of_2(splits),
+            triton.next_power_of_2(max(MAX_SPLITS, splits)),  # one kernel for any context
             block_d,
             bool(launch),
             num_warps=2,
