@@ -17,6 +17,7 @@ from baton_wire.rules.prompt_placement import (
     first_there_s,
     is_computed_here,
     is_kept,
+    is_shared,
     mean_step_s,
     placement,
 )
@@ -163,3 +164,23 @@ def test_rows_at_the_prefill_worker_make_its_prompts_slower() -> None:
     assert alone is not None
     assert beside is not None
     assert beside > alone + 5 * 0.005, "six steps at least, each as long as its rows take alone"
+
+
+def test_with_too_many_rows_for_one_both_workers_do_both_and_take_turns() -> None:
+    many, few = replace(FULL_HERE, least_s=0.004), replace(FULL_HERE, base_s=0.006, least_s=0.004)
+    there = replace(KEEPER, base_s=0.006)
+    assert is_shared(there, many, TARGETS)
+    assert placement(there, many, TARGETS) is Placement.KEPT, "its steps are shorter"
+    assert placement(replace(there, base_s=0.009), few, TARGETS) is Placement.HERE
+    assert not is_shared(replace(there, base_s=0.0041), many, TARGETS), "one could do with all rows"
+    busy = replace(there, coming_tokens_s=45_000)
+    assert not is_shared(busy, many, TARGETS), "with half of the prompts neither keeps the target"
+    assert not is_shared(replace(there, may_keep=False), many, TARGETS)
+    assert not is_shared(there, FULL_HERE, TARGETS), "nobody knows what few rows cost"
+
+
+def test_where_no_slot_is_left_the_answer_is_kept_whatever_steps_take() -> None:
+    none = replace(HERE, has_slot=False)
+    assert placement(KEEPER, none, TARGETS) is Placement.KEPT
+    assert placement(replace(KEEPER, base_s=None, token_s=None), none, TARGETS) is Placement.KEPT
+    assert placement(THERE, none, TARGETS) is not Placement.KEPT

@@ -243,6 +243,7 @@ def _placement(
         missing_tokens=_missing(decode, query, affinity),
         coming_tokens_s=decode.coming_tokens_s,
         least_s=decode.least_rows_s,
+        has_slot=decode.load_sequences < decode.max_sequences,
     )
     return placement(there, here, targets)
 

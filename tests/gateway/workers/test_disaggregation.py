@@ -32,6 +32,7 @@ def view(role: Role, **changes: object) -> WorkerView:
         more_token_s=1e-4,
         step_s=0.01,
         load_sequences=4,
+        max_sequences=64,
         rows_s=0.01,
         piece_token_s=1e-4,
     )
@@ -69,11 +70,18 @@ def test_a_full_decode_worker_leaves_the_answer_to_a_prefill_worker_that_keeps_s
     assert route(short, full, policy).decode == full.epoch, "the answer does not fit there"
 
 
+def test_a_decode_worker_without_a_slot_leaves_the_answer_to_a_prefill_worker_whatever_its_steps_take() -> None:
+    keeps, policy = view(Role.PREFILL, keeps_answers=True), RoutePolicy(targets=TARGETS)
+    assert route(keeps, view(Role.DECODE, load_sequences=63), policy).decode != keeps.epoch
+    assert route(keeps, view(Role.DECODE, load_sequences=64), policy).is_kept
+    assert not route(view(Role.PREFILL), view(Role.DECODE, load_sequences=64), policy).is_kept
+
+
 @pytest.mark.parametrize(
     ("rows", "blocks_free", "keeps"), [(31, 10_000, True), (32, 10_000, False), (4, 69, True), (4, 68, False)]
 )
 def test_answers_leave_room_for_the_prompts_of_others(rows: int, blocks_free: int, keeps: bool) -> None:
-    changes: dict[str, object] = {"keeps_answers": True, "max_sequences": 64, "rows_s": 0.01}
+    changes: dict[str, object] = {"keeps_answers": True, "rows_s": 0.01}
     prefill = view(Role.PREFILL, rows=rows, blocks_free=blocks_free, **changes)
     full = view(Role.DECODE, rows_s=0.049, least_rows_s=0.01)
     assert route(prefill, full, RoutePolicy(targets=TARGETS)).is_kept is keeps

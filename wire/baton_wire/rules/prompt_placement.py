@@ -4,7 +4,8 @@ Pure; the gateway decides by it, and the twin predicts by it. The first token is
 is queued at the prefill worker, and in the pieces that the decode worker's steps have room for (`piece_size`). It goes
 where it comes sooner. The sequences that decode there wait no longer than their target for it: pieces see to that.
 Where rows alone use the target up, even the least piece would break it for all of them, and the prompt stays away.
-Then a prefill worker that may decode keeps the answer, too, as long as it can still compute the prompts that come.
+Then a prefill worker that may decode keeps the answer, too, as long as it can still compute the prompts that come. With
+more rows than the decode worker alone can serve, both workers do both.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ SOONER: Final = 0.8
 """The first token must come in this part of the time: predictions are no better than that."""
 FULL: Final = 0.8
 """Of the target between tokens: where steps take so much of it on average, answers are better kept elsewhere."""
+EVEN: Final = 1.1
+"""Of the target: what halves of rows and prompts may take by estimates that are no better."""
 SHORTER: Final = 0.9
 """Steps elsewhere must be this part as long: a prefill worker without rows computes prompts faster."""
 EARLY: Final = 0.3
@@ -74,6 +77,8 @@ class DecodeSide:
     """Prompt tokens a second that come to it to be computed."""
     least_s: float | None = None
     """The shortest step of rows that was seen of it: what few rows cost."""
+    has_slot: bool = True
+    """Whether one more sequence could begin at once."""
 
 
 class Placement(enum.Enum):
@@ -87,8 +92,13 @@ class Placement(enum.Enum):
 
 def placement(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> Placement:
     """Where a request's prompt is computed and its answer decoded."""
-    keeps = is_kept(there, here, targets)
+    if there.may_keep and not here.has_slot:
+        return Placement.KEPT
     there_s = first_there_s(there, targets)
+    if is_shared(there, here, targets):
+        there_step_s, here_step_s = _mean_steps(there, here, targets)
+        return Placement.HERE if here_step_s < there_step_s else Placement.KEPT
+    keeps = is_kept(there, here, targets)
     if keeps and there_s is not None and there_s <= EARLY * targets.ttft_s:
         return Placement.KEPT
     if is_computed_here(there, here, targets):
@@ -96,19 +106,56 @@ def placement(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> 
     return Placement.KEPT if keeps else Placement.HANDED_OVER
 
 
+def is_shared(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> bool:
+    """Whether both workers had better do both: all rows together are too many for the decode worker alone, and with
+    half of them and half of all prompts each would keep the target. While one computes all prompts, what the other has
+    left is too little for the least piece, and the first has too little for all of them.
+    """
+    costs = _step_costs(there, here)
+    if costs is None or here.least_s is None:
+        return False
+    there_rows_s, here_rows_s, there_token_s, here_token_s = costs
+    if there_rows_s + here_rows_s - here.least_s <= AIM * targets.tpot_s:
+        return False
+    token_s, tokens_s = (there_token_s + here_token_s) / 2, (there.coming_tokens_s + here.coming_tokens_s) / 2
+    return mean_step_s((there_rows_s + here_rows_s) / 2, token_s, tokens_s) <= EVEN * targets.tpot_s
+
+
 def is_kept(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> bool:
     """Whether the prefill worker decodes the answer, too: the decode worker's steps are long on average, and those of
     the prefill worker would be shorter, with the prompts that come and those that are there. Unknown costs keep none.
     """
+    if _step_costs(there, here) is None:
+        return False
+    there_s, here_s = _mean_steps(there, here, targets)
+    return here_s > FULL * targets.tpot_s and there_s < SHORTER * here_s
+
+
+def _step_costs(there: PrefillSide, here: DecodeSide) -> tuple[float, float, float, float] | None:
+    """Seconds of a step of the rows, there and here, and of a prompt token beside them; None: unknown, or nothing may
+    be kept. Without rows a prefill worker is taken to need what the decode worker's shortest steps took.
+    """
     here_token_s, there_token_s = _piece_token_s(here.token_s, there), _piece_token_s(there.piece_token_s, there)
     base_s = here.least_s if there.rows == 0 else there.base_s
     if not there.may_keep or here.rows == 0 or here.base_s is None or base_s is None:
-        return False
+        return None
     if here_token_s is None or there_token_s is None:
-        return False
-    here_s = mean_step_s(here.base_s, here_token_s, here.coming_tokens_s + here.queued_tokens / targets.ttft_s)
-    there_s = mean_step_s(base_s, there_token_s, there.coming_tokens_s + there.queued_tokens / targets.ttft_s)
-    return here_s > FULL * targets.tpot_s and there_s < SHORTER * here_s
+        return None
+    return base_s, here.base_s, there_token_s, here_token_s
+
+
+def _mean_steps(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> tuple[float, float]:
+    """Of each worker, with the prompts that come to it and those in line; both infinite where costs are unknown."""
+    costs = _step_costs(there, here)
+    if costs is None:
+        return float("inf"), float("inf")
+    there_rows_s, here_rows_s, there_token_s, here_token_s = costs
+    here_tokens_s = here.coming_tokens_s + here.queued_tokens / targets.ttft_s
+    there_tokens_s = there.coming_tokens_s + there.queued_tokens / targets.ttft_s
+    return (
+        mean_step_s(there_rows_s, there_token_s, there_tokens_s),
+        mean_step_s(here_rows_s, here_token_s, here_tokens_s),
+    )
 
 
 def mean_step_s(base_s: float, token_s: float, tokens_s: float) -> float:
