@@ -32,7 +32,7 @@ from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.links import ToWorker
-from baton_gateway.workers.route import RoutePolicy, WorkerView
+from baton_gateway.workers.route import RoutePolicy
 from baton_kv_transfer.handover import HandoverKey
 from baton_testing.engine import toy_grammars
 from baton_testing.engine.runners import VOCABULARY, reference_tokens
@@ -42,6 +42,7 @@ from baton_testing.simulation.network import Connection, Dial, Path
 from baton_testing.simulation.network import End as LinkEnd
 from baton_testing.simulation.process import SimProcess, require
 from baton_testing.simulation.scenario import CONTEXT_TOKENS, RequestPlan
+from baton_testing.simulation.swayed_table import SwayedTable
 from baton_testing.simulation.worker import SERVED, SimWorker, WorkerWorld
 from baton_wire.liveness import PeerState
 from baton_wire.messages import codec
@@ -191,30 +192,6 @@ class SimRelay(Relay):
     def _end(self, live: LiveRequest, action: End, now: float) -> None:
         self.gateway.ended(live, action)
         super()._end(live, action, now)
-
-
-class SwayedTable(WorkerTable):
-    """Workers whose steps seem to take something else with each look: so prompts and answers go everywhere."""
-
-    def __init__(self, tpot_s: float, dice: random.Random) -> None:
-        super().__init__()
-        self._tpot_s, self._dice = tpot_s, dice
-
-    def views(self) -> list[WorkerView]:
-        return [self._swayed(view) for view in super().views()]
-
-    def _swayed(self, view: WorkerView) -> WorkerView:
-        token_s = self._dice.choice((1e-6, 1e-5, 1e-4))
-        return replace(
-            view,
-            load_sequences=max(1, view.load_sequences),
-            rows_s=self._tpot_s * self._dice.choice((0.1, 0.7, 2.0)),
-            least_rows_s=self._tpot_s * 0.1,
-            coming_tokens_s=0.0,
-            token_s=token_s,
-            more_token_s=token_s,
-            piece_token_s=token_s,
-        )
 
 
 class GatewayWorld(WorkerWorld, Protocol):
