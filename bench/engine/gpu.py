@@ -143,13 +143,18 @@ GPT_OSS_LAYER_US: Final[Mapping[int, tuple[float | None, float | None]]] = {
 
 
 def experts() -> Iterator[Row]:
-    bench = Bench("Qwen3-30B-A3B", 1_400, 128)
-    for batch, goal in EXPERT_GOALS.items():
-        yield row("decode step Qwen3-30B-A3B", f"{batch} x 1024", bench.decode(batch, 1024).step_ms, "ms", goal)
-    yield row("prefill Qwen3-30B-A3B", "4096", bench.prefill(4096), "ms", None)
-    yield from _expert_layers(bench, "Qwen3-30B-A3B", EXPERT_LAYER_US)
-    del bench
-    torch.cuda.empty_cache()
+    for weights in ("bf16", "fp8-block", "int4"):
+        bench = Bench("Qwen3-30B-A3B", 1_400, 128, weights=weights)
+        has_goals, name = weights == "bf16", f"Qwen3-30B-A3B {weights}"
+        yield row(f"weights {name}", "", bench.weight_bytes / 1e9, "GB", None)
+        for batch, goal in EXPERT_GOALS.items():
+            step_ms = bench.decode(batch, 1024).step_ms
+            yield row(f"decode step {name}", f"{batch} x 1024", step_ms, "ms", goal if has_goals else None)
+        yield row(f"prefill {name}", "4096", bench.prefill(4096), "ms", None)
+        no_goals = dict.fromkeys(EXPERT_LAYER_US, (None, None))
+        yield from _expert_layers(bench, name, EXPERT_LAYER_US if has_goals else no_goals)
+        del bench
+        torch.cuda.empty_cache()
     for weights in ("mxfp4", "bf16"):
         bench = Bench("gpt-oss-20b", 4_000, 128, weights=weights)
         name = f"gpt-oss-20b {weights}"
