@@ -20,6 +20,8 @@ class Reading:
     tools: tuple[Tool, ...] = ()
     is_thinking: bool = False
     """The prompt opened a thought."""
+    is_answering: bool = False
+    """The prompt ends behind a thought, or within an answer: under a grammar no thought comes any more."""
     single: bool = False
     shape: AnswerShape | None = None
     """What calls are bound by; None: by nothing."""
@@ -51,8 +53,12 @@ def reading_of(form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: st
     marks = THOUGHTS.get(form.thoughts or "")
     if continued is None:
         is_thinking = opens_thought(form, prompt)
+        is_answering = marks is not None and prompt.rstrip().endswith(marks.end)
     else:
         is_thinking = marks is not None and continued.rfind(marks.start) > continued.rfind(marks.end)
+        is_answering = not is_thinking and bool(continued.strip())
     single = bool(tool_use.callable) and not tool_use.parallel
     shape = tool_shape(form, tool_use) if is_bound(tool_use) else None
-    return Reading(form, tool_use.callable, is_thinking, single, shape, tool_use.mode is ToolMode.REQUIRED)
+    return Reading(
+        form, tool_use.callable, is_thinking, is_answering, single, shape, tool_use.mode is ToolMode.REQUIRED
+    )

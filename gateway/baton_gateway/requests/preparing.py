@@ -69,6 +69,8 @@ def thought_of(reading: Reading | None, max_tokens: int | None, is_bound: bool, 
         raise unsupported("max_thinking_tokens", "it is not known how this model writes thoughts")
     if marks is None or reading is None or (max_tokens is None and not is_bound):
         return None
+    if is_bound and reading.is_answering:
+        return None
     start, end = map(text.mark_ids, marks)
     if max(len(start), len(end)) > MAX_MARK_IDS:
         raise unsupported("max_thinking_tokens", "this model's marks of a thought have too many tokens")

@@ -112,6 +112,8 @@ class _Reader:
             letter not in _LETTERS or not letter.isascii() or (letter in "xupP" and len(text) < 4)
         ):
             raise PatternError(f"the escape '\\{letter}' is not available")
+        if letter == "u" and 0xD800 <= int(text[2:], 16) < 0xE000:
+            raise PatternError(f"the escape '{text}' is half a character; write the character itself")
         if not in_class and letter in "xu" and (code := int(text[2:], 16)) < 0x20 and chr(code) not in _WRITABLE:
             raise _unwritable(code)
         if not in_class and letter == "v":

@@ -168,6 +168,21 @@ async def test_a_bound_on_thoughts_reaches_the_workers(client: HttpClient) -> No
     assert thought.max_tokens == 7
 
 
+async def test_behind_a_thought_that_the_prompt_ended_a_grammar_holds_at_once(client: HttpClient) -> None:
+    """The template writes an empty thought when thinking is switched off, and a client may have begun the answer."""
+    shape: Any = {"response_format": {"type": "json_object"}}
+    begun = [*USER, {"role": "assistant", "content": '{"a": '}]
+    off = {"enable_thinking": False}
+    await client.ask(CHAT, messages=USER, **shape)
+    assert client.sampling().thought is not None
+    for fields in ({"chat_template_kwargs": off}, {"messages": begun, "continue_final_message": True}):
+        await client.ask(CHAT, **{"messages": USER, **shape, **fields})
+        assert client.sampling().grammar is not None
+        assert client.sampling().thought is None
+    await client.ask(CHAT, messages=USER, chat_template_kwargs=off, max_thinking_tokens=3)
+    assert client.sampling().thought is not None, "without a grammar a thought is bounded where it comes"
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str)
 async def test_a_call_that_must_come_is_bound_by_a_grammar_behind_a_thought(client: HttpClient, choice: Any) -> None:
     client.say(f"{THOUGHT}{CALL}")

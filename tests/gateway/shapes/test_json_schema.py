@@ -70,6 +70,7 @@ REFUSED = {
     "states": ({"type": "string", "pattern": "(a{1000}){1000}"}, "/pattern"),
     "states of one repeat": ({"type": "string", "pattern": "[a-z]{1,1000000}"}, "/pattern"),
     "look-ahead": ({"type": "string", "pattern": "(?=a)"}, "/pattern"),
+    "half a character": ({"properties": {"a": {"pattern": "^\\uD83D\\uDE00$"}}}, "/properties/a/pattern"),
     "patterns at once": ({"allOf": [{"pattern": str(n)} for n in range(20)]}, ""),
     "patterns of names": ({"patternProperties": {f"^x{n}_": {} for n in range(400)}}, "/patternProperties"),
     "a multiple of a large prime": ({"multipleOf": 9_999_991}, "/multipleOf"),
