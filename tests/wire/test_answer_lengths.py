@@ -60,3 +60,14 @@ def test_what_ended_long_ago_is_forgotten_when_there_is_newer() -> None:
         answers.ended(2.0 + KEPT_S, 500, 900)
     answers.look(2.0 + KEPT_S, ())
     assert set(drawn(answers, 500)) == {900}
+
+
+def test_a_kind_of_prompt_that_comes_back_is_known_still() -> None:
+    answers = AnswerLengths()
+    for _ in range(100):
+        answers.ended(1.0, 500, 900)
+    for number in range(5000):
+        answers.ended(2.0 + number, 6000, 60)
+    answers.look(5002.0, ())
+    assert set(drawn(answers, 500)) == {900}
+    assert set(drawn(answers, 6000)) == {60}

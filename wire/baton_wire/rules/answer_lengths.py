@@ -11,7 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 KEPT_S, LEAST, MOST = 120.0, 64, 2048
-"""Ended answers of so many seconds count; of fewer requests the latest, and at most so many."""
+"""Of each kind of prompt, ended answers of so many seconds count; of fewer requests the latest, however long ago, and
+at most so many."""
 UNKNOWN_TOKENS = 200
 """Of an answer before one to such a prompt has ended or is as long."""
 
@@ -20,19 +21,19 @@ class AnswerLengths:
     """Of one gateway. Prompts are alike when their lengths, in tokens, have equally many binary digits."""
 
     def __init__(self) -> None:
-        self._ended: deque[tuple[float, int, int]] = deque(maxlen=MOST)
+        self._ended: dict[int, deque[tuple[float, int]]] = defaultdict(lambda: deque(maxlen=MOST))
         self._curves: dict[int, list[tuple[float, int]]] = {}
 
     def ended(self, now: float, prompt_tokens: int, answer_tokens: int) -> None:
-        self._ended.append((now, prompt_tokens.bit_length(), answer_tokens))
+        self._ended[prompt_tokens.bit_length()].append((now, answer_tokens))
 
     def look(self, now: float, running: Iterable[tuple[int, int]]) -> None:
         """Reckon anew. `running`: (tokens of the prompt, tokens of the answer so far) of all that still run."""
-        while len(self._ended) > LEAST and self._ended[0][0] < now - KEPT_S:
-            self._ended.popleft()
         lengths: dict[int, list[tuple[int, bool]]] = defaultdict(list)
-        for _, kind, tokens in self._ended:
-            lengths[kind].append((tokens, True))
+        for kind, ended in self._ended.items():
+            while len(ended) > LEAST and ended[0][0] < now - KEPT_S:
+                ended.popleft()
+            lengths[kind] = [(tokens, True) for _, tokens in ended]
         for prompt_tokens, tokens in running:
             lengths[prompt_tokens.bit_length()].append((tokens, False))
         self._curves = {kind: _curve(of) for kind, of in lengths.items()}
