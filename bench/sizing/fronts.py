@@ -33,6 +33,7 @@ STARTUPS_S = (60.0, 300.0)
 FLIPPING = "slo-flips"
 FLIP_S = 2.0
 """Under this policy, mode SLO whose workers can change role in so long."""
+POLICIES = ("slo", FLIPPING, "fixed", "oracle", *PEERS)
 VALUES = {
     "slo": (180.0,),
     "plain": (300.0, 900.0),
@@ -79,7 +80,7 @@ def jobs(name: str, seeds: list[int]) -> Iterator[Job]:
         for seed in seeds:
             yield Job(name, load, seed, STARTUPS_S[0], "fixed", None)
             for startup_s in STARTUPS_S:
-                for policy in ("slo", FLIPPING, "oracle", *PEERS):
+                for policy in (each for each in POLICIES if each != "fixed"):
                     yield Job(name, load, seed, startup_s, policy, None)
                     for value in VALUES.get(policy, ()) if seed == seeds[0] else ():
                         yield Job(name, load, seed, startup_s, policy, value)
@@ -109,12 +110,20 @@ def _fixed(job: Job, case: Case) -> Iterator[Row]:
     decode = 1
     while decode < MOST_FIXED and one(MOST_FIXED, decode).tpot > 1.0 - case.spec.targets.tpot_share:
         decode += 1
+    fewest = _busy_prefill(case)  # fewer never catch up
     for count in range(max(1, decode - 1), decode + 2):
-        for prefill in range(1, MOST_FIXED + 1):
+        for prefill in range(fewest, MOST_FIXED + 1):
             row = one(prefill, count)
             yield row
             if row.ttft < FEW:
                 break
+
+
+def _busy_prefill(case: Case) -> int:
+    """Prefill workers that the whole load keeps busy, as they are believed to be."""
+    load, times = case.workload, case.believed.prefill
+    rows = zip((load.prompt_tokens - load.cached_tokens).tolist(), load.cached_tokens.tolist(), strict=True)
+    return max(1, int(sum(times.prompt_s(new, cached) for new, cached in rows) / load.duration_s))
 
 
 def _row(job: Job, out: ReplayOutcome, knob: str) -> Row:
@@ -155,13 +164,18 @@ def rows(path: Path) -> list[Row]:
         ]
 
 
-def run(traces: Path, name: str, seeds: list[int], path: Path, cores: int, only: str) -> None:
+def run(
+    traces: Path, name: str, seeds: list[int], path: Path, cores: int, only: str, policies: tuple[str, ...]
+) -> None:
+    """What is missing in the table, in the order of the policies."""
     done = {(row.load, row.seed, row.startup_s, row.policy, "" if row.policy == "fixed" else row.knob)
             for row in rows(path)}  # fmt: skip
     wanted = [
         job
+        for policy in policies
         for job in jobs(name, seeds)
-        if only in job.load
+        if job.policy == policy
+        and only in job.load
         and (job.load, job.seed, job.startup_s, job.policy, "" if job.knob is None else f"{job.knob:g}") not in done
     ]
     is_new = not path.exists()
@@ -241,13 +255,22 @@ def main() -> int:
     runner.add_argument("--split", choices=tuple(SPLITS), required=True)
     runner.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")], default=[1, 2, 3])
     runner.add_argument("--only", default="", help="part of a load's name")
+    runner.add_argument("--policies", type=lambda text: tuple(text.split(",")), default=POLICIES, help="by comma")
     runner.add_argument("--cores", type=int, default=1)
     runner.add_argument("--table", type=Path, default=TABLE)
     reporter = commands.add_parser("report")
     reporter.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
     if options.command == "run":
-        run(options.traces, options.split, options.seeds, options.table, options.cores, options.only)
+        run(
+            options.traces,
+            options.split,
+            options.seeds,
+            options.table,
+            options.cores,
+            options.only,
+            options.policies,
+        )
     else:
         report(options.table)
     return 0

@@ -14,17 +14,13 @@ Lengths = tuple[tuple[float, float], tuple[float, float]]
 CHAT_LENGTHS: Lengths = ((800.0, 0.7), (300.0, 0.7))
 CODE_LENGTHS: Lengths = ((6000.0, 0.6), (60.0, 0.7))
 HOUR_S = 3600.0
+Turn = tuple[float, float, Lengths]
+"""Seconds, requests per second and their lengths."""
 
 
 def turns(random: np.random.Generator, seconds: float = 300.0, count: int = 6) -> Workload:
     """Chat and code in turns."""
-    load: Workload | None = None
-    for turn in range(count):
-        (prompt, output), rate = (CHAT_LENGTHS, 8.0) if turn % 2 == 0 else (CODE_LENGTHS, 3.0)
-        part = synthetic(Shape.STEADY, rate, seconds, random, prompt=prompt, output=output)
-        load = part if load is None else load.then(part)
-    assert load is not None
-    return load
+    return _in_turns(random, ((seconds, 8.0, CHAT_LENGTHS), (seconds, 3.0, CODE_LENGTHS)), count)
 
 
 def clients(random: np.random.Generator, rate: float, hours: float, count: int = 40, tide: float = 0.0) -> Workload:
@@ -115,10 +111,21 @@ def with_batches(random: np.random.Generator, rate: float, size: int, hours: flo
 def essays_and_papers(random: np.random.Generator, seconds: float = 300.0, count: int = 8) -> Workload:
     """Short questions with answers of 1,100 tokens, then papers of 6,000 tokens with short answers, in turns: what the
     one pool needs less of, the other needs more."""
+    essays: Turn = (seconds, 16.0, ((500.0, 0.5), (1100.0, 0.4)))
+    return _in_turns(random, (essays, (seconds, 4.0, CODE_LENGTHS)), count)
+
+
+def letters_and_books(random: np.random.Generator, count: int = 9) -> Workload:
+    """Letters of 600 tokens for seven minutes, then questions to books of 11,000 tokens for four, in turns."""
+    letters: Turn = (420.0, 24.0, ((150.0, 0.6), (600.0, 0.6)))
+    return _in_turns(random, (letters, (240.0, 2.5, ((11_000.0, 0.4), (150.0, 0.6)))), count)
+
+
+def _in_turns(random: np.random.Generator, kinds: Sequence[Turn], count: int) -> Workload:
     load: Workload | None = None
     for turn in range(count):
-        lengths, rate = (((500.0, 0.5), (1100.0, 0.4)), 16.0) if turn % 2 == 0 else (CODE_LENGTHS, 4.0)
-        part = synthetic(Shape.STEADY, rate, seconds, random, prompt=lengths[0], output=lengths[1])
+        seconds, rate, (prompt, output) = kinds[turn % len(kinds)]
+        part = synthetic(Shape.STEADY, rate, seconds, random, prompt=prompt, output=output)
         load = part if load is None else load.then(part)
     assert load is not None
     return load

@@ -22,6 +22,7 @@ from bench.sizing.generators import (
     essays_and_papers,
     flash_crowds,
     growing_desks,
+    letters_and_books,
     levels,
     office_days,
     on_off,
@@ -87,6 +88,7 @@ DEVELOPMENT = (
     Load("three hours of the second day x6", _part(DAYS, 38 * HOUR_S, 41 * HOUR_S, 6.0)),
     Load("night to noon x4", _part(DAYS, 26 * HOUR_S, 34 * HOUR_S, 4.0)),
     Load("essays and papers in turns", lambda traces, random: essays_and_papers(random)),
+    Load("letters and books in turns", lambda traces, random: letters_and_books(random)),
     Load("office days", lambda traces, random: office_days(random, 4.0, 2.5)),
 )
 FORMER_TEST = (
