@@ -65,7 +65,7 @@ def test_a_sleeping_deployment_wakes_for_a_flood_and_serves_all_of_it(tmp_path: 
 
 def _decided(up: Up) -> Any:
     status = up.status()
-    return status if "req/s at +" in status["decision"] else None
+    return status if "tokens/s at +" in status["decision"] else None
 
 
 def _link_address(up: Up) -> str:

@@ -31,7 +31,7 @@ PREFILL_SECONDS = 20.0
 PREFILL_REQUESTS = (600, 2500)
 DECODE_REQUESTS = (300, 1500)
 MAX_UTILISATION = 0.97
-"""Of the least work that the load is: a pool that never idles never recovers from a burst."""
+"""Of the least work that prompts are: a pool that never idles never recovers from a burst."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +44,14 @@ class Mix:
     shapes: tuple[RequestShape, ...]
     dispersion: float = 1.0
     """Variance over mean of arrivals per window; 1: Poisson."""
+
+    def tokens(self, role: Role) -> Floats:
+        """What each request is to the pool: tokens of its prompt to compute, or of its answer."""
+        of = [s.prompt_tokens - s.cached_tokens if role is Role.PREFILL else s.output_tokens for s in self.shapes]
+        return np.array(of, dtype=np.float64)
+
+    def mean_tokens(self, role: Role) -> float:
+        return max(1.0, float(self.tokens(role).mean()))
 
 
 class Sizer(Protocol):
@@ -69,7 +77,7 @@ class TwinSizer:
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
         """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
         wanted = self.reachable_share(role, mix)
-        low = max(1, ceil(rate_per_s * _least_work_s(self.model, role, mix) / MAX_UTILISATION))
+        low = max(1, ceil(rate_per_s / self.most_per_s(role, mix)))
         if low >= self.max_workers:
             return self.max_workers
         high, stride = low, 1
@@ -106,8 +114,10 @@ class TwinSizer:
         return self._seen[key]
 
     def most_per_s(self, role: Role, mix: Mix) -> float:
-        """Requests that one worker can do at all, whatever they wait."""
-        return MAX_UTILISATION / max(1e-9, _least_work_s(self.model, role, mix))
+        """Requests that one worker can do: prefill at all, decode with as many at once as keep TPOT."""
+        if role is Role.PREFILL:
+            return MAX_UTILISATION / max(1e-9, _prompt_s(self.model, mix))
+        return _batch(self.model, self.targets.tpot_s, mix) / (mix.mean_tokens(role) * self.targets.tpot_s)
 
     def _simulate(self, role: Role, mix: Mix, group: int, load: float) -> float:
         prefill = role is Role.PREFILL
@@ -135,16 +145,22 @@ class TwinSizer:
 
 
 @lru_cache(maxsize=64)
-def _least_work_s(model: WorkerModel, role: Role, mix: Mix) -> float:
-    """Worker seconds per request when every step is as full as it can be: no pool does with less."""
-    if role is Role.PREFILL:
-        return float(
-            np.mean([model.prefill.prompt_s(s.prompt_tokens - s.cached_tokens, s.cached_tokens) for s in mix.shapes])
-        )
-    per_token = model.decode.per_sequence_s
-    kv = model.decode.per_kv_token_s
-    work = [s.output_tokens * (per_token + kv * (s.prompt_tokens + s.output_tokens / 2)) for s in mix.shapes]
-    return float(np.mean(work))
+def _prompt_s(model: WorkerModel, mix: Mix) -> float:
+    """Of a prefill worker per request, when every step is as full as it can be."""
+    return float(
+        np.mean([model.prefill.prompt_s(s.prompt_tokens - s.cached_tokens, s.cached_tokens) for s in mix.shapes])
+    )
+
+
+@lru_cache(maxsize=64)
+def _batch(model: WorkerModel, tpot_s: float, mix: Mix) -> int:
+    """The most sequences that a decode worker steps within TPOT, in the middle of their answers; at least one."""
+    context = float(np.mean([s.prompt_tokens + s.output_tokens / 2 for s in mix.shapes]))
+    low, high = 1, max(1, min(model.max_sequences, int(model.kv_capacity_tokens / context)))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if model.decode.seconds(middle, middle * context) <= tpot_s else (low, middle - 1)
+    return low
 
 
 def draw(mix: Mix, rate_per_s: float, count: int) -> Workload:

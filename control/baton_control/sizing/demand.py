@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
@@ -18,8 +19,6 @@ from baton_wire.messages.values import POOL_ROLES, Role
 MIX_REFRESH_S = 120.0
 MIX_CHANGE = 0.1
 """A mix is replaced when the mean or the tail of its lengths moved by more than this."""
-MIX_SHIFT, SHIFT_REQUESTS = 2.5, 30
-"""It is replaced at once when so many requests of the last interval have prompts longer or shorter by this factor."""
 DISPERSIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 DRAIN_SHARE = 1.5
 """Start-ups that a backlog may take to drain: it was late before any worker could help, what comes now does not wait
@@ -42,68 +41,90 @@ class Demand:
     is_late: bool
     """More waits than can be answered within the target: nobody is sent away now."""
     predictor: str
-    tokens_each: float | None
-    """Prompt tokens to compute of the present mix's mean request, where load is counted in them; None: in requests."""
+    tokens_each: float
+    """Of the present mix's mean request: prompt tokens to compute, or of its answer."""
+    held: int
+    """Workers that the answers which run now fill, at the pace of TPOT; 0 of prefill."""
     likely: tuple[float, ...]
     """Rates at the horizon that are as likely as each other; empty: a step, requests that are late, or too little
     history."""
 
 
 def learned(
-    memory: SizingMemory, arrivals: ArrivalReading, now: float, interval_s: float, late: tuple[RequestShape, ...] = ()
+    memory: SizingMemory,
+    arrivals: ArrivalReading,
+    sizer: Sizer,
+    now: float,
+    interval_s: float,
+    late: tuple[RequestShape, ...] = (),
 ) -> SizingMemory:
     """The memory with one more interval of known arrivals. `late`: lengths of requests that came before it."""
     assert not isinstance(arrivals, Unknown), "the caller holds on unknown arrivals"
     known_since = memory.since_s if memory.since_s is not None else now
     last = memory.last_arrival_s if memory.last_arrival_s is not None else now
     if not isinstance(arrivals, Arrivals):
-        history = (*memory.history, Interval(0.0, 0.0))[-HISTORY:]
+        history = (*memory.history, Interval(0.0, 0.0, 0.0))[-HISTORY:]
         memory = replace(memory, history=history, since_s=known_since, last_arrival_s=last, unknown_intervals=0)
-        return (
-            _with_mix(replace(memory, shapes=(*memory.shapes, *late)[-RECENT:]), 0, now, interval_s) if late else memory
-        )
+        return _with_mix(replace(memory, shapes=(*memory.shapes, *late)[-RECENT:]), now, interval_s) if late else memory
     shapes = (*memory.shapes, *arrivals.sample)[-RECENT:]
-    tokens = [shape.prompt_tokens - shape.cached_tokens for shape in arrivals.sample or shapes]
-    mean = float(np.mean(tokens)) if tokens else 0.0
-    history = (*memory.history, Interval(arrivals.per_s, arrivals.per_s * mean))[-HISTORY:]
+    sample = Mix(arrivals.sample or shapes)
+    workers = (arrivals.per_s / sizer.most_per_s(role, sample) if sample.shapes else 0.0 for role in POOL_ROLES)
+    history = (*memory.history, Interval(arrivals.per_s, *workers))[-HISTORY:]
     memory = replace(
         memory, history=history, shapes=shapes, since_s=known_since, last_arrival_s=now, unknown_intervals=0
     )
-    return _with_mix(memory, len(arrivals.sample), now, interval_s)
+    return _with_mix(memory, now, interval_s)
 
 
 def demands(
-    spec: SizingSpec, seen: Observed, memory: SizingMemory, mix: Mix, sizer: Sizer, now: float
+    spec: SizingSpec,
+    seen: Observed,
+    memory: SizingMemory,
+    mix: Mix,
+    sizer: Sizer,
+    now: float,
+    horizon_s: float | None = None,
 ) -> Mapping[Role, Demand]:
-    """What each pool has to be ready for."""
-    lengths = np.array([shape.prompt_tokens - shape.cached_tokens for shape in mix.shapes], dtype=np.float64)
-    mean_tokens = max(1.0, float(lengths.mean()))
-    spread = {Role.PREFILL: 1.0 + (float(lengths.std()) / mean_tokens) ** 2, Role.DECODE: 1.0}
+    """What each pool has to be ready for at `horizon_s`; None: when a worker that is started now can serve."""
     requests = [interval.requests_per_s for interval in memory.history]
-    tokens = [interval.tokens_per_s / mean_tokens for interval in memory.history]
     result: dict[Role, Demand] = {}
-    draining, is_late = 0.0, False
-    for role in POOL_ROLES:  # prefill first: what it works off arrives at decode
-        pool = seen.pool(role)
-        horizon_s = (pool.startup_s if pool.startup_s is not None else spec.startup_s) + spec.interval_s
-        series = tokens if role is Role.PREFILL else requests
-        ahead = forecast(series, spec.interval_s, horizon_s, spec.quantile, spread[role])
+    is_late = False
+    for role in POOL_ROLES:  # prefill first: while it is late, decode waits for what comes
+        pool, lengths, each = seen.pool(role), mix.tokens(role), mix.mean_tokens(role)
+        ahead_s = horizon_s or (pool.startup_s if pool.startup_s is not None else spec.startup_s) + spec.interval_s
+        one = sizer.most_per_s(role, mix)
+        loads = [interval.workers(role) * one for interval in memory.history]
+        spread = 1.0 + (float(lengths.std()) / each) ** 2
+        ahead = forecast(loads, spec.interval_s, ahead_s, spec.quantile, spread)
+        if not ahead.is_step and loads[-1] > ahead.high:
+            # A step in the number of requests shows sooner than in their lengths, which vary.
+            counted, like = forecast(requests, spec.interval_s, ahead_s, spec.quantile), loads[-1] / requests[-1]
+            if counted.is_step:  # of requests like those of the last interval, which may not be the mix's
+                ahead = replace(counted, mean=counted.mean * like, high=max(ahead.high, counted.high * like))
         if role is Role.PREFILL:
-            if not ahead.is_step and tokens[-1] > ahead.high:
-                # A step in the number of requests shows sooner than in their lengths, which vary.
-                counted = forecast(requests, spec.interval_s, horizon_s, spec.quantile)
-                ahead = counted if counted.is_step else ahead
-            one = sizer.most_per_s(role, mix)
-            waiting = _late(spec, seen, one, mix)
-            is_late = waiting > 0
-            ready = capacity_steps(_routable(pool), pool.workers, memory.pools[role].orders, now, horizon_s)
-            left = waiting_at(waiting, ahead.mean, one, ready, horizon_s) if is_late else 0.0
-            draining = left / (DRAIN_SHARE * horizon_s)
+            held, waiting = 0, _late(spec, seen, one, mix)
+        else:
+            batch = one * each * spec.targets.tpot_s
+            running = seen.running.value if isinstance(seen.running, Known) else 0.0
+            held, waiting = ceil(running / batch), max(0.0, running - _routable(pool) * batch)
+        is_late = is_late or waiting > 0
+        ready = capacity_steps(_routable(pool), pool.workers, memory.pools[role].orders, now, ahead_s)
+        left = waiting_at(waiting, ahead.mean, one, ready, ahead_s) if waiting > 0 else 0.0
+        draining = left / (DRAIN_SHARE * ahead_s)
         rate = max(ahead.high, ahead.mean + draining)
-        each = mean_tokens if role is Role.PREFILL else None
         likely = () if is_late else ahead.likely
-        result[role] = Demand(rate, ahead.high, horizon_s, draining, is_late, ahead.predictor, each, likely)
+        result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, ahead.predictor, each, held, likely)
     return result
+
+
+def together(spec: SizingSpec, memory: SizingMemory, wanted: Mapping[Role, Demand], mix: Mix, sizer: Sizer) -> float:
+    """How much of both pools' demands is likely to come at once: they seldom peak together."""
+    one = {role: sizer.most_per_s(role, mix) for role in POOL_ROLES}
+    apart = sum(wanted[role].rate_per_s / one[role] for role in POOL_ROLES)
+    work = [interval.prefill_workers + interval.decode_workers for interval in memory.history]
+    ahead = forecast(work, spec.interval_s, max(each.horizon_s for each in wanted.values()), spec.quantile)
+    draining = sum(wanted[role].backlog_per_s / one[role] for role in POOL_ROLES)
+    return min(1.0, max(ahead.high, ahead.mean + draining) / max(1e-9, apart))
 
 
 def capacity_steps(routable: int, workers: int, orders: Orders, now: float, horizon_s: float) -> Steps:
@@ -144,28 +165,16 @@ def _routable(pool: PoolSeen) -> int:
     return pool.workers if pool.routable is None else min(pool.routable, pool.workers)
 
 
-def _with_mix(memory: SizingMemory, latest: int, now: float, interval_s: float) -> SizingMemory:
-    """`latest`: how many of the requests that are kept came in the last interval."""
+def _with_mix(memory: SizingMemory, now: float, interval_s: float) -> SizingMemory:
     if not memory.shapes:
         return memory
-    if memory.mix is not None:
-        num_shapes = len(memory.mix.shapes)
-        if latest >= SHIFT_REQUESTS and _has_shifted(memory.mix.shapes, memory.shapes[-latest:]):
-            memory = replace(memory, shapes=memory.shapes[-latest:])
-        elif now - memory.mix_s < MIX_REFRESH_S and len(memory.shapes) < 2 * num_shapes:
-            return memory
+    mix = memory.mix
+    if mix is not None and now - memory.mix_s < MIX_REFRESH_S and len(memory.shapes) < 2 * len(mix.shapes):
+        return memory
     mix = Mix(memory.shapes, _dispersion(memory.history, interval_s))
     if memory.mix is not None and len(memory.mix.shapes) >= RECENT // 2 and _is_alike(memory.mix, mix):
         return replace(memory, mix_s=now)
     return replace(memory, mix=mix, mix_s=now)
-
-
-def _has_shifted(before: tuple[RequestShape, ...], latest: tuple[RequestShape, ...]) -> bool:
-    """Whether prompts have become so much longer or shorter, the mean and the median alike, that counting in requests
-    of before misleads: what a prompt costs is not in proportion to its length."""
-    old, new = (np.array([s.prompt_tokens - s.cached_tokens for s in shapes]) for shapes in (before, latest))
-    ratios = [max(1.0, float(of(new))) / max(1.0, float(of(old))) for of in (np.mean, np.median)]
-    return min(ratios) > MIX_SHIFT or max(ratios) < 1 / MIX_SHIFT
 
 
 def _dispersion(history: tuple[Interval, ...], interval_s: float) -> float:

@@ -30,14 +30,28 @@ def other(role: Role) -> Role:
     return Role.DECODE if role is Role.PREFILL else Role.PREFILL
 
 
-def given(seen: Observed, wanted: Mapping[Role, int], least: Mapping[Role, int]) -> dict[Role, int]:
-    """The sizes `wanted`, after the pool that does not grow gave to the one that grows, down to `least` of it."""
-    sizes = dict(wanted)
-    for role in POOL_ROLES:
-        more, giver = wanted[role] - seen.pool(role).workers, other(role)
-        pool = seen.pool(giver)
-        if more > 0 and wanted[giver] <= pool.workers:
-            sizes[giver] = min(wanted[giver], max(least[giver], pool.workers - min(more, _to_give(pool))))
+def exchanged(seen: Observed, needs: Mapping[Role, int], keeps: Mapping[Role, int]) -> dict[Role, int]:
+    """The sizes after the pool that is short of what it `needs` now got what the other has on top of what it `keeps`.
+
+    Who is still starting helps nobody now, so it does not count.
+    """
+    sizes = {role: seen.pool(role).workers for role in POOL_ROLES}
+    serving = {role: _to_give(seen.pool(role)) + 1 for role in POOL_ROLES}
+    for taker in POOL_ROLES:
+        giver = other(taker)
+        count = min(needs[taker] - serving[taker], serving[giver] - max(1, keeps[giver]))
+        if count > 0 and seen.pool(taker).routable is not None:
+            return {taker: sizes[taker] + count, giver: sizes[giver] - count}
+    return sizes
+
+
+def resized(seen: Observed, flipped: Mapping[Role, int], alone: Mapping[Role, int], both: int) -> dict[Role, int]:
+    """The sizes behind the flips, with the stops that each pool decided `alone`, and its starts as far as `both` pools
+    together will need them: who gave or got workers was not known when they decided."""
+    shrinks = [role for role in POOL_ROLES if alone[role] < seen.pool(role).workers]
+    sizes = {role: min(flipped[role], alone[role]) if role in shrinks else flipped[role] for role in POOL_ROLES}
+    for role in sorted(POOL_ROLES, key=lambda role: sizes[role] - alone[role]):
+        sizes[role] += max(0, min(both - sum(sizes.values()), alone[role] - sizes[role]))
     return sizes
 
 

@@ -111,11 +111,12 @@ def _jumps(values: Floats, predicted: Floats, bucket_s: float, spread: float) ->
 
 
 def _lasts(are_jumps: Flags, levels: Floats, predicted: Floats, actual: Floats, ahead: int, quantile: float) -> bool:
-    """Whether a jump is likely enough to be there still when a worker that is started for it can serve: unless those
-    of the past were over by then."""
+    """Whether a worker that is started for a jump is likely enough to have something to do: unless the load was not as
+    high again behind those of the past, from when such a worker could serve and for as long as it took to start."""
     begin = are_jumps & ~_shifted(are_jumps, 1)
     past = np.flatnonzero(begin[: max(0, len(actual) - ahead)])
-    stayed = actual[past + ahead] > (predicted[past] + levels[past]) / 2
+    highest = np.array([actual[at + ahead : at + 2 * ahead].max() for at in past])
+    stayed = highest > (predicted[past] + levels[past]) / 2
     return not len(past) or float(np.mean(stayed)) > 1.0 - quantile
 
 

@@ -32,8 +32,12 @@ class Interval:
     """What arrived in one interval."""
 
     requests_per_s: float
-    tokens_per_s: float
-    """Prompt tokens that have to be computed."""
+    prefill_workers: float
+    decode_workers: float
+    """That it filled, while each does as much as it can."""
+
+    def workers(self, role: Role) -> float:
+        return self.prefill_workers if role is Role.PREFILL else self.decode_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class SizingMemory:
     mix: Mix | None = None
     mix_s: float = 0.0
     pools: Mapping[Role, PoolMemory] = field(default_factory=lambda: {role: PoolMemory() for role in POOL_ROLES})
+    pair: PoolMemory = PoolMemory()  # frozen
+    """Of both together, where workers change role."""
 
     def with_pool(self, role: Role, pool: PoolMemory) -> SizingMemory:
         return replace(self, pools={**self.pools, role: pool})
@@ -74,7 +80,7 @@ class SizingMemory:
 class _Saved(msgspec.Struct, frozen=True):
     """What is kept of a memory. Times are ages in seconds; short names, because a status has little room."""
 
-    v: Literal[2]
+    v: Literal[3]
     at: float
     last: float | None
     mix: list[tuple[int, int, int]]
@@ -82,7 +88,7 @@ class _Saved(msgspec.Struct, frozen=True):
     pools: dict[Role, tuple[float | None, list[float], int, int | None]]
     """(since the last change, since each turn, direction, wanted)"""
     req: list[float]
-    tok: list[float]
+    work: dict[Role, list[float]]
 
 
 def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
@@ -99,7 +105,7 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
     history = memory.history
     while True:
         kept = _Saved(
-            v=2,
+            v=3,
             at=round(now if epoch_s is None else epoch_s),
             last=ago(memory.last_arrival_s),
             mix=[(shape.prompt_tokens, shape.output_tokens, shape.cached_tokens) for shape in shapes],
@@ -108,7 +114,7 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
                 for role, pool in memory.pools.items()
             },
             req=[float(f"{interval.requests_per_s:.3g}") for interval in history],
-            tok=[int(float(f"{interval.tokens_per_s:.3g}")) for interval in history],
+            work={role: [float(f"{interval.workers(role):.3g}") for interval in history] for role in POOL_ROLES},
         )
         text = msgspec.json.encode(kept).decode()
         if len(text) <= limit or not history:
@@ -120,8 +126,10 @@ def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemor
     """A memory from `saved`; an empty one when the text is not what `saved` writes: it is safe to lose."""
     try:
         kept = msgspec.json.decode(text, type=_Saved)
-        history = tuple(Interval(*each) for each in zip(kept.req, kept.tok, strict=True))
-    except ValueError:  # msgspec's errors are such, too
+        history = tuple(
+            Interval(*each) for each in zip(kept.req, *(kept.work[role] for role in POOL_ROLES), strict=True)
+        )
+    except (ValueError, KeyError):  # msgspec's errors are of the former
         return SizingMemory()
     gap = (now if epoch_s is None else epoch_s) - kept.at
     if not 0 <= gap < HOUR_S:

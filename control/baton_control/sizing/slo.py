@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 
 from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
-from baton_control.sizing.demand import Demand, demands, learned
-from baton_control.sizing.flips import Flips, flips_of, given, other
+from baton_control.sizing.demand import Demand, demands, learned, together
+from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resized
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
 from baton_control.sizing.remembered import PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
@@ -36,8 +37,6 @@ class PoolDecision:
     """In words, with the numbers; what a person on call reads."""
     needed: int
     """Before bounds, budget and stabilisation."""
-    least: int = 0
-    """What the pool could do with at once, if what it gave came back as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def size(
     """One decision. `epoch_s` is the wall clock for schedules; `now` may be any clock that only goes forward."""
     if isinstance(seen.arrivals, Unknown):
         return _hold(spec, seen, memory, seen.arrivals.why)
-    memory = learned(memory, seen.arrivals, now, spec.interval_s, seen.late)
+    memory = learned(memory, seen.arrivals, sizer, now, spec.interval_s, seen.late)
     if not _is_idle(seen):
         memory = replace(memory, last_arrival_s=now)
     if _is_quiet(spec, seen, memory, now, epoch_s):
@@ -77,7 +76,7 @@ def size(
         memory = memory.with_pool(role, kept)
     pools = _wake_together(spec, pools)
     if spec.flip_s is not None:
-        pools = _exchanged(seen, pools)
+        pools = _exchanged(spec, seen, memory, wanted, pools, sizer, now, epoch_s)
     rates = {role: wanted[role].rate_per_s for role in POOL_ROLES}
     pools = _affordable(spec, seen, pools, rates, memory.mix, sizer)
     flips = None if spec.flip_s is None else flips_of(seen, {role: pool.workers for role, pool in pools.items()})
@@ -125,7 +124,7 @@ def _decide_pool(
     if is_kept and not why:
         why = f"{pool.workers} would keep {likely_share:.1%} of all that is likely to come"
     text = _reason(spec, role, pool.workers, workers, demand, mix, sizer, why)
-    return PoolDecision(workers, text, needed, max(target, shrunk)), kept
+    return PoolDecision(workers, text, needed), kept
 
 
 def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer) -> float:
@@ -143,9 +142,9 @@ def _reason(
     limit = spec.targets.limit_s(role)
     name = "TTFT" if role is Role.PREFILL else "TPOT"
     move = f"{role.value} {before}→{after}" if before != after else f"{role.value} {after}"
-    text = f"{move}: forecast {_load(demand, demand.rate_per_s)} at +{demand.horizon_s:.0f} s"
+    text = f"{move}: forecast {_load(role, demand, demand.rate_per_s)} at +{demand.horizon_s:.0f} s"
     if demand.backlog_per_s > 0:
-        text += f" with a backlog of {_load(demand, demand.backlog_per_s)}"
+        text += f" with a backlog of {_load(role, demand, demand.backlog_per_s)}"
     if after > before and after > 1:
         met = sizer.share_met(role, mix, demand.rate_per_s, after - 1)
         text += f"; {after - 1} would keep {met:.1%} within {name} {limit * 1000:.0f} ms"
@@ -154,12 +153,10 @@ def _reason(
     return text
 
 
-def _load(demand: Demand, rate_per_s: float) -> str:
-    """In the unit in which the pool's load is counted: requests of unequal prompts are not what prefill gets."""
-    if demand.tokens_each is None:
-        return f"{rate_per_s:.3g} req/s"
-    tokens_per_s = rate_per_s * demand.tokens_each
-    return f"{tokens_per_s:.3g} prompt tokens/s" if tokens_per_s < 1e3 else f"{tokens_per_s / 1e3:.3g}k prompt tokens/s"
+def _load(role: Role, demand: Demand, rate_per_s: float) -> str:
+    """In the unit in which the pool's load is counted: requests of unequal lengths are not what it gets."""
+    tokens_per_s, of = rate_per_s * demand.tokens_each, "prompt" if role is Role.PREFILL else "answer"
+    return f"{tokens_per_s:.3g} {of} tokens/s" if tokens_per_s < 1e3 else f"{tokens_per_s / 1e3:.3g}k {of} tokens/s"
 
 
 def _hold(spec: SizingSpec, seen: Observed, memory: SizingMemory, why: str) -> SloDecision:
@@ -217,21 +214,46 @@ def _wake_together(spec: SizingSpec, pools: dict[Role, PoolDecision]) -> dict[Ro
     }
 
 
-def _exchanged(seen: Observed, pools: dict[Role, PoolDecision]) -> dict[Role, PoolDecision]:
-    """What one pool needs and the other can spare is given, without the giver's window."""
-    sizes = given(
-        seen,
-        {role: pool.workers for role, pool in pools.items()},
-        {role: max(1, pool.least) for role, pool in pools.items()},
-    )
+def _exchanged(
+    spec: SizingSpec,
+    seen: Observed,
+    memory: SizingMemory,
+    wanted: Mapping[Role, Demand],
+    pools: dict[Role, PoolDecision],
+    sizer: Sizer,
+    now: float,
+    epoch_s: float,
+) -> dict[Role, PoolDecision]:
+    """What one pool needs now and the other does not changes role; only what both will need together is started."""
+    mix = memory.mix
+    assert mix is not None
+    assert spec.flip_s is not None
+    near = demands(spec, seen, memory, mix, sizer, now, spec.flip_s + spec.interval_s)
+
+    def now_for(role: Role, rate_per_s: float) -> int:
+        return spec.clamped(role, max(1, near[role].held, sizer.required(role, mix, rate_per_s)), epoch_s)
+
+    needs = {role: now_for(role, near[role].rate_per_s) for role in POOL_ROLES}
+    keeps = {role: now_for(role, near[role].lasting_per_s * SHRINK_MARGIN) for role in POOL_ROLES}
+    flipped = exchanged(seen, needs, keeps)
+    both = ceil(together(spec, memory, wanted, mix, sizer) * sum(pool.needed for pool in pools.values()))
+    sizes = resized(seen, flipped, {role: pool.workers for role, pool in pools.items()}, both)
+
+    def why(role: Role) -> str:
+        before = seen.pool(role).workers
+        if flipped[role] > before:
+            return f"{needs[role]} are needed now, {other(role).value} gives {flipped[role] - before}"
+        if flipped[role] < before:
+            return f"{other(role).value} needs {needs[other(role)]} now, {keeps[role]} are enough here"
+        return f"alone it would have {pools[role].workers}, both together need {both}"
+
     return {
         role: pool
-        if sizes[role] == pool.workers
+        if sizes[role] == pool.workers and flipped[role] == seen.pool(role).workers
         else replace(
             pool,
             workers=sizes[role],
-            reason=f"{role.value} {seen.pool(role).workers}→{sizes[role]}: {other(role).value} needs what {pool.least} "
-            f"{role.value} workers would not miss",
+            reason=f"{role.value} {seen.pool(role).workers}→{sizes[role]}: {why(role)}",
         )
         for role, pool in pools.items()
     }

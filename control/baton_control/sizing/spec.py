@@ -7,7 +7,8 @@ The words of sizing, in the order in which a decision uses them:
     mix          lengths of recent requests, to draw from, and how bursty they come (dispersion)
     horizon      seconds until a worker that is ordered now can serve
     forecast     arrivals at the horizon, a quantile of them
-    backlog      what waits now and will still wait at the horizon; it is spread over the time in which it shall drain
+    backlog      what waits now, or runs on top of what keeps TPOT, and still will at the horizon; spread over the time
+                 in which it shall drain
     late         more waits than can be answered within the target: nothing shrinks
     demand       the load that a pool has to be ready for: forecast and backlog together
     likely       rates at the horizon, spread as the past was; over all their requests the percentile is to be kept
@@ -15,7 +16,8 @@ The words of sizing, in the order in which a decision uses them:
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a rest
     turn         a change of direction of a pool; who turned often in the last hour rests longer
-    flips        workers of one pool that serve in the other from now on: what one needs and the other can spare
+    flips        workers of one pool that serve in the other from now on: what one needs now and the other does not
+    together     how much of what both pools are to be ready for comes at once, as pools that take turns do not peak so
     orders       workers asked for that should not be routable yet
     floor        the minimum at this time, schedules included
     hold         nothing moves, because input is unknown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_control.sizing.deployment import FLIP_S, sizing_spec
-from baton_control.sizing.flips import Flips, flips_of, given
+from baton_control.sizing.flips import Flips, exchanged, flips_of, resized
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero
 from baton_control.sizing.remembered import SizingMemory
 from baton_control.sizing.request_shape import RequestShape
@@ -23,24 +23,34 @@ def pools(prefill: int, decode: int, routable: int | None = None) -> Observed:
     return Observed(ProvenZero(), of[0], of[1])
 
 
-def test_the_pool_that_does_not_grow_gives_down_to_what_it_needs() -> None:
-    assert given(pools(3, 8), {PREFILL: 6, DECODE: 8}, {PREFILL: 3, DECODE: 4}) == {PREFILL: 6, DECODE: 5}
-    assert given(pools(3, 8), {PREFILL: 9, DECODE: 8}, {PREFILL: 3, DECODE: 4}) == {PREFILL: 9, DECODE: 4}
+def test_who_is_short_now_gets_what_the_other_does_not_need() -> None:
+    assert exchanged(pools(3, 8), {PREFILL: 6, DECODE: 4}, {PREFILL: 7, DECODE: 4}) == {PREFILL: 6, DECODE: 5}
+    assert exchanged(pools(3, 8), {PREFILL: 9, DECODE: 4}, {PREFILL: 9, DECODE: 4}) == {PREFILL: 7, DECODE: 4}
+    assert exchanged(pools(8, 3), {PREFILL: 2, DECODE: 5}, {PREFILL: 3, DECODE: 5}) == {PREFILL: 6, DECODE: 5}
 
 
-def test_nothing_is_given_when_both_grow_or_nobody_does() -> None:
-    both = {PREFILL: 6, DECODE: 9}
-    assert given(pools(3, 8), both, {PREFILL: 1, DECODE: 1}) == both
-    still = {PREFILL: 3, DECODE: 8}
-    assert given(pools(3, 8), still, {PREFILL: 1, DECODE: 1}) == still
+def test_nothing_changes_role_when_both_are_short_or_nobody_is() -> None:
+    here = {PREFILL: 3, DECODE: 8}
+    assert exchanged(pools(3, 8), {PREFILL: 6, DECODE: 9}, {PREFILL: 6, DECODE: 9}) == here
+    assert exchanged(pools(3, 8), {PREFILL: 3, DECODE: 2}, {PREFILL: 3, DECODE: 2}) == here
 
 
 def test_one_worker_that_serves_stays_and_who_starts_is_not_flipped() -> None:
-    wanted = {PREFILL: 9, DECODE: 8}
-    assert given(pools(3, 8, routable=3), wanted, {PREFILL: 1, DECODE: 1}) == {PREFILL: 9, DECODE: 6}
+    needs = {PREFILL: 9, DECODE: 1}
+    assert exchanged(pools(3, 8, routable=3), needs, needs) == {PREFILL: 5, DECODE: 6}
     assert flips_of(pools(3, 8, routable=3), {PREFILL: 9, DECODE: 2}) == Flips(DECODE, 2)
     unknown = Observed(ProvenZero(), PoolSeen(3, 3), PoolSeen(8, None))
+    assert exchanged(unknown, needs, needs) == {PREFILL: 3, DECODE: 8}
+    assert exchanged(unknown, {PREFILL: 1, DECODE: 9}, {PREFILL: 1, DECODE: 9}) == {PREFILL: 3, DECODE: 8}
     assert flips_of(unknown, {PREFILL: 9, DECODE: 2}) is None
+
+
+def test_starts_are_those_that_both_need_together_and_stops_those_of_each_pool() -> None:
+    flipped = {PREFILL: 6, DECODE: 5}
+    assert resized(pools(3, 8), flipped, {PREFILL: 9, DECODE: 8}, 13) == {PREFILL: 8, DECODE: 5}
+    assert resized(pools(3, 8), flipped, {PREFILL: 9, DECODE: 8}, 17) == {PREFILL: 9, DECODE: 8}
+    assert resized(pools(3, 8), flipped, {PREFILL: 9, DECODE: 8}, 2) == flipped, "nobody is stopped for it"
+    assert resized(pools(3, 8), flipped, {PREFILL: 3, DECODE: 4}, 11) == {PREFILL: 6, DECODE: 4}
 
 
 def test_flips_are_what_one_loses_and_the_other_gains() -> None:
@@ -75,9 +85,10 @@ def test_a_turn_of_the_load_is_answered_by_flips_and_starts_only_what_is_left() 
     assert alone.pools[DECODE].workers == 8, "the window holds it"
     assert joint.flips is not None
     assert joint.flips.giver is DECODE
-    assert joint.pools[PREFILL].workers == alone.pools[PREFILL].workers
     assert joint.pools[DECODE].workers == 8 - joint.flips.workers
-    assert "prefill needs what" in joint.pools[DECODE].reason
+    assert sum(pool.workers for pool in joint.pools.values()) < sum(pool.workers for pool in alone.pools.values())
+    assert "prefill needs" in joint.pools[DECODE].reason
+    assert "are needed now, decode gives" in joint.pools[PREFILL].reason
 
 
 def test_a_flip_is_no_order_for_a_new_worker() -> None:

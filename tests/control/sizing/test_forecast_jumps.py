@@ -29,3 +29,9 @@ def test_one_of_several_that_stayed_is_enough() -> None:
     short = [*CALM, *HIGH]
     stayed = [*CALM, *[12.0] * 30]
     assert forecast([*short, *stayed, *CALM, *HIGH[:2]], 10.0, 150.0, 0.8).is_step
+
+
+def test_one_that_comes_again_while_a_worker_started_for_it_would_serve_is_believed() -> None:
+    again = [*CALM, *HIGH, *CALM[:12], *HIGH]
+    assert forecast([*again, *CALM, *CALM, *HIGH[:1]], 10.0, 150.0, 0.8).is_step
+    assert not forecast([*again, *CALM, *CALM, *HIGH[:1]], 10.0, 90.0, 0.8).is_step, "calm for 90 to 180 s behind it"

@@ -67,8 +67,15 @@ _ticks = st.lists(
 
 
 @TRACES
-@given(ticks=_ticks, minimum=st.integers(0, 2), budget=st.one_of(st.none(), st.integers(6, 30)))
-def test_decisions_stay_within_every_bound_on_any_trace(ticks: list[Tick], minimum: int, budget: int | None) -> None:
+@given(
+    ticks=_ticks,
+    minimum=st.integers(0, 2),
+    budget=st.one_of(st.none(), st.integers(6, 30)),
+    flip_s=st.sampled_from([None, 2.0]),
+)
+def test_decisions_stay_within_every_bound_on_any_trace(
+    ticks: list[Tick], minimum: int, budget: int | None, flip_s: float | None
+) -> None:
     a_spec = spec(
         minimum,
         15,
@@ -76,6 +83,7 @@ def test_decisions_stay_within_every_bound_on_any_trace(ticks: list[Tick], minim
         scale_to_zero_after_s=60.0 if minimum == 0 else None,
         stabilisation_s=60.0,
         max_step_down=2,
+        flip_s=flip_s,
     )
     memory, now, quiet_s = SizingMemory(), 0.0, 0.0
     workers = dict.fromkeys(POOL_ROLES, max(1, minimum))
@@ -101,7 +109,8 @@ def test_decisions_stay_within_every_bound_on_any_trace(ticks: list[Tick], minim
                 assert after[role] >= min(before, 15) or asleep, "nothing shrinks on unknown input"
             if after[role] == 0 and before > 0:
                 assert quiet_s >= 60.0, "zero needs proof over the whole quiet time"
-            assert after[role] >= before - 2 or after[role] == 0, "steps down are limited"
+            flipped = decision.flips.workers if decision.flips and decision.flips.giver is role else 0
+            assert after[role] >= before - 2 - flipped or after[role] == 0, "steps down are limited"
         if budget is not None and sum(workers.values()) <= budget:
             assert sum(after.values()) <= budget
         workers = after

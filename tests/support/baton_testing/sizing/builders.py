@@ -61,4 +61,4 @@ def seen(
 ) -> Observed:
     pools = [PoolSeen(count, count, startup_s) for count in workers]
     waiting = Known(0.5) if queued is None else queued
-    return Observed(arrivals, pools[0], pools[1], waiting, waiting)
+    return Observed(arrivals, pools[0], pools[1], waiting, Known(0.5) if isinstance(waiting, Known) else waiting)
