@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
+from baton_kernels.compiling import compiled_together
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
 from baton_kernels.kv_units import UnitRange
@@ -71,6 +72,12 @@ class KvPool:
 
         Block 0 gets the bytes that it has; nobody may use it meanwhile.
         """
+        if self.tensor.is_cuda:
+            with compiled_together():
+                self._run_units()
+        self._run_units()
+
+    def _run_units(self) -> None:
         block = memoryview(bytearray(self.geometry.block_bytes))
         for first in WARM_UNITS:
             units = Units([0] * (first + 1), self.geometry.block_tokens, first, first + 1, self.geometry.whole)

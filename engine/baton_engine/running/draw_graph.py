@@ -26,6 +26,12 @@ class DrawGraphs:
         self._by_rows = smallest_at_least({size: self._capture(recorder, size) for size in sorted(sizes, reverse=True)})
         self.largest = len(self._by_rows) - 1
 
+    @staticmethod
+    def rehearse(buffers: GraphBuffers, sizes: Iterable[int]) -> None:
+        """Launch what will be captured; nobody reads the ids."""
+        for size in sizes:
+            _greatest(buffers, size)
+
     def greatest(self, rows: int) -> Tensor:
         """The greatest logit's id [rows] int64 for each row of the step; they are the slots' last tokens now."""
         self._by_rows[rows].replay()
@@ -37,5 +43,9 @@ class DrawGraphs:
 
     def _draw(self, size: int) -> None:
         buffers = self._buffers
-        greedy(buffers.model.head(buffers.hidden[:size]), out=buffers.ids[:size])
+        _greatest(buffers, size)
         buffers.last_tokens.index_copy_(0, buffers.numbers[:size], buffers.ids[:size])
+
+
+def _greatest(buffers: GraphBuffers, size: int) -> None:
+    greedy(buffers.model.head(buffers.hidden[:size]), out=buffers.ids[:size])

@@ -29,8 +29,9 @@ from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_clock import StepClock, start_clock
 from baton_engine.running.step_graphs import StepGraphs
 from baton_engine.running.upload import upload
-from baton_engine.running.warm_up import warm_up
+from baton_engine.running.warm_up import rehearse, warm_up
 from baton_engine.scheduling.step_plan import PrefillChunk, SlotFailure, SlotTokens, StepPlan, StepResult
+from baton_kernels.compiling import compiled_together
 from baton_kernels.logprobs import Logprobs
 from baton_wire.messages.values import TokenLogprob
 
@@ -81,6 +82,7 @@ class ModelRunner:
         self._kept: dict[int, Tensor] = {}
         """By slot: a row of logits [vocab] of a prompt whose draw comes later."""
         self._graphs: StepGraphs | None = None
+        sizes = (loaded.config.vocab_size, loaded.max_context_tokens)
         if loaded.device.type == "cpu":
             keep_freed_memory()
         elif loaded.model.ring is None:  # what is captured cannot wait for weights to arrive
@@ -89,9 +91,13 @@ class ModelRunner:
                     *(self._model, pool, self._slots.last_tokens, max_blocks),
                     decodes=decodes,
                     hands_over=hands_over,
+                    rehearse=lambda: rehearse(loaded.model, pool.tensor, *sizes),
                     ended=ended,
                 )
-        warm_up(loaded.model, pool.tensor, loaded.config.vocab_size, loaded.max_context_tokens)
+        else:
+            with compiled_together():
+                rehearse(loaded.model, pool.tensor, *sizes)
+        warm_up(loaded.model, pool.tensor, *sizes)
         ended("warm-up")
 
     def watch_layers(self, listener: LayerListener) -> None:

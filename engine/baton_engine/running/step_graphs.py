@@ -34,10 +34,12 @@ class StepGraphs:
         *,
         decodes: bool,
         hands_over: bool,
+        rehearse: Callable[[], None],
         ended: Callable[[str], None],
     ) -> None:
         """`last_tokens` is [slots + 1] int64: the last entry belongs to padding. `decodes` and `hands_over` are as in
-        `StepShapes`. `ended`: as for `ModelRunner`.
+        `StepShapes`. `rehearse`: what else the runner launches, so that its kernels are compiled beside these.
+        `ended`: as for `ModelRunner`.
         """
         slots = last_tokens.numel() - 1
         self._shapes = StepShapes(slots, decodes=decodes, hands_over=hands_over)
@@ -57,10 +59,13 @@ class StepGraphs:
                 return (geometry.model_layers,)
             return part_ends(shape.rows, geometry.model_layers, layer_token_bytes)
 
-        with recording(), compiled_together():
-            MixedGraphs.rehearse(self._buffers, self._shapes.all)
-            if decodes:
-                DecodeGraphs.rehearse(self._buffers, sizes)
+        with compiled_together():
+            with recording():
+                MixedGraphs.rehearse(self._buffers, self._shapes.all)
+                if decodes:
+                    DecodeGraphs.rehearse(self._buffers, sizes)
+                DrawGraphs.rehearse(self._buffers, sizes)
+            rehearse()
         ended("kernels")
         self._mixed = MixedGraphs(self._buffers, recorder, {shape: ends(shape) for shape in self._shapes.all})
         self._decode = DecodeGraphs(self._buffers, recorder, sizes) if decodes else None

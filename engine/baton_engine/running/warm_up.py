@@ -19,7 +19,6 @@ from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.running.sampler import Sampler, TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention_inputs import DecodeRows, PrefillRows
-from baton_kernels.compiling import compiled_together
 from baton_kernels.token_mask import mask_words
 from baton_wire.messages.values import SamplingParams
 
@@ -41,15 +40,20 @@ DRAWS: Final = (
 def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens: int) -> None:
     """Nothing in the pool changes: every row's place is -1. Waits until all is done."""
     device = kv_pool.device
-    if device.type == "cuda":
-        model = model if model.ring is not None else model.sample()
-        with compiled_together():
-            _run_prompts(model, kv_pool, GPU_PROMPTS, max_context_tokens)
-            _run_draws(model, vocab_size, device, [_without_counts(sampling) for sampling in DRAWS])
+    if device.type == "cuda" and model.ring is None:
+        model = model.sample()
     _run_prompts(model, kv_pool, GPU_PROMPTS if device.type == "cuda" else CPU_PROMPTS, max_context_tokens)
     _run_draws(model, vocab_size, device, DRAWS)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@torch.inference_mode()
+def rehearse(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens: int) -> None:
+    """What `warm_up` launches on a GPU, for `compiled_together`: nothing that is computed is an index."""
+    model = model if model.ring is not None else model.sample()
+    _run_prompts(model, kv_pool, GPU_PROMPTS, max_context_tokens)
+    _run_draws(model, vocab_size, kv_pool.device, [_without_counts(sampling) for sampling in DRAWS])
 
 
 def _run_draws(model: Decoder, vocab_size: int, device: torch.device, draws: Sequence[SamplingParams]) -> None:
