@@ -30,6 +30,11 @@ def workers_name(deployment: str, role: Role, template_hash: str) -> str:
     return f"{pool_name(deployment, role)}-{template_hash}"
 
 
+def flexible_name(deployment: str, template_hash: str) -> str:
+    """The name of the group of workers with one template that serve in either pool: `chat-flexible-1f3a5c7e90`."""
+    return f"{deployment}-flexible-{template_hash}"
+
+
 def worker_name(deployment: str, role: Role, template_hash: str, ordinal: int) -> str:
     """The name of one worker of that group: `chat-prefill-1f3a5c7e90-0`."""
     return f"{workers_name(deployment, role, template_hash)}-{ordinal}"

@@ -144,7 +144,7 @@ class AutoscalingSpec(Model):
     schedules: Annotated[tuple[ScheduleSpec, ...], Field(max_length=16, strict=False)] = ()
     """Daily windows with more workers; pools do not sleep in them."""
     flips: bool = False
-    """Workers may change pools without a restart: both pools are alike but for `replicas`. `baton up` only."""
+    """Workers may change pools without a restart. Both pools are alike but for `replicas`."""
 
 
 class RolloutSpec(Model):

@@ -87,6 +87,21 @@ class Latencies:
         return (0.0 if share is None else share * met.count) / total, total
 
 
+@dataclass(frozen=True, slots=True)
+class FlexibleWorker:
+    """A worker that can flip."""
+
+    host: str
+    """Where gateways have found it."""
+    epoch: bytes
+    role: Role
+    """What it serves as now, by its last state."""
+    flip: int
+    """The number of the last flip that it carried out; 0: none."""
+    is_routable: bool = True
+    """Whether every gateway has linked it and a partner for it."""
+
+
 @dataclass(slots=True)
 class TelemetryStore:
     """Of one deployment. `now` is any clock that only goes forward."""
@@ -243,13 +258,15 @@ class TelemetryStore:
         """
         if self._missing(now, expected):
             return None
+        workers = self._workers()
+        return Counter((workers[e].role, workers[e].template_hash) for e in self._routable_everywhere())
+
+    def _routable_everywhere(self) -> set[bytes]:
         sets = [
             {w.epoch for w in summary.workers if w.condition is WorkerCondition.LIVE and w.has_partner}
             for summary in self._summaries()
         ]
-        common = set.intersection(*sets) if sets else set()
-        workers = self._workers()
-        return Counter((workers[e].role, workers[e].template_hash) for e in common)
+        return set.intersection(*sets) if sets else set()
 
     def routable_addresses(self) -> frozenset[str]:
         """Where the live workers are that any gateway has with a partner."""
@@ -264,6 +281,18 @@ class TelemetryStore:
                 if worker.flips:
                     told[worker.epoch] = max(worker.flip, told.get(worker.epoch, 0))
         return told
+
+    def flexible_workers(self) -> tuple[FlexibleWorker, ...]:
+        """What is known of the workers that can flip, each by the gateway that heard of its latest flip."""
+        latest: dict[bytes, WorkerMeasures] = {}
+        for summary in self._summaries():
+            for worker in summary.workers:
+                if worker.flips and (worker.epoch not in latest or worker.flip > latest[worker.epoch].flip):
+                    latest[worker.epoch] = worker
+        common = self._routable_everywhere()
+        return tuple(
+            FlexibleWorker(w.address.host, w.epoch, w.role, w.flip, w.epoch in common) for w in latest.values()
+        )
 
     def startup_s(self, role: Role) -> float | None:
         """From the start of a process until it was ready; None: none was measured."""

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from baton_control.names import Key
 from baton_control.sizing.readings import Arrivals, Known, ProvenZero, Unknown
-from baton_control.telemetry.store import FRESH_S, TelemetryStore
+from baton_control.telemetry.store import FRESH_S, FlexibleWorker, TelemetryStore
 from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.schema.status import LaneStatus
 from baton_testing.kube.manifests import deployment
@@ -197,3 +197,19 @@ def test_the_operator_hears_lane_rate_and_verdict() -> None:
     assert heard.lane == LaneStatus(lane="tcp x1", bandwidth="0.9 GB/s")
     assert heard.transport_verified is False
     assert heard.transport_message == "3 measured, 1 below kvTransfer.minBandwidth; the slowest: tcp x1, 0.9 GB/s"
+
+
+def test_what_a_flexible_worker_is_comes_from_the_gateway_that_heard_of_its_latest_flip() -> None:
+    store = linked(ONE, TWO)
+    assert store.flexible_workers() == ()
+    before = worker(b"F", Role.PREFILL, flips=True, flip=3)
+    after = replace(before, role=Role.DECODE, flip=4)
+    store.told(ONE, summary(1, workers=(after, *PAIR)), 1.0)
+    store.told(TWO, summary(1, workers=(before, *PAIR)), 1.0)
+    assert store.flexible_workers() == (FlexibleWorker("127.0.0.1", after.epoch, Role.DECODE, 4),)
+    store.told(TWO, summary(2, workers=PAIR), 2.0)
+    assert store.flexible_workers() == (FlexibleWorker("127.0.0.1", after.epoch, Role.DECODE, 4, is_routable=False),)
+    store.told(TWO, summary(3, workers=(before, *PAIR)), 3.0)
+    heard = GatewayTelemetry(lambda key: store, lambda: 1.0).heard(Key("team-a", "chat"), "uid", deployment())
+    assert heard is not None
+    assert heard.flexible == store.flexible_workers()
