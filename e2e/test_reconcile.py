@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube import external_metrics
-from baton_testing.kube.stage import DIGEST, Stage
+from baton_testing.kube.stage import DIGEST, PLATFORM, Stage
 
 Json = dict[str, Any]
 
@@ -178,6 +180,57 @@ async def test_pools_are_scaled_by_whom_the_mode_says(stage: Stage) -> None:
         await asyncio.sleep(3.0)
         assert stage.read(POOLS, "chat-decode")["spec"]["replicas"] == 1, "nobody fights over it"
         await stage.serves(3, 2)
+
+
+async def test_workers_flip_by_their_pods_labels_and_services_follow(stage: Stage) -> None:
+    """Nobody is started or stopped for it; a Pod that is lost comes back in the role that it had."""
+
+    def sizes(prefill: int, decode: int) -> dict[str, object]:
+        pools = {"prefill__replicas": prefill, "decode__replicas": decode}
+        return {name: {"min": count, "max": count} for name, count in pools.items()}
+
+    def roles() -> dict[str, str]:
+        staying = [pod for pod in stage.all(PODS) if "-flexible-" in pod["metadata"]["name"]]
+        staying = [pod for pod in staying if "deletionTimestamp" not in pod["metadata"]]
+        return {pod["metadata"]["uid"]: pod["metadata"]["labels"][ROLE_LABEL] for pod in staying}
+
+    def are(prefill: int, decode: int) -> bool:
+        status = stage.read(DEPLOYMENTS, "chat").get("status", {})
+        routable = tuple(status.get(role, {}).get("routable") for role in ("prefill", "decode"))
+        found = []
+        for role in ("prefill", "decode"):
+            selected = stage.read(SERVICES, f"chat-{role}")["spec"]["selector"].items()
+            found.append(sum(selected <= pod["metadata"]["labels"].items() for pod in stage.all(PODS)))
+        labelled = Counter(roles().values())
+        counts = (labelled["prefill"], labelled["decode"])
+        return counts == routable == tuple(found) == (prefill, decode) and list(stage.workers().values()) == [
+            prefill + decode
+        ]
+
+    flexible = {"autoscaling__flips": True}
+    platform = replace(PLATFORM, operator_service="baton-operator")
+    async with stage.operator(platform):
+        stage.apply(**flexible, **sizes(2, 2))
+        await stage.until("two of each", lambda: are(2, 2))
+        before, deployment = roles(), stage.workers()
+        for prefill, decode in ((1, 3), (3, 1), (2, 2)):
+            stage.apply(**flexible, **sizes(prefill, decode))
+            await stage.until(f"{prefill} and {decode}", functools.partial(are, prefill, decode))
+            assert roles().keys() == before.keys()
+        stage.apply(**flexible, **sizes(1, 3))
+        await stage.until("one and three", lambda: are(1, 3))
+        flipped = next(uid for uid, role in roles().items() if role == "decode" != before[uid])
+        stage.delete(PODS, next(p["metadata"]["name"] for p in stage.all(PODS) if p["metadata"]["uid"] == flipped))
+        await stage.until("another one in its place", lambda: flipped not in roles() and are(1, 3))
+        stage.apply(**flexible, **sizes(1, 1))
+        await stage.until("one of each", lambda: are(1, 1))
+        assert stage.workers().keys() == deployment.keys()
+    async with stage.operator(platform):
+        await asyncio.sleep(4.0)
+        assert stage.writes() == {}, "an operator that comes after it finds nothing to do"
+        stage.apply(**flexible, **sizes(1, 1), decode__engine={"maxSequences": 9})
+        await stage.until("told", lambda: stage.condition("Degraded")[:2] == ("True", "Unsupported"))
+        assert "spec.autoscaling.flips: prefill and decode have unequal `engine`" in stage.condition("Degraded")[2]
 
 
 async def test_a_real_autoscaler_owns_the_pool_in_mode_external(stage: Stage) -> None:

@@ -76,13 +76,6 @@ CASES = [
         both_min(0, autoscaling__scaleToZeroAfter="1m"),
         both_min(0, autoscaling__scaleToZeroAfter="59s"),
     ),
-    Case(
-        "spec.autoscaling",
-        "must be false: workers do not flip",
-        manifest(autoscaling__flips=False),
-        manifest(autoscaling__flips=True),
-        is_for_files=True,
-    ),
     bounded(
         "spec.autoscaling.schedules[]",
         "must differ",

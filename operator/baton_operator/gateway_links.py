@@ -51,7 +51,7 @@ class DeploymentLinks:
             offer,
             lambda: (not self.is_active, None if self.is_active else address(self._holder())),
         )
-        self.telemetry = GatewayTelemetry(self.server.store, time.monotonic)
+        self.telemetry = GatewayTelemetry(self.server.store, time.monotonic, self.server.order)
         self.sizing = SizingOnDemand(self.server.store, time.monotonic)
 
     @contextlib.asynccontextmanager

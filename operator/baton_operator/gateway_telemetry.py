@@ -12,6 +12,7 @@ from baton_control.telemetry.store import Latencies, TelemetryStore
 from baton_operator.schema.status import LaneStatus, SloStatus
 from baton_operator.telemetry import Heard
 from baton_wire.messages.measures import Lanes
+from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import Role
 from baton_wire.sketch import Sketch
 
@@ -20,8 +21,16 @@ MIN_JUDGED = 20
 
 
 class GatewayTelemetry:
-    def __init__(self, stores: Callable[[Key], TelemetryStore], clock: Callable[[], float]) -> None:
-        self._stores, self._clock = stores, clock
+    def __init__(
+        self,
+        stores: Callable[[Key], TelemetryStore],
+        clock: Callable[[], float],
+        order: Callable[[Key, tuple[FlipOrder, ...]], None] = lambda key, flips: None,
+    ) -> None:
+        self._stores, self._clock, self._order = stores, clock, order
+
+    def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
+        self._order(key, flips)
 
     def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
         """What is known now. Links are tied to the uid by their key, so that nothing of a namesake is in a store."""
@@ -38,6 +47,7 @@ class GatewayTelemetry:
             lane=None if lanes is None else LaneStatus(lane=lanes.slowest, bandwidth=_rate(lanes)),
             transport_verified=None if lanes is None else lanes.too_slow == 0,
             transport_message="" if lanes is None else _message(lanes),
+            flexible=store.flexible_workers(),
         )
 
 

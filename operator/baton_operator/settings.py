@@ -95,6 +95,7 @@ def parse(argv: list[str]) -> Settings:
             alerts=given.prometheus_rules,
             cluster_domain=given.cluster_domain,
             operator_service=None if given.gateway_listen == "none" else given.operator_service,
+            hears_gateways=given.routable_from is RoutableFrom.GATEWAY,
             python=given.python,
             fetch_ports=_ports(given.fetch_ports),
             fetch_cidrs=_networks(given.fetch_cidrs),

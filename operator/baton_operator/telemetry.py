@@ -10,8 +10,10 @@ from typing import Protocol
 
 from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
+from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.passes.observe import RoutableCounts
 from baton_operator.schema.status import LaneStatus, SloStatus
+from baton_wire.messages.operator_link import FlipOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,14 @@ class Heard:
     transport_verified: bool | None = None
     """Whether every measured lane reaches `spec.kvTransfer.minBandwidth`; None: nothing measured."""
     transport_message: str = ""
+    flexible: tuple[FlexibleWorker, ...] = ()
+    """Workers that can flip, as any gateway has heard of them last."""
 
 
 class Telemetry(Protocol):
     def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
         """What is known of the deployment with that name and uid, judged by this spec; None: no gateway has told
         anything lately."""
+
+    def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
+        """What gateways are to have workers do, again and again until it is something else."""

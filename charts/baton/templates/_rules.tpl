@@ -37,8 +37,8 @@
   resources: [podmonitors, prometheusrules]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
-  resources: [pods]
-  verbs: [list, watch]
+  resources: [pods] # patched are labels of workers that flip (autoscaling.flips), nothing else
+  verbs: [get, list, watch, patch]
 - apiGroups: [""]
   resources: [secrets] # written, never read
   verbs: [create, patch]

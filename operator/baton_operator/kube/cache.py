@@ -18,7 +18,7 @@ from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS
 from baton_operator.kube.kube_api import Change, Listing, Resource, WatchEvent
 from baton_operator.kube.object_fields import mapping, mappings, metadata_of
 from baton_operator.objects.cluster import Manifest
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL, FIELD_MANAGER
+from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION, DEPLOYMENT_LABEL, FIELD_MANAGER
 
 Place = tuple[str, str]
 """Namespace and name."""
@@ -203,10 +203,13 @@ def _pod(manifest: Manifest) -> Manifest:
     metadata, status = metadata_of(manifest), mapping(manifest.get("status"))
     names = ("name", "namespace", "uid", "labels", "ownerReferences", "creationTimestamp", "deletionTimestamp")
     node = mapping(manifest.get("spec")).get("nodeName")
+    given = mapping(metadata.get("annotations"))
+    marks = {name: given[name] for name in (ASSIGNED_ANNOTATION, COST_ANNOTATION) if name in given}
+    kept = {name: metadata[name] for name in names if name in metadata}
     return {
-        "metadata": {name: metadata[name] for name in names if name in metadata},
+        "metadata": {**kept, **({"annotations": marks} if marks else {})},
         **({"spec": {"nodeName": node}} if node else {}),
-        "status": {name: status[name] for name in _POD_STATUS if name in status},
+        "status": {name: status[name] for name in (*_POD_STATUS, *(("podIP",) if marks else ())) if name in status},
     }
 
 

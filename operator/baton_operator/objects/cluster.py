@@ -49,6 +49,8 @@ class Platform:
     """Whether PrometheusRules are made."""
     operator_service: str | None = None
     """Service in the operator's namespace that gateways link with; None: gateways tell nobody anything."""
+    hears_gateways: bool = True
+    """Whether passes go by what gateways tell (`--routable-from=gateway`)."""
     pod_policy: PodPolicy = DEFAULT_POLICY
     """What LLMDeployments may say about Pods."""
 
@@ -70,18 +72,20 @@ class Owner:
 
 def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
     """What Pods of a role find around them. Raises UnsupportedError for what this version cannot run on a cluster."""
-    if deployment.spec.autoscaling.flips:
-        raise UnsupportedError("spec.autoscaling.flips", "workers do not flip on a cluster yet: must be false")
     prefill, decode = deployment.spec.prefill, deployment.spec.decode
+    if deployment.spec.autoscaling.flips:
+        _require_one_account(deployment)
+        _require_gateways(platform)
+    is_flexible = deployment.spec.autoscaling.flips and role is not Role.GATEWAY
     pool = {Role.PREFILL: prefill, Role.DECODE: decode}.get(role)
     return Site(
         python=platform.python,
         model_path=_model_path(deployment),
         keys_path=KEYS_PATH,
-        prefill_discovery=_discovery(deployment, Role.PREFILL, platform, HTTP_PORT),
-        # Prefill workers hand KV over to the decode workers' second port; the first is the gateways'.
+        # KV is handed over to the second port; the first is the gateways'.
+        prefill_discovery=_discovery(deployment, Role.PREFILL, platform, PAIR_PORT if is_flexible else HTTP_PORT),
         decode_discovery=_discovery(
-            deployment, Role.DECODE, platform, PAIR_PORT if role is Role.PREFILL else HTTP_PORT
+            deployment, Role.DECODE, platform, PAIR_PORT if is_flexible or role is Role.PREFILL else HTTP_PORT
         ),
         prefill_device=_device(prefill),
         decode_device=_device(decode),
@@ -91,6 +95,21 @@ def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
         api_keys_path=None if deployment.spec.gateway.api_keys is None else API_KEYS_PATH,
         drain_s=deployment.spec.gateway.limits.max_request_duration + DRAIN_MARGIN_S,
     )
+
+
+def _require_one_account(deployment: LLMDeployment) -> None:
+    """Raises UnsupportedError: a Pod that serves in both pools has one ServiceAccount."""
+    prefill, decode = (each.service_account_annotations for each in (deployment.spec.prefill, deployment.spec.decode))
+    if prefill != decode:
+        text = "prefill and decode have unequal `serviceAccountAnnotations`: must be equal where workers flip"
+        raise UnsupportedError("spec.autoscaling.flips", text)
+
+
+def _require_gateways(platform: Platform) -> None:
+    """Raises UnsupportedError: orders go by the gateways' links, and what was carried out comes back by them."""
+    if platform.operator_service is None or not platform.hears_gateways:
+        text = "the operator hears no gateways (--gateway-listen, --routable-from): must be false"
+        raise UnsupportedError("spec.autoscaling.flips", text)
 
 
 def model_source(deployment: LLMDeployment) -> ModelSource:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton_control.hashes import Revision
-from baton_control.names import gateway_name, pool_name, workers_name
+from baton_control.names import flexible_name, gateway_name, pool_name, workers_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.worker_specs import pool_spec
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
-from baton_operator.objects.metadata import owned, selector
+from baton_operator.objects.metadata import ROLES_ANNOTATION, owned, roles_text, selector
 from baton_operator.objects.optional import optional_objects
 from baton_operator.objects.pod_additions import with_annotations
 from baton_operator.objects.pods import LOAD_S, TEMPLATE_VERSION, WorkerTemplate, gateway_template
@@ -63,16 +63,33 @@ def workers_of(
 ) -> Manifest:
     """The same from a recorded template."""
     name = workers_name(deployment.metadata.name, role, revision.template)
-    spec: Manifest = {
+    made = owned("apps/v1", "Deployment", name, deployment, owner, role, revision)
+    pods = selector(deployment, role, revision.template)
+    return made | {"spec": _workers(pods, pod, replicas, _strategy(replicas))}
+
+
+def flexible_workers_of(
+    deployment: LLMDeployment, revision: Revision, pod: Manifest, roles: Mapping[Role, int], owner: Owner
+) -> Manifest:
+    """The flexible workers of one template, so many of each role. What a Pod serves as is in no selector of its
+    Deployment, so that it can change."""
+    name = flexible_name(deployment.metadata.name, revision.template)
+    made = owned("apps/v1", "Deployment", name, deployment, owner, None, revision)
+    pods = selector(deployment, None, revision.template)
+    spec = _workers(pods, pod, sum(roles.values()), _strategy(min(roles.values())))
+    return with_annotations(made, {ROLES_ANNOTATION: roles_text(roles)}) | {"spec": spec}
+
+
+def _workers(pods: Mapping[str, str], pod: Manifest, replicas: int, strategy: Manifest) -> Manifest:
+    return {
         "replicas": replicas,
         "revisionHistoryLimit": 0,
         "progressDeadlineSeconds": LOAD_S + 600,
         "minReadySeconds": LINK_S,
-        "strategy": _strategy(replicas),
-        "selector": {"matchLabels": selector(deployment, role, revision.template)},
+        "strategy": strategy,
+        "selector": {"matchLabels": dict(pods)},
         "template": pod,
     }
-    return owned("apps/v1", "Deployment", name, deployment, owner, role, revision) | {"spec": spec}
 
 
 def _strategy(replicas: int) -> Manifest:

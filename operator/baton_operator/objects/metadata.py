@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from baton_control.hashes import Revision
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_operator.kube.object_fields import is_controlled, mappings, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 
 DEPLOYMENT_LABEL, ROLE_LABEL = "baton.dev/deployment", "baton.dev/role"
 TEMPLATE_LABEL, FIT_LABEL = "baton.dev/template", "baton.dev/fit"
+ROLES_ANNOTATION = "baton.dev/roles"
+"""On a Deployment of flexible workers: how many of them each pool has, `prefill=2,decode=3`. It is written with
+`replicas`, which is their sum."""
+ASSIGNED_ANNOTATION = "baton.dev/assigned"
+"""On the Pod of a flexible worker: its role is not its template's any more, but what the operator gave it."""
+COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+"""Kubernetes' own: of equal Pods a ReplicaSet stops the one with the lowest."""
+_NUMBER = re.compile("[0-9]{1,6}")
 FETCH_ROLE = "fetch"
 """Value of the role label on what belongs to a fetch Job."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -29,10 +40,28 @@ def labels(deployment: LLMDeployment, role: Role | None = None, revision: Revisi
         DEPLOYMENT_LABEL: deployment.metadata.name,
     }
     if role is not None:
-        found |= {"app.kubernetes.io/component": role.value, ROLE_LABEL: role.value}
+        found |= role_labels(role)
     if revision is not None:
         found |= {TEMPLATE_LABEL: revision.template, FIT_LABEL: revision.fit}
     return found
+
+
+def role_labels(role: Role) -> dict[str, str]:
+    """The labels of a Pod that say what it serves as: Services, budgets and policies select by them."""
+    return {"app.kubernetes.io/component": role.value, ROLE_LABEL: role.value}
+
+
+def roles_text(roles: Mapping[Role, int]) -> str:
+    """How many of each role, as `ROLES_ANNOTATION` has it."""
+    return ",".join(f"{role}={roles[role]}" for role in POOL_ROLES)
+
+
+def roles_of(text: object) -> dict[Role, int] | None:
+    """The same read; None where it does not say it."""
+    parts = dict(part.partition("=")[::2] for part in str(text).split(","))
+    counts = {role: parts.get(role.value, "") for role in POOL_ROLES}
+    is_whole = len(parts) == len(counts) and all(_NUMBER.fullmatch(each) for each in counts.values())
+    return {role: int(each) for role, each in counts.items()} if is_whole else None
 
 
 def selector(deployment: LLMDeployment, role: Role | None = None, template: str | None = None) -> dict[str, str]:

@@ -30,9 +30,9 @@ from baton_operator.objects.cluster import (
     model_source,
     site_of,
 )
-from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, labels, selector
+from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, ROLE_LABEL, labels, selector
 from baton_operator.objects.pod_additions import environment, mount, nodes, sized, volumes
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 
 USER = 10_001
 KEY_FILE_MODE = 0o440
@@ -45,6 +45,8 @@ PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
 TEMPLATE_VERSION = 5
 """Raised when a template uses what images made for an older one do not know, such as a new flag."""
+ROLE_VARIABLE = "BATON_ROLE"
+"""Environment of a flexible worker: the role in its Pod's label when its container started."""
 _TEMPLATE_FLAG = "--template-hash="
 
 
@@ -58,8 +60,8 @@ class WorkerTemplate:
 
 
 def worker_template(deployment: LLMDeployment, role: Role, platform: Platform, restart: str = "") -> WorkerTemplate:
-    """The template of a pool's workers. `restart`: a mark that makes it another one; empty: none. Raises
-    UnsupportedError for what this version cannot run."""
+    """The template of a pool's workers; flexible workers of both pools have one. `restart`: a mark that makes it
+    another one; empty: none. Raises UnsupportedError for what this version cannot run."""
     spec = worker_spec(deployment, role, site_of(deployment, role, platform))
     pool = pool_spec(deployment, role)
     argv = tuple(argument for argument in spec.argv if not argument.startswith(_TEMPLATE_FLAG))
@@ -98,19 +100,20 @@ def _worker_pod(
     revision: Revision | None,
     restart: str,
 ) -> Manifest:
-    container = _container(spec, platform.worker_image, PAIR_PORT if spec.role is Role.DECODE else None, pool)
+    role = Role.PREFILL if spec.flips else spec.role  # a flexible worker begins as one, and is labelled as it flips
+    container = _container(spec, platform.worker_image, PAIR_PORT if "pair" in spec.ports else None, pool)
     container |= {
         "resources": _resources(spec, pool),
         "startupProbe": _probe("live", period_s=2, failures=LOAD_S // 2),
         "livenessProbe": _probe("live", period_s=10, failures=3),
         "readinessProbe": _probe("ready", period_s=2, failures=2),
     }
-    name = pool_name(deployment.metadata.name, spec.role)
-    pod = _pod(deployment, spec, container, name, grace_s(deployment)) | _placement(deployment, spec.role, pool)
+    name = pool_name(deployment.metadata.name, role)
+    pod = _pod(deployment, spec, container, name, grace_s(deployment)) | _placement(deployment, spec, pool)
     for volume, place in volumes(pool):
         mount(pod, volume, place)
     queue = {} if pool.queue is None else {QUEUE_LABEL: pool.queue}
-    return {"metadata": _metadata(deployment, spec.role, revision, queue, restart), "spec": pod}
+    return {"metadata": _metadata(deployment, role, revision, queue, restart), "spec": pod}
 
 
 def _metadata(
@@ -126,17 +129,22 @@ def _container(spec: WorkerSpec, image: str, second_port: int | None, pool: Pool
     second = None if second_port is None else f"0.0.0.0:{second_port}"
     more = instance_arguments(spec.role, f"0.0.0.0:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
     env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}
+    variables = environment(pool, env)
+    if spec.flips:  # read by the kubelet with each start, so that a container that ends comes back as what it was
+        source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{ROLE_LABEL}']"}}
+        variables.append({"name": ROLE_VARIABLE, "valueFrom": source})
+        more = (*more, f"--role=$({ROLE_VARIABLE})")
     mounts: list[Manifest] = [
         {"name": "keys", "mountPath": KEYS_PATH, "readOnly": True},
         {"name": "run", "mountPath": RUN_PATH},
         {"name": "tmp", "mountPath": "/tmp"},
     ]
     return {
-        "name": spec.role.value,
+        "name": "worker" if spec.flips else spec.role.value,
         "image": image,
         "command": [part.replace("$", "$$") for part in spec.argv],  # or $(NAME) would become an environment variable
         "args": list(more),
-        "env": environment(pool, env),
+        "env": variables,
         "ports": [
             {"name": port, "containerPort": PORTS[port], "protocol": "TCP"} for port in spec.ports if port in PORTS
         ],
@@ -208,7 +216,7 @@ def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
     return {key: value for key, value in parts.items() if value} | ({"claims": claims} if claims else {})
 
 
-def _placement(deployment: LLMDeployment, role: Role, pool: PoolSpec) -> Manifest:
+def _placement(deployment: LLMDeployment, spec: WorkerSpec, pool: PoolSpec) -> Manifest:
     claims = [claim.model_dump(by_alias=True) for claim in pool.resource_claims]
     given: Manifest = {
         **nodes(pool.placement),
@@ -217,7 +225,11 @@ def _placement(deployment: LLMDeployment, role: Role, pool: PoolSpec) -> Manifes
         "runtimeClassName": pool.runtime_class_name,
         "resourceClaims": claims,
     }
-    return {key: value for key, value in given.items() if value} | _spread(deployment, role, pool.placement)
+    equals: Manifest = {"matchLabels": selector(deployment, None if spec.flips else spec.role)}
+    if spec.flips:
+        workers = {"key": ROLE_LABEL, "operator": "In", "values": [role.value for role in POOL_ROLES]}
+        equals |= {"matchExpressions": [workers]}
+    return {key: value for key, value in given.items() if value} | _spread(equals, pool.placement)
 
 
 def _gateway_placement(deployment: LLMDeployment) -> Manifest:
@@ -225,15 +237,17 @@ def _gateway_placement(deployment: LLMDeployment) -> Manifest:
     priority: Manifest = (
         {} if gateway.priority_class_name is None else {"priorityClassName": gateway.priority_class_name}
     )
-    return {**nodes(gateway.placement), **priority, **_spread(deployment, Role.GATEWAY, gateway.placement)}
+    equals: Manifest = {"matchLabels": selector(deployment, Role.GATEWAY)}
+    return {**nodes(gateway.placement), **priority, **_spread(equals, gateway.placement)}
 
 
-def _spread(deployment: LLMDeployment, role: Role, placement: PlacementSpec) -> Manifest:
+def _spread(equals: Manifest, placement: PlacementSpec) -> Manifest:
+    """`equals`: a label selector of the Pods that are kept apart."""
     constraint: Manifest = {
         "maxSkew": 1,
         "topologyKey": placement.topology_key or "kubernetes.io/hostname",
         "whenUnsatisfiable": {"Preferred": "ScheduleAnyway", "Required": "DoNotSchedule"}[placement.spread],
-        "labelSelector": {"matchLabels": selector(deployment, role)},
+        "labelSelector": equals,
     }
     return {"topologySpreadConstraints": [constraint]}
 

@@ -2,6 +2,7 @@
 
 Everything is denied; then these edges are allowed and no others: clients → gateway, gateway → prefill and decode,
 prefill ↔ decode, gateway → operator, monitoring → metrics, everybody → DNS. RDMA does not pass through any of this.
+Workers that flip dial each other whatever they serve as.
 Clients are all Pods of the namespace; they are anybody where the gateway asks for keys or is said to be open.
 """
 
@@ -22,7 +23,8 @@ DNS_PORT = 53
 def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
     """The headless Service that discovery resolves: it also lists workers that are still starting or draining."""
     name = pool_name(deployment.metadata.name, role)
-    ports = [("http", HTTP_PORT)] + ([("pair", PAIR_PORT)] if role is Role.DECODE else [])
+    has_pairs = role is Role.DECODE or deployment.spec.autoscaling.flips
+    ports = [("http", HTTP_PORT)] + ([("pair", PAIR_PORT)] if has_pairs else [])
     spec: Manifest = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -71,6 +73,9 @@ def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
         Role.DECODE: [],
         Role.GATEWAY: [_to([prefill, decode], HTTP_PORT), _to([_operator(platform)], OPERATOR_PORT)],
     }
+    if deployment.spec.autoscaling.flips and role is not Role.GATEWAY:
+        ingress[role] = [_from([gateway], HTTP_PORT), _from([prefill, decode], PAIR_PORT)]
+        egress[role] = [_to([prefill, decode], PAIR_PORT)]
     if platform.monitoring_namespace is not None and "from" in ingress[role][0]:  # else the port is open to all
         monitoring: Manifest = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: platform.monitoring_namespace}}}
         ingress[role].append(_from([monitoring], HTTP_PORT))

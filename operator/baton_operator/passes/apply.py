@@ -154,6 +154,10 @@ class Applier:
         self._caches[resource].written(found)
         self._count(wanted)
 
+    def wrote(self, owner: Owner) -> None:
+        """Something of the owner's was written that does not name it."""
+        self.writes[owner.uid] = self.writes.get(owner.uid, 0) + 1
+
     async def ensure_secret(self, wanted: Manifest, owner: Owner, is_known: bool) -> None:
         """Apply a Secret, which the operator may not read, and its marker. `is_known`: it was applied before; otherwise
         a dry run that could only conflict with Baton's own label tells whether one of that name is somebody else's."""

@@ -13,7 +13,7 @@ from baton_operator.passes.observe import finished
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.template_records import outdated
 from baton_operator.passes.worker_pods import Crew
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 
 
 class Cleanup:
@@ -23,7 +23,8 @@ class Cleanup:
     async def run(self, seen: Snapshot, wanted: Mapping[Role, Revision]) -> None:
         """Each object only as it was seen: Conflict otherwise, and the pass is repeated."""
         for each in finished(seen.sets, wanted):
-            if not seen.crews.get((each.role, each.revision.template), Crew()).existing:
+            roles = POOL_ROLES if each.is_flexible else (each.role,)
+            if not any(seen.crews.get((role, each.revision.template), Crew()).existing for role in roles):
                 await self._applier.delete(WORKERS, seen.live_sets[each.name])
         live = {each.revision.template for each in seen.sets}
         for record in outdated(seen.records, live | {each.template for each in wanted.values()}):

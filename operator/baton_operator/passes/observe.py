@@ -6,22 +6,31 @@ the LLMDeployment controls count: one of the same name and labels with another o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, Step
 from baton_operator.objects.cluster import Manifest, Owner
-from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL, belongs
+from baton_operator.objects.metadata import (
+    FIT_LABEL,
+    ROLE_LABEL,
+    ROLES_ANNOTATION,
+    TEMPLATE_LABEL,
+    belongs,
+    roles_of,
+)
+from baton_operator.passes.worker_pods import Crew
 from baton_wire.messages.values import POOL_ROLES, Role
 
 RoutableCounts = Mapping[tuple[Role, str], int]
 """Routable workers by role and template hash, as the gateways tell."""
+NO_CREWS: Mapping[tuple[Role, str], Crew] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSet:
-    """One live worker Deployment."""
+    """One live worker Deployment; of flexible workers that part which serves in one pool."""
 
     name: str
     role: Role
@@ -41,12 +50,17 @@ class WorkerSet:
     """Why Pods of it cannot be made, such as a quota; empty: they can."""
     is_late: bool = False
     """Its Pods did not become ready in time."""
+    is_flexible: bool = False
+    """Its Pods may serve in either pool: another set of the same name has the rest of them."""
 
 
-def worker_sets(deployments: Iterable[Manifest], owner: Owner) -> tuple[WorkerSet, ...]:
-    """The worker Deployments that belong to `owner`, by name. Objects that are not worker Deployments are left out."""
-    found = (_worker_set(each, owner) for each in deployments)
-    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.name))
+def worker_sets(
+    deployments: Iterable[Manifest], owner: Owner, crews: Mapping[tuple[Role, str], Crew] = NO_CREWS
+) -> tuple[WorkerSet, ...]:
+    """The worker Deployments that belong to `owner`, by name. Objects that are not worker Deployments are left out.
+    `crews`: their Pods, by role and template hash; a Deployment of flexible workers does not tell its own by role."""
+    found = (part for each in deployments for part in _worker_sets(each, owner, crews))
+    return tuple(sorted(found, key=lambda each: each.name))
 
 
 def groups(sets: Iterable[WorkerSet], routable: RoutableCounts | None) -> tuple[Group, ...]:
@@ -58,7 +72,7 @@ def groups(sets: Iterable[WorkerSet], routable: RoutableCounts | None) -> tuple[
 
 
 def replicas_after(sets: Iterable[WorkerSet], step: Step) -> dict[tuple[Role, Revision], int]:
-    """The replicas that a step asks for, of those templates alone that it changes. Raises ValueError below zero."""
+    """How many a step asks for, by role and template, of those alone that it changes. Raises ValueError below zero."""
     now = {(each.role, each.revision): each.wanted for each in sets if not each.is_leaving}
     after: dict[tuple[Role, Revision], int] = {}
     for change in step.changes:
@@ -70,11 +84,18 @@ def replicas_after(sets: Iterable[WorkerSet], step: Step) -> dict[tuple[Role, Re
 
 
 def finished(sets: Iterable[WorkerSet], wanted: Mapping[Role, Revision]) -> tuple[WorkerSet, ...]:
-    """Worker Deployments of other revisions without any worker left: they may be deleted."""
-    return tuple(
-        each
-        for each in sets
-        if not each.is_leaving
+    """Worker Deployments of other revisions without any worker left: they may be deleted. Of a Deployment with two
+    parts that has to be true of both, and one of them stands for it."""
+    parts = tuple(sets)
+    done = [each for each in parts if _is_finished(each, wanted)]
+    by_name = {each.name: each for each in done}
+    kept = {each.name for each in parts if each not in done}
+    return tuple(each for name, each in by_name.items() if name not in kept)
+
+
+def _is_finished(each: WorkerSet, wanted: Mapping[Role, Revision]) -> bool:
+    return (
+        not each.is_leaving
         and each.is_observed
         and each.revision != wanted[each.role]
         and each.wanted == 0
@@ -82,17 +103,17 @@ def finished(sets: Iterable[WorkerSet], wanted: Mapping[Role, Revision]) -> tupl
     )
 
 
-def _worker_set(deployment: Manifest, owner: Owner) -> WorkerSet | None:
+def _worker_sets(deployment: Manifest, owner: Owner, crews: Mapping[tuple[Role, str], Crew]) -> Iterator[WorkerSet]:
     metadata, spec, status = (_mapping(deployment.get(part)) for part in ("metadata", "spec", "status"))
     labels = _mapping(metadata.get("labels"))
     role, template, fit = (labels.get(label) for label in (ROLE_LABEL, TEMPLATE_LABEL, FIT_LABEL))
-    if role not in set(POOL_ROLES) or not isinstance(template, str) or not isinstance(fit, str):
-        return None
+    if role not in {*POOL_ROLES, None} or not isinstance(template, str) or not isinstance(fit, str):
+        return
     if not belongs(deployment, owner):
-        return None
-    return WorkerSet(
+        return
+    whole = WorkerSet(
         name=str(metadata.get("name")),
-        role=Role(str(role)),
+        role=Role.PREFILL if role is None else Role(str(role)),
         revision=Revision(fit, template),
         wanted=_count(spec, "replicas", 1),
         existing=_count(status, "replicas", 0),
@@ -103,6 +124,23 @@ def _worker_set(deployment: Manifest, owner: Owner) -> WorkerSet | None:
         refusal=refusal(deployment),
         is_late=condition(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded",
     )
+    if role is not None:
+        yield whole
+        return
+    pools = {each: crews.get((each, template), Crew()) for each in POOL_ROLES}
+    roles = roles_of(_mapping(metadata.get("annotations")).get(ROLES_ANNOTATION))
+    if roles is None:  # somebody took it away: what runs stays, and whoever comes begins as its template says
+        decode = min(pools[Role.DECODE].existing - pools[Role.DECODE].leaving, whole.wanted)
+        roles = {Role.PREFILL: whole.wanted - decode, Role.DECODE: decode}
+    for each, crew in pools.items():
+        yield replace(
+            whole,
+            role=each,
+            wanted=roles[each],
+            existing=crew.existing - crew.leaving,
+            ready=crew.ready,
+            is_flexible=True,
+        )
 
 
 def condition(manifest: Manifest, kind: str) -> Manifest:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from baton_control.names import gateway_name, workers_name
+from baton_control.names import flexible_name, gateway_name, workers_name
 from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, TEMPLATE_LABEL
@@ -67,8 +67,9 @@ def our_pods(pods: Iterable[Manifest], deployment: str, jobs: frozenset[str]) ->
 def _is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str]) -> bool:
     labels = mapping(metadata.get("labels"))
     role, template = labels.get(ROLE_LABEL), str(labels.get(TEMPLATE_LABEL))
-    made_by = f"{gateway_name(deployment)}-" if role == Role.GATEWAY else ""
-    made_by = f"{workers_name(deployment, Role(str(role)), template)}-" if role in set(POOL_ROLES) else made_by
+    made_by: tuple[str, ...] = (f"{gateway_name(deployment)}-",) if role == Role.GATEWAY else ()
+    if role in set(POOL_ROLES):
+        made_by = (f"{workers_name(deployment, Role(str(role)), template)}-", f"{flexible_name(deployment, template)}-")
     for owner in mappings(metadata.get("ownerReferences")):
         name = str(owner.get("name"))
         if role == FETCH_ROLE and owner.get("kind") == "Job" and name in jobs:

@@ -21,10 +21,11 @@ from baton_control.sizing.scaling import HoldSizing, PoolNow, Sized, Sizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_operator.kube.kinds import OPTIONAL, POLICIES, RECORDS, SERVICES
 from baton_operator.kube.kube_api import Forbidden, Invalid, KubeApi, Resource
-from baton_operator.kube.object_fields import is_controlled, mapping, uid_of
+from baton_operator.kube.object_fields import annotations_of, is_controlled, mapping, uid_of
 from baton_operator.objects.cluster import Manifest, Platform
 from baton_operator.objects.fetch import FetchState, fetch_of, former_jobs
 from baton_operator.objects.fetch_progress import PROGRESS_S
+from baton_operator.objects.metadata import ROLES_ANNOTATION, roles_of
 from baton_operator.passes.apply import Applied, Applier, NameTaken, wish
 from baton_operator.passes.cleanup import Cleanup
 from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler, waiting_job
@@ -33,6 +34,8 @@ from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
 from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
 from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
+from baton_operator.passes.role_labels import RoleLabels
+from baton_operator.passes.roles import after_flips, assigned, serving_as_labelled, sizes_after_flips
 from baton_operator.passes.shared_objects import SharedObjects, trouble
 from baton_operator.passes.snapshot import Caches, Snapshot, facade, snapshot
 from baton_operator.passes.status_events import Turn
@@ -106,6 +109,7 @@ class Reconciler:
         self._statuses = StatusWriter(api, self._applier, now, clock)
         self._cleanup = Cleanup(self._applier)
         self._events = ObjectEvents(api, clock)
+        self._roles = RoleLabels(self._applier, telemetry, clock)
         self._readiness = Readiness()
         self._renderings = Renderings()
         self._emptying = emptying
@@ -124,6 +128,7 @@ class Reconciler:
         seen = snapshot(key, self._caches)
         if seen is None:
             self._statuses.forget(key)
+            self._roles.forget(key)
             if self._measured is not None:
                 self._measured.forget(key)
             return None
@@ -166,11 +171,11 @@ class Reconciler:
             await self._statuses.tell(seen, [Turn(True, "ClaimedElsewhere", why)])
 
     async def _pass(self, this: Pass) -> float | None:
-        seen, deployment, record = this.seen, this.deployment, this.made.record
+        deployment, record = this.deployment, this.made.record
         objects = this.made.objects
-        fetch = fetch_of(objects, seen.fetches)
+        fetch = fetch_of(objects, this.seen.fetches)
         heard, routable, doubtful = self._routable(this)
-        groups = _groups(seen, routable)
+        groups = _groups(this.seen, routable)
         believed = self._believed(this, heard)
         plan, sized = self._sizes(this, groups)
         found = self._succession(this, plan)
@@ -178,7 +183,11 @@ class Reconciler:
             role: Wanted(record.rendered[role].revision, plan[role].workers + (role in found.doubled))
             for role in POOL_ROLES
         }
-        rollout = deployment.spec.rollout
+        sizes = sizes_after_flips(wanted, groups)
+        if sizes is not None:
+            this.seen = replace(this.seen, sets=after_flips(this.seen.sets, wanted, sizes))
+            groups = _groups(this.seen, routable)
+        seen, rollout = this.seen, deployment.spec.rollout
         limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)
         step = next_step(wanted, _doubted(groups, doubtful), limits, rollout.paused)
 
@@ -194,6 +203,7 @@ class Reconciler:
             await self._cleanup.withdrawn(seen, this.made.standing)
             if fetch.is_done:
                 await self._cleanup.jobs(former_jobs(objects, seen.fetches))
+        self._roles.order(seen.key, this.seen.pods, heard)
         has_refusal = bool(this.troubles)
         this.troubles += await self._diagnosis(this, fetch)
         this.troubles += [this.refusal] if this.refusal is not None else []
@@ -268,7 +278,9 @@ class Reconciler:
         seen = this.seen
         if self._telemetry is not None:
             heard = self._telemetry.heard(seen.key, seen.owner.uid, this.deployment)
-            return heard, None if heard is None else heard.routable, frozenset()
+            if heard is None or heard.routable is None:
+                return heard, None, frozenset()
+            return heard, serving_as_labelled(heard.routable, seen.sets, seen.pods, heard.flexible), frozenset()
         assumed = self._readiness.routable(seen.owner.uid, seen.pods, _published(seen), self._clock())
         if assumed.again_at is not None:
             this.again_in(max(assumed.again_at - self._clock(), 0.1))
@@ -328,7 +340,12 @@ class Reconciler:
         gateway = this.deployment.spec.gateway
         counts = {role: plan[role].workers for role in POOL_ROLES}
         counts |= {Role.GATEWAY: gateway.replicas_at(0)} if gateway.autoscaling is None else {}
-        return succession(counts, places_of(this.seen.live_pods), self._emptying(), self._now())
+        found = succession(counts, places_of(this.seen.live_pods), self._emptying(), self._now())
+        if not this.deployment.spec.autoscaling.flips and not any(each.is_flexible for each in this.seen.sets):
+            return found
+        # Kubernetes counts what a budget lets go by the Deployments of its Pods, and these have Pods of both pools.
+        usual = {role: max(counts[role] - 1, 0) for role in POOL_ROLES}
+        return replace(found, least=usual | dict(found.least))
 
     async def _tell_succession(self, seen: Snapshot, found: Succession) -> None:
         before, self._doubled[seen.owner.uid] = self._doubled.get(seen.owner.uid, frozenset()), found.doubled
@@ -383,19 +400,40 @@ class Reconciler:
         after = replicas_after(seen.sets, step)
         pods = {**_live_templates(seen), **this.made.pods}
         now = {(each.role, each.revision): each.wanted for each in seen.sets if not each.is_leaving}
-        for (role, revision), replicas in {**now, **after}.items():
+        wanted = {**now, **after}
+        for (role, revision), replicas in wanted.items():
             pod = pods.get((role, revision))
             if pod is None or not (may_start or (role, revision) in now):
                 continue  # of an unknown template: nothing but its removal can be asked for, and a record is lost
-            made = this.made.workers(role, revision, pod, replicas, seen.owner)
-            shrinks = replicas < now.get((role, revision), 0)
             try:
-                applied = await self._applier.ensure(made, seen.owner, at_version=shrinks)
+                if all((each, revision) in pods for each in POOL_ROLES):
+                    if role is POOL_ROLES[0] or (POOL_ROLES[0], revision) not in wanted:
+                        sizes = {each: wanted.get((each, revision), 0) for each in POOL_ROLES}
+                        applied = await self._flexible_workers(this, revision, pod, sizes)
+                else:
+                    made = this.made.workers(role, revision, pod, replicas, seen.owner)
+                    shrinks = replicas < now.get((role, revision), 0)
+                    applied = await self._applier.ensure(made, seen.owner, at_version=shrinks)
             except (NameTaken, Forbidden, Invalid) as error:
                 this.troubles.append(trouble(error))
                 continue
             if applied is Applied.LEAVING:
                 this.again_in(LEAVING_S)
+
+    async def _flexible_workers(
+        self, this: Pass, revision: Revision, pod: Manifest, sizes: Mapping[Role, int]
+    ) -> Applied:
+        """Make the workers of a template that both pools share be so many, and give their Pods their roles. Who goes is
+        marked before there are fewer; who flips is labelled after it was written down that somebody does."""
+        seen, made = this.seen, this.made.flexible_workers(revision, pod, sizes, this.seen.owner)
+        before = roles_of(annotations_of(seen.live_sets.get(made.name, {})).get(ROLES_ANNOTATION))
+        shrinks = before is None or any(sizes[role] < before[role] for role in POOL_ROLES)
+        roles = assigned((each for each in seen.pods if each.template == revision.template), sizes)
+        found = await self._roles.write(seen.key, seen.owner, [each for each in roles if each.is_spare])
+        applied = await self._applier.ensure(made, seen.owner, at_version=shrinks)
+        found |= await self._roles.write(seen.key, seen.owner, [each for each in roles if not each.is_spare])
+        this.seen = replace(seen, pods=tuple(found.get(each.uid, each) for each in seen.pods))
+        return applied
 
 
 def _published(seen: Snapshot) -> dict[tuple[Role, str], int]:

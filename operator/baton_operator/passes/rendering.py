@@ -20,8 +20,8 @@ from baton_operator.kube.kinds import ACCOUNTS, OPTIONAL, SECRETS, resource_of
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import annotations_of, mapping, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner, Platform
-from baton_operator.objects.desired import pool_facade, standing_objects, workers_of
-from baton_operator.objects.metadata import RESTART_ANNOTATION
+from baton_operator.objects.desired import flexible_workers_of, pool_facade, standing_objects, workers_of
+from baton_operator.objects.metadata import RESTART_ANNOTATION, roles_text
 from baton_operator.passes.apply import Wish, wish, with_metadata
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current, newest
@@ -69,13 +69,20 @@ class Rendering:
     """What is left out and harmless."""
     text: str = ""
     """The LLMDeployment that all this follows from."""
-    _workers: dict[tuple[Role, Revision, int], Wish] = field(default_factory=dict, compare=False)
+    _workers: dict[tuple[Role | None, Revision, str], Wish] = field(default_factory=dict, compare=False)
 
     def workers(self, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner) -> Wish:
         """The workers of one template, which `pod` is."""
-        key = (role, revision, replicas)
+        key = (role, revision, str(replicas))
         if key not in self._workers:
             self._workers[key] = wish(workers_of(self.deployment, role, revision, pod, replicas, owner))
+        return self._workers[key]
+
+    def flexible_workers(self, revision: Revision, pod: Manifest, roles: Mapping[Role, int], owner: Owner) -> Wish:
+        """The flexible workers of one template, so many of each role."""
+        key = (None, revision, roles_text(roles))
+        if key not in self._workers:
+            self._workers[key] = wish(flexible_workers_of(self.deployment, revision, pod, roles, owner))
         return self._workers[key]
 
     @property

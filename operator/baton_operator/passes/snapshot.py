@@ -84,6 +84,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
     workers = {str(metadata_of(each)["name"]): each for each in caches[WORKERS].of(key)}
     records = {str(metadata_of(each)["name"]): each for each in _ours(caches[RECORDS].of(key), owner)}
     pods = worker_pods(caches[PODS].of(key), key.name)
+    teams = crews(pods)
     fetches = _ours(caches[JOBS].of(key), owner)
     jobs = frozenset(str(metadata_of(each).get("name")) for each in fetches)
     gateway = next(iter(_ours((workers.get(gateway_name(key.name), {}),), owner)), {})
@@ -100,7 +101,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         before=read_status(raw),
         records=tuple(each for each in found if each is not None),
         live_records=records,
-        sets=worker_sets(workers.values(), owner),
+        sets=worker_sets(workers.values(), owner, teams),
         live_sets=workers,
         pods=pods,
         pools={role: pool for role, pool in facades.items() if _ours((pool,), owner)},
@@ -115,7 +116,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         withdrawable=tuple(
             (kind, each) for kind in WITHDRAWN if kind in caches for each in _ours(caches[kind].of(key), owner)
         ),
-        crews=crews(pods),
+        crews=teams,
     )
 
 

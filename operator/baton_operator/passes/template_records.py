@@ -40,6 +40,8 @@ _NOT_IN_TEMPLATES = ("replicas", "serviceAccountAnnotations")
 """Fields of a pool that its Pods do not depend on."""
 KEEPS_ANSWERS = "keepsAnswers"
 """Whether prefill workers decode, too: follows from `routing` and what the pool offloads."""
+_FLIPS = "flips"
+"""Input of workers that flip, and of no others: what was recorded before there were any stays what it is."""
 GOOD_ANNOTATION = "baton.dev/last-good"
 """On the current record: the LLMDeployment that was last carried out, as JSON without status and labels."""
 MAX_GOOD_BYTES = 128 << 10
@@ -131,6 +133,8 @@ def _known(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]
     for record in records:
         found = record.rendered.get(role)
         is_alike = (record.version, record.worker_image, record.gateway_image, record.upgrade) == source
+        if (found is not None and found.inputs.get(_FLIPS, False) is True) is not wanted.get(_FLIPS, False):
+            continue
         # What is derived has no default: an older record, which has no word of it, stays as it is.
         defaults = {**_DEFAULTS[role], KEEPS_ANSWERS: wanted.get(KEEPS_ANSWERS)}
         if found is not None and is_alike and same_inputs(found.inputs, wanted, defaults):
@@ -176,6 +180,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         "accelerated": devices,
         "maxRequestDuration": longest,
         "restart": restart,
+        **({_FLIPS: True} if spec.autoscaling.flips else {}),
     }
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from baton_control.names import workers_name
+from baton_control.names import flexible_name, workers_name
 from baton_control.sizing.readings import slow_start_s
 from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
-from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
+from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION, ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.pod_troubles import container_trouble, is_creating, is_ready
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -32,6 +32,13 @@ class WorkerPod:
     """Whether its process has not begun: a gate, no node yet, or containers that are still being created."""
     made: str = ""
     """When, as the API server wrote it: texts in the order of time."""
+    name: str = ""
+    address: str = ""
+    """The Pod's, of a flexible worker that has been given its role; empty: none yet, or not looked at."""
+    is_assigned: bool = False
+    """Its role is what the operator gave it; of a flexible worker alone."""
+    is_spare: bool = False
+    """It is marked as the one that goes first."""
     placed_s: float | None = None
     """From when it was made until its container ran: a node, the image; None: it does not run, or was restarted."""
 
@@ -93,10 +100,11 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
     role, template = labels.get(ROLE_LABEL), labels.get(TEMPLATE_LABEL)
     if role not in set(POOL_ROLES) or not isinstance(template, str):
         return None
-    made_by = f"{workers_name(deployment, Role(str(role)), template)}-"
+    made_by = (f"{workers_name(deployment, Role(str(role)), template)}-", f"{flexible_name(deployment, template)}-")
     owners = mappings(metadata.get("ownerReferences"))
     if not any(each.get("kind") == "ReplicaSet" and str(each.get("name")).startswith(made_by) for each in owners):
         return None
+    marks = mapping(metadata.get("annotations"))
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
     conditions = {str(each.get("type")): each for each in mappings(status.get("conditions"))}
@@ -114,6 +122,10 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
         unschedulable=str(placed.get("message", "no node")) if is_refused else "",
         placing=not ready and (placed.get("status") == "False" or is_creating(status)),
         made=str(metadata.get("creationTimestamp", "")),
+        name=str(metadata.get("name", "")),
+        address=str(status.get("podIP", "")),
+        is_assigned=ASSIGNED_ANNOTATION in marks,
+        is_spare=COST_ANNOTATION in marks,
         placed_s=_placed_s(metadata, status),
     )
 

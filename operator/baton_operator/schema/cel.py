@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_control.spec.api import (
-    AutoscalingSpec,
     DeploymentSpec,
     LLMDeployment,
     PodMetadataSpec,
@@ -172,7 +171,6 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
     ServiceSpec: (_reserved("annotations", RESERVED_ANNOTATIONS),),
     FetchSpec: (_reserved("serviceAccountAnnotations", RESERVED_ANNOTATIONS),),
     PodMetadataSpec: (_reserved("labels", RESERVED_LABELS), _reserved("annotations", RESERVED_ANNOTATIONS)),
-    AutoscalingSpec: (Rule("!self.flips", "must be false: workers do not flip on a cluster yet", ".flips"),),
     GatewayAutoscalingSpec: (Rule("self.min <= self.max", "must be at most autoscaling.max", ".min"),),
     GatewaySpec: (
         Rule(

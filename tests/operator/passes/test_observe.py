@@ -14,9 +14,10 @@ from baton_control.rollout import Limits, PoolChange, Step, Wanted, next_step
 from baton_control.spec.api import LLMDeployment
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Manifest, Owner, Platform
-from baton_operator.objects.desired import standing_objects, worker_deployment, workers_of
+from baton_operator.objects.desired import flexible_workers_of, standing_objects, worker_deployment, workers_of
 from baton_operator.objects.pods import WorkerTemplate, worker_template
 from baton_operator.passes.observe import WorkerSet, finished, groups, replicas_after, worker_sets
+from baton_operator.passes.worker_pods import Crew
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -149,3 +150,45 @@ def test_a_template_is_finished_when_its_last_pod_is_gone() -> None:
 def test_no_step_goes_below_zero() -> None:
     with pytest.raises(ValueError, match="-1 workers"):
         replicas_after([SET], Step((PoolChange(Role.DECODE, REVISION, -4),), ""))
+
+
+FLEXIBLE = Platform(IMAGE, IMAGE, operator_service="baton-operator")
+
+
+def flexible_set(roles: dict[Role, int]) -> Manifest:
+    pool = {"replicas": {"min": 2, "max": 2}}
+    wanted = deployment(model__source="pvc://models/a", prefill=pool, decode=pool, autoscaling={"flips": True})
+    template = worker_template(wanted, Role.PREFILL, FLEXIBLE)
+    return flexible_workers_of(wanted, template.spec.revision, template.pod, roles, OWNER)
+
+
+def crew_of(made: Manifest, prefill: int, decode: int) -> dict[tuple[Role, str], Crew]:
+    labels = mapping(mapping(made["metadata"])["labels"])
+    counts = {Role.PREFILL: prefill, Role.DECODE: decode}
+    template = str(labels["baton.dev/template"])
+    return {(role, template): Crew(existing=count, ready=count) for role, count in counts.items()}
+
+
+def test_flexible_workers_are_two_sets_of_one_name() -> None:
+    made = flexible_set({Role.PREFILL: 1, Role.DECODE: 3})
+    prefill, decode = worker_sets([made], OWNER, crew_of(made, 2, 2))
+    assert prefill.name == decode.name
+    assert prefill.revision == decode.revision
+    assert [(each.role, each.wanted, each.existing, each.ready) for each in (prefill, decode)] == [
+        (Role.PREFILL, 1, 2, 2),
+        (Role.DECODE, 3, 2, 2),
+    ]
+
+
+def test_what_somebody_took_from_them_is_what_their_pods_say() -> None:
+    made = flexible_set({Role.PREFILL: 1, Role.DECODE: 3})
+    mapping(made["metadata"]).pop("annotations")
+    found = {each.role: each.wanted for each in worker_sets([made], OWNER, crew_of(made, 1, 2))}
+    assert found == {Role.PREFILL: 2, Role.DECODE: 2}, "the one that is missing begins as its template says"
+
+
+def test_flexible_workers_are_finished_when_neither_pool_has_any() -> None:
+    other = {role: Revision("fit", "other") for role in POOL_ROLES}
+    for roles, done in (({Role.PREFILL: 0, Role.DECODE: 1}, 0), ({Role.PREFILL: 0, Role.DECODE: 0}, 1)):
+        made = flexible_set(roles)
+        assert len(finished(worker_sets([made], OWNER, crew_of(made, 0, 0)), other)) == done

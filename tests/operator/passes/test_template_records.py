@@ -13,6 +13,7 @@ from baton_control.spec.allowed import fields_of, model_of
 from baton_control.spec.api import DeploymentSpec, LLMDeployment
 from baton_control.spec.base_model import Model
 from baton_operator.objects.cluster import Owner, Platform
+from baton_operator.objects.pods import TEMPLATE_VERSION
 from baton_operator.passes.template_records import (
     Record,
     Stored,
@@ -359,3 +360,20 @@ def test_a_restart_that_is_asked_for_makes_other_worker_templates_once_and_leave
     assert current(made, OLD, "", records, restart="mark") == again
     assert current(made, OLD, "", records) == again, "taken away, the annotation restarts nothing"
     assert (again.worker_image, again.upgrade) == (first.worker_image, first.upgrade)
+
+
+def test_flips_begin_with_images_that_know_them_and_end_without_others() -> None:
+    old, new = (replace(each, operator_service="baton-operator") for each in (OLD, NEW))
+    plain = current(made(), old, "", ())
+    assert "flips" not in json.dumps(plain.data())
+    before = replace(plain, version=TEMPLATE_VERSION - 1)
+    flexible = current(made(autoscaling__flips=True), new, "", [kept(before)])
+    assert flexible.worker_image == new.worker_image, "those before may have no such worker"
+    assert templates(flexible)[Role.PREFILL] == templates(flexible)[Role.DECODE]
+    assert current(made(autoscaling__flips=True), new, "", [kept(plain)]).worker_image == old.worker_image
+    records = [kept(before), kept(flexible, 2)]
+    assert current(made(autoscaling__flips=True), old, "", records) == flexible
+    after = current(made(), old, "", records)
+    assert after.worker_image == new.worker_image
+    assert templates(after)[Role.PREFILL] != templates(after)[Role.DECODE]
+    assert current(made(), old, "", [*records, kept(after, 3)]) == after

@@ -18,6 +18,7 @@ from baton_testing.kube.calm_world import play
 from baton_testing.kube.cluster import is_ready
 from baton_testing.kube.planted_causes import role_of, until
 from baton_testing.kube.world import NAME, SPACE, World
+from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import Role
 
 ONE_TO_THREE: dict[str, Any] = {
@@ -127,6 +128,9 @@ class Gateways:
                 place = (Role(labels[ROLE_LABEL]), labels[TEMPLATE_LABEL])
                 counts[place] = counts.get(place, 0) + 1
         return Heard(counts)
+
+    def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
+        assert flips == (), "nobody flips here"
 
 
 @pytest.mark.parametrize(("silent_s", "seen"), [(12.0, {"True"}), (200.0, {"True", "Unknown"})])

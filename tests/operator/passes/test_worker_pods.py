@@ -134,3 +134,16 @@ def test_a_worker_that_loses_its_readiness_leaves_a_doubt_and_does_not_count() -
 
 def test_a_worker_that_was_never_ready_leaves_no_doubt() -> None:
     assert not Readiness().routable("o", [worker("1", ready=False)], {}, 0.0).doubtful
+
+
+def test_a_flexible_worker_tells_who_it_is_where_it_is_and_what_it_was_given() -> None:
+    raw = pod()
+    raw["metadata"]["ownerReferences"][0]["name"] = "chat-flexible-abc-5575d8c8c7"
+    raw["metadata"]["annotations"] = {"baton.dev/assigned": "true"}
+    raw["status"]["podIP"] = "10.0.0.7"
+    found = only(raw)
+    assert (found.role, found.name, found.address) == (Role.DECODE, "chat-decode-abc-x-1", "10.0.0.7")
+    assert (found.is_assigned, found.is_spare) == (True, False)
+    raw["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"] = "-1"
+    assert only(raw).is_spare
+    assert not only(pod()).is_assigned

@@ -57,7 +57,9 @@ def run(scenario: Scenario, plan: Plan = NO_FAULT, streams: Streams = CALM, seed
     rest = None if scenario.is_fresh else serving()
 
     async def main() -> Ended:
-        world = World(promise=scenario.promise, plan=plan, streams=streams, rest=rest, seed=seed)
+        world = World(
+            promise=scenario.promise, plan=plan, streams=streams, rest=rest, seed=seed, has_links=scenario.has_links
+        )
         try:
             world.start()
             if not scenario.is_fresh:

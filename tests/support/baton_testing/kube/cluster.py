@@ -1,12 +1,13 @@
 """What a cluster does by itself, on virtual time: Deployments make Pods, Pods start, fail, drain and go, orphans go.
 
 All state is in the store's objects and in the times at which Pods change next. Pods are taken away in the order of a
-ReplicaSet: those that are not ready, then the youngest.
+ReplicaSet: those that are not ready, then those that cost least, then the youngest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from baton_control.hashes import content_hash
 from baton_operator.kube.kinds import EVENTS, JOBS, NODES, PODS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
-from baton_operator.objects.metadata import ROLE_LABEL
+from baton_operator.objects.metadata import COST_ANNOTATION, ROLE_LABEL
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.store import Json, Store
 
@@ -146,7 +147,7 @@ class Cluster:
             if self.weather.fails(pod):
                 self._set(PODS, pod, _crashing())
             else:
-                self._set(PODS, pod, _status("Running", True))
+                self._set(PODS, pod, _status("Running", True) | {"podIP": _address(metadata["uid"])})
                 self.times.progress_at[metadata["ownerReferences"][0]["uid"].removeprefix("rs-")] = now
         elif _is_unplaced(pod) and self._has_room(pod):
             self._set(PODS, pod, _status("Pending", False))
@@ -167,7 +168,7 @@ class Cluster:
             if not refusal:
                 self._make(deployment, made_of)
         surplus = len(current) - spec["replicas"]
-        for pod in sorted(current, key=lambda pod: (is_ready(pod), -_age(pod)))[: max(surplus, 0)]:
+        for pod in sorted(current, key=lambda pod: (is_ready(pod), _cost(pod), -_age(pod)))[: max(surplus, 0)]:
             self._delete(pod)
         ready = sum(is_ready(pod) for pod in current)
         for pod in old[: len(old) if ready >= spec["replicas"] else 0]:
@@ -282,6 +283,14 @@ def is_worker(pod: Json) -> bool:
 
 def _age(pod: Json) -> int:
     return int(pod["metadata"]["annotations"]["number"])
+
+
+def _address(uid: str) -> str:
+    return str(ipaddress.ip_address(int(uid.rpartition("-")[2], 16)))
+
+
+def _cost(pod: Json) -> int:
+    return int(pod["metadata"]["annotations"].get(COST_ANNOTATION, 0))
 
 
 def _status(phase: str, ready: bool) -> Json:

@@ -146,8 +146,6 @@ def _broken_rules(body: Json, before: Json | None) -> list[FieldProblem]:
         parse_live(body)
     except ManifestError as error:
         return list(error.problems)
-    if _at(body, ("spec", "autoscaling", "flips")) is True:  # what files may say, and a cluster may not
-        return [FieldProblem("spec.autoscaling.flips", "must be false")]
     if before is not None:
         old, new = (_at(each, ("spec", "model", "cache", "storageClassName")) for each in (before, body))
         if old != new:

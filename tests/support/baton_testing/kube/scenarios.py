@@ -28,6 +28,8 @@ class Scenario:
     promise: Promise = KEPT
     is_fresh: bool = False
     """Begins with an empty cluster, not with a deployment that serves."""
+    has_links: bool = False
+    """Gateways tell the operator who serves, and pass on what it orders."""
 
 
 async def create(world: World) -> None:
@@ -322,6 +324,60 @@ async def a_spec_that_slipped_through(world: World) -> None:
     world.user_applies(**OTHER_MODEL)
 
 
+def flexible(prefill: int, decode: int) -> dict[str, object]:
+    """Fields of a deployment whose workers flip, with pools of these sizes."""
+    pools = {"prefill__replicas": prefill, "decode__replicas": decode}
+    sizes: dict[str, object] = {name: {"min": count, "max": count} for name, count in pools.items()}
+    return {"autoscaling": {"mode": "Off", "flips": True}, **sizes}
+
+
+def pods_of(world: World, role: Role) -> list[Json]:
+    return [each for each in world.store.all(PODS, SPACE) if each["metadata"]["labels"].get(ROLE_LABEL) == role]
+
+
+async def flip_there_and_back(world: World) -> None:
+    """No Pod is made for it, and none goes."""
+    world.user_applies(**flexible(2, 2))
+    await asyncio.sleep(60)
+    before = world.cluster.times.pods
+    for prefill, decode in ((1, 3), (3, 1), (2, 2)):
+        world.user_applies(**flexible(prefill, decode))
+        await asyncio.sleep(30)
+    if world.cluster.times.pods != before and not world.kube.is_done:
+        world.broken.append(f"{world.cluster.times.pods - before} Pods were made for flips")
+
+
+async def flip_and_lose_the_pod(world: World) -> None:
+    world.user_applies(**flexible(2, 2))
+    await asyncio.sleep(60)
+    before = {each["metadata"]["name"] for each in pods_of(world, Role.DECODE)}
+    world.user_applies(**flexible(1, 3))
+    await asyncio.sleep(10)
+    gone = [each for each in pods_of(world, Role.DECODE) if each["metadata"]["name"] not in before]
+    world.user_deletes(PODS, (gone or pods_of(world, Role.DECODE))[0]["metadata"]["name"])
+    await asyncio.sleep(30)
+    world.user_applies(**flexible(1, 2))
+    await asyncio.sleep(30)
+    world.user_applies(**flexible(3, 1))
+
+
+async def flip_in_the_middle_of_a_rollout(world: World) -> None:
+    world.user_applies(**flexible(2, 2))
+    await asyncio.sleep(60)
+    world.user_applies(**flexible(2, 2), **MORE_MEMORY)
+    await asyncio.sleep(MIDWAY_S)
+    world.user_applies(**flexible(3, 1), **MORE_MEMORY)
+
+
+async def begin_and_end_to_flip(world: World) -> None:
+    """Pools of one role each become one of both, and come apart again."""
+    world.user_applies(**(flexible(2, 2) | {"autoscaling": {"mode": "Off"}}))
+    await asyncio.sleep(60)
+    world.user_applies(**flexible(2, 2))
+    await asyncio.sleep(90)
+    world.user_applies(**(flexible(2, 2) | {"autoscaling": {"mode": "Off"}}))
+
+
 LOW = Promise(floor=1, most=3)
 SCENARIOS = (
     Scenario("create", create, is_fresh=True),
@@ -367,4 +423,10 @@ SCENARIOS = (
     Scenario("optional objects come and go", optional_objects_come_and_go),
     Scenario("an autoscaler sizes the gateway", an_autoscaler_sizes_the_gateway),
     Scenario("a spec that slipped through", a_spec_that_slipped_through),
+    Scenario("flip there and back", flip_there_and_back, LOW, is_fresh=True, has_links=True),
+    Scenario("flip and lose the Pod", flip_and_lose_the_pod, LOW, is_fresh=True, has_links=True),
+    Scenario(
+        "flip in the middle of a rollout", flip_in_the_middle_of_a_rollout, Promise(1, 4), is_fresh=True, has_links=True
+    ),
+    Scenario("begin and end to flip", begin_and_end_to_flip, Promise(2, 3), is_fresh=True, has_links=True),
 )

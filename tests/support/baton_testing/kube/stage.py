@@ -12,12 +12,14 @@ import http.client
 import importlib.util
 import random
 import secrets
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
+from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.kube.claims import Claims, claim_name
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
@@ -35,6 +37,7 @@ from baton_testing.kube.api_server import ApiServer
 from baton_testing.kube.cluster import Affliction
 from baton_testing.kube.control_plane import ControlPlane
 from baton_testing.kube.manifests import manifest, set_at
+from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import Role
 
 Json = dict[str, Any]
@@ -55,28 +58,41 @@ def for_old_server(api: KubeApi) -> KubeApi:
 
 
 class ReadyIsRoutable:
-    """Gateways that link every worker at once."""
+    """Gateways that link every worker at once, and flexible workers that flip as soon as they are told."""
 
-    def __init__(self, runtime: Callable[[], Runtime]) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Callable[[], Runtime], flipped: dict[bytes, FlipOrder]) -> None:
+        """`flipped`: the last flip of each worker, by the epoch that its Pod's uid stands for."""
+        self._runtime, self._flipped = runtime, flipped
 
     def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
         counts: dict[tuple[Role, str], int] = {}
+        flexible: list[FlexibleWorker] = []
         for pod in self._runtime().caches[PODS].of(key):
             metadata: Json = pod["metadata"]  # type: ignore[assignment]
             labels, status = metadata["labels"], pod["status"]
+            role, epoch = Role(labels[ROLE_LABEL]), uuid.UUID(metadata["uid"]).bytes
+            if "-flexible-" in metadata["name"]:
+                flip = self._flipped.get(epoch, FlipOrder(epoch, 0, Role.PREFILL))
+                role = flip.role
+                flexible.append(FlexibleWorker(str(status.get("podIP")), epoch, role, flip.number))  # type: ignore[attr-defined]
             ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))  # type: ignore[attr-defined]
             if ready and "deletionTimestamp" not in metadata and TEMPLATE_LABEL in labels:
-                place = (Role(labels[ROLE_LABEL]), labels[TEMPLATE_LABEL])
+                place = (role, labels[TEMPLATE_LABEL])
                 counts[place] = counts.get(place, 0) + 1
-        return Heard(counts)
+        return Heard(counts, flexible=tuple(flexible))
+
+    def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
+        if flips:
+            self._flipped.update({each.worker: each for each in flips})
+            self._runtime().offer(key)
 
 
 def ready_now() -> Affliction:
     """What a kubelet says of a Pod that has come up."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
-    return Affliction({"phase": "Running", "startTime": now, "conditions": [ready]})
+    address = f"10.{secrets.randbelow(256)}.{secrets.randbelow(256)}.{secrets.randbelow(256)}"
+    return Affliction({"phase": "Running", "startTime": now, "conditions": [ready], "podIP": address})
 
 
 def event_of(pod: Json, affliction: Affliction) -> Json:
@@ -108,6 +124,7 @@ class Stage:
         self.api: ApiServer = plane.api
         self.calls: dict[tuple[str, str], int] = {}
         self.runtime: Runtime | None = None
+        self._flipped: dict[bytes, FlipOrder] = {}
         self.afflicts: Callable[[Json], Affliction | None] = lambda pod: None
         """What the scheduler or the kubelet says about a new Pod; None: it gets ready."""
 
@@ -135,7 +152,7 @@ class Stage:
                 api,
                 custom,
                 Installation(lambda: platform, lambda: {"first": b"m" * 32}),
-                telemetry=ReadyIsRoutable(lambda: runtime),
+                telemetry=ReadyIsRoutable(lambda: runtime, self._flipped),
                 claims=Claims(api, claim_name(operator_class), identity) if identity else None,
                 pace=Pace(resync_s=3.0),
                 now=session.clock.now,

@@ -13,21 +13,23 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from baton_control.names import Key
 from baton_control.rollout import PARTNERS
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import BUDGETS, DEPLOYMENTS, EVENTS, JOBS, NODES, PODS, POOLS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Platform
-from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
+from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, ROLES_ANNOTATION, TEMPLATE_LABEL, roles_of
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.telemetry import Telemetry
 from baton_testing.kube import own_kinds
 from baton_testing.kube.clock import stamp, wall
-from baton_testing.kube.cluster import Affliction, Cluster, Times, is_ready, moment
+from baton_testing.kube.cluster import Affliction, Cluster, Times, is_ready, is_worker, moment
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.faults import CALM, NO_FAULT, FaultyKube, Plan, Streams
+from baton_testing.kube.linked_workers import LinkedWorkers
 from baton_testing.kube.manifests import manifest, set_at
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Json, Store
@@ -84,8 +86,9 @@ class World:
         rest: Rest | None = None,
         seed: int = 0,
         nodes: int = 0,
+        has_links: bool = False,
     ) -> None:
-        """`nodes`: how many the operator can read; 0: it cannot read any."""
+        """`nodes`: how many the operator can read; 0: it cannot read any. `has_links`: gateways tell it of workers."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         if rest is not None:
@@ -97,6 +100,9 @@ class World:
             self.store.adopt(rest.store)
         self.cluster = Cluster(self.store, self.rng, self.clock, copy.deepcopy(rest.times) if rest else None)
         self.platform, self.masters, self.promise = PLATFORM, dict(MASTERS), promise
+        self.links = LinkedWorkers(self.store, self.rng, self._told) if has_links else None
+        if has_links:
+            self.platform = replace(self.platform, operator_service="baton-operator")
         self.kube = FaultyKube(MemoryKube(self.store), plan, self._stopped, streams, self.rng)
         self._relist_s = HEALING_S if streams.lost or streams.swapped else RELIST_S
         self.reads_nodes = nodes > 0
@@ -105,7 +111,7 @@ class World:
             node["metadata"] = {"name": f"node-{number}", "namespace": ""}
             self.store.create(NODES, node, "kubelet")
         self.runtime: Runtime | None = None
-        self.telemetry: Telemetry | None = None
+        self.telemetry: Telemetry | None = self.links
         """What gateways tell the operators that start from now on; None: readiness is all that they go by."""
         self.starts = 0
         self._operator: asyncio.Task[None] | None = None
@@ -137,6 +143,11 @@ class World:
         self._operator = asyncio.create_task(
             own_kinds.run(self.runtime, custom, self.kube, relist_s=self._relist_s, rng=rng)
         )
+
+    def _told(self, key: Key) -> None:
+        self._changed_at = self.clock()
+        if self.runtime is not None:
+            self.runtime.offer(key)
 
     async def stop(self) -> None:
         if self._operator is not None:
@@ -184,6 +195,10 @@ class World:
             if self._operator is not None and self._operator.done() and not self._operator.cancelled():
                 self._operator.result()
             await asyncio.sleep(5.0)
+        if self.links is not None:
+            for pod in filter(is_ready, filter(is_worker, self.store.all(PODS, SPACE))):
+                if self.links.role(pod) != _label(pod, ROLE_LABEL):
+                    self._break(f"{pod['metadata']['name']} serves as {self.links.role(pod)} and is labelled otherwise")
 
     def rest(self) -> Rest:
         return Rest(self.store, copy.deepcopy(self.cluster.times), self.clock())
@@ -290,15 +305,15 @@ class World:
         self.writes[f"{change} {resource.plural}"] += 1
         if self.by_hand:
             return
-        is_workers = resource == WORKERS and _label(after, ROLE_LABEL) in list(POOL_ROLES)
+        is_workers = resource == WORKERS and bool(_label(after, TEMPLATE_LABEL))
         if is_workers and before is not None and before["spec"]["template"] != after["spec"]["template"]:
             self._break(f"the template of {after['metadata']['name']} was edited")
         if is_workers and change is not Change.DELETED:
-            role = Role(_label(after, ROLE_LABEL))
-            total = sum(each["spec"]["replicas"] for each in self.worker_sets(role))
-            was = before["spec"]["replicas"] if before else 0
-            if total > self.promise.most and after["spec"]["replicas"] > was:
-                self._break(f"{total} {role} workers, more than {self.promise.most}")
+            for role in POOL_ROLES:
+                total = sum(_workers_of(each, role) for each in self.store.all(WORKERS, SPACE))
+                was = _workers_of(before, role) if before else 0
+                if total > self.promise.most and _workers_of(after, role) > was:
+                    self._break(f"{total} {role} workers, more than {self.promise.most}")
         if resource in (PODS, WORKERS):
             self._check_floor()
 
@@ -321,7 +336,8 @@ class World:
         for pod in self.store.all(PODS, SPACE):
             if is_ready(pod) and _label(pod, ROLE_LABEL) in list(POOL_ROLES):
                 template = _label(pod, TEMPLATE_LABEL)
-                ready[Role(_label(pod, ROLE_LABEL)), fits.get(template, template)] += 1
+                role = Role(_label(pod, ROLE_LABEL)) if self.links is None else self.links.role(pod)
+                ready[role, fits.get(template, template)] += 1
         return {
             role: sum(n for (each, fit), n in ready.items() if each is role and ready[PARTNERS[role], fit])
             for role in POOL_ROLES
@@ -359,6 +375,14 @@ def newer(platform: Platform) -> Platform:
 
 def _is_selected(body: Json, spec: Json) -> bool:
     return bool(spec["selector"]["matchLabels"].items() <= body["metadata"].get("labels", {}).items())
+
+
+def _workers_of(body: Json, role: Role) -> int:
+    """How many workers of a role a Deployment asks for."""
+    roles = roles_of(body["metadata"].get("annotations", {}).get(ROLES_ANNOTATION))
+    if roles is not None:
+        return roles[role]
+    return int(body["spec"]["replicas"]) if _label(body, ROLE_LABEL) == role else 0
 
 
 def _label(body: Json, name: str) -> str:

@@ -1,0 +1,75 @@
+"""Gives flexible workers their roles: labels on their Pods, and orders to the workers behind them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from baton_control.names import Key
+from baton_operator.kube.kinds import PODS
+from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION, FIELD_MANAGER, role_labels
+from baton_operator.passes.apply import Applier
+from baton_operator.passes.roles import Assigned, orders
+from baton_operator.passes.worker_pods import WorkerPod
+from baton_operator.telemetry import Heard, Telemetry
+from baton_wire.messages.operator_link import FlipOrder
+
+log = logging.getLogger(__name__)
+FIRST_TO_GO = "-1"
+"""Cost of the Pod that goes first: that of all others is 0."""
+
+
+class RoleLabels:
+    """`clock` is monotonic, in seconds."""
+
+    def __init__(self, applier: Applier, telemetry: Telemetry | None, clock: Callable[[], float]) -> None:
+        self._applier, self._telemetry, self._clock = applier, telemetry, clock
+        self._open: dict[Key, dict[FlipOrder, float]] = {}
+        """Orders that were not carried out when a pass last looked, and since when."""
+
+    async def write(self, key: Key, owner: Owner, wanted: Iterable[Assigned]) -> dict[str, WorkerPod]:
+        """Have Pods say what they are to be; gives them as they are then, by uid. Raises KubeError, Conflict for a Pod
+        that has gone."""
+        found: dict[str, WorkerPod] = {}
+        for each in wanted:
+            pod = each.pod
+            if each.is_new:
+                await self._applier.apply(_body(key, each), manager=FIELD_MANAGER, force=True)
+                self._applier.wrote(owner)
+                if pod.is_assigned and pod.role is not each.role:
+                    log.info("%s: %s is %s, was %s", key, pod.name, each.role, pod.role)
+            found[pod.uid] = replace(pod, role=each.role, is_assigned=True, is_spare=each.is_spare)
+        return found
+
+    def order(self, key: Key, pods: Iterable[WorkerPod], heard: Heard | None) -> None:
+        """Have gateways told who is to flip. While they say nothing, what was ordered last stays."""
+        if self._telemetry is None or heard is None:
+            return
+        wanted = orders(pods, heard.flexible)
+        before, now = self._open.get(key, {}), self._clock()
+        for order, since in before.items():
+            if order not in wanted and any(each.epoch == order.worker for each in heard.flexible):
+                log.info("%s: flip %d to %s took %.2f s", key, order.number, order.role, now - since)
+        self._open[key] = {order: before.get(order, now) for order in wanted}
+        self._telemetry.order(key, wanted)
+
+    def forget(self, key: Key) -> None:
+        """The deployment is gone."""
+        self._open.pop(key, None)
+
+
+def _body(key: Key, wanted: Assigned) -> Manifest:
+    marks: Mapping[str, str] = {ASSIGNED_ANNOTATION: "true"}
+    return {
+        "apiVersion": PODS.api_version,
+        "kind": PODS.kind,
+        "metadata": {
+            "name": wanted.pod.name,
+            "namespace": key.namespace,
+            "uid": wanted.pod.uid,
+            "labels": role_labels(wanted.role),
+            "annotations": {**marks, **({COST_ANNOTATION: FIRST_TO_GO} if wanted.is_spare else {})},
+        },
+    }
