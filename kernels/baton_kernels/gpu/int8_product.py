@@ -22,8 +22,6 @@ from baton_kernels.gpu.rounded_activations import scale_product
 from baton_kernels.quantised_weight import QuantisedWeight
 
 MULTIPROCESSORS = 132
-LARGE_ROWS = 4096
-"""From so many rows on larger tiles are faster."""
 COLUMNS = 128
 """A step: 128 bytes, as wide as the swizzle."""
 TURN = tl.constexpr(8)
@@ -112,8 +110,6 @@ def _launch(
 @cache
 def default_config(rows: int, features: int, columns: int) -> Int8Config:
     """Up to one program a multiprocessor, with steps under way in all of its memory; of more programs two share one."""
-    if rows >= LARGE_ROWS:
-        return Int8Config(256, 128, 1, 4, 8)
     # Three tiles of 64 rows instead of two of 128.
     height, room = (64, 2 * MULTIPROCESSORS) if 128 < rows <= 192 else (128, MULTIPROCESSORS)
     tiles, steps = triton.cdiv(rows, height) * triton.cdiv(features, 128), triton.cdiv(columns, COLUMNS)

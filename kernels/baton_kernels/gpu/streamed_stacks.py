@@ -33,8 +33,9 @@ from baton_kernels.gpu.streamed_quantised import _WIDEN_E4M3, _WIDEN_INT4, _WIDE
 from baton_kernels.quantised_stack import QuantisedStack
 from baton_kernels.quantised_weight import GROUP
 
-LARGEST_TILES_FROM = 256
-"""Pairs for each expert: from there on rows of 128 are faster with blocks too."""
+LARGEST_TILES_FROM = 120
+"""Pairs for each expert: from 128 (Mixtral) or 256 (Qwen3-30B-A3B) on rows of 128 are faster with blocks too. Lower, so
+that a worker's warm-up reaches it."""
 LINE = gl.constexpr(128)
 """Bytes, a step: so many columns, or twice as many of 4 bits."""
 PANEL = gl.constexpr(64)
