@@ -111,7 +111,7 @@ TEST = (
     Load("growing desks", lambda traces, random: growing_desks(random, 9.0, 2.0)),
     Load("documents in waves", lambda traces, random: documents(random, 1.0), is_long=True),
 )
-"""Written on 2026-11-25 before a rule was chosen."""
+"""Written on 2026-11-25 before a rule was chosen, and looked at that day: the next rule needs other ones."""
 SPLITS = {"development": DEVELOPMENT, "former-test": FORMER_TEST, "test": TEST}
 
 
