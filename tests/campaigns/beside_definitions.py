@@ -1,7 +1,8 @@
 """What bad definitions cost whoever else is served: `make campaign RUN=beside_definitions`.
 
 Short streams of innocents on null workers, with and without ten kinds of bad schemas, patterns and tools beside them:
-some a second, or one after the other without a pause. The ways take turns, so that a busy machine hits all alike.
+some a second, or one after the other without a pause. The ways take turns, so that a busy machine hits all alike. In
+each round they are alone twice: how far both are apart is what the machine itself does to these figures.
 Exits with 1 where the 99th percentile of a first token or of a gap is more than 5 % above that without (some a second).
 """
 
@@ -26,7 +27,7 @@ from campaigns.hostile import MODEL, STEP_MS, STREAMS, Target, exchange, longest
 
 TOKENS = 50
 MOST = 1.05
-ALONE, PACED, UNPACED = "alone", "paced", "without a pause"
+ALONE, PACED, AGAIN, UNPACED = "alone", "paced", "alone again", "without a pause"
 SETTLING_S = 1.0
 
 
@@ -99,7 +100,7 @@ async def running(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
 async def measured(at: Target, way: str, pause_s: float, seconds: float, into: Seen) -> None:
     seen = Seen()
     tasks = [asyncio.create_task(innocent(at, seen)) for _ in range(STREAMS)]
-    if way != ALONE:
+    if way in (PACED, UNPACED):
         tasks.append(asyncio.create_task(attack(at, seen, pause_s if way == PACED else 0.0)))
     async with running(*tasks):
         await asyncio.sleep(SETTLING_S)
@@ -115,11 +116,15 @@ async def measured(at: Target, way: str, pause_s: float, seconds: float, into: S
 
 
 async def campaign(at: Target, options: argparse.Namespace) -> dict[str, Seen]:
-    found = {way: Seen() for way in (ALONE, PACED, UNPACED)}
+    found = {way: Seen() for way in (ALONE, PACED, AGAIN, UNPACED)}
     for _ in range(options.rounds):
         for way, seen in found.items():
             await measured(at, way, 1.0 / options.rate, options.seconds, seen)
     return found
+
+
+def _told(ratios: dict[str, float]) -> str:
+    return ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
 
 
 def main() -> int:
@@ -132,11 +137,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, target(Path(folder), 2_048) as at:
         found = asyncio.run(campaign(at, options))
     rows = [seen.row(way) for way, seen in found.items()]
-    alone, paced = rows[0], rows[1]
-    ratios = {name: float(paced[name] or 0) / float(alone[name] or 1) for name in ("TTFT p99 ms", "gap p99 ms")}
+    alone, paced, again, _ = rows
+    ratios, noise = (
+        {name: float(row[name] or 0) / float(alone[name] or 1) for name in ("TTFT p99 ms", "gap p99 ms")}
+        for row in (paced, again)
+    )
     notes = [
         f"{STREAMS} innocent streams of {TOKENS} tokens, {STEP_MS:.0f} ms each; paced: {options.rate:g} a second.",
-        "Paced to alone: " + ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items()) + ".",
+        f"Paced to alone: {_told(ratios)}. Alone again to alone: {_told(noise)}.",
     ]
     publish("beside_definitions", machine, notes, tuple(rows[0]), rows)
     return 0 if max(ratios.values()) <= MOST else 1
