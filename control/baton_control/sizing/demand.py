@@ -40,7 +40,6 @@ class Demand:
     """What has to be worked off on top of the arrivals when a worker started now is there."""
     is_late: bool
     """More waits than can be answered within the target: nobody is sent away now."""
-    predictor: str
     tokens_each: float
     """Of the present mix's mean request: prompt tokens to compute, or of its answer."""
     held: int
@@ -113,7 +112,7 @@ def demands(
         draining = left / (DRAIN_SHARE * ahead_s)
         rate = max(ahead.high, ahead.mean + draining)
         likely = () if is_late else ahead.likely
-        result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, ahead.predictor, each, held, likely)
+        result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, each, held, likely)
     return result
 
 

@@ -50,8 +50,6 @@ class Predictor:
 class Forecast:
     mean: float
     high: float
-    predictor: str
-    tests: int
     is_step: bool = False
     """The last intervals were too high to be chance; the forecast is their level."""
     likely: tuple[float, ...] = ()
@@ -92,7 +90,7 @@ def forecast(
         return expected
     level = float(levels[-1])
     high = level + NormalDist().inv_cdf(max(0.5, quantile)) * float(noise[-1])
-    return Forecast(level, max(expected.high, high), f"{expected.predictor}, jumped", expected.tests, True)
+    return Forecast(level, max(expected.high, high), is_step=True)
 
 
 def _jumps(values: Floats, predicted: Floats, bucket_s: float, spread: float) -> tuple[Floats, Floats, Flags]:
@@ -130,11 +128,10 @@ def _expected(
     predictors: Sequence[Predictor],
 ) -> tuple[Forecast, Floats]:
     """The forecast of the best predictor, and what that said at each place about the one `ahead` of it."""
-    tests = len(values) - ahead
-    if tests < MIN_TESTS:
+    if len(values) - ahead < MIN_TESTS:
         level = float(np.mean(values[-6:]))
         noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
-        return Forecast(level, level + noise, "mean 60 s", 0), _smoothed(values, 6)
+        return Forecast(level, level + noise), _smoothed(values, 6)
     steps = _steps(actual, bucket_s, spread)
     weights = _weights(steps, bucket_s, ahead)
     scored = [_tested(each, values, actual, bucket_s, ahead, quantile, steps, weights) for each in predictors]
@@ -143,7 +140,7 @@ def _expected(
     places = (np.arange(LIKELY_RATES) + 0.5) / LIKELY_RATES
     likely = np.quantile(actual, places) * (mean / max(1e-9, float(np.mean(actual))))
     said = predictions(best, values, bucket_s, ahead, steps)
-    return Forecast(mean, high, name, tests, likely=tuple(likely.tolist())), said
+    return Forecast(mean, high, likely=tuple(likely.tolist())), said
 
 
 def _tested(
