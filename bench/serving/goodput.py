@@ -107,11 +107,11 @@ class TwoGpus(Deployment):
         return next((worker for worker in self.workers if worker.child.name == name), None)
 
 
-def answered(url: str, workload: Workload, seed: int) -> list[tuple[Served, float, str]]:
+def answered(url: str, workload: Workload, seed: int, salt: int) -> list[tuple[Served, float, str]]:
     """One client's requests: what became of each, and how late it was sent. Runs in a process of its own."""
     answers: list[Answer] = []
     began = time.monotonic()
-    asyncio.run(offered(url, MODEL, workload, PATIENCE_S + workload.duration_s, answers.append, seed))
+    asyncio.run(offered(url, MODEL, workload, PATIENCE_S + workload.duration_s, answers.append, seed, salt))
     found = []
     for answer in answers:
         second_s = answer.times_s[1] - answer.times_s[0] if len(answer.times_s) > 1 else float("inf")
@@ -165,16 +165,16 @@ def sampled(workers: Mapping[str, Worker]) -> Iterator[dict[str, list[dict[str, 
 
 
 def offer(
-    service: TwoGpus, clients: ProcessPoolExecutor, workload: Workload, seed: int
+    service: TwoGpus, clients: ProcessPoolExecutor, workload: Workload, seed: int, salt: int
 ) -> list[tuple[Served, float, str]]:
-    """What became of each request, as `answered` tells it."""
+    """What became of each request, as `answered` tells it. `salt`: as for `offered`."""
     parts = enumerate(dealt(workload, CLIENTS))
-    tasks = [clients.submit(answered, service.base_url, part, 100 * seed + place) for place, part in parts]
+    tasks = [clients.submit(answered, service.base_url, part, 100 * seed + place, salt) for place, part in parts]
     return [answer for task in tasks for answer in task.result()]
 
 
 def measure(
-    service: TwoGpus, clients: ProcessPoolExecutor, point: Point, workload: Workload, seed: int
+    service: TwoGpus, clients: ProcessPoolExecutor, point: Point, workload: Workload, seed: int, salt: int
 ) -> dict[str, Cell]:
     """The point's row. Times are ms."""
     letters = {"P": "decode-1" if point.mode == "never" else "prefill-0", "D": "decode-0"}
@@ -182,7 +182,7 @@ def measure(
     before = {letter: counted(worker) for letter, worker in workers.items()}
     cpu_s, began = service.gateway.cpu_s(), time.monotonic()
     with sampled(workers) as states:
-        found = offer(service, clients, workload, seed)
+        found = offer(service, clients, workload, seed, salt)
     wall_s = time.monotonic() - began
     row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
     row |= shares([served for served, _, _ in found])
@@ -261,13 +261,13 @@ def main() -> None:
             notes.append(f"ready after {time.monotonic() - began:.1f} s")
             notes += [f"{worker.child.name}: {_stages(worker)}" for worker in service.workers]
             print("\n".join(notes), flush=True)
-            for point in options.points:
+            for number, point in enumerate(options.points):
                 for seed in options.seeds:
                     service.serve(point, ())
                     warm = replace(point, rate=min(WARM_RATE, point.rate))
-                    offer(service, clients, warm.workload(options.trace, WARM_S, 0), 0)
+                    offer(service, clients, warm.workload(options.trace, WARM_S, 0), 0, number)
                     workload = point.workload(options.trace, options.seconds, seed)
-                    rows.append(measure(service, clients, point, workload, seed) | {"seed": seed})
+                    rows.append(measure(service, clients, point, workload, seed, number) | {"seed": seed})
                     print(json.dumps(rows[-1]), flush=True)
                     write(options.out, {"notes": notes, "rows": rows})
     publish("goodput", this_machine(), notes, COLUMNS, rows)

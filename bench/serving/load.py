@@ -81,9 +81,16 @@ def drive(endpoint: str, requests: Sequence[ClientRequest], lanes: int) -> list[
 
 
 async def offered(
-    endpoint: str, model: str, workload: Workload, timeout_s: float, on_answer: Callable[[Answer], None], seed: int = 5
+    endpoint: str,
+    model: str,
+    workload: Workload,
+    timeout_s: float,
+    on_answer: Callable[[Answer], None],
+    seed: int = 5,
+    salt: int = 0,
 ) -> list[Answer]:
-    """An open loop of prompts that the tiny model knows; waits for every answer."""
+    """An open loop of prompts that the tiny model knows; waits for every answer. Another `salt`, other prompts: no
+    worker has cached them."""
     async with open_session(timeout_s) as session:
-        server = LoadedServer(session, endpoint, model, IdPrompts(FIRST_TOKEN, LAST_TOKEN))
+        server = LoadedServer(session, endpoint, model, IdPrompts(FIRST_TOKEN, LAST_TOKEN, salt))
         return await open_loop(session, endpoint, server.planned(workload, seed), on_answer)

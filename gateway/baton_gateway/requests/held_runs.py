@@ -38,15 +38,15 @@ class HeldRuns:
         let_go: Callable[[LiveRequest, PickRoute], None],
         output_tokens: Callable[[LiveRequest], float] = lambda live: 0.0,
         may_grow: Callable[[LiveRequest, int], bool] = lambda live, sequences: True,
-        goes_local: Callable[[LiveRequest, PickRoute], bool] = lambda live, action: False,
+        choose: Callable[[LiveRequest, PickRoute], Route | Problem | None] = lambda live, action: None,
     ) -> None:
         """`let_go` routes a run whose turn has come, or drops it if its request is over. `output_tokens`: of a
         sequence of the request's model, as a rule. `may_grow`: whether its tenant may have so many sequences more.
-        `goes_local`: whether a decode worker would compute its prompt now.
+        `choose`: where it would go now.
         """
         self._table = table
         self._let_go = let_go
-        self._output_tokens, self._may_grow, self._goes_local = output_tokens, may_grow, goes_local
+        self._output_tokens, self._may_grow, self._choose = output_tokens, may_grow, choose
         self._ttft_s = 0.0
         self._tpot_s: float | None = None
         """As last told; all requests of a deployment have the same targets."""
@@ -68,8 +68,8 @@ class HeldRuns:
     def takes(
         self, live: LiveRequest, action: PickRoute, route: Route | Problem, ttft_s: float, tpot_s: float | None = None
     ) -> bool:
-        """Whether the run waits its turn. What ran before does not; what is computed where it is decoded waits only
-        for decode workers.
+        """Whether the run waits its turn. What ran before does not; what is computed at a decode worker waits only for
+        those, and an answer that is kept only for prefill workers.
         """
         if not action.is_first or isinstance(route, Problem):
             return False
@@ -96,7 +96,7 @@ class HeldRuns:
         return may_take(own, action.choices, free, GATEWAY_GREED) and self._may_grow(live, action.choices)
 
     def _has_to_wait(self, live: LiveRequest, route: Route, fingerprint: PairFingerprint) -> bool:
-        if is_full(self._table.views(), fingerprint, self._output_tokens(live)):
+        if not route.is_kept and is_full(self._table.views(), fingerprint, self._output_tokens(live)):
             return True
         if route.is_local:
             return False
@@ -112,9 +112,14 @@ class HeldRuns:
 
     def _is_open(self, live: LiveRequest, action: PickRoute, fingerprint: PairFingerprint) -> bool:
         views = self._table.views()
-        if is_full(views, fingerprint, self._output_tokens(live)):
+        is_held_up = is_full(views, fingerprint, self._output_tokens(live))
+        is_busy = is_backed_up(views, fingerprint, self._ttft_s, self._tpot_s)
+        if not is_held_up and not is_busy:
+            return True
+        route = self._choose(live, action)
+        if not isinstance(route, Route):
             return False
-        return not is_backed_up(views, fingerprint, self._ttft_s, self._tpot_s) or self._goes_local(live, action)
+        return (route.is_kept and not is_busy) or (route.is_local and not is_held_up)
 
     def look(self) -> None:
         """Let go whose turn has come: a worker reported, came or went, or time has passed."""

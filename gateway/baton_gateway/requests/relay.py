@@ -105,7 +105,7 @@ class Relay:
             self._let_go,
             lambda live: self._lines.of(live).output_tokens,
             lambda live, sequences: admission.may_grow(live.ticket, sequences),
-            self._goes_local,
+            self._choose,
         )
         self.worker_reported = self.held.look
         self._by_ticket: dict[int, LiveRequest] = {}
@@ -293,10 +293,6 @@ class Relay:
     def _let_go(self, live: LiveRequest, action: PickRoute) -> None:
         if live.ticket in self._by_ticket:
             self._feed(live, self._routed(live, action, self._choose(live, action)))
-
-    def _goes_local(self, live: LiveRequest, action: PickRoute) -> bool:
-        route = self._choose(live, action)
-        return not isinstance(route, Problem) and route.is_local
 
     def _choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
         return self._routing.choose(live, action, self._rules.route)

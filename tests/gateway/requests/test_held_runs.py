@@ -27,6 +27,8 @@ TTFT_S = 100.0 / BEGIN_SHARE
 BUSY, FREE = 600, 400
 """Tokens: more and less than half a second."""
 ROUTE = Route(b"prefill", b"decode", None)
+LOCAL = Route(None, b"decode", None)
+KEPT = Route(None, b"prefill", None, is_kept=True)
 
 
 def view(load: int, revision: str = "a", token_s: float | None = TOKEN_S, **more: Any) -> WorkerView:
@@ -46,8 +48,8 @@ class Gate:
 
     def __init__(self, *views: WorkerView) -> None:
         self.pool, self.gone = list(views), list[int]()
-        self.is_local = False
-        self.held = HeldRuns(cast(Any, self), self._let_go, goes_local=lambda live, action: self.is_local)
+        self.route = ROUTE
+        self.held = HeldRuns(cast(Any, self), self._let_go, choose=lambda live, action: self.route)
 
     def get(self, epoch: bytes) -> Any:
         chosen = next((each for each in self.pool if each.epoch == epoch), None)
@@ -173,10 +175,25 @@ async def test_late_runs_whose_requests_ended_are_not_kept() -> None:
 async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:
     gate = Gate(view(BUSY))
     assert not gate.takes(run(1, is_first=False)), "its client has waited already"
-    assert not gate.takes(run(1), route=Route(None, b"decode", None)), "computed where it is decoded"
+    assert not gate.takes(run(1), route=LOCAL), "computed where it is decoded"
     assert not gate.takes(run(1), route=errors.no_workers())
-    kept = Route(None, b"prefill", None, is_kept=True)
-    assert gate.takes(run(1), route=kept), "it is in line with what is handed over"
+    assert gate.takes(run(1), route=KEPT), "it is in line with what is handed over"
+
+
+async def test_answers_that_are_kept_do_not_wait_for_full_decode_workers() -> None:
+    full = view(0, epoch=b"decode", role=Role.DECODE, running=10, waiting=100, step_s=0.05)
+    gate = Gate(view(FREE), full)
+    gate.held._output_tokens = lambda live: 100.0
+    assert not gate.takes(run(1), route=KEPT)
+    assert gate.takes(run(2), route=ROUTE), "its answer has no slot"
+    gate.held.look()
+    assert gate.gone == []
+    gate.route = LOCAL
+    gate.held.look()
+    assert gate.gone == [], "nor has it with its prompt computed there"
+    gate.route = KEPT
+    gate.held.look()
+    assert gate.gone == [2]
 
 
 async def test_a_run_goes_while_all_are_busy_once_a_decode_worker_would_compute_it() -> None:
@@ -184,7 +201,7 @@ async def test_a_run_goes_while_all_are_busy_once_a_decode_worker_would_compute_
     assert gate.takes(run(1))
     gate.held.look()
     assert gate.gone == []
-    gate.is_local = True
+    gate.route = LOCAL
     gate.held.look()
     assert gate.gone == [1]
 
