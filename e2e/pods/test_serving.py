@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +62,69 @@ def test_a_drain_of_each_node_costs_no_request(world: World) -> None:
         finally:
             kubectl.run("uncordon", node)
     world.wait_until_settled(1, 1)
+
+
+def test_a_rolling_restart_of_one_of_each_costs_no_request(world: World) -> None:
+    before = pods_of(world)
+    with serving(world, "rollout restart"):
+        for each in world.kubectl.all("deployments", f"baton.dev/deployment={NAME}"):
+            name = f"deployment/{each['metadata']['name']}"
+            world.kubectl.run("rollout", "restart", name)
+            world.kubectl.run("rollout", "status", name, "--timeout=240s", timeout_s=250)
+        world.wait_until_settled(1, 1)
+    assert before.keys().isdisjoint(pods_of(world))
+    old = templates(world, "decode")
+    with serving(world, "restart by annotation"):
+        world.kubectl.run("annotate", "llm", NAME, "baton.dev/restart=1")
+        until("a new template", lambda: templates(world, "decode") - old, 120)
+        world.note("restart by annotation", seconds=round(world.wait_until_settled(1, 1), 1))
+
+
+def test_a_refused_spec_and_lost_objects_leave_what_ran_running(world: World) -> None:
+    """The key Secret, a worker Deployment and a Service are deleted by hand, while the newest spec is refused."""
+    kubectl = world.kubectl
+    kubectl.apply(world.deployment(model__source="file://relative"))
+    until("told", lambda: world.status().get("summary") == "Unsupported", 60)
+    [workers_of_decode] = [each["metadata"]["name"] for each in kubectl.all("deployments", workers("decode"))]
+    lost = (("secret", f"{NAME}-keys"), ("service", f"{NAME}-decode"), ("deployment", workers_of_decode))
+    uids = {each: uid_of(kubectl.get(*each) or {}) for each in lost}
+    for each in lost:
+        kubectl.run("delete", *each)
+    until("back", lambda: all(uid_of(kubectl.get(*each) or {}) not in ("", uids[each]) for each in lost), 60)
+    kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=2")
+    world.note("lost objects: back, and scaled", seconds=round(world.wait_until_settled(1, 2), 1))
+    conditions = {each["type"]: (each["status"], each["reason"]) for each in world.status()["conditions"]}
+    assert conditions["Ready"] == ("True", "Serving")
+    assert conditions["Stalled"] == ("True", "Unsupported")
+    with serving(world, "refused spec"):
+        kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=1")
+        world.wait_until_settled(1, 1)
+    kubectl.apply(world.deployment())
+    until("taken", lambda: world.status().get("summary") == "Serving", 60)
+
+
+def test_a_watched_namespace_that_is_gone_holds_no_other_up(world: World) -> None:
+    before, gone = world.release, f"{world.kubectl.namespace}-gone"
+    world.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": gone}})
+    world.release = replace(before, watched=f"{before.watched},{gone}")
+    world.release.install()
+    world.kubectl.run("delete", "namespace", gone, "--wait=true", timeout_s=120)
+    world.release.kubectl.run("rollout", "restart", "deployment/baton-operator")
+    world.release.kubectl.run("rollout", "status", "deployment/baton-operator", "--timeout=120s", timeout_s=130)
+    world.release.wait_until_active()
+    with serving(world, "namespace gone"):
+        service = ("service", f"{NAME}-decode")
+        uid = uid_of(world.kubectl.get(*service) or {})
+        world.kubectl.run("delete", *service)
+        took = until("back", lambda: uid_of(world.kubectl.get(*service) or {}) not in ("", uid), 60)
+        world.kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=2")
+        world.wait_until_settled(1, 2)
+        world.kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=1")
+        world.wait_until_settled(1, 1)
+    world.note("namespace gone: a Service of another is back", seconds=round(took, 1))
+    world.release = before
+    before.install()
+    before.wait_until_active()
 
 
 def test_each_pool_scales_alone(world: World) -> None:
@@ -287,7 +350,7 @@ def pods_of(world: World) -> dict[str, int]:
 
 
 def uid_of(pod: Json) -> str:
-    return str(pod["metadata"]["uid"])
+    return str(pod.get("metadata", {}).get("uid", ""))
 
 
 def restarts(pod: Json) -> int:
