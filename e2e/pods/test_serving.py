@@ -66,7 +66,7 @@ def test_a_drain_of_each_node_costs_no_request(world: World) -> None:
 
 def test_a_rolling_restart_of_one_of_each_costs_no_request(world: World) -> None:
     before = pods_of(world)
-    with serving(world, "rollout restart"):
+    with serving(world, "rollout-restart"):
         for each in world.kubectl.all("deployments", f"baton.dev/deployment={NAME}"):
             name = f"deployment/{each['metadata']['name']}"
             world.kubectl.run("rollout", "restart", name)
@@ -74,7 +74,7 @@ def test_a_rolling_restart_of_one_of_each_costs_no_request(world: World) -> None
         world.wait_until_settled(1, 1)
     assert before.keys().isdisjoint(pods_of(world))
     old = templates(world, "decode")
-    with serving(world, "restart by annotation"):
+    with serving(world, "restart-by-annotation"):
         world.kubectl.run("annotate", "llm", NAME, "baton.dev/restart=1")
         until("a new template", lambda: templates(world, "decode") - old, 120)
         world.note("restart by annotation", seconds=round(world.wait_until_settled(1, 1), 1))
@@ -96,7 +96,7 @@ def test_a_refused_spec_and_lost_objects_leave_what_ran_running(world: World) ->
     conditions = {each["type"]: (each["status"], each["reason"]) for each in world.status()["conditions"]}
     assert conditions["Ready"] == ("True", "Serving")
     assert conditions["Stalled"] == ("True", "Unsupported")
-    with serving(world, "refused spec"):
+    with serving(world, "refused-spec"):
         kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=1")
         world.wait_until_settled(1, 1)
     kubectl.apply(world.deployment())
@@ -112,7 +112,7 @@ def test_a_watched_namespace_that_is_gone_holds_no_other_up(world: World) -> Non
     world.release.kubectl.run("rollout", "restart", "deployment/baton-operator")
     world.release.kubectl.run("rollout", "status", "deployment/baton-operator", "--timeout=120s", timeout_s=130)
     world.release.wait_until_active()
-    with serving(world, "namespace gone"):
+    with serving(world, "namespace-gone"):
         service = ("service", f"{NAME}-decode")
         uid = uid_of(world.kubectl.get(*service) or {})
         world.kubectl.run("delete", *service)
