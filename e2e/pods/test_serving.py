@@ -85,7 +85,8 @@ def test_a_refused_spec_and_lost_objects_leave_what_ran_running(world: World) ->
     kubectl = world.kubectl
     kubectl.apply(world.deployment(model__source="file://relative"))
     until("told", lambda: world.status().get("summary") == "Unsupported", 60)
-    [workers_of_decode] = [each["metadata"]["name"] for each in kubectl.all("deployments", workers("decode"))]
+    made = [each for each in kubectl.all("deployments", workers("decode")) if each["spec"]["replicas"]]
+    [workers_of_decode] = [each["metadata"]["name"] for each in made]
     lost = (("secret", f"{NAME}-keys"), ("service", f"{NAME}-decode"), ("deployment", workers_of_decode))
     uids = {each: uid_of(kubectl.get(*each) or {}) for each in lost}
     for each in lost:
