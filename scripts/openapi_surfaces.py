@@ -78,7 +78,7 @@ MESSAGE_RAW: dict[str, Schema] = {
     "tool_choice.name": {"type": "string", "description": "With type tool: which."},
     "thinking": _or_null(_ref("MessageThinking")),
     "thinking.type": {"enum": ["enabled", "adaptive", "disabled"]},
-    "thinking.budget_tokens": MAX_TOKENS | {"description": "With type enabled."},
+    "thinking.budget_tokens": MAX_TOKENS | {"description": "With type enabled; less than max_tokens."},
     "output_config": _or_null(_ref("MessageOutput")),
     "output_config.format": _or_null(_ref("MessageFormat")),
     "output_config.format.type": {"const": "json_schema"},
@@ -168,7 +168,7 @@ _RESPONSE: dict[str, Any] = {
 }
 BODIES: dict[str, Body] = {
     "/v1/responses": ("ResponseRequest", responses_request.parse_response, (_RESPONSE,)),
-    "/v1/messages": ("MessageRequest", messages_request.parse_message, (_ASKED | {"max_tokens": 1},)),
+    "/v1/messages": ("MessageRequest", messages_request.parse_message, (_ASKED | {"max_tokens": 2},)),
     "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_counted, (_ASKED,)),
 }
 OWN: dict[str, OwnFields] = {
