@@ -237,7 +237,11 @@ def _exchanged(
     keeps = {role: now_for(role, near[role].lasting_per_s * SHRINK_MARGIN) for role in POOL_ROLES}
     flipped = exchanged(seen, needs, keeps)
     both = ceil(together(spec, memory, wanted, mix, sizer) * sum(pool.needed for pool in pools.values()))
-    sizes = resized(seen, flipped, {role: pool.workers for role, pool in pools.items()}, both)
+    # What both need together knows no minimum of a pool: a worker that died is replaced, whatever the other has.
+    sizes = {
+        role: spec.clamped(role, workers, epoch_s)
+        for role, workers in resized(seen, flipped, {role: pool.workers for role, pool in pools.items()}, both).items()
+    }
 
     def why(role: Role) -> str:
         before = seen.pool(role).workers

@@ -116,6 +116,17 @@ def test_decisions_stay_within_every_bound_on_any_trace(
         workers = after
 
 
+def test_a_worker_that_died_is_replaced_where_both_pools_are_sized_as_one() -> None:
+    """The little that both need together is one worker and a bit; each pool still has its minimum of two."""
+    a_spec, memory = spec(2, 15, flip_s=2.0), SizingMemory()
+    for place in range(17):
+        reading = Arrivals(10, 10.0, SAMPLE) if place == 16 else Unknown("no report")
+        observed = seen(reading, (2, 2) if place < 16 else (1, 1), ProvenZero())
+        decision = size(a_spec, observed, memory, 10.0 * (place + 1), PerWorker())
+        memory = decision.memory
+    assert {role: decision.pools[role].workers for role in POOL_ROLES} == dict.fromkeys(POOL_ROLES, 2)
+
+
 def _pool(workers: int, routable: int | None) -> PoolSeen:
     return PoolSeen(workers, None if routable is None else min(routable, workers), 30.0)
 
