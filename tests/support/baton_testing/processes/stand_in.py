@@ -38,7 +38,9 @@ def write_stand_ins(directory: Path) -> None:
 
 def main(role: str) -> None:
     """Be a process of this role until SIGTERM."""
-    flags = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[1:])
+    flags = {
+        name: value for name, _, value in (argument.removeprefix("--").partition("=") for argument in sys.argv[1:])
+    }
     behaviour = json.loads(os.environ.get(VARIABLE, "{}")).get(role)
     announce = Path(flags["announce"])
     print(f"stand-in {role} says hello", flush=True)
