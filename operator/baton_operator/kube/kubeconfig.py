@@ -82,7 +82,9 @@ def from_kubeconfig() -> KubeConnection:
 
     found = client.Configuration()
     try:
-        config.load_kube_config(client_configuration=found)  # type: ignore[no-untyped-call]
+        # Named, as the package has read the variable when it was imported.
+        named = os.environ.get("KUBECONFIG") or None
+        config.load_kube_config(config_file=named, client_configuration=found)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         raise KubeConfigError(f"no kubeconfig: {error}") from error
     context: ssl.SSLContext | None = None
