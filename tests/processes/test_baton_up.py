@@ -57,7 +57,12 @@ def test_the_ready_endpoint_answers_at_once(up: Up) -> None:
 def test_status_shows_pools_workers_blocks_and_latencies(up: Up) -> None:
     with client_of(up) as client:
         greeting(client)
-    status = up.status()
+
+    def with_links() -> dict[str, Any] | None:
+        told: dict[str, Any] = up.status()
+        return told if all(worker["link"] for worker in told["workers"]) else None
+
+    status = wait_for(with_links, "a gateway that answers, however busy the machine", 30.0)
     assert status["endpoint"] == up.endpoint
     assert {worker["role"] for worker in status["workers"]} == {"prefill", "decode"}
     for worker in status["workers"]:
