@@ -42,8 +42,8 @@ class Demand:
     """More waits than can be answered within the target: nobody is sent away now."""
     tokens_each: float
     """Of the present mix's mean request: prompt tokens to compute, or of its answer."""
-    held: int
-    """Workers that the answers which run now fill, at the pace of TPOT; 0 of prefill."""
+    held: int | None
+    """Workers that the answers which run now fill, at the pace of TPOT; 0 of prefill. None: nobody knows what runs."""
     likely: tuple[float, ...]
     """Rates at the horizon that are as likely as each other; empty: a step, requests that are late, or too little
     history."""
@@ -100,8 +100,11 @@ def demands(
             counted, like = forecast(requests, spec.interval_s, ahead_s, spec.quantile), loads[-1] / requests[-1]
             if counted.is_step:  # of requests like those of the last interval, which may not be the mix's
                 ahead = replace(counted, mean=counted.mean * like, high=max(ahead.high, counted.high * like))
+        held: int | None
         if role is Role.PREFILL:
             held, waiting = 0, _late(spec, seen, one, mix)
+        elif isinstance(seen.running, Unknown):
+            held, waiting = None, 0.0
         else:
             batch = one * each * spec.targets.tpot_s
             running = seen.running.value if isinstance(seen.running, Known) else 0.0

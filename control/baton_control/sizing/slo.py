@@ -230,8 +230,12 @@ def _exchanged(
     assert spec.flip_s is not None
     near = demands(spec, seen, memory, mix, sizer, now, spec.flip_s + spec.interval_s)
 
+    held = {role: each.held for role, each in near.items() if each.held is not None}
+    if len(held) < len(near):
+        return pools  # nobody knows what runs, and so who can be given away: each pool is sized alone
+
     def now_for(role: Role, rate_per_s: float) -> int:
-        return spec.clamped(role, max(1, near[role].held, sizer.required(role, mix, rate_per_s)), epoch_s)
+        return spec.clamped(role, max(1, held[role], sizer.required(role, mix, rate_per_s)), epoch_s)
 
     needs = {role: now_for(role, near[role].rate_per_s) for role in POOL_ROLES}
     keeps = {role: now_for(role, near[role].lasting_per_s * SHRINK_MARGIN) for role in POOL_ROLES}

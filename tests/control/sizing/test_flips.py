@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton_control.sizing.deployment import FLIP_S, sizing_spec
 from baton_control.sizing.flips import Flips, exchanged, flips_of, resized
-from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero
+from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Reading, Unknown
 from baton_control.sizing.remembered import SizingMemory
 from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.slo import SloDecision, size
@@ -67,8 +69,8 @@ class Prompts(PerWorker):
         return PerWorker.required(self, role, mix, rate_per_s * (1.0 if role is PREFILL else 0.2))  # type: ignore[arg-type]
 
 
-def turned(a_spec: SizingSpec) -> SloDecision:
-    """A step in prompts while decode has more workers than it needs."""
+def turned(a_spec: SizingSpec, running: Reading | None = None) -> SloDecision:
+    """A step in prompts while decode has more workers than it needs. running: answers, as told at the step."""
     memory = SizingMemory()
     now = 0.0
     for _ in range(20):
@@ -76,7 +78,9 @@ def turned(a_spec: SizingSpec) -> SloDecision:
         memory = size(
             a_spec, seen(Arrivals(60, 10.0, (RequestShape(100, 900),) * 40), (2, 8)), memory, now, Prompts()
         ).memory
-    return size(a_spec, seen(Arrivals(300, 10.0, (RequestShape(100, 50),) * 40), (2, 8)), memory, now + 10.0, Prompts())
+    stepped = seen(Arrivals(300, 10.0, (RequestShape(100, 50),) * 40), (2, 8))
+    stepped = stepped if running is None else replace(stepped, running=running)
+    return size(a_spec, stepped, memory, now + 10.0, Prompts())
 
 
 def test_a_turn_of_the_load_is_answered_by_flips_and_starts_only_what_is_left() -> None:
@@ -89,6 +93,13 @@ def test_a_turn_of_the_load_is_answered_by_flips_and_starts_only_what_is_left() 
     assert sum(pool.workers for pool in joint.pools.values()) < sum(pool.workers for pool in alone.pools.values())
     assert "prefill needs" in joint.pools[DECODE].reason
     assert "are needed now, decode gives" in joint.pools[PREFILL].reason
+
+
+def test_a_pool_whose_answers_nobody_knows_gives_no_worker_away() -> None:
+    joint = turned(spec(flip_s=2.0), Unknown("no report"))
+    assert joint.flips is None
+    assert joint.pools[DECODE].workers == 8
+    assert joint.pools[PREFILL].workers > 2, "it starts workers instead"
 
 
 def test_a_flip_is_no_order_for_a_new_worker() -> None:
