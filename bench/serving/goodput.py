@@ -216,7 +216,9 @@ def _routes(service: TwoGpus) -> dict[str, Cell]:
     routes = {
         labels: float(value) for name, labels, value in SERIES.findall(page) if name == "baton_gateway_routed_total"
     }
-    whole = sum(routes.values()) or 1.0
+    whole = sum(routes.values())
+    if not whole:
+        return {}
     return {
         f"{kind} %": round(100 * sum(value for labels, value in routes.items() if kind in labels) / whole, 1)
         for kind in ("local", "kept")
