@@ -38,7 +38,7 @@ def owned(stage: Stage) -> list[str]:
 
 
 async def test_apply_makes_everything_a_restart_writes_nothing_and_delete_leaves_nothing(stage: Stage) -> None:
-    async with stage.operator() as runtime:
+    async with stage.operator():
         stage.apply()
         await stage.serves()
         made = owned(stage)
@@ -46,7 +46,7 @@ async def test_apply_makes_everything_a_restart_writes_nothing_and_delete_leaves
             assert each in made
         first = dict(stage.writes())
         assert first["patch", "llmdeployments"] <= 6, "status writes"
-        await stage.until("idle", lambda: runtime.is_idle)
+        await stage.settled()
         before = dict(stage.writes())
         await asyncio.sleep(8.0)
         assert stage.writes() == before, "resyncs make no request"
@@ -225,6 +225,7 @@ async def test_workers_flip_by_their_pods_labels_and_services_follow(stage: Stag
         stage.apply(**flexible, **sizes(1, 1))
         await stage.until("one of each", lambda: are(1, 1))
         assert stage.workers().keys() == deployment.keys()
+        await stage.settled()
     async with stage.operator(platform):
         await asyncio.sleep(4.0)
         assert stage.writes() == {}, "an operator that comes after it finds nothing to do"

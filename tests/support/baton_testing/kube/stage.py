@@ -239,6 +239,21 @@ class Stage:
         await self.until("served", is_done)
         assert self.condition("Available")[:2] == ("True", "Serving")
 
+    async def settled(self) -> None:
+        """Until the operator has nothing to do and has written nothing for a second. A pass writes the deployment's
+        status before those of its pools: a test that has read the one may not yet end the operator."""
+        runtime, calm, before = self.runtime, 0, self.writes()
+        assert runtime is not None, "no operator runs"
+
+        def is_calm() -> bool:
+            nonlocal calm, before
+            now = self.writes()
+            calm = calm + 1 if runtime.is_idle and now == before else 0
+            before = now
+            return calm >= 5
+
+        await self.until("settled", is_calm)
+
     def condition(self, kind: str) -> tuple[str, str, str]:
         conditions = self.read(DEPLOYMENTS, "chat")["status"]["conditions"]
         found = next(each for each in conditions if each["type"] == kind)
