@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ import pytest
 from baton_control.errors import UnsupportedError
 from baton_control.worker_specs import Device
 from baton_local.errors import StartError
-from baton_local.fleet.host import devices, free_port, gpu_ids, model_argument, model_directory
+from baton_local.fleet.host import devices, gpu_ids, held_port, model_argument, model_directory
 from baton_testing.kube.manifests import deployment
+from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import Role
 
 GPU = {"resource": "nvidia.com/gpu"}
+IP_LOCAL_PORT_RANGE = 51
+"""Of <linux/in.h>; Python has no name for it."""
 
 
 @pytest.fixture
@@ -102,12 +106,40 @@ def test_a_taken_port_is_refused_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=rf"--port {port}: 127\.0\.0\.1:{port} cannot be used: Address already"):
-            free_port("127.0.0.1", port)
-    assert free_port("127.0.0.1", 0) > 0
+            held_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_held_port_is_the_gateways_as_often_as_it_starts_and_nobody_elses(shared: bool) -> None:
+    """Others were given the port between the look at it and the gateway's start, or its next start."""
+    with held_port("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        for _ in range(2):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port))
+            with bind("127.0.0.1", port, shared=shared) as gateway:
+                gateway.listen()
+                with pytest.raises(StartError, match="Address already in use"):
+                    held_port("127.0.0.1", port)
+        with pytest.raises(OSError, match="Address already in use"):
+            _any_port_if_only(port)
+    assert _any_port_if_only(port) == port
+
+
+def _any_port_if_only(port: int) -> int:
+    """Which port somebody gets who asks for any, where there is but this one."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("=I", port << 16 | port))
+        except OSError:
+            pytest.skip("before Linux 6.3 a socket cannot be told which ports there are")
+        other.bind(("127.0.0.1", 0))
+        return int(other.getsockname()[1])
 
 
 def test_a_host_that_is_no_address_of_this_machine_is_refused() -> None:
     with pytest.raises(StartError, match="--host example: must be an IP address"):
-        free_port("example", 0)
+        held_port("example", 0)
     with pytest.raises(StartError, match="cannot be used"):
-        free_port("203.0.113.7", 0)
+        held_port("203.0.113.7", 0)

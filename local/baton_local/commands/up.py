@@ -21,9 +21,9 @@ from baton_gateway.parent_death import die_with_parent
 from baton_local.fetching.made_deployment import as_yaml
 from baton_local.fetching.model_cache import ModelCache, cache_folder
 from baton_local.fetching.ready_model import AskedSource, ReadyModel, from_file, from_source
-from baton_local.fleet.client_keys import NOTHING_SAID, AskedKeys, client_keys
+from baton_local.fleet.client_keys import NOTHING_SAID, AskedKeys, ClientKeys, client_keys
 from baton_local.fleet.emulation import emulated, write_paced
-from baton_local.fleet.host import devices, free_port, gpu_ids
+from baton_local.fleet.host import devices, gpu_ids, held_port
 from baton_local.fleet.local_runtime import LocalRuntime
 from baton_local.fleet.local_site import LOOPBACK, local_site
 from baton_local.fleet.model_check import check_model
@@ -75,7 +75,12 @@ def run_up(options: UpOptions) -> int:
     written = None if options.manifest is None else read_manifest(options.manifest)
     keys = client_keys(options.keys, os.environ, written is not None and written.spec.gateway.open_access, options.host)
     os.environ.pop(KEY_VARIABLE, None)  # or every child would have it
-    port = free_port(options.host, options.port)
+    with held_port(options.host, options.port) as held:
+        return _run_on(held.getsockname()[1], options, written, keys)
+
+
+def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: ClientKeys) -> int:
+    """The same on a port that is held, once it is known what the file says and who may ask."""
     gpus = gpu_ids(os.environ)
     ready = _ready_model(options, written, bool(gpus))
     deployment, model = as_asked(ready.deployment, options), ready.argument

@@ -12,6 +12,7 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import Device, pool_spec
 from baton_local.errors import StartError
+from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import POOL_ROLES, Role
 
 GPU_LIST = Path("/proc/driver/nvidia/gpus")
@@ -75,21 +76,21 @@ def devices(deployment: LLMDeployment, asked: Device | None, num_gpus: int) -> d
     return chosen
 
 
-def free_port(host: str, asked: int) -> int:
-    """The asked port, or any when 0, after making sure that it is free now. Raises StartError."""
+def held_port(host: str, asked: int) -> socket.socket:
+    """A socket that keeps the asked port, or any when 0, from being given to others while it is open.
+
+    It does not listen, so a gateway can take the port, and take it again after it was killed: that needs SO_REUSEADDR
+    on both sides. Who asks for any port gets another one. Raises StartError.
+    """
     try:
-        address = socket.getaddrinfo(host, asked, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
+        socket.getaddrinfo(host, asked, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror as error:
         raise StartError(f"--host {host}: must be an IP address of this machine") from error
-    with socket.socket(address[0], socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address[4])
-        except OSError as error:
-            message = f"--port {asked}: {host}:{asked} cannot be used: {os.strerror(error.errno or 0)}"
-            raise StartError(f"{message}; choose another with --port, 0 for any") from error
-        port: int = probe.getsockname()[1]
-        return port
+    try:
+        return bind(host, asked)
+    except OSError as error:
+        message = f"--port {asked}: {host}:{asked} cannot be used: {os.strerror(error.errno or 0)}"
+        raise StartError(f"{message}; choose another with --port, 0 for any") from error
 
 
 def _in_volume(claim: str, path: str, volumes: Mapping[str, Path]) -> Path:
