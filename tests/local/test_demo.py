@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.processes
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
-START_S = 120.0
+START_S = 400.0
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def run_install(tmp_path: Path, python: Path) -> str:
     shutil.copy(SCRIPTS / "install.sh", tmp_path / "scripts")
     command = [str(tmp_path / "scripts" / "install.sh"), "dev"]
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stdout
     assert not (tmp_path / ".venv").exists()
     return done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,13 +24,15 @@ from baton_local.fleet.run_dir import RunDir
 from baton_testing.engine import tiny_llama
 from baton_testing.kube.manifests import manifest
 from baton_testing.processes.baton_up import BATON, Up
-from baton_testing.processes.child_process import Child, Ended, environment, run_to_end, still_alive
+from baton_testing.processes.child_process import Child, Ended, environment, orphans_of, run_to_end, still_alive
+from baton_testing.processes.impatient_up import PATIENCE
 from baton_testing.processes.stand_in import BAD_CONFIGURATION, CRASH, DEAF, PARENT, SILENT, VARIABLE, write_stand_ins
 
 pytestmark = pytest.mark.processes
 
 SUPPORT = Path(__file__).parents[1] / "support"
-WAIT_S = 30.0
+WAIT_S = 120.0
+"""Nothing here takes long; a busy machine does."""
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:
@@ -37,6 +40,16 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
     while not holds():
         assert time.monotonic() < give_up_s, what
         time.sleep(0.02)
+
+
+def guards_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """The orphan guards among them; one that has ended, or has not become one yet, is none."""
+    found = []
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is none either
+            if any(part.endswith("orphan_guard.py") for part in each.cmdline()):
+                found.append(each)
+    return found
 
 
 class Rig:
@@ -118,7 +131,7 @@ def test_it_starts_every_worker_says_ready_once_and_stops_on_sigterm(rig: Rig) -
     children = rig.descendants()
     assert len(children) == 6  # gateway, four workers, the guard
     assert rig.end() == 0
-    assert not still_alive(children)
+    assert not orphans_of(children, WAIT_S)
     said = rig.progress().splitlines()
     assert [line for line in said if not line.startswith("baton: ")] == [f"ready {address}"]
     assert rig.baton("status").code == 2
@@ -135,11 +148,12 @@ def test_killing_it_leaves_nothing_not_even_grandchildren(rig: Rig, victim: str)
     rig.behaviours = {"gateway": PARENT, "decode": DEAF}
     rig.start_ready()
     children = rig.descendants()
-    guards = [child for child in children if any(part.endswith("orphan_guard.py") for part in child.cmdline())]
+    guards = guards_of(children)
     assert (len(children), len(guards)) == (5, 1)
     if victim == "the runtime and its guard":
         guards[0].kill()
-        eventually(lambda: len(rig.descendants()) == 5 and guards[0] not in rig.descendants(), "no new guard")
+        # Counting the processes is not enough: the old guard, not reaped yet, is one of five.
+        eventually(lambda: guards_of(rig.descendants()) not in ([], guards), "no new guard")
     assert rig.end(signal.SIGKILL) == -signal.SIGKILL
     eventually(lambda: not still_alive(children), f"left behind: {children}")
 
@@ -175,7 +189,7 @@ def test_a_process_that_hangs_is_killed_and_started_again(rig: Rig, role: str) -
     others = {each: rig.pids(each) for each in ("prefill", "decode", "gateway") if each != role}
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: rig.pids(role) not in ([pid], []), rig.progress())
-    assert "did not answer for 1 s, killed" in rig.progress()
+    assert f"did not answer for {PATIENCE.silent_s:g} s, killed" in rig.progress()
     assert "killed by SIGKILL" in rig.progress()
     assert {each: rig.pids(each) for each in others} == others
     eventually(lambda: rig.up.status()["ready"], rig.progress())
@@ -185,7 +199,7 @@ def test_time_in_which_up_itself_stood_still_is_nobodys_silence(rig: Rig) -> Non
     rig.start_impatient()
     before = {each: rig.pids(each) for each in ("prefill", "decode", "gateway")}
     rig.up.child.send(signal.SIGSTOP)
-    time.sleep(3.0)
+    time.sleep(PATIENCE.silent_s + 2.0)
     rig.up.child.send(signal.SIGCONT)
     time.sleep(1.5)
     assert {each: rig.pids(each) for each in before} == before
@@ -205,7 +219,7 @@ def test_a_full_disk_ends_nothing_and_what_is_missing_is_written_later(rig: Rig)
     assert rig.progress().count("No space left") == 1, "said once"
     (rig.troubles / "full").unlink()
     eventually(lambda: rig.pids("decode") not in ([pid], []), rig.progress())
-    assert "what could not be written is written now" in rig.progress()
+    eventually(lambda: "what could not be written is written now" in rig.progress(), rig.progress())
     assert rig.pids("gateway") == [gateway]
 
 
@@ -240,7 +254,8 @@ def test_a_worker_that_only_crashes_is_given_up(rig: Rig) -> None:
 def test_what_is_never_ready_is_given_up_after_the_time_asked(rig: Rig) -> None:
     rig.behaviours = {"decode": SILENT}
     assert rig.start("--ready-timeout", "2").wait(WAIT_S) == 1
-    assert "not ready after 2 s: chat-decode-" in rig.progress()
+    # On a busy machine others may not be ready by then either.
+    assert re.search(r"not ready after 2 s: (chat-\S+, )*chat-decode-\S+(, chat-\S+)* not ready", rig.progress())
 
 
 def test_a_second_signal_ends_what_would_not_stop(rig: Rig) -> None:
@@ -250,7 +265,7 @@ def test_a_second_signal_ends_what_would_not_stop(rig: Rig) -> None:
     rig.up.child.send(signal.SIGINT)
     eventually(lambda: "stopping" in rig.progress(), "nothing happens")
     assert rig.end(signal.SIGINT) == 0
-    assert not still_alive(children)
+    assert not orphans_of(children, WAIT_S)
 
 
 def test_the_same_deployment_is_refused_while_it_runs(rig: Rig) -> None:
@@ -313,10 +328,17 @@ def test_a_key_reaches_the_gateway_as_a_file_and_stands_nowhere_else(rig: Rig) -
         assert key not in " ".join(process.cmdline())
         assert key not in process.environ().values()
     assert key not in rig.progress()
-    written = [path for path in rig.up.run_dir.root.rglob("*") if path.is_file() and key in path.read_text()]
-    assert written == [rig.up.run_dir.api_keys]
+    assert [path for path in rig.up.run_dir.root.rglob("*") if key in text_of(path)] == [rig.up.run_dir.api_keys]
     assert rig.end() == 0
     assert not rig.up.run_dir.api_keys.exists()
+
+
+def text_of(path: Path) -> str:
+    """Of a file, and nothing of one that has been replaced since its folder was listed."""
+    try:
+        return path.read_text() if path.is_file() else ""
+    except FileNotFoundError:
+        return ""
 
 
 NOT_SERVED: list[tuple[dict[str, object], str]] = [

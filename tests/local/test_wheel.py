@@ -118,7 +118,7 @@ def endpoint(installed: Installed) -> Iterator[str]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(120)
 
 
 def test_baton_up_answers_from_the_installed_wheel(endpoint: str) -> None:
@@ -127,7 +127,7 @@ def test_baton_up_answers_from_the_installed_wheel(endpoint: str) -> None:
     with urlopen(request, timeout=60) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] == 3
     for path, field in (("/openapi.json", "paths"), ("/version", "version")):
-        with urlopen(f"{endpoint}{path}", timeout=10) as answer:
+        with urlopen(f"{endpoint}{path}", timeout=60) as answer:
             content = json.load(answer)
             assert content[field]
     assert content["version"] == version("baton-serving")
