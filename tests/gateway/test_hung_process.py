@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from baton_gateway.errors import ProcessesDownError
-from baton_gateway.parent_process import SILENCE, GatewayProcesses, until_silent
+from baton_gateway.parent_process import RESTART_S, SILENCE, GatewayProcesses, until_silent
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import until
 from baton_testing.virtual_time.loop import run_virtual
@@ -89,12 +89,12 @@ async def one_child(
 
 @pytest.mark.processes
 async def test_a_stopped_child_is_killed_and_another_serves_its_socket(pool: FakePool) -> None:
-    async with one_child(pool, LivenessConfig(suspect_s=1.5, dead_s=3.0)) as (processes, seen):
-        async with asyncio.timeout(60):
+    async with one_child(pool, LivenessConfig(suspect_s=3.0, dead_s=10.0)) as (processes, seen):
+        async with asyncio.timeout(240):
             await processes.start()
             [first] = await processes.reports()
             os.kill(first.pid, signal.SIGSTOP)
-            await until(lambda: len(seen) == 2, 30.0)
+            await until(lambda: len(seen) == 2, 120.0)
             while not (reports := await processes.reports()):
                 assert len(seen) == 2
         assert (reports[0].pid, psutil.pid_exists(first.pid)) == (seen[1].pid, False)
@@ -106,7 +106,7 @@ async def test_a_child_that_hangs_at_its_start_is_killed(pool: FakePool) -> None
         starting = asyncio.create_task(processes.start())
         await until(lambda: bool(seen))
         os.kill(seen[0].pid, signal.SIGSTOP)
-        await until(lambda: len(seen) > 1, 30.0)
+        await until(lambda: len(seen) > 1, 120.0)
         starting.cancel()
         assert not seen[0].is_running()
 
@@ -115,21 +115,16 @@ async def test_a_child_that_hangs_at_its_start_is_killed(pool: FakePool) -> None
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
 async def test_a_start_that_never_succeeds_ends_and_says_which_child(pool: FakePool, ends: bool) -> None:
     # One that ends needs its time to import: killed before, it would have said nothing.
-    async with one_child(pool, SILENCE, start_s=10.0 if ends else 2.0) as (processes, seen):
-        if ends:
-            processes._argv.append("--max-queued=none")
-        starting = asyncio.create_task(processes.start())
-        async with asyncio.timeout(60):
-            while not starting.done():
-                for process in seen:
-                    if not ends and process.is_running():
-                        process.suspend()
-                await asyncio.sleep(0.01)
+    start_s = 15.0 if ends else 2.0
+    async with one_child(pool, SILENCE, start_s) as (processes, seen):
+        if not ends:
+            os.mkfifo(pool.root / "nobody-writes")
+        processes._argv.append("--max-queued=none" if ends else f"--config={pool.root / 'nobody-writes'}")
         why = "ended with 2" if ends else r"pid \d+ does not answer"  # the last of several may just have started
-        with pytest.raises(
-            ProcessesDownError, match=rf"do not serve after {21 if ends else 5} s: the one at place 0 \(.*{why}"
-        ):
-            await starting
+        within = f"do not serve after {2 * start_s + RESTART_S:g} s"
+        async with asyncio.timeout(120):
+            with pytest.raises(ProcessesDownError, match=rf"{within}: the one at place 0 \(.*{why}"):
+                await processes.start()
         assert not any(process.is_running() for process in seen)
 
 
@@ -139,11 +134,11 @@ async def test_a_gateway_that_is_told_to_stop_while_it_starts_stops(pool: FakePo
     gateway = await asyncio.create_subprocess_exec(*command)
     try:
         process = psutil.Process(gateway.pid)
-        await until(lambda: len(process.children()) == 2, 60.0)
+        await until(lambda: len(process.children()) == 2, 120.0)
         for child in process.children():
             child.suspend()
         gateway.terminate()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             assert await gateway.wait() == 0
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -388,7 +388,7 @@ async def _raw(gateway: RunningGateway, data: bytes) -> tuple[bytes, bytes]:
     """Head and body of the answer to raw bytes; the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(data)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         answer = await reader.read()
     writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")

@@ -49,7 +49,7 @@ async def test_a_client_that_hangs_up_frees_both_workers(gateway: RunningGateway
         least = 2 if moment == "decoding" else 0
         await until(lambda: any(sequence.index >= least for sequence in decode.running.values()))
     writer.transport.abort()
-    await until(lambda: is_idle(gateway), 2.0)
+    await until(lambda: is_idle(gateway))
     cancelled = [message for worker in (prefill, decode) for message in worker.of_type(Cancel)]
     assert len(cancelled) == (1 if moment == "decoding" else 2) or moment == "first token"
     assert cancelled
@@ -78,7 +78,8 @@ async def test_many_clients_that_hang_up_at_once_leave_nothing(gateway: RunningG
     await until(lambda: len(gateway.pool.decode[0].of_type(Reserve)) == 100)
     for writer in writers:
         writer.transport.abort()
-    await until(lambda: is_idle(gateway), 2.0)
+    await until(lambda: is_idle(gateway))
+    assert len(gateway.pool.decode[0].of_type(Cancel)) == 100, "none ran to its end"
 
 
 async def test_a_pipelined_second_request_waits_for_the_first(gateway: RunningGateway) -> None:
@@ -97,7 +98,7 @@ async def test_http_1_0_clients_get_their_stream_without_chunks(gateway: Running
     body = json.dumps(BODY | {"stream": True}).encode()
     head = f"POST {CHAT} HTTP/1.0\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         text = (await reader.read()).decode()
     writer.close()
     assert "chunked" not in text
@@ -118,9 +119,9 @@ async def test_a_client_that_stops_reading_is_cancelled_and_its_memory_bounded(
     reader, writer = await send(gateway, stream=True, n=16, max_tokens=2_000, logprobs=True, top_logprobs=20)
     await until(lambda: bool(decode.running))
     # Three quarters of the answer are more than the sockets hold. The rest waits, so that a slow gateway is not outrun.
-    await until(lambda: not decode.running or decode.state().steps > 185, 15.0)
+    await until(lambda: not decode.running or decode.state().steps > 185, 120.0)
     decode.hold = True
-    await until(lambda: is_idle(gateway), 15.0)
+    await until(lambda: is_idle(gateway), 120.0)
     assert decode.of_type(Cancel), "it did not run to its end"
     writer.transport.abort()
     del reader
@@ -186,8 +187,10 @@ async def test_keys_change_with_their_file_and_a_broken_file_changes_nothing(
         await asyncio.sleep(1.1)
         assert await status("old") == 200
         key_file(tmp_path, a="new")
-        await asyncio.sleep(1.1)
-        assert (await status("old"), await status("new")) == (401, 200)
+        async with asyncio.timeout(60):
+            while await status("new") != 200:  # noqa: ASYNC110 - the gateway looks at the file once in a while
+                await asyncio.sleep(0.05)
+        assert await status("old") == 401
 
 
 async def test_tenants_and_salts_have_prefix_caches_of_their_own(
@@ -259,7 +262,7 @@ async def test_a_body_that_comes_too_slowly_is_given_up(
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
     writer.write(head.encode() + b"{")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         await reader.read()
     writer.close()
@@ -273,6 +276,6 @@ async def test_a_connection_that_sends_no_whole_head_is_closed(
     monkeypatch.setattr(bounded_server, "HEAD_S", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nX-Slow: ")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await reader.read() == b""
     writer.close()

@@ -54,7 +54,7 @@ async def test_the_number_of_links_is_shown(gateway: RunningGateway, http: aioht
         found = await samples(gateway, http)
         return [found[f"baton_gateway_links{{role={role}}}"] for role in ("prefill", "decode")]
 
-    for _ in range(30):
+    for _ in range(600):
         if await links() == [1, 1]:
             break
         await until(lambda: True)

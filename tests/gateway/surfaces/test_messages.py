@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import anthropic
 import pytest
 
 from baton_testing.gateway.fake_pool import FakePool
-from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, ids_of, running_gateway
+from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, ids_of, running_gateway, until
 from baton_testing.gateway.http_client import HttpClient
-from baton_wire.messages.gateway_link import Prefill
+from baton_wire.messages.gateway_link import Cancel, Prefill
 from baton_wire.messages.values import Reason, unpack_ids
 
 PATH = "/v1/messages"
@@ -309,8 +308,5 @@ async def test_a_client_that_hangs_up_frees_the_workers(client: HttpClient, clau
     stream = await claude.messages.create(**BODY | {"max_tokens": 300, "stream": True})
     await anext(aiter(stream))
     await stream.close()
-    for _ in range(400):
-        if all(worker.is_idle for worker in client.pool.workers):
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("the workers go on")
+    await until(lambda: all(worker.is_idle for worker in client.pool.workers))
+    assert client.pool.decode[0].of_type(Cancel), "the workers went on to the end"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,9 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-QUICK = ("--suspect-s=0.3", "--dead-s=0.8")
+QUICK = ("--suspect-s=1", "--dead-s=2.5")
+SUSPICIOUS = ("--suspect-s=1", "--dead-s=60")
+"""Fake workers beat five times a second: who is late on a busy machine is not silent."""
 
 
 async def status(gateway: RunningGateway, path: str) -> int:
@@ -192,12 +193,10 @@ async def test_a_silent_worker_is_suspected_then_given_up_and_its_requests_go_on
         asking = asyncio.create_task(ask(gateway, max_tokens=40))
         await until(lambda: any(sequence.index > 3 for sequence in silent.running.values()))
         silent.silent = True
-        began = time.monotonic()
         other = await pool.add(Role.DECODE)
         other.script = silent.script
         await until(lambda: any(view.is_suspect for view in gateway.server.table.views()))
         await until(lambda: silent not in linked(gateway))
-        assert time.monotonic() - began < 5
         code, content, _ = await asking
         assert code == 200
         text = content["choices"][0]["message"]["content"]
@@ -205,7 +204,7 @@ async def test_a_silent_worker_is_suspected_then_given_up_and_its_requests_go_on
 
 
 async def test_a_worker_that_was_suspected_and_speaks_again_is_routable_again(pool: FakePool) -> None:
-    async with running_gateway(pool, "--suspect-s=0.3", "--dead-s=30") as gateway:
+    async with running_gateway(pool, *SUSPICIOUS) as gateway:
         pool.decode[0].silent = True
         await until(lambda: any(view.is_suspect for view in gateway.server.table.views()))
         assert await status(gateway, "/health/routable") == 503
@@ -216,7 +215,7 @@ async def test_a_worker_that_was_suspected_and_speaks_again_is_routable_again(po
 
 async def test_a_request_waits_while_perhaps_it_was_the_gateway_that_stood_still(pool: FakePool) -> None:
     """Found by SIGSTOP and SIGCONT of a gateway process: all its workers were suspect for a moment, and it said 503."""
-    async with running_gateway(pool, "--suspect-s=0.3", "--dead-s=30") as gateway:
+    async with running_gateway(pool, *SUSPICIOUS) as gateway:
         for worker in pool.workers:
             worker.silent = True
         await until(lambda: all(view.is_suspect for view in gateway.server.table.views()))

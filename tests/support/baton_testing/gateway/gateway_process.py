@@ -45,7 +45,7 @@ async def running_gateway(pool: FakePool, *flags: str) -> AsyncIterator[RunningG
         await server.stop()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Poll a condition. Raises TimeoutError."""
     for _ in range(int(timeout_s / 0.005)):
         if condition():

@@ -21,7 +21,7 @@ BLOCKS = (
     "text", "input_text", "output_text", "thinking", "tool_use", "tool_result", "image", "function_call",
     "function_call_output", "reasoning", "message", "item_reference", "\ud800",
 )  # fmt: skip
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 LEAVES_S = 0.2
 READ_OUT_BYTES = 8 << 20
 """A longer body is refused by its length, and a shorter one may be. It is read for a moment, so that its sender sees
