@@ -171,17 +171,19 @@ async def test_orders_are_told_at_once_and_again_until_they_are_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, order = keys_in(tmp_path), FlipOrder(b"w" * 16, 3, Role.PREFILL)
+    monkeypatch.setattr(telemetry_server, "HEARTBEAT_S", 600.0)
     async with operating(keys) as operator, linking(keys, operator.url) as gateway:
         await until(lambda: gateway.link.is_linked)
-        began = time.monotonic()
         operator.server.order(KEY, (order,))
-        await until(lambda: gateway.orders == [order])
-        assert time.monotonic() - began < telemetry_server.HEARTBEAT_S, "it does not wait for a heartbeat"
-        monkeypatch.setattr(telemetry_server, "HEARTBEAT_S", 0.05)
+        await until(lambda: gateway.orders == [order])  # it does not wait for a heartbeat
+    monkeypatch.setattr(telemetry_server, "HEARTBEAT_S", 0.05)
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        await until(lambda: gateway.link.is_linked)
+        operator.server.order(KEY, (order,))
         operator.server.order(KEY, (order,))  # no other than before
         await until(lambda: len(gateway.orders) >= 3)
         operator.server.order(KEY, ())
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
         told = len(gateway.orders)
         await asyncio.sleep(0.3)
         assert len(gateway.orders) == told
@@ -273,8 +275,11 @@ async def test_a_gateway_is_given_up_that_says_nothing_for_too_long(
         operating(keys) as operator,
         linking(keys, operator.url, OperatorTimes(summary_s=99.0, heartbeat_s=heartbeat_s)),
     ):
-        await asyncio.sleep(3 * SHORT.dead_s)
-        assert ("it was silent for too long" in caplog.text) is not is_kept
+        if is_kept:
+            await asyncio.sleep(3 * SHORT.dead_s)
+            assert "it was silent for too long" not in caplog.text
+        else:
+            await until(lambda: "it was silent for too long" in caplog.text)
 
 
 @pytest.mark.parametrize(("heartbeat_s", "is_kept"), [(0.05, True), (99.0, False)])
@@ -286,8 +291,11 @@ async def test_an_operator_is_dialled_again_that_says_nothing_for_too_long(
     caplog.set_level("INFO")
     keys = keys_in(tmp_path)
     async with operating(keys) as operator, linking(keys, operator.url):
-        await asyncio.sleep(3 * SHORT.dead_s)
-        assert (caplog.text.count("gateway one of team/chat is linked") == 1) is is_kept
+        if is_kept:
+            await asyncio.sleep(3 * SHORT.dead_s)
+            assert caplog.text.count("gateway one of team/chat is linked") == 1
+        else:
+            await until(lambda: caplog.text.count("gateway one of team/chat is linked") > 1)
 
 
 async def test_who_proves_the_key_and_says_no_hello_is_not_waited_for(
@@ -297,8 +305,7 @@ async def test_who_proves_the_key_and_says_no_hello_is_not_waited_for(
     monkeypatch.setattr(OperatorLink, "_send", _say_nothing)
     keys = keys_in(tmp_path)
     async with operating(keys) as operator, linking(keys, operator.url, OperatorTimes(summary_s=99.0)):
-        await asyncio.sleep(1.0)
-        assert "it was silent for too long" in caplog.text
+        await until(lambda: "it was silent for too long" in caplog.text)
 
 
 async def _say_nothing(*_: object) -> None:
@@ -316,7 +323,7 @@ async def test_a_farewell_that_never_comes_is_not_waited_for(tmp_path: Path) -> 
         writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n{upgrade}{key}\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"\x82\xfe\x00\x80\x00\x00\x00\x00" + bytes(128))  # no PROOF: refused, and then nothing is said
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(9.0):
             await reader.read(-1)
         writer.close()
         await writer.wait_closed()

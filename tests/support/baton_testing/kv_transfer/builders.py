@@ -23,14 +23,15 @@ WHOLE = GEOMETRY.whole
 
 FAST = TransferConfig(
     heartbeat_s=0.05,
-    suspect_s=0.3,
-    dead_s=0.6,
-    handshake_s=2.0,
-    link_wait_s=2.0,
+    suspect_s=1.0,
+    dead_s=2.0,
+    handshake_s=10.0,
+    link_wait_s=5.0,
     tick_s=0.01,
     closing_s=0.5,
     kept_s=0.0,
 )
+"""A tenth of the usual times, where a machine with other work does not come near them."""
 
 
 def fingerprint(**changes: object) -> PairFingerprint:
@@ -201,7 +202,7 @@ class DecodeRecord:
         self.failed.append((key, reason, detail))
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until the condition holds. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while not condition():
