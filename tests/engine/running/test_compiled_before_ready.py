@@ -103,7 +103,7 @@ print(*names[before:])
 @pytest.mark.parametrize("roles", [("decodes",), ("hands_over",), ("decodes", "hands_over")])
 def test_prompts_of_any_number_and_length_compile_nothing(roles: tuple[str, ...], tmp_path: Path) -> None:
     environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    ended = run_to_end(["-c", PROGRAM, *roles], 300, environment)
+    ended = run_to_end(["-c", PROGRAM, *roles], 800, environment)
     assert ended.code == 0, ended.stderr
     compiled, late, *_ = (*ended.stdout.splitlines(), "")
     assert int(compiled) > 20
