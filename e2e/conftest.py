@@ -13,11 +13,10 @@ import yaml
 from baton_testing.kube.api_server import HOW, ApiServer, find_binaries, running
 from baton_testing.kube.control_plane import HOW as HOW_PLANE
 from baton_testing.kube.control_plane import ControlPlane, control_plane, find_programs
-from baton_testing.kube.stage import LONG_S, Stage
+from baton_testing.kube.stage import Stage
 
 CRDS = sorted((Path(__file__).parents[1] / "crds").glob("*.yaml"))
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-GROUP = "/apis/baton.dev/v1alpha1"
 
 
 def _define(server: ApiServer) -> None:
@@ -37,8 +36,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         pytest.skip(HOW)
     with running(binaries, tmp_path_factory.mktemp("k8s")) as server:
         _define(server)
-        for plural in ("llmdeployments", "llmpools"):
-            server.until("GET", f"{GROUP}/namespaces/default/{plural}")
+        server.until_defined()
         yield server
 
 
@@ -51,7 +49,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         pytest.skip(HOW_PLANE)
     with control_plane(programs, tmp_path_factory.mktemp("plane")) as made:
         _define(made.api)
-        made.api.until("GET", f"{GROUP}/namespaces/default/llmpools", deadline_s=LONG_S)
+        made.api.until_defined()
         yield made
 
 

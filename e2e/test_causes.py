@@ -10,14 +10,29 @@ from typing import Any
 
 import pytest
 
-from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS
+from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, POLICIES
+from baton_operator.kube.kube_api import Resource
 from baton_testing.kube.causes import CAUSES, PodsAfflicted
 from baton_testing.kube.control_plane import ControlPlane
-from baton_testing.kube.planted_causes import WITHIN_S
-from baton_testing.kube.stage import Stage
+from baton_testing.kube.stage import LONG_S, Stage
 
 AT_ONCE = 6
 NOWHERE = "https://127.0.0.1:1/"
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "probe"},
+    "spec": {
+        "automountServiceAccountToken": False,
+        "containers": [{"name": "a", "image": "a", "resources": {"limits": {"memory": "64Mi"}}}],
+    },
+}
+POLICY = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "probe"},
+    "spec": {"podSelector": {}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +51,8 @@ def played(cause: PodsAfflicted) -> Callable[[Stage], Awaitable[None]]:
     return plant
 
 
-def made(path: str, body: dict[str, Any], **fields: Any) -> Callable[[Stage], Awaitable[None]]:
-    """Something in the namespace that refuses Pods."""
+def made(path: str, body: dict[str, Any], why: str) -> Callable[[Stage], Awaitable[None]]:
+    """Something in the namespace that refuses Pods, and how it says so."""
 
     async def plant(stage: Stage) -> None:
         reply = stage.api.send("POST", path.format(space=stage.space), body)
@@ -46,17 +61,18 @@ def made(path: str, body: dict[str, Any], **fields: Any) -> Callable[[Stage], Aw
             status = {"status": {"hard": body["spec"]["hard"], "used": {"pods": "0"}}}
             place = f"{path.format(space=stage.space)}/{body['metadata']['name']}/status"
             assert stage.api.send("PATCH", place, status, kind="merge-patch+json").status == 200
-        stage.apply(**fields)
+        await stage.refuses(PODS, POD, why)
+        stage.apply()
 
     return plant
 
 
-def webhook(group: str, resource: str, version: str = "v1") -> Callable[[Stage], Awaitable[None]]:
-    """A validating webhook for one kind that does not answer."""
+def webhook(kind: Resource, probe: dict[str, Any]) -> Callable[[Stage], Awaitable[None]]:
+    """A validating webhook for one kind that does not answer; `probe` is an object of it."""
 
     async def plant(stage: Stage) -> None:
         name = f"{stage.space}.example.com"
-        rule = {"apiGroups": [group], "apiVersions": [version], "resources": [resource], "operations": ["*"]}
+        rule = {"apiGroups": [kind.group], "apiVersions": ["v1"], "resources": [kind.plural], "operations": ["*"]}
         body = {
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "ValidatingWebhookConfiguration",
@@ -77,7 +93,7 @@ def webhook(group: str, resource: str, version: str = "v1") -> Callable[[Stage],
         path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
         reply = stage.api.send("POST", path, body)
         assert reply.status == 201, reply.message
-        await asyncio.sleep(1.5)  # until the API server has read it
+        await stage.refuses(kind, probe, "failed calling webhook")
         stage.apply()
 
     return plant
@@ -106,10 +122,10 @@ LIMITS = {
 SPACED = "/api/v1/namespaces/{space}"
 ON_SERVER = (
     *(OnServer(c.name, c.reason, played(c.plant), c.says) for c in CAUSES if isinstance(c.plant, PodsAfflicted)),
-    OnServer("quota", "QuotaExceeded", made(f"{SPACED}/resourcequotas", QUOTA), "none"),
-    OnServer("LimitRange", "OutsideLimitRange", made(f"{SPACED}/limitranges", LIMITS)),
-    OnServer("webhook for Pods", "WebhookDown", webhook("", "pods")),
-    OnServer("webhook for our objects", "WebhookDown", webhook("networking.k8s.io", "networkpolicies")),
+    OnServer("quota", "QuotaExceeded", made(f"{SPACED}/resourcequotas", QUOTA, "exceeded quota"), "none"),
+    OnServer("LimitRange", "OutsideLimitRange", made(f"{SPACED}/limitranges", LIMITS, "maximum memory")),
+    OnServer("webhook for Pods", "WebhookDown", webhook(PODS, POD)),
+    OnServer("webhook for our objects", "WebhookDown", webhook(POLICIES, POLICY)),
     OnServer("unsupported", "Unsupported", unsupported, "spec.model.source"),
     OnServer("not allowed", "NotAllowed", not_allowed, "priorityClassName"),
 )
@@ -129,7 +145,7 @@ async def told(plane: ControlPlane, cause: OnServer) -> str:
         async with stage.operator(by_kopf=False):
             began, status = clock(), {}
             await cause.plant(stage)
-            while clock() - began < WITHIN_S:
+            while clock() - began < LONG_S:  # how soon it is told is tested on virtual time
                 status = stage.read(DEPLOYMENTS, "chat").get("status", {})
                 if status.get("summary", "").split(" ")[0] == cause.reason:
                     break

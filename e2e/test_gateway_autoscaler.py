@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, WORKERS
+from baton_operator.kube.kubeconfig import from_kubeconfig
 from baton_operator.objects import optional
 from baton_operator.passes.pool_size import SCALER
 from baton_testing.kube import pod_metrics
@@ -22,21 +26,37 @@ ONE, TWO, THREE = 300, 1300, 1900
 
 
 class Seen:
-    """How many gateways were wanted, one after the other."""
+    """How many gateways were wanted, one after the other. A watch tells of each size: looks now and then would miss one
+    while this process stands still."""
 
     def __init__(self, stage: Stage) -> None:
-        self._stage, self.sizes = stage, [self.now(stage)]
+        self._stage, self.sizes = stage, list[int]()
 
-    @staticmethod
-    def now(stage: Stage) -> int:
-        return int(stage.read(WORKERS, GATEWAY)["spec"]["replicas"])
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        async with HttpKubeApi(from_kubeconfig()) as api:
+            listing = await api.list(WORKERS, self._stage.space)
+            for body in listing.items:
+                self._saw(body)
+            task = asyncio.create_task(self._follow(api, listing.resource_version))
+            try:
+                yield
+                assert not task.done(), "the watch has ended"
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _follow(self, api: HttpKubeApi, since: str) -> None:
+        async for event in api.watch(WORKERS, self._stage.space, since, timeout_s=3_600.0):
+            self._saw(event.object)
+
+    def _saw(self, body: Json) -> None:
+        if body["metadata"]["name"] == GATEWAY and body["spec"]["replicas"] not in self.sizes[-1:]:
+            self.sizes.append(body["spec"]["replicas"])
 
     def is_at(self, wanted: int) -> bool:
         found = self._stage.read(WORKERS, GATEWAY)
-        size = int(found["spec"]["replicas"])
-        if size != self.sizes[-1]:
-            self.sizes.append(size)
-        return bool(size == wanted == found["status"].get("readyReplicas"))
+        return bool(found["spec"]["replicas"] == wanted == found["status"].get("readyReplicas"))
 
 
 def scaler_writes(stage: Stage) -> list[str]:
@@ -57,25 +77,26 @@ async def test_gateways_follow_their_load_and_an_edit_keeps_their_number(
             await stage.serves()
             seen = Seen(stage)
             await stage.until("two gateways", lambda: seen.is_at(2))
-            seen.sizes = [2]
+            async with seen.following():
+                stage.apply(**SCALED)
+                await stage.until("it measures", lambda: metrics.asked >= 4)
+                await stage.until("as many are ready", lambda: seen.is_at(2))
+                assert seen.sizes == [2], "handed over as it was"
+                handed = scaler_writes(stage)
 
-            stage.apply(**SCALED)
-            await stage.until("it measures", lambda: metrics.asked >= 4)
-            assert seen.is_at(2), "handed over as it was"
-            handed = scaler_writes(stage)
+                for load, size in ((ONE, 1), (THREE, 3)):
+                    metrics.load = load
+                    await stage.until(f"{size} gateways", lambda size=size: seen.is_at(size))  # type: ignore[misc]
+                stage.apply(**SCALED, gateway__allowedOrigins=["https://edited.example"])
+                await stage.until("the edit", lambda: "https://edited.example" in arguments(stage))
+                await asyncio.sleep(8.0)  # two resyncs
+                await stage.until("three are ready", lambda: seen.is_at(3))
+                metrics.load = ONE
+                await stage.until("one gateway", lambda: seen.is_at(1))
+                await stage.serves()
+                # An edit of the template keeps the number, one Pod goes at a time, and nobody is in between.
+                await stage.until(f"all sizes told: {seen.sizes}", lambda: seen.sizes == [2, 1, 3, 2, 1])
 
-            for load, size in ((ONE, 1), (THREE, 3)):
-                metrics.load = load
-                await stage.until(f"{size} gateways", lambda size=size: seen.is_at(size))  # type: ignore[misc]
-            stage.apply(**SCALED, gateway__allowedOrigins=["https://edited.example"])
-            await stage.until("the edit", lambda: "https://edited.example" in arguments(stage))
-            await asyncio.sleep(8.0)  # two resyncs
-            assert seen.is_at(3), "an edit of the template keeps the number"
-            metrics.load = ONE
-            await stage.until("one gateway", lambda: seen.is_at(1))
-            await stage.serves()
-
-            assert seen.sizes == [2, 1, 3, 2, 1], "one Pod less at a time, and nobody in between"
             assert len(handed) <= 1
             assert stage.condition("Degraded")[:2] == ("False", "AsExpected")
             told = [each["reason"] for each in stage.all(EVENTS) if each["involvedObject"]["name"] == "chat"]

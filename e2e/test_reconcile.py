@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
+from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube import external_metrics
@@ -281,8 +281,8 @@ async def test_what_was_deleted_without_its_objects_is_told_and_taken_over(stage
         await stage.until("gone", lambda: stage.api.send("GET", stage.path(DEPLOYMENTS, "chat")).status == 404)
         stage.apply()
         await stage.until("told", lambda: stage.condition("Degraded")[:2] == ("True", "NameTaken"))
-        events = stage.api.send("GET", f"/api/v1/namespaces/{stage.space}/events").body["items"]
-        assert "NameTaken" in {each["reason"] for each in events}  # type: ignore[attr-defined]
+        # An Event follows the status that it belongs to.
+        await stage.until("an Event", lambda: "NameTaken" in {each["reason"] for each in stage.all(EVENTS)})
         stage.patch(DEPLOYMENTS, "chat", "metadata.annotations", {"baton.dev/adopt": "true"})
         await stage.serves()
         assert {pod["metadata"]["uid"] for pod in stage.all(PODS)} == pods, "nothing restarted"

@@ -90,7 +90,7 @@ async def test_a_lost_namespace_is_restored_and_serves_the_same(stage: Stage, ow
     kinds = {body["kind"] for _, body in backup}
     assert {"Secret", "ControllerRevision", "Deployment", "LLMPool", "LLMDeployment"} <= kinds
     await lose(stage)
-    async with stage.operator() as runtime:
+    async with stage.operator():
         for path, body in backup:
             if body["kind"] == "LLMDeployment" and adopts == "from the start":
                 body["metadata"].setdefault("annotations", {})[ADOPT_ANNOTATION] = "true"
@@ -103,7 +103,7 @@ async def test_a_lost_namespace_is_restored_and_serves_the_same(stage: Stage, ow
         await stage.until("all ours", lambda: strangers(stage) == [])
         await stage.serves()
         assert stage.workers() == before, "the same templates: nothing else runs than before"
-        await stage.until("idle", lambda: runtime.is_idle)
+        await stage.settled()
         settled = uids(stage)
         await asyncio.sleep(4.0)  # a resync
         assert (uids(stage), strangers(stage)) == (settled, [])

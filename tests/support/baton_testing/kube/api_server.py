@@ -12,21 +12,25 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from baton_wire.listening.sockets import bind
 
 Json = dict[str, object]
 SERVER, ETCD = "apiextensions-apiserver", "etcd"
 ROOT = Path(__file__).resolve().parents[4]
 ARCHIVE = ROOT.parent / "shared" / "k8s-local" / "bin.tar.xz"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton" / "k8s"
-START_S = 60.0
+START_S = 180.0
+"""On a machine that others use too."""
+IDLE_S = 20.0
+"""A connection that was idle for so long is not used again: servers end such, and what is sent just then is lost."""
 HOW = (
     f"no {SERVER} and {ETCD}: name their folder in BATON_K8S_BIN, or run e2e/fetch_etcd.sh for etcd and build the "
     "server from k8s.io/apiextensions-apiserver"
@@ -99,11 +103,14 @@ class ApiServer:
         self._context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         self._context.load_cert_chain(folder / "client.crt", folder / "client.key")
         self._connection: http.client.HTTPSConnection | None = None
+        self._used_at = 0.0
 
     def send(self, method: str, path: str, body: object = None, kind: str = "json", accept: str = "") -> Reply:
         """One request; `kind` is what follows `application/` in its content type."""
         headers = {"Content-Type": f"application/{kind}", "Accept": accept or "application/json"}
         content = None if body is None else json.dumps(body)
+        if time.monotonic() - self._used_at > IDLE_S:
+            self.close()
         try:
             connection = self._requested(method, path, content, headers)
             answer = connection.getresponse()
@@ -111,6 +118,7 @@ class ApiServer:
         except (OSError, http.client.HTTPException):
             self.close()
             raise
+        self._used_at = time.monotonic()
         parsed = json.loads(data) if data.startswith(b"{") else {"message": data.decode(errors="replace")}
         return Reply(answer.status, parsed)
 
@@ -127,7 +135,7 @@ class ApiServer:
                 return before
             except OSError:
                 self.close()
-        self._connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._context, timeout=30)
+        self._connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._context, timeout=120)
         self._connection.request(method, path, body, headers)
         return self._connection
 
@@ -137,25 +145,41 @@ class ApiServer:
             self._connection.close()
         self._connection = None
 
-    def until(self, method: str, path: str, status: int = 200, deadline_s: float = START_S) -> Reply:
-        """Repeat a request until it is answered with `status`. Raises TimeoutError."""
+    def until(
+        self,
+        method: str,
+        path: str,
+        status: int = 200,
+        deadline_s: float = START_S,
+        holds: Callable[[Reply], bool] = lambda reply: True,
+    ) -> Reply:
+        """Repeat a request until it is answered with `status`, and the answer is such. Raises TimeoutError."""
         end = time.monotonic() + deadline_s
         last = "no answer"
         while time.monotonic() < end:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 reply = self.send(method, path)
-                if reply.status == status:
+                if reply.status == status and holds(reply):
                     return reply
                 last = f"{reply.status} {reply.message}"
             time.sleep(0.05)
         raise TimeoutError(f"{method} {path}: {last}")
+
+    def until_defined(self) -> None:
+        """Until both of Baton's kinds are served and told of: the server comes to each of them by itself. Raises
+        TimeoutError."""
+        group, plurals = "/apis/baton.dev/v1alpha1", ("llmdeployments", "llmpools")
+        for each in plurals:
+            self.until("GET", f"{group}/namespaces/default/{each}")
+        self.until("GET", group, holds=lambda reply: all(f"'{each}'" in str(reply.body) for each in plurals))
 
 
 @contextlib.contextmanager
 def running(binaries: Binaries, folder: Path) -> Iterator[ApiServer]:
     """Start both programs with their files in `folder`, stop them at the end."""
     _certificates(folder)
-    client_port, peer_port, port = _free_ports(3)
+    ports = HeldPorts(3)
+    client_port, peer_port, port = ports.numbers
     store, peers = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
     _kubeconfig(folder, port)
     etcd = (
@@ -171,7 +195,7 @@ def running(binaries: Binaries, folder: Path) -> Iterator[ApiServer]:
         *(f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}"),
         *(f"--disable-admission-plugins={_NOT_SERVED}", "--enable-priority-and-fairness=false"),
     )
-    with _process(etcd, folder / "etcd.log"), _process(server, folder / "server.log"):
+    with ports, _process(etcd, folder / "etcd.log"), _process(server, folder / "server.log"):
         api = ApiServer(port, folder)
         try:
             api.until("GET", "/readyz/poststarthook/crd-informer-synced")
@@ -193,10 +217,23 @@ def _process(argv: tuple[str, ...], log: Path) -> Iterator[None]:
                 process.kill()
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in sockets]
+class HeldPorts:
+    """Ports that nobody else is given until the end: programs bind them seconds later, and some once more after a
+    while. The sockets that hold them do not listen, so that a program with SO_REUSEADDR can bind them too."""
+
+    def __init__(self, count: int) -> None:
+        self._held = [bind("127.0.0.1", 0) for _ in range(count)]
+        self.numbers = [int(each.getsockname()[1]) for each in self._held]
+
+    def __enter__(self) -> HeldPorts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for each in self._held:
+            each.close()
 
 
 def _certificates(folder: Path) -> None:

@@ -7,6 +7,7 @@ scaling through /scale. It fails by an assertion.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from baton_operator.kube.field_owners import as_applied, is_created_by
 from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, RECORDS, SERVICES, WORKERS
@@ -318,11 +319,16 @@ async def a_watch_tells_everything_once_in_order(api: KubeApi, space: str, scale
 
 
 async def _watched(api: KubeApi, space: str, since: str, selector: str, count: int) -> list[WatchEvent]:
+    """What comes, until so many events have come and none more for two seconds."""
     found: list[WatchEvent] = []
-    async with asyncio.timeout(20):
-        async for event in api.watch(POOLS, space, since, selector, timeout_s=5):
-            if event.change is not Change.BOOKMARK:
-                found.append(event)
+    clock = asyncio.get_running_loop().time
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(60) as patience:
+            async for event in api.watch(POOLS, space, since, selector, timeout_s=90):
+                if event.change is not Change.BOOKMARK:
+                    found.append(event)
+                if len(found) >= count:
+                    patience.reschedule(clock() + 2.0)
     assert len(found) == count, [each.change for each in found]
     return found
 

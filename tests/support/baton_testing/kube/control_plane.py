@@ -21,8 +21,8 @@ from baton_testing.kube.api_server import (
     CACHE,
     ETCD,
     ApiServer,
+    HeldPorts,
     _certificates,
-    _free_ports,
     _kubeconfig,
     _process,
 )
@@ -76,7 +76,8 @@ class ControlPlane:
     def __init__(self, programs: Programs, folder: Path) -> None:
         self._programs, self.folder = programs, folder
         """`folder` gets the server's certificate and key, among others."""
-        self._ports = _free_ports(4)
+        self._held = HeldPorts(4)
+        self._ports = self._held.numbers
         self._running = contextlib.ExitStack()
         self._server = contextlib.ExitStack()
         self.kubeconfig = folder / "kubeconfig"
@@ -135,8 +136,14 @@ class ControlPlane:
         self._server.close()
 
     def stop(self) -> None:
+        """`start` starts it again."""
         self.stop_server()
         self._running.close()
+
+    def close(self) -> None:
+        """For good."""
+        self.stop()
+        self._held.close()
 
 
 @contextlib.contextmanager
@@ -147,4 +154,4 @@ def control_plane(programs: Programs, folder: Path, controllers: bool = True) ->
         made.start(controllers)
         yield made
     finally:
-        made.stop()
+        made.close()

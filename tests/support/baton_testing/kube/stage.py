@@ -43,7 +43,8 @@ from baton_wire.messages.values import Role
 Json = dict[str, Any]
 DIGEST = "registry.example.com/baton@sha256:"
 PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)
-LONG_S = 120.0
+LONG_S = 240.0
+"""For what takes a few seconds on a machine with nothing else to do."""
 
 
 def for_old_server(api: KubeApi) -> KubeApi:
@@ -224,6 +225,15 @@ class Stage:
                     return
             await asyncio.sleep(0.2)
         raise AssertionError(f"never: {what}; {self.workers()}; {self.read(DEPLOYMENTS, 'chat').get('status')}")
+
+    async def refuses(self, resource: Resource, body: Json, why: str) -> None:
+        """Until the API server refuses such an object for this reason: it does so a moment after it was told to."""
+
+        def is_refused() -> bool:
+            reply = self.api.send("POST", self.path(resource) + "?dryRun=All", body)
+            return reply.status >= 400 and why in reply.message
+
+        await self.until(f"refused: {why}", is_refused)
 
     async def serves(self, prefill: int = 1, decode: int = 1) -> None:
         """Until the status says that the present spec is carried out."""
