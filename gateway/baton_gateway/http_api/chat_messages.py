@@ -9,6 +9,7 @@ from baton_gateway.errors import RefusedError, invalid, unsupported
 from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
 from baton_gateway.http_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS
+from baton_gateway.http_api.tool_results import ToolResults
 
 MAX_MESSAGES = 2_048
 MAX_PARTS = 1_024
@@ -33,8 +34,10 @@ def read_messages(value: Any) -> tuple[ChatMessage, ...]:
         raise invalid(
             "messages", f"'messages' has {parts} parts; at most {MAX_PARTS_IN_ALL} are allowed in all.", "too_long"
         )
-    called: dict[str, str] = {}
-    return tuple(_message(entry, f"messages[{place}]", called) for place, entry in enumerate(value))
+    results = ToolResults()
+    messages = tuple(_message(entry, f"messages[{place}]", results) for place, entry in enumerate(value))
+    results.end_turn()
+    return messages
 
 
 def text_of(message: ChatMessage) -> str:
@@ -47,8 +50,7 @@ def _has_parts(message: Any) -> bool:
     return isinstance(message, dict) and isinstance(message.get("content"), list)
 
 
-def _message(value: Any, path: str, called: dict[str, str]) -> ChatMessage:
-    """`called`: ids of all calls so far, with the names of their tools."""
+def _message(value: Any, path: str, results: ToolResults) -> ChatMessage:
     if not isinstance(value, dict):
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
@@ -57,6 +59,8 @@ def _message(value: Any, path: str, called: dict[str, str]) -> ChatMessage:
         raise unsupported(f"{path}.role", "it is deprecated; use 'tool'")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"{path}.role", f"'{path}.role' must be one of {', '.join(ROLES)}.")
+    if role != "tool":
+        results.end_turn()
     for feature in ("function_call", "audio", "annotations"):
         fields.refuse(feature, "it is not available", harmless=([],))
     fields.refuse("refusal", "a message has text only", harmless=("",))
@@ -68,9 +72,9 @@ def _message(value: Any, path: str, called: dict[str, str]) -> ChatMessage:
     message = {"role": ROLES[role], "content": "" if content is None else _content(content, f"{path}.content")}
     name = fields.text("name", 64)
     if role == "assistant":
-        message |= _thought(fields) | _calls(calls, f"{path}.tool_calls", called)
+        message |= _thought(fields) | _calls(calls, f"{path}.tool_calls", results)
     if role == "tool":
-        message |= _answered(fields, called)
+        message |= _answered(fields, results)
     fields.end()
     return message if name is None else message | {"name": name}
 
@@ -82,17 +86,17 @@ def _thought(fields: Fields) -> ChatMessage:
     return {"reasoning_content": thought, "thinking": thought} if thought else {}
 
 
-def _calls(value: Any, path: str, called: dict[str, str]) -> ChatMessage:
+def _calls(value: Any, path: str, results: ToolResults) -> ChatMessage:
     if not value:
         return {}
     if not isinstance(value, list):
         raise wrong_type(path, "a list of calls")
     if len(value) > MAX_TOOLS:
         raise invalid(path, f"'{path}' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
-    return {"tool_calls": [_call(entry, f"{path}[{place}]", called) for place, entry in enumerate(value)]}
+    return {"tool_calls": [_call(entry, f"{path}[{place}]", results) for place, entry in enumerate(value)]}
 
 
-def _call(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
+def _call(value: Any, path: str, results: ToolResults) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
@@ -109,7 +113,7 @@ def _call(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
     name = check_text(inner.require("name"), f"{path}.function.name", MAX_NAME_CHARS)
     arguments = check_text(inner.require("arguments"), f"{path}.function.arguments", MAX_TEXT_CHARS)
     inner.end()
-    called[call_id] = name
+    results.call(call_id, name, f"{path}.id")
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _parsed(arguments)}}
 
 
@@ -124,12 +128,10 @@ def _parsed(arguments: str) -> Any:
         return arguments
 
 
-def _answered(fields: Fields, called: dict[str, str]) -> ChatMessage:
+def _answered(fields: Fields, results: ToolResults) -> ChatMessage:
     path = fields.name("tool_call_id")
     call_id = check_text(fields.require("tool_call_id"), path, MAX_CALL_ID_CHARS)
-    if call_id not in called:
-        raise invalid(path, f"'{path}' is the id of no call in an assistant's message before: {call_id[:64]!r}.")
-    return {"tool_call_id": call_id, "name": called[call_id]}
+    return {"tool_call_id": call_id, "name": results.answer(call_id, path)}
 
 
 def _content(value: Any, path: str) -> str:

@@ -6,7 +6,7 @@ Chat's own parser decides what is allowed. What it refuses is told by the name t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,24 @@ from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api.openai_fields import wrong_type
 from baton_gateway.http_api.openai_types import ChatRequest, parse_chat
 
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
+_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?")
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A message of the chat, and the fields of the client's body that it came from."""
+
+    message: dict[str, Any]
+    origin: str
+    """Of its first part."""
+    calls: list[str] = field(default_factory=list)
+    """Of its calls of tools."""
+    late_results: list[_Turn] = field(default_factory=list)
+    """Of these calls, those that the client sent behind other messages."""
+
+    @property
+    def role(self) -> Any:
+        return self.message["role"]
 
 
 @dataclass(slots=True)
@@ -22,9 +39,16 @@ class ChatBody:
     """Fields and messages of a chat, as they are added."""
 
     fields: dict[str, Any] = field(default_factory=dict)
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)
-    """For each message the field of the client's body that its first part came from."""
+    _turns: list[_Turn] = field(default_factory=list)
+    _callers: dict[Any, _Turn] = field(default_factory=dict)
+    """By the id of a call the last turn that made one."""
+    _speaking: _Turn | None = None
+    """The last turn that is no tool's."""
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The last message, if there is one."""
+        return self._turns[-1].message if self._turns else None
 
     def give(self, **fields: Any) -> None:
         """Chat fields; None is the same as not giving one."""
@@ -32,9 +56,10 @@ class ChatBody:
 
     def say(self, origin: str, role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """Add text parts to the last message if it has this role, else begin one: turns of one side are one turn."""
-        if not (self.messages and self.messages[-1]["role"] == role):
-            self._begin(origin, {"role": role, "content": []})
-        last = self.messages[-1]
+        if not (self._turns and self._turns[-1].role == role):
+            self._speaking = _Turn({"role": role, "content": []}, origin)
+            self._turns.append(self._speaking)
+        last = self._turns[-1].message
         last["content"] += parts
         return last
 
@@ -42,6 +67,10 @@ class ChatBody:
         """The assistant called a tool; `arguments`: JSON text."""
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self.say(origin, "assistant", []).setdefault("tool_calls", []).append(call)
+        turn = self._turns[-1]
+        turn.calls.append(origin)
+        if isinstance(call_id, str):
+            self._callers[call_id] = turn
 
     def think(self, origin: str, text: str) -> None:
         """The assistant's thoughts."""
@@ -50,11 +79,15 @@ class ChatBody:
 
     def answer_call(self, origin: str, call_id: Any, parts: list[dict[str, Any]]) -> None:
         """What a called tool said."""
-        self._begin(origin, {"role": "tool", "tool_call_id": call_id, "content": parts})
+        self._turns.append(_result(origin, call_id, parts))
 
-    def _begin(self, origin: str, message: dict[str, Any]) -> None:
-        self.messages.append(message)
-        self.origins.append(origin)
+    def answer_any_call(self, origin: str, call_id: Any, parts: list[dict[str, Any]]) -> None:
+        """As `answer_call`, where a result may stand anywhere behind its call. It comes right behind that turn."""
+        caller = self._callers.get(call_id) if isinstance(call_id, str) else None
+        if caller is None or caller is self._speaking:
+            self.answer_call(origin, call_id, parts)
+        else:
+            caller.late_results.append(_result(origin, call_id, parts))
 
     def give_tools(self, value: Any, tool: Callable[[Any, str], dict[str, Any]]) -> None:
         """`tool` reads one entry, whose path it is told, as chat's. Raises RefusedError."""
@@ -69,14 +102,31 @@ class ChatBody:
 
         Raises RefusedError; of a message it names the client's own field.
         """
+        turns = list(self._in_order())
         try:
-            chat = parse_chat(self.fields | {"messages": [_plain(message) for message in self.messages]})
+            chat = parse_chat(self.fields | {"messages": [_plain(turn.message) for turn in turns]})
             return replace(chat, options=replace(chat.options, ignored=ignored))
         except RefusedError as refusal:
             match = _MESSAGE.match(refusal.problem.param or "")
-            if match is None or int(match[1]) >= len(self.origins):
+            if match is None or int(match[1]) >= len(turns):
                 raise
-            raise RefusedError(_named(refusal.problem, self.origins[int(match[1])])) from refusal
+            turn, call = turns[int(match[1])], match[2]
+            origin = turn.origin if call is None else turn.calls[int(call)]
+            raise RefusedError(_named(refusal.problem, origin)) from refusal
+
+    def _in_order(self) -> Iterator[_Turn]:
+        """Late results behind those that came in time."""
+        late: list[_Turn] = []
+        for turn in self._turns:
+            if turn.role != "tool":
+                yield from late
+                late = turn.late_results
+            yield turn
+        yield from late
+
+
+def _result(origin: str, call_id: Any, parts: list[dict[str, Any]]) -> _Turn:
+    return _Turn({"role": "tool", "tool_call_id": call_id, "content": parts}, origin)
 
 
 def text_part(text: str) -> dict[str, Any]:

@@ -88,9 +88,7 @@ def _read_messages(value: Any, body: ChatBody) -> None:
         raise invalid("messages", f"'messages' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
     for place, entry in enumerate(value):
         _read_message(entry, f"messages[{place}]", body)
-    if body.messages[-1]["role"] == "assistant":  # the client has begun the answer
-        if "tool_calls" in body.messages[-1]:
-            raise unsupported(f"messages[{len(value) - 1}].content", "calls of tools need their results behind them")
+    if body.last is not None and body.last["role"] == "assistant":  # the client has begun the answer
         body.give(continue_final_message=True)
 
 

@@ -96,7 +96,7 @@ def _read_input(value: Any, body: ChatBody) -> None:
         raise invalid("input", f"'input' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
     for place, item in enumerate(value):
         _read_item(item, f"input[{place}]", body)
-    if not body.messages:
+    if body.last is None:
         raise invalid("input", "'input' has nothing to answer.")
 
 
@@ -112,7 +112,7 @@ def _read_item(value: Any, path: str, body: ChatBody) -> None:
             body.call(path, fields.require("call_id"), fields.require("name"), fields.require("arguments"))
         case "function_call_output":
             call_id, output = fields.require("call_id"), fields.require("output")
-            body.answer_call(path, call_id, _texts(output, f"{path}.output"))
+            body.answer_any_call(path, call_id, _texts(output, f"{path}.output"))
         case "reasoning":
             _read_thoughts(fields, path, body)
         case _:

@@ -112,6 +112,68 @@ def test_a_bad_history_is_refused_by_its_path(message: dict[str, Any], field: st
     assert (refusal.value.problem.param, refusal.value.problem.code) == (f"messages[1].{field}", code)
 
 
+def call(number: int) -> dict[str, Any]:
+    return CALL | {"id": f"c{number}"}
+
+
+def result(number: int) -> dict[str, Any]:
+    return {"role": "tool", "content": "42", "tool_call_id": f"c{number}"}
+
+
+BOTH, ONE, SAID = (
+    assistant(tool_calls=[call(1), call(2)]),
+    assistant(tool_calls=[call(1)]),
+    {"role": "user", "content": "x"},
+)
+RESULTS: list[tuple[str, list[dict[str, Any]], str, str]] = [
+    (
+        "none, at the end",
+        [BOTH],
+        "messages[1].tool_calls[0].id",
+        "'c1' has no result (nor have 1 more); each call needs",
+    ),
+    (
+        "one of two, at the end",
+        [BOTH, result(1)],
+        "messages[1].tool_calls[1].id",
+        "'c2' has no result; each call needs",
+    ),
+    ("one of two, then a user", [BOTH, result(2), SAID], "messages[1].tool_calls[0].id", "'c1' has no result"),
+    ("none, then the assistant", [ONE, assistant(content="y")], "messages[1].tool_calls[0].id", "'c1' has no result"),
+    ("behind a user", [ONE, SAID, result(1)], "messages[1].tool_calls[0].id", "'c1' has no result"),
+    (
+        "twice",
+        [BOTH, result(1), result(1), result(2)],
+        "messages[3].tool_call_id",
+        "'c1' has a result already; each call",
+    ),
+    ("twice, a turn later", [ONE, result(1), SAID, result(1)], "messages[4].tool_call_id", "'c1' is an earlier turn's"),
+    ("of no call", [ONE, result(1), result(3)], "messages[3].tool_call_id", "'c3' is the id of no call"),
+    (
+        "of two calls",
+        [assistant(tool_calls=[call(1), call(1)])],
+        "messages[1].tool_calls[1].id",
+        "'c1' is the id of two",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "said"), [case[1:] for case in RESULTS], ids=[case[0] for case in RESULTS]
+)
+def test_each_call_has_one_result_right_behind_its_turn(messages: list[dict[str, Any]], param: str, said: str) -> None:
+    with pytest.raises(RefusedError) as refusal:
+        parsed(*messages)
+    problem = refusal.value.problem
+    assert (problem.status, problem.param, problem.code) == (400, param, "invalid_value")
+    assert problem.message.startswith(f"'{param}': {said}")
+
+
+def test_results_come_in_any_order_and_a_later_turn_may_count_its_calls_anew() -> None:
+    chat = parsed(BOTH, result(2), result(1), ONE, result(1), SAID, ONE, result(1)).messages
+    assert [message.get("tool_call_id") for message in chat if message["role"] == "tool"] == ["c2", "c1", "c1", "c1"]
+
+
 def test_calls_and_what_the_tools_said_become_what_templates_read() -> None:
     said = {"role": "tool", "content": "42", "tool_call_id": "c1"}
     request = parsed(assistant(tool_calls=[CALL], reasoning_content="hm"), said)
@@ -132,7 +194,7 @@ def test_calls_and_what_the_tools_said_become_what_templates_read() -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", "7", "[" * 100_000])
 def test_arguments_that_a_model_wrote_wrong_stay_as_they_are(text: str) -> None:
     call = CALL | {"function": {"name": "f", "arguments": text}}
-    [_, message] = parsed(assistant(tool_calls=[call])).messages
+    message = parsed(assistant(tool_calls=[call]), result(1)).messages[1]
     assert message["tool_calls"][0]["function"]["arguments"] == text
 
 

@@ -21,6 +21,30 @@ BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": [{"role":
 
 
 CALL = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+CALLED = [
+    *BODY["messages"],
+    {"role": "assistant", "content": [{"type": "text", "text": "x"}, CALL, CALL | {"id": "c2"}]},
+]
+
+
+def results(*ids: str) -> list[dict[str, Any]]:
+    return [{"type": "tool_result", "tool_use_id": call, "content": "x"} for call in ids]
+
+
+def answered(*blocks: dict[str, Any]) -> dict[str, Any]:
+    """A chat whose last turn has these blocks, behind two calls."""
+    return {"messages": [*CALLED, {"role": "user", "content": list(blocks)}]}
+
+
+WORDS = {"type": "text", "text": "go on"}
+RESULTS: list[tuple[dict[str, Any], str, str]] = [
+    (answered(WORDS), "messages[1].content[1]", "invalid_value"),
+    (answered(*results("c1"), WORDS), "messages[1].content[2]", "invalid_value"),
+    (answered(WORDS, *results("c1", "c2")), "messages[1].content[1]", "invalid_value"),
+    (answered(*results("c1", "c2", "c1")), "messages[2].content[2]", "invalid_value"),
+    (answered(*results("c1", "c3", "c2")), "messages[2].content[1]", "invalid_value"),
+]
+"""Some result is missing, comes late, twice, or answers no call."""
 
 
 @pytest.fixture
@@ -201,9 +225,10 @@ async def test_sampling_is_as_asked(client: HttpClient) -> None:
         ),
         (
             {"messages": [*BODY["messages"], {"role": "assistant", "content": [CALL]}]},
-            "messages[1].content",
-            "unsupported_parameter",
+            "messages[1].content[0]",
+            "invalid_value",
         ),
+        *RESULTS,
         (
             {"messages": [*BODY["messages"], {"role": "assistant", "content": " "}]},
             "messages",

@@ -10,12 +10,25 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from baton_gateway.errors import RefusedError
+from baton_gateway.surfaces.responses_request import parse_response
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, ids_of
 from baton_testing.gateway.http_client import HttpClient
 from baton_wire.messages.values import Reason, unpack_ids
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "Hello"}
+
+
+HELLO: dict[str, Any] = {"role": "user", "content": "Hello"}
+
+
+def called(number: int) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": f"c{number}", "name": f"f{number}", "arguments": "{}"}
+
+
+def output(number: int) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": f"c{number}", "output": f"said {number}"}
 
 
 @pytest.fixture
@@ -182,6 +195,12 @@ async def test_what_an_official_client_sends_beside_is_taken(gpt: openai.AsyncOp
         ({"input": [{"type": "web_search_call"}]}, "input[0].type", "unsupported_parameter"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_parameter"),
         ({"input": [{"type": "function_call_output", "call_id": "no", "output": "x"}]}, "input[0]", "invalid_value"),
+        ({"input": [HELLO, called(1), called(2), output(1)]}, "input[2]", "invalid_value"),
+        ({"input": [HELLO, called(1), called(1), output(1)]}, "input[2]", "invalid_value"),
+        ({"input": [HELLO, called(1), HELLO]}, "input[1]", "invalid_value"),
+        ({"input": [HELLO, called(1), output(1), output(1)]}, "input[3]", "invalid_value"),
+        ({"input": [HELLO, called(1), output(1), HELLO, output(1)]}, "input[4]", "invalid_value"),
+        ({"input": [HELLO, output(1), called(1)]}, "input[1]", "invalid_value"),
         ({"model": None}, "model", "missing_required_parameter"),
         ({"max_output_tokens": 0}, "max_output_tokens", "out_of_range"),
         ({"temperature": 3}, "temperature", "out_of_range"),
@@ -210,6 +229,37 @@ async def test_what_breaks_a_rule_is_told_by_the_name_that_the_client_wrote(
         error = (await got.json())["error"]
         assert (got.status, error["type"]) == (400, "invalid_request_error")
     assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("items", "read"),
+    [
+        ([HELLO, called(1), output(1), called(2), output(2)], "user 1 tool1 2 tool2"),
+        ([HELLO, called(1), called(2), output(2), output(1)], "user 12 tool2 tool1"),
+        ([HELLO, called(1), HELLO, output(1)], "user 1 tool1 user"),
+        ([HELLO, called(1), called(2), output(1), HELLO, output(2), HELLO], "user 12 tool1 tool2 user"),
+        ([HELLO, called(1), HELLO, called(2), output(2), output(1)], "user 1 tool1 user 2 tool2"),
+        ([HELLO, called(1), HELLO, called(1), output(1), HELLO], None),
+    ],
+)
+def test_an_output_may_stand_anywhere_behind_its_call_and_is_read_right_behind_it(
+    items: list[dict[str, Any]], read: str | None
+) -> None:
+    """Agents put messages of their own between the two; OpenAI's API finds outputs by their ids."""
+    if read is None:
+        with pytest.raises(RefusedError, match="'c1' has no result"):
+            parse_response(BODY | {"input": items})
+        return
+    chat, _ = parse_response(BODY | {"input": items})
+    told: list[str] = []
+    for message in chat.messages:
+        if message["role"] == "tool":
+            told.append(f"tool{message['tool_call_id'][1:]}")
+        elif "tool_calls" in message:
+            told.append("".join(call["id"][1:] for call in message["tool_calls"]))
+        else:
+            told.append(message["role"])
+    assert " ".join(told) == read
 
 
 async def test_a_prompt_that_is_too_long_is_told_as_input(client: HttpClient) -> None:
