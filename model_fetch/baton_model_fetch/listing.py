@@ -18,6 +18,11 @@ _KEPT = re.compile(r".*\.(safetensors|json|txt|model|jinja|tiktoken|md)|LICENSE[
 _LEFT = re.compile(r"(.*/)?(original|onnx|openvino|gguf|\.git)/.*|.*/\..*|\..*")
 
 
+_TWIN = re.compile(r"consolidated[^/]*\.safetensors(\.index\.json)?")
+"""Mistral's repositories have the weights twice: so named in a layout of their own, and as everybody has them."""
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
 class HashKind(enum.StrEnum):
     SHA256 = "sha256"
     MD5 = "md5"
@@ -71,8 +76,11 @@ def is_wanted(path: str) -> bool:
 
 
 def checked(files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
-    """The files in order. Raises SourceRefused for none or too many, Damaged for paths that are taken twice."""
+    """The files in order, without Mistral's second copy of the weights. Raises SourceRefused for none or too many,
+    Damaged for paths that are taken twice."""
     found = tuple(sorted(files, key=lambda each: each.path))
+    if any(each.path in _WEIGHTS for each in found):
+        found = tuple(each for each in found if _TWIN.fullmatch(each.path) is None)
     if not found:
         raise SourceRefused("the source has no files that Baton reads (safetensors, json, txt)")
     if len(found) > MAX_FILES:

@@ -206,6 +206,16 @@ async def test_the_files_that_baton_reads_are_there_whole_and_read_only(tmp_path
 
 
 @pytest.mark.parametrize("source", [HF, S3])
+async def test_weights_that_are_there_twice_are_fetched_once(tmp_path: Path, source: str) -> None:
+    """As Mistral's repositories have them; alone the second copy is a source's weights like any other."""
+    twin = {"consolidated.safetensors": b"w" * 99, "consolidated.safetensors.index.json": b"{}"}
+    both = await fetched(tmp_path / "both", Source(files={**FILES, **twin}), source)
+    assert content_of(both) == FILES
+    alone = {"config.json": FILES["config.json"], **twin}
+    assert content_of(await fetched(tmp_path / "alone", Source(files=alone), source)) == alone
+
+
+@pytest.mark.parametrize("source", [HF, S3])
 async def test_a_body_that_ends_early_goes_on_where_it_stopped(tmp_path: Path, source: str) -> None:
     server = Source(cut=2, busy=1)
     with contextlib.suppress(Interrupted):  # the listing itself met the 503
