@@ -11,7 +11,7 @@ import pytest
 from baton_engine.model.model_directory import read_spec
 from baton_wire.models.errors import ModelError
 from baton_worker.building import bundle_files
-from baton_worker.building.bundle_files import OPTIONAL, REQUIRED, read_bundle
+from baton_worker.building.bundle_files import OLDER_TEMPLATE, OPTIONAL, REQUIRED, read_bundle
 from baton_worker.errors import ConfigError
 
 
@@ -24,11 +24,11 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", REQUIRED + OPTIONAL)
+@pytest.mark.parametrize("name", [*REQUIRED, *OPTIONAL, OLDER_TEMPLATE])
 def test_a_link_out_of_the_directory_is_never_sent(model: Path, name: str) -> None:
     secret = model.parent / "secret.json"
     secret.write_text('{"token": "INTERNAL"}')
-    (model / name).unlink()
+    (model / name).unlink(missing_ok=True)
     (model / name).symlink_to(secret)
     with pytest.raises(ConfigError, match=f"model: {name}: is a link to .*secret.json, outside the model directory"):
         read_bundle(model)
@@ -51,6 +51,13 @@ def test_a_link_that_stays_inside_is_read(model: Path) -> None:
     (model / "config.json").unlink()
     (model / "config.json").symlink_to(Path("..data") / "config.json")
     assert json.loads(json.loads(read_bundle(model).data)["config.json"]) == {"a": 1}
+
+
+def test_the_older_template_file_is_named_only_where_it_is(model: Path) -> None:
+    """So that bundles of models without it keep their hash, and workers of two versions pair."""
+    assert OLDER_TEMPLATE not in read_bundle(model).files()
+    (model / OLDER_TEMPLATE).write_text('{"chat_template": "x"}')
+    assert read_bundle(model).files()[OLDER_TEMPLATE] == '{"chat_template": "x"}'
 
 
 def test_a_linked_model_directory_is_its_own_border(model: Path) -> None:

@@ -52,7 +52,9 @@ def parse_bundle(data: bytes, expected_hash: str) -> Bundle:
     return Bundle(
         hash=expected_hash,
         tokenizer_json=tokenizer_json,
-        chat_template=files.get("chat_template.jinja") or _template(config),
+        chat_template=files.get("chat_template.jinja")
+        or _template(config)
+        or _template(_object(files, "chat_template.json")),
         special_tokens=_special_tokens(config),
         eos_ids=_eos_ids(files),
         generation=read_defaults(_object(files, "generation_config.json")),

@@ -17,6 +17,8 @@ from baton_worker.errors import ConfigError
 
 REQUIRED = ("tokenizer.json", "config.json")
 OPTIONAL = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json")
+OLDER_TEMPLATE = "chat_template.json"
+"""Where models for images too had their template. Not named in bundles of models without it: their hash stays."""
 MAX_BUNDLE_BYTES = 64 << 20
 
 
@@ -37,7 +39,7 @@ def read_bundle(model_dir: Path) -> TokenizerBundle:
     Raises ConfigError when a required file is missing, or one is not UTF-8, not JSON, too large, or a link out of it.
     """
     files: dict[str, str | None] = {}
-    for name in REQUIRED + OPTIONAL:
+    for name in (*REQUIRED, *OPTIONAL, OLDER_TEMPLATE):
         try:
             path = model_file(model_dir, name)
         except ModelError as error:
@@ -45,7 +47,8 @@ def read_bundle(model_dir: Path) -> TokenizerBundle:
         if path is None:
             if name in REQUIRED:
                 raise ConfigError(f"model: {model_dir} has no {name}")
-            files[name] = None
+            if name != OLDER_TEMPLATE:
+                files[name] = None
             continue
         files[name] = _read_text(path)
     data = json.dumps(files, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
