@@ -36,7 +36,7 @@ from baton_wire.models.decoder_spec import (
     SiluGate,
     StackedTensors,
 )
-from baton_wire.models.formats.quantization import WeightFormats
+from baton_wire.models.formats.layer_formats import WeightFormats
 from baton_wire.models.kv_groups import kv_groups
 from baton_wire.models.parameters import (
     EMBEDDING,

@@ -21,6 +21,8 @@ from baton_wire.models.config_fields import JsonObject
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 REFUSED_SUFFIXES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".gguf", ".npy", ".npz", ".h5", ".msgpack")
+NOT_A_MODEL: Final = ("consolidated", "adapter", "model-")
+"""Starts of names: Mistral's own layout, adapters, and a shard whose index is gone."""
 _VOLATILE_KEYS: Final = ("transformers_version", "_name_or_path")
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -34,12 +36,15 @@ class CheckpointFiles:
 
 
 def find_checkpoint(directory: Path) -> CheckpointFiles:
-    """The weight files of a directory: model.safetensors, else the shards of its index. Raises WeightsError."""
+    """The weight files of a directory: model.safetensors, else the shards of its index, else the only safetensors file,
+    whatever its name. Raises WeightsError."""
     if (directory / SINGLE).exists():
         return CheckpointFiles((_inside(directory, SINGLE),), {})
     if (directory / INDEX).exists():
         index = _read_index(_inside(directory, INDEX))
         return CheckpointFiles(tuple(_inside(directory, name) for name in sorted(set(index.values()))), index)
+    if (only := _only(directory)) is not None:
+        return CheckpointFiles((_inside(directory, only),), {})
     raise WeightsError(f"{directory}: {_what_is_missing(directory)}")
 
 
@@ -108,6 +113,12 @@ def _inside(directory: Path, name: str) -> Path:
     if not path.is_file():
         raise WeightsError(f"{name}: named by {INDEX} but missing from {directory}")
     return path
+
+
+def _only(directory: Path) -> str | None:
+    """AutoGPTQ names its file by bits and group. Files of other layouts and adapters are not a model's."""
+    names = [path.name for path in directory.glob("*.safetensors") if not path.name.startswith(NOT_A_MODEL)]
+    return names[0] if len(names) == 1 else None
 
 
 def _what_is_missing(directory: Path) -> str:

@@ -43,6 +43,8 @@ def quantise_model(source: Path, target: Path, kind: Format, told: Callable[[int
     config = read_spec(source)
     if config.formats.method is not None:
         raise ModelError(f"{source}: is quantised already ({config.formats.method}); allowed: unquantised weights")
+    if config.wrapper is not None:
+        raise ModelError(f"{source}: model_type {config.wrapper} has parts for images; allowed: language models alone")
     if target.exists():
         raise ModelError(f"{target}: is there already; allowed: a new directory")
     group = _group(config)

@@ -23,7 +23,15 @@ from baton_engine.model.errors import WeightsError
 from baton_engine.model.formats.random_tensors import draw
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.formats.weight_format import Shape
-from baton_wire.models.parameters import expected_tensors, is_harmless_extra, linear_sizes
+from baton_wire.models.parameters import (
+    EMBEDDING,
+    HEAD,
+    expected_tensors,
+    is_harmless_extra,
+    linear_sizes,
+    may_hold_zeros,
+)
+from baton_wire.models.wrappers import text_name
 
 _SHOWN: Final = 6
 RANDOM_SCALE: Final = 120
@@ -57,6 +65,26 @@ class SafetensorsWeights:
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._handles[name].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor
+
+
+class LanguageModelWeights:
+    """The language model's tensors of a model for images and text, by the names that it has alone."""
+
+    def __init__(self, source: WeightSource) -> None:
+        """Raises WeightsError where two tensors get one name."""
+        self._source = source
+        self._names: dict[str, str] = {}
+        for name in source.headers:
+            own = text_name(name)
+            if own is None:
+                continue
+            if own in self._names:
+                raise WeightsError(f"tensor {name}: is there as {self._names[own]} too")
+            self._names[own] = name
+        self.headers: Mapping[str, TensorHeader] = {own: source.headers[name] for own, name in self._names.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._source.read(self._names[name])
 
 
 @contextmanager
@@ -141,8 +169,8 @@ class RandomWeights:
 def check_parameters(source: WeightSource, config: DecoderSpec) -> None:
     """Raises WeightsError naming tensors that are missing, misshapen for the config, or not understood, and
     ModelConfigError for a `quantization_config` that names no layer or suits none."""
-    config.formats.check(list(linear_sizes(config)))
     expected, found = expected_tensors(config), source.headers
+    config.formats.check(list(linear_sizes(config)), [name.rpartition(".")[0] for name in expected])
     missing = [name for name, form in expected.items() if name not in found and not form.optional]
     if missing:
         raise WeightsError(f"missing tensors: {_listed(missing)}")
@@ -158,8 +186,23 @@ def check_parameters(source: WeightSource, config: DecoderSpec) -> None:
         if header.dtype not in form.dtypes:
             raise WeightsError(f"tensor {name}: has dtype {header.dtype}; allowed: {', '.join(form.dtypes)}")
     extra = [name for name in found if name not in expected and not is_harmless_extra(name, config)]
+    for name in [name for name in extra if may_hold_zeros(name, config)]:
+        if bool(source.read(name).any()):
+            raise WeightsError(f"tensor {name}: is not zero; a {config.family} model of this config has no such bias")
+        extra.remove(name)
+    if config.tied_head and HEAD in found and not _is_same(source.read(HEAD), source.read(EMBEDDING)):
+        raise WeightsError(
+            f"tensor {HEAD}: is not {EMBEDDING}, as tie_word_embeddings: true says; allowed: the same, or"
+            " tie_word_embeddings: false"
+        )
     if extra:
         raise WeightsError(f"tensors that a {config.family} model of this config does not have: {_listed(extra)}")
+
+
+def _is_same(head: Tensor, embedding: Tensor) -> bool:
+    """In the dtype of the coarser one: some files have the two in unequal ones."""
+    coarser = min(head.dtype, embedding.dtype, key=lambda dtype: dtype.itemsize)
+    return head.shape == embedding.shape and torch.equal(head.to(coarser), embedding.to(coarser))
 
 
 def _listed(names: list[str]) -> str:

@@ -131,6 +131,7 @@ def test_head_dim_may_differ_from_the_share_of_the_hidden_size() -> None:
         ({"rope_theta": 5e5, "rope_scaling": None}, RopeConfig(5e5, None)),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, RopeConfig(5e5, None)),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, RopeConfig(1e4, LinearScaling(2.0))),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, RopeConfig(1e4, None)),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 9}, "rope_theta": 5e5},
             RopeConfig(9, LinearScaling(2.0)),
@@ -177,6 +178,7 @@ GEMMA: JsonObject = LLAMA | {"model_type": "gemma3_text", "architectures": ["Gem
 PHI: JsonObject = LLAMA | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
 GLM4: JsonObject = LLAMA | {"model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "head_dim": 16}
 OSS: JsonObject = LLAMA | {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 8}
+GEMMA3: JsonObject = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 PHI_CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
 
@@ -200,7 +202,25 @@ def test_gemma_has_two_ropes_in_either_layout() -> None:
 
 
 def test_code_that_every_phi_checkpoint_brings_along_is_not_needed() -> None:
-    assert parse_spec({**PHI, "auto_map": PHI_CODE}).attention.qkv == ("qkv_proj",)
+    with_tokenizer = {**PHI_CODE, "AutoTokenizer": "Xenova/gpt-4o"}
+    of_a_copy = {key: f"microsoft/Phi-4-mini-instruct--{name}" for key, name in PHI_CODE.items()}
+    for code in (PHI_CODE, with_tokenizer, of_a_copy):
+        assert parse_spec({**PHI, "auto_map": code}).attention.qkv == ("qkv_proj",)
+
+
+def test_the_language_model_of_a_model_for_images_has_the_defaults_of_transformers() -> None:
+    spec = parse_spec({**GEMMA3, "torch_dtype": "float16", "eos_token_id": [1, 106]})
+    assert (spec.family, spec.wrapper, spec.hidden_size, spec.num_layers) == ("gemma3_text", "gemma3", 2_304, 26)
+    assert (spec.tied_head, spec.dtype, spec.eos_token_ids) == (True, "float16", (1, 106))
+    untied = {**GEMMA3, "text_config": {"model_type": "gemma3_text", "tie_word_embeddings": False}}
+    assert not parse_spec({**untied, "tie_word_embeddings": True}).tied_head
+    assert parse_spec(GEMMA).wrapper is None
+
+
+def test_attention_in_two_kinds_of_chunks_is_plain_within_the_first() -> None:
+    chunks = {"chunk_size": 262_144, "local_size": 8_192, "original_max_position_embeddings": 262_144}
+    long = qwen("qwen2", max_position_embeddings=1_010_000, dual_chunk_attention_config=chunks)
+    assert parse_spec(long).max_context_tokens == 262_144 - 8_192
 
 
 def test_long_and_short_contexts_of_longrope_never_mix() -> None:
@@ -212,7 +232,22 @@ BAD: list[tuple[str, JsonObject, str]] = [
     ("capped scores", GEMMA | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50"),
     ("both directions", GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention: true"),
     ("silu in gemma", GEMMA | {"hidden_activation": "silu"}, 'hidden_activation: "silu".*gelu_pytorch_tanh'),
-    ("an image model", GEMMA | {"model_type": "gemma3"}, 'model_type: "gemma3"'),
+    ("an image model of another name", GEMMA | {"model_type": "gemma3"}, "architectures.*Gemma3ForConditional"),
+    ("an image model without text", GEMMA3 | {"text_config": None}, "text_config: is missing; allowed: an object"),
+    ("another language model", GEMMA3 | {"text_config": {"model_type": "llama"}}, 'text_config.model_type: "llama"'),
+    (
+        "a wrong value of the language model",
+        GEMMA3 | {"text_config": {"model_type": "gemma3_text", "hidden_size": 0}},
+        "text_config.hidden_size: 0",
+    ),
+    ("code beside a language model", GEMMA3 | {"auto_map": {"AutoConfig": "evil.Config"}}, "auto_map.*never run"),
+    ("code of another repository", PHI | {"auto_map": {"AutoConfig": "a/b--evil.Config"}}, "auto_map.*never run"),
+    ("dynamic rope in phi", PHI | {"rope_scaling": {"type": "dynamic", "factor": 2}}, 'rope_scaling.type: "dynamic"'),
+    (
+        "two kinds of chunks, one empty",
+        llama(dual_chunk_attention_config={"chunk_size": 64, "local_size": 64}),
+        "dual_chunk_attention_config.chunk_size: 64 .* from 65",
+    ),
     ("a rope of a third kind", GEMMA | {"rope_parameters": {"full_attention": {}, "x": {}}}, "rope_parameters.x"),
     ("no local window", GEMMA | {"sliding_window": None}, "sliding_window"),
     ("zero scale", GEMMA | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0"),
@@ -269,11 +304,10 @@ BAD: list[tuple[str, JsonObject, str]] = [
     ("unknown layer type", qwen("qwen3", layer_types=["full_attention", "linear_attention"]), "layer_types.*2 entries"),
     ("layer types of another depth", qwen("qwen3", layer_types=["full_attention"]), "layer_types.*2 entries"),
     ("window without size", qwen("qwen2", layer_types=["sliding_attention"] * 2), "layer_types.*use_sliding_window"),
-    ("dynamic rope", llama(rope_scaling={"type": "dynamic", "factor": 2.0}), r"rope_scaling.type: \"dynamic\".*yarn"),
     (
         "long rope with its factors",
         llama(rope_scaling={"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}),
-        r"rope_scaling.type: \"longrope\" is not supported; allowed: default, linear, llama3, yarn",
+        r"rope_scaling.type: \"longrope\" is not supported; allowed: default, linear, dynamic, llama3, yarn",
     ),
     ("long rope", llama(rope_scaling={"rope_type": "longrope"}), r"rope_scaling.rope_type: \"longrope\".*llama3"),
     (

@@ -120,13 +120,23 @@ def quantised_already(source: Path, target: Path) -> None:
     (source / "config.json").write_text(json.dumps(config))
 
 
+def with_images(source: Path, target: Path) -> None:
+    wrapper = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
+    (source / "config.json").write_text(json.dumps(wrapper))
+
+
 def no_directory(source: Path, target: Path) -> None:
     target.parent.write_text("a file")
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [(there, "is there already"), (quantised_already, "is quantised already"), (no_directory, "cannot be written")],
+    [
+        (there, "is there already"),
+        (quantised_already, "is quantised already"),
+        (with_images, "model_type gemma3 has parts for images"),
+        (no_directory, "cannot be written"),
+    ],
 )
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     spoil: Callable[[Path, Path], None], message: str, tmp_path: Path

@@ -71,6 +71,15 @@ def test_shards_with_an_index_are_the_same_model(directory: Path) -> None:
     assert torch.equal(logits_of(directory), whole)
 
 
+def test_the_only_file_is_the_model_whatever_its_name(directory: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(directory, copy)
+    (copy / "model.safetensors").rename(copy / "gptq_model-4bit-128g.safetensors")
+    (copy / "consolidated.safetensors").write_bytes(b"another layout")
+    (copy / "adapter_model.safetensors").write_bytes(b"no model")
+    assert load_model(copy, torch.float32, CPU).model_hash == load_model(directory, torch.float32, CPU).model_hash
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_are_cast_to_the_dtype_that_is_asked_for(dtype: torch.dtype, directory: Path) -> None:
     edit_tensors(directory, lambda tensors: tensors.update({name: t.to(dtype) for name, t in tensors.items()}))
@@ -119,12 +128,22 @@ def test_an_old_layout_of_rope_options_gives_the_same_logits(tmp_path: Path) -> 
 def test_harmless_extra_tensors_are_passed_over(tmp_path: Path, tiny: Callable[[str], Any]) -> None:
     tied = tiny("llama-tied")
     directory = Path(shutil.copytree(tied.directory, tmp_path / "model"))
-    extras = {
-        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6),
-        "lm_head.weight": torch.zeros(199, 48),
-    }
-    edit_tensors(directory, lambda tensors: tensors.update(extras))
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
+    edit_tensors(directory, lambda tensors: tensors.update(buffer))
+    embedding = load_file(directory / "model.safetensors")["model.embed_tokens.weight"].bfloat16()
+    edit_tensors(directory, lambda tensors: tensors.update({"lm_head.weight": embedding}))
     torch.testing.assert_close(logits_of(directory), reference_logits(tied.reference, TOKENS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", [lambda head: head * 2, lambda head: head[:-1]])
+def test_a_head_that_is_not_the_embedding_is_refused_where_the_config_says_that_it_is(
+    change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path, tiny: Callable[[str], Any]
+) -> None:
+    directory = Path(shutil.copytree(tiny("llama-tied").directory, tmp_path / "model"))
+    head = change(load_file(directory / "model.safetensors")["model.embed_tokens.weight"])
+    edit_tensors(directory, lambda tensors: tensors.update({"lm_head.weight": head}))
+    with pytest.raises(WeightsError, match=r"lm_head\.weight: is not model\.embed_tokens.*tie_word_embeddings: false"):
+        load_model(directory, torch.float32, CPU)
 
 
 def test_the_default_dtype_is_float32_on_a_cpu(directory: Path) -> None:
@@ -251,6 +270,21 @@ def single_link_out(directory: Path) -> None:
     (directory / "model.safetensors").symlink_to(outside)
 
 
+def renamed(name: str) -> Callable[[Path], object]:
+    return lambda directory: (directory / "model.safetensors").rename(directory / name)
+
+
+def two_files(directory: Path) -> None:
+    shutil.copyfile(directory / "model.safetensors", directory / "b.safetensors")
+    renamed("a.safetensors")(directory)
+
+
+def other_name_linked_out(directory: Path) -> None:
+    outside = directory.parent / "outside.safetensors"
+    shutil.move(directory / "model.safetensors", outside)
+    (directory / "a.safetensors").symlink_to(outside)
+
+
 def index_with(content: object) -> Callable[[Path], object]:
     def change(directory: Path) -> None:
         shard(directory)
@@ -278,12 +312,10 @@ BAD: list[tuple[str, Callable[[Path], object], type[ModelError], str]] = [
     ("pickled pt", only("model.pt"), WeightsError, "only safetensors.*model.pt"),
     ("gguf", only("model.gguf"), WeightsError, "only safetensors.*model.gguf"),
     ("no weights", lambda d: (d / "model.safetensors").unlink(), WeightsError, "no weights: neither model.safetensors"),
-    (
-        "other name",
-        lambda d: (d / "model.safetensors").rename(d / "a.safetensors"),
-        WeightsError,
-        "found a.safetensors",
-    ),
+    ("two other names", two_files, WeightsError, "found a.safetensors, b.safetensors"),
+    ("a shard alone", renamed("model-00001-of-00002.safetensors"), WeightsError, "found model-00001-of"),
+    ("Mistral's layout alone", renamed("consolidated.safetensors"), WeightsError, "found consolidated.safetensors"),
+    ("one other name, linked out", other_name_linked_out, WeightsError, "a.safetensors: is a link.*outside"),
     ("missing shard", index_naming("part-9.safetensors"), WeightsError, "part-9.safetensors: named by.*but missing"),
     ("shard above", index_naming("../part.safetensors"), WeightsError, "part.safetensors'.*refused"),
     ("absolute shard", index_naming("/tmp/part.safetensors"), WeightsError, "part.safetensors'.*refused"),

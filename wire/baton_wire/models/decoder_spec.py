@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from baton_wire.models.errors import ModelConfigError
-from baton_wire.models.formats.quantization import WeightFormats
+from baton_wire.models.formats.layer_formats import WeightFormats
 from baton_wire.models.rope_config import RopeConfig
 
 
@@ -160,6 +160,8 @@ class DecoderSpec:
     """c of c · tanh(logits / c)."""
     formats: WeightFormats = field(default_factory=WeightFormats)
     """How the weights of linear layers are stored."""
+    wrapper: str | None = None
+    """`model_type` of the model for images and text that it was taken out of."""
 
     @property
     def num_layers(self) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 
 from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, Experts, LayerSpec, StackedTensors
 from baton_wire.models.errors import ModelConfigError
-from baton_wire.models.formats.quantization import KV_SCALES
+from baton_wire.models.formats.packed_integers import Gptq
 from baton_wire.models.formats.weight_format import TensorForm
 
 UNQUANTISED: Final = ("F32", "BF16", "F16", "F64")
@@ -22,6 +22,9 @@ FINAL_NORM: Final = "model.norm.weight"
 HEAD_LAYER: Final = "lm_head"
 HEAD: Final = f"{HEAD_LAYER}.weight"
 SINKS: Final = "self_attn.sinks"
+
+KV_SCALES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale", "_proj.output_scale", ".prob_output_scale")
+"""Ends of names: scales of a checkpoint's own float8 KV cache. Baton's scales come from the weights."""
 
 _ROTARY_BUFFER: Final = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
@@ -127,6 +130,12 @@ def is_harmless_extra(name: str, config: DecoderSpec) -> bool:
     if config.formats.has_kv_scales and name.endswith(KV_SCALES):
         return True
     return bool(_ROTARY_BUFFER.fullmatch(name)) or (config.tied_head and name == HEAD)
+
+
+def may_hold_zeros(name: str, config: DecoderSpec) -> bool:
+    """Biases that no layer of the config has. Tools of GPTQ write them, full of zeros."""
+    layer, _, part = name.rpartition(".")
+    return part == "bias" and isinstance(config.formats.of(layer), Gptq)
 
 
 def rotated_rows(mixer: Attention) -> list[int] | None:

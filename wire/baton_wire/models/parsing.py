@@ -13,6 +13,7 @@ from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.families.family import Family
 from baton_wire.models.families.model_types import FAMILIES
 from baton_wire.models.formats.quantization import read_weight_formats
+from baton_wire.models.wrappers import WRAPPERS, language_model
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
@@ -20,10 +21,11 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> DecoderSpec:
     """The model of config.json and generation_config.json, parsed. Raises ModelConfigError: field, value, what is
     allowed."""
-    fields = ConfigFields(config)
-    family = _read_family(fields)
+    whole = ConfigFields(config)
+    fields = language_model(whole)
+    family = _read_family(whole, fields)
     hidden_size = fields.integer("hidden_size")
-    positions = fields.integer("max_position_embeddings", family.default_positions)
+    positions = _read_positions(fields, family)
     cap = family.caps_logits and fields.has("final_logit_softcapping")
     return DecoderSpec(
         family=fields.text("model_type"),
@@ -33,35 +35,52 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
         norm_eps=fields.number("rms_norm_eps", family.default_eps, maximum=1.0),
         norms_from_one=family.norms_from_one,
         max_position_embeddings=positions,
-        tied_head=fields.flag("tie_word_embeddings", family.default_tied),
-        eos_token_ids=_read_eos(fields, ConfigFields(generation or {}, "generation_config.")) or family.default_eos,
-        dtype=_read_dtype(fields),
+        tied_head=fields.flag("tie_word_embeddings", whole.flag("tie_word_embeddings", family.default_tied)),
+        eos_token_ids=_read_eos(ConfigFields(generation or {}, "generation_config."), whole, fields)
+        or family.default_eos,
+        dtype=_read_dtype(whole) or _read_dtype(fields),
         embedding_scale=hidden_size**0.5 if family.scales_embedding else 1.0,
         logit_cap=fields.number("final_logit_softcapping") if cap else None,
-        formats=read_weight_formats(fields),
+        formats=read_weight_formats(whole if whole.has("quantization_config") else fields),
+        wrapper=None if fields is whole else whole.text("model_type"),
     )
 
 
-def _read_family(fields: ConfigFields) -> Family:
+def _read_family(whole: ConfigFields, fields: ConfigFields) -> Family:
     family = FAMILIES.get(fields.text("model_type"))
-    if fields.has("auto_map") and not _is_shipped(fields.raw("auto_map"), family):
-        raise fields.error("auto_map", "absent (code from a model's directory is never run)")
+    if whole.has("auto_map") and not _is_shipped(whole.raw("auto_map"), family):
+        raise whole.error("auto_map", "absent (code from a model's directory is never run)")
     if family is None:
-        raise fields.error("model_type", ", ".join(FAMILIES))
+        raise fields.error("model_type", ", ".join((*FAMILIES, *WRAPPERS)))
     fields.only("architectures", [family.architecture], f'["{family.architecture}"] for this model_type')
     activation, value = family.activation
     fields.only(activation, value, value)
     return family
 
 
+def _read_positions(fields: ConfigFields, family: Family) -> int:
+    """How many there may be. Qwen's attention in two kinds of chunks is the plain one within its first chunk."""
+    positions = fields.integer("max_position_embeddings", family.default_positions)
+    name = "dual_chunk_attention_config"
+    if not fields.has(name):
+        return positions
+    chunks = fields.section(name)
+    local = chunks.integer("local_size", 8_192, minimum=0)
+    return min(positions, chunks.integer("chunk_size", 262_144, minimum=local + 1) - local)
+
+
 def _is_shipped(code: object, family: Family | None) -> bool:
-    """Whether it is code that every checkpoint of the family brings along."""
-    return family is not None and isinstance(code, dict) and all(name in family.shipped_code for name in code.values())
+    """Whether it is code that every checkpoint of the family brings along, or its copies name by its repository. What
+    it says of tokenizers does not matter: they are read from tokenizer.json."""
+    if family is None or not isinstance(code, dict):
+        return False
+    names = [name for key, name in code.items() if key != "AutoTokenizer"]
+    return all(isinstance(name, str) and name.rpartition("--")[2] in family.shipped_code for name in names)
 
 
-def _read_eos(config: ConfigFields, generation: ConfigFields) -> tuple[int, ...]:
+def _read_eos(*places: ConfigFields) -> tuple[int, ...]:
     ids: dict[int, None] = {}
-    for fields in (generation, config):
+    for fields in places:
         value = fields.raw("eos_token_id")
         for token in value if isinstance(value, list) else [value]:
             if token is None:

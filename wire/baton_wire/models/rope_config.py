@@ -15,7 +15,8 @@ from baton_wire.models.errors import ModelConfigError
 
 DEFAULT_THETA = 10_000.0
 MAX_FACTORS: Final = 2_048
-SUPPORTED = ("default", "linear", "llama3", "yarn")
+SUPPORTED = ("default", "linear", "dynamic", "llama3", "yarn")
+"""`dynamic` changes nothing up to the greatest position, and no longer context is served."""
 LONGROPE = ("longrope", "su")
 """Two names of one type."""
 _LONGROPE = frozenset(("short_factor", "long_factor"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -115,9 +115,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def write_random_model(directory: Path, family: str, seed: int = 0, **overrides: Any) -> Path:
     """Save a random model of a family in FAMILIES, config fields overridden, by transformers; returns its directory."""
     fields = {**_TINY, **FAMILIES[family], **overrides}
-    config = AutoConfig.for_model(**fields)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields), attn_implementation="eager")
+    write_random_weights(model, directory)
+    return directory
+
+
+def write_random_weights(model: Any, directory: Path) -> None:
+    """Save a transformers model with random weights drawn from torch's generator."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -130,13 +135,14 @@ def write_random_model(directory: Path, family: str, seed: int = 0, **overrides:
     progress = transformers.utils.logging
     progress.disable_progress_bar()
     model.save_pretrained(directory)
-    return directory
 
 
 def reference_model(directory: Path) -> Any:
     """The same model in transformers, float32, eager attention and experts."""
     ways = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **ways).eval()
+    wraps = "text_config" in json.loads((directory / "config.json").read_text())
+    kind = AutoModelForImageTextToText if wraps else AutoModelForCausalLM
+    return kind.from_pretrained(directory, dtype=torch.float32, **ways).eval()
 
 
 @torch.inference_mode()

@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from baton_wire.models.config_fields import ConfigFields
 from baton_wire.models.formats.weight_format import FLOATS, TensorForm
 
 WORD: Final = 32
+_GROUPS: Final = (16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,16 @@ def groups_of(columns: int, group: int) -> int:
     if group and columns % group:
         raise ValueError(f"weight: {columns} columns do not divide into groups of {group}")
     return columns // group if group else 1
+
+
+def read_group_size(fields: ConfigFields) -> int:
+    """0: a channel. Raises ModelConfigError."""
+    size = fields.raw("group_size")
+    if size == -1:
+        return 0
+    if size not in _GROUPS or isinstance(size, bool):
+        raise fields.error("group_size", f"-1 or one of {', '.join(map(str, _GROUPS))}")
+    return fields.integer("group_size")
 
 
 def _stored_bytes(bits: int, group: int, features: int, columns: int) -> int:

@@ -1,0 +1,61 @@
+"""The format of each linear layer of a model, by rules over the layers' names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton_wire.models.errors import ModelConfigError
+from baton_wire.models.formats.layer_names import LayerNames
+from baton_wire.models.formats.mxfp4 import Mxfp4
+from baton_wire.models.formats.weight_format import WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class FormatRule:
+    """Layers that the targets name are stored so."""
+
+    targets: LayerNames
+    format: WeightFormat | None
+    """None: as they are."""
+    must_match: bool = False
+    """Whether targets that mean no layer are a mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormats:
+    """The format of each linear layer by its name in the checkpoint."""
+
+    method: str | None = None
+    """`quant_method`; None: nothing is quantised."""
+    rules: tuple[FormatRule, ...] = ()
+    """The first one that means a layer decides."""
+    ignored: LayerNames = field(default_factory=LayerNames)
+    has_kv_scales: bool = False
+    stacks: Mxfp4 | None = None
+    """Of experts that lie in one tensor."""
+
+    def of(self, layer: str) -> WeightFormat | None:
+        """Of `model.layers.0.mlp.up_proj` or its like; None: the weight is there as it is."""
+        if not self.rules or self.ignored.mean(layer):
+            return None
+        return next((rule.format for rule in self.rules if rule.targets.mean(layer)), None)
+
+    def check(self, layers: Sequence[str], modules: Sequence[str]) -> None:
+        """`layers` are all linear ones of the model, and the head; `modules` all that have tensors.
+
+        Raises ModelConfigError for a name to ignore that is no module's, and for targets that mean no layer. A pattern
+        to ignore may mean none: tools write the same ones for every model.
+        """
+        unknown = self.ignored.unknown([*layers, *modules])
+        if unknown is not None:
+            raise _names_nothing(self.ignored.field, unknown)
+        for rule in self.rules:
+            if rule.must_match and not any(rule.targets.mean(layer) for layer in layers):
+                raise _names_nothing(rule.targets.field, rule.targets.shown)
+
+
+def _names_nothing(field: str, name: str) -> ModelConfigError:
+    return ModelConfigError(
+        f"quantization_config.{field}: {name!r} names no layer; allowed: names of this model's layers"
+    )
