@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "simulate": _simulate,
         "plan": _plan,
         "quantise": _quantise,
+        "compile": _compile,
         "bench": _bench,
         "quality": _quality,
         "version": _version,
@@ -82,7 +83,7 @@ def _version(options: argparse.Namespace) -> int:
 def _completion(options: argparse.Namespace) -> int:
     import shtab
 
-    late = frozenset(("batch", "simulate", "plan", "quantise", "bench", "quality"))
+    late = frozenset(("batch", "simulate", "plan", "quantise", "compile", "bench", "quality"))
     print(shtab.complete(command_line(late), options.shell))
     return 0
 
@@ -109,6 +110,12 @@ def _quantise(options: argparse.Namespace) -> int:
     from baton_local.commands.quantise import run_quantise
 
     return run_quantise(options)
+
+
+def _compile(options: argparse.Namespace) -> int:
+    from baton_local.commands.compile_kernels import run_compile
+
+    return run_compile(options)
 
 
 def _bench(options: argparse.Namespace) -> int:

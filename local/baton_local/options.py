@@ -39,6 +39,9 @@ def command_line(filled: frozenset[str]) -> argparse.ArgumentParser:
     )
     plan = commands.add_parser("plan", help="what a model can do on an accelerator, on paper", allow_abbrev=False)
     quantise = commands.add_parser("quantise", help="a copy of a model with weights of 8 or 4 bits", allow_abbrev=False)
+    compiling = commands.add_parser(
+        "compile", help="a model's kernels for a GPU, ahead of any start; needs no GPU", allow_abbrev=False
+    )
     bench = commands.add_parser(
         "bench", help="a load on a server, and the latencies that clients saw", allow_abbrev=False
     )
@@ -51,6 +54,7 @@ def command_line(filled: frozenset[str]) -> argparse.ArgumentParser:
         "simulate": simulate,
         "plan": plan,
         "quantise": quantise,
+        "compile": compiling,
         "bench": bench,
         "quality": quality,
     }
@@ -76,6 +80,10 @@ def _add_late(filled: Mapping[str, argparse.ArgumentParser]) -> None:
         from baton_local.commands.quantise import add_options as add_quantise
 
         add_quantise(filled["quantise"])
+    if "compile" in filled:
+        from baton_local.commands.compile_kernels import add_options as add_compile
+
+        add_compile(filled["compile"])
     if "bench" in filled:
         from baton_local.commands.bench import add_options as add_bench
 

@@ -16,6 +16,7 @@ from baton_engine.running.step_load import StepLoad
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_kernels.kernel_folder import CompiledHere
 from baton_kv_transfer.transports.bandwidth import LinkReport
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.hardware import Peak
@@ -46,6 +47,7 @@ def worker_registry() -> CollectorRegistry:
     metrics = WorkerMetrics(Role.DECODE)
     metrics.computes(CostModel(1, 1, 1.0, 1, 1), Peak(1.0, 1.0))
     metrics.started({"weights": 1.0})
+    metrics.compiles(CompiledHere())
     metrics.stepped(StepLoad(0, 0.0, 0, 1, 1), 0.1)
     scheduler = Scheduler(EngineConfig(num_blocks=4, block_tokens=4, max_slots=2, max_context_tokens=8))
     snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, 0.0, 0.0, 0.0)

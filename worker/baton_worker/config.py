@@ -7,6 +7,7 @@ Sizes that follow from the model (block counts) are decided in `capacity`, not h
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,11 @@ from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.errors import ConfigError
 
 KIB = 1024
+MAX_SEQUENCES = 64
+"""Slots, where nothing else is said."""
+KERNELS_VARIABLE = "BATON_KERNELS"
+"""Environment variable that an image sets which brings its kernels."""
+KV_CACHE_DTYPES = ("auto", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class WorkerConfig:
     """Whether it has both sides of the hand-over and changes its role when it is asked to."""
     prefill_discovery: str | None
     """Where a worker that flips finds others that do, which may become decode workers."""
+    kernels: Path | None
+    """Kernels that were compiled ahead."""
     paced: Path | None
     """Step times that stand in for a model; None: the model computes."""
 
@@ -99,7 +107,9 @@ def endpoint(text: str) -> ListenAddress:
     return ListenAddress(host.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _bounded(low: int, high: int) -> type[int]:
+def whole_number(low: int, high: int) -> type[int]:
+    """An argument's type: what is not between them, both included, is refused with what is allowed."""
+
     def parse(text: str) -> int:
         try:
             number = int(text)
@@ -156,20 +166,33 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
         default="none",
         help="auto: weights as the checkpoint has them; none: quantised ones are refused",
     )
-    add("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="auto: as --dtype; fp8: e4m3, cuda only")
-    add("--threads", type=_bounded(1, 1_024), default=1, metavar="N")
-    add("--max-context-tokens", type=_bounded(16, 1 << 20), metavar="N")
-    add("--kv-cache-bytes", type=_bounded(64 * KIB, 1 << 46), metavar="N")
-    add("--block-tokens", type=_bounded(1, 4_096), metavar="N", help="default 16 on cpu, 64 on cuda")
-    add("--max-sequences", type=_bounded(1, 4_096), default=64, metavar="N")
-    add("--max-waiting", type=_bounded(1, 1 << 20), default=1_024, metavar="N")
-    add("--offloaded-layers", type=_bounded(0, 1_024), default=0, metavar="N", help="weights in host memory; cuda only")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="auto: as --dtype; fp8: e4m3, cuda only")
+    add("--threads", type=whole_number(1, 1_024), default=1, metavar="N")
+    add("--max-context-tokens", type=whole_number(16, 1 << 20), metavar="N")
+    add("--kv-cache-bytes", type=whole_number(64 * KIB, 1 << 46), metavar="N")
+    add("--block-tokens", type=whole_number(1, 4_096), metavar="N", help="default 16 on cpu, 64 on cuda")
+    add("--max-sequences", type=whole_number(1, 4_096), default=MAX_SEQUENCES, metavar="N")
+    add("--max-waiting", type=whole_number(1, 1 << 20), default=1_024, metavar="N")
+    add(
+        "--offloaded-layers",
+        type=whole_number(0, 1_024),
+        default=0,
+        metavar="N",
+        help="weights in host memory; cuda only",
+    )
     add("--offload-decode", action="store_true", help="allow them where every token would wait for the copies")
-    add("--max-step-tokens", type=_bounded(16, 1 << 20), default=8_192, metavar="N")
-    add("--chunk-tokens", type=_bounded(16, 1 << 20), metavar="N", help="default: all of max-step-tokens")
+    add("--max-step-tokens", type=whole_number(16, 1 << 20), default=8_192, metavar="N")
+    add("--chunk-tokens", type=whole_number(16, 1 << 20), metavar="N", help="default: all of max-step-tokens")
     add("--verify", choices=("full", "stamps"), default="full", help="checksums of handed-over KV")
     add("--transport", choices=("auto", "tcp", "ucx"), default="auto", help="how KV travels; ucx needs the extra `ucx`")
     add("--min-bandwidth", type=_rate, metavar="B/S", help="KV links measured slower than this are reported")
+    add(
+        "--kernels",
+        type=Path,
+        default=os.environ.get(KERNELS_VARIABLE) or None,
+        metavar="DIR",
+        help=f"what `baton compile` made; cuda only (default: ${KERNELS_VARIABLE})",
+    )
     add("--drain-s", type=_seconds, default=600.0, metavar="S")
     add("--paced", type=Path, metavar="FILE", help="compute nothing; take as long as these step times say (emulation)")
     if role is None:
@@ -181,7 +204,7 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
         add("--keep-answers", action="store_true", help="also decode prompts computed here; captures those steps too")
     else:
         add("--pair-listen", type=endpoint, default=ListenAddress("127.0.0.1", 0), metavar="HOST:PORT")
-        add("--landing-bytes", type=_bounded(64 * KIB, 1 << 44), metavar="N")
+        add("--landing-bytes", type=whole_number(64 * KIB, 1 << 44), metavar="N")
     return flags
 
 

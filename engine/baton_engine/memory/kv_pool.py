@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
-from baton_kernels.compiling import compiled_together
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
 from baton_kernels.kv_units import UnitRange
@@ -68,22 +67,31 @@ class KvPool:
         self._region = self.tensor.view(torch.uint8).view(-1).numpy().data if device.type == "cpu" else None
 
     def warm_up(self) -> None:
-        """Run once what a hand-over in whole blocks runs, so that nothing is compiled later.
+        """Run once what a hand-over in whole blocks runs, so that nothing is compiled or loaded later.
 
         Block 0 gets the bytes that it has; nobody may use it meanwhile.
         """
-        if self.tensor.is_cuda:
-            with compiled_together():
-                self._run_units()
-        self._run_units()
-
-    def _run_units(self) -> None:
         block = memoryview(bytearray(self.geometry.block_bytes))
-        for first in WARM_UNITS:
-            units = Units([0] * (first + 1), self.geometry.block_tokens, first, first + 1, self.geometry.whole)
+        for units in self._warm_units():
             self.pack(units, block)
             self.checksums(units)
             self.scatter(block, units)
+
+    def rehearse(self) -> None:
+        """What `warm_up` launches, and the copies of forked sequences, for `compiled_together`."""
+        for units in self._warm_units():
+            pool, table, within = self._of(units.part), self._table(units.blocks), _range(units)
+            stream = torch.empty_like(self.tensor[0]).view(-1)
+            pack_kv(pool, table, within, stream)
+            checksums = kv_checksums(pool, table, within)
+            scatter_kv(stream, pool, table, within, checksums.view(units.groups, units.count, -1, 2), units.groups)
+        first = self._table([0])
+        copy_blocks(self.tensor, first, first)
+
+    def _warm_units(self) -> list[Units]:
+        """Block 0 as one unit at different places."""
+        tokens, whole = self.geometry.block_tokens, self.geometry.whole
+        return [Units([0] * (first + 1), tokens, first, first + 1, whole) for first in WARM_UNITS]
 
     def region(self) -> memoryview | None:
         """The whole pool as writable bytes without a copy, valid as long as the pool; None unless it is on the CPU."""

@@ -321,7 +321,7 @@ def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
     bias = reader.tensor(f"{name}.bias") if experts.router_bias else None
     router = Router(reader.tensor(f"{name}.weight"), bias, experts.per_token, experts.normalised)
     names, numbers = experts.tensors, range(experts.count)
-    is_fast = reader.device.type == "cuda" and reader.dtype == torch.bfloat16
+    is_fast = reader.device.type != "cpu" and reader.dtype == torch.bfloat16
     if isinstance(names, StackedTensors):
         if is_fast and isinstance(experts.gate, ClampedGate):
             streams = streams_mxfp4(reader.device, router.weight.shape[1], experts.inner)

@@ -63,12 +63,14 @@ class ModelRunner:
         *,
         decodes: bool = True,
         hands_over: bool = False,
+        is_compiled: bool = False,
         ended: Callable[[str], None] = lambda stage: None,
     ) -> None:
         """`masks`: what follows grammars and thoughts; without it both are left out of account. `decodes`: whether
         steps with decode rows are to be fast; a prefill worker has none, as a rule, and is ready sooner without them.
-        `hands_over`: as in `StepShapes`. `ended` is told of each stage of the start when it is over: on a GPU kernels
-        and graphs, and the warm-up.
+        `hands_over`: as in `StepShapes`. `is_compiled`: all kernels of the start are in Triton's cache, so that nobody
+        has to look for them. `ended` is told of each stage of the start when it is over: on a GPU kernels and graphs,
+        and the warm-up.
         """
         self._model = loaded.model
         self._pool = pool
@@ -83,6 +85,11 @@ class ModelRunner:
         """By slot: a row of logits [vocab] of a prompt whose draw comes later."""
         self._graphs: StepGraphs | None = None
         sizes = (loaded.config.vocab_size, loaded.max_context_tokens)
+
+        def rehearse_rest() -> None:
+            rehearse(loaded.model, pool.tensor, *sizes)
+            pool.rehearse()
+
         if loaded.device.type == "cpu":
             keep_freed_memory()
         elif loaded.model.ring is None:  # what is captured cannot wait for weights to arrive
@@ -91,12 +98,12 @@ class ModelRunner:
                     *(self._model, pool, self._slots.last_tokens, max_blocks),
                     decodes=decodes,
                     hands_over=hands_over,
-                    rehearse=lambda: rehearse(loaded.model, pool.tensor, *sizes),
+                    rehearse=None if is_compiled else rehearse_rest,
                     ended=ended,
                 )
         else:
             with compiled_together():
-                rehearse(loaded.model, pool.tensor, *sizes)
+                rehearse_rest()
         warm_up(loaded.model, pool.tensor, *sizes)
         ended("warm-up")
 

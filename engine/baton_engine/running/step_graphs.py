@@ -8,18 +8,16 @@ from torch import Tensor
 
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.decoder import Decoder
+from baton_engine.running.captured_steps import CapturedSteps
 from baton_engine.running.capturing import Recorder
-from baton_engine.running.decode_graph import DecodeGraphs, graph_sizes, row_numbers
+from baton_engine.running.decode_graph import DecodeGraphs
 from baton_engine.running.draw_graph import DrawGraphs
 from baton_engine.running.drawing import DrawingRows
-from baton_engine.running.graph_buffers import GraphBuffers
 from baton_engine.running.mixed_graph import MixedGraphs
-from baton_engine.running.padded_step import count_numbers
 from baton_engine.running.slot_state import SlotState
-from baton_engine.running.step_shapes import CHUNKS, StepShape, StepShapes, part_ends
+from baton_engine.running.step_shapes import StepShape, part_ends
 from baton_engine.scheduling.step_plan import BlockUpdate, StepPlan
 from baton_kernels.compiling import compiled_together
-from baton_kernels.linear import recording
 
 
 class StepGraphs:
@@ -34,23 +32,15 @@ class StepGraphs:
         *,
         decodes: bool,
         hands_over: bool,
-        rehearse: Callable[[], None],
+        rehearse: Callable[[], None] | None,
         ended: Callable[[str], None],
     ) -> None:
         """`last_tokens` is [slots + 1] int64: the last entry belongs to padding. `decodes` and `hands_over` are as in
-        `StepShapes`. `rehearse`: what else the runner launches, so that its kernels are compiled beside these.
-        `ended`: as for `ModelRunner`.
+        `StepShapes`. `rehearse`: what else is launched before the worker is ready, so that its kernels are compiled
+        beside these; None: all are compiled already. `ended`: as for `ModelRunner`.
         """
-        slots = last_tokens.numel() - 1
-        self._shapes = StepShapes(slots, decodes=decodes, hands_over=hands_over)
-        sizes = graph_sizes(slots) if decodes else tuple(range(1, CHUNKS + 1))
-        draws = max(*sizes, *(shape.draws for shape in self._shapes.all))
-        draws += draws % 2
-        numbers = max(
-            row_numbers(model.kv_groups) * max(sizes),
-            *(count_numbers(shape, draws, model.kv_groups) for shape in self._shapes.all),
-        )
-        self._buffers = GraphBuffers(model, pool.tensor, last_tokens, max_blocks, draws=draws, numbers=numbers)
+        steps = CapturedSteps(model, pool.tensor, last_tokens, max_blocks, decodes=decodes, hands_over=hands_over)
+        self._shapes, self._buffers, sizes = steps.shapes, steps.buffers, steps.sizes
         recorder, geometry = Recorder(), pool.geometry
 
         def ends(shape: StepShape) -> tuple[int, ...]:
@@ -59,13 +49,10 @@ class StepGraphs:
                 return (geometry.model_layers,)
             return part_ends(shape.rows, geometry.model_layers, layer_token_bytes)
 
-        with compiled_together():
-            with recording():
-                MixedGraphs.rehearse(self._buffers, self._shapes.all)
-                if decodes:
-                    DecodeGraphs.rehearse(self._buffers, sizes)
-                DrawGraphs.rehearse(self._buffers, sizes)
-            rehearse()
+        if rehearse is not None:
+            with compiled_together():
+                steps.rehearse()
+                rehearse()
         ended("kernels")
         self._mixed = MixedGraphs(self._buffers, recorder, {shape: ends(shape) for shape in self._shapes.all})
         self._decode = DecodeGraphs(self._buffers, recorder, sizes) if decodes else None

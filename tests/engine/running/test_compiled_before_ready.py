@@ -1,57 +1,52 @@
-"""Whatever a worker on a Hopper GPU may launch is compiled before it is ready. No GPU is needed: kernels are compiled,
-not launched, over tensors without memory. In a process of its own: here kernels are interpreted.
+"""Whatever a worker on a Hopper GPU may launch is compiled before it is ready, and ahead of its start where somebody
+did that. No GPU is needed: kernels are compiled, not launched. In processes of their own: here kernels are interpreted.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from baton_kernels.kernel_folder import ABOUT
 from baton_testing.processes.child_process import run_to_end
 
-PROGRAM = """
-import sys
-import types
-import torch
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class Hopper:
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-
-driver.set_active(Hopper())
-torch.cuda.get_device_capability = lambda *device: (9, 0)
-torch.cuda.get_device_properties = lambda *device: types.SimpleNamespace(multi_processor_count=132)
-torch.cuda.get_device_name = lambda *device: "a Hopper GPU without measurements"
-torch.backends.cuda.preferred_blas_library = lambda *way: None
-
-from baton_engine.memory.kv_pool import kv_geometry
-from baton_engine.model.assembly import assemble
-from baton_engine.model.layers.attention import LastRows, StepRows
-from baton_engine.model.weights import TensorHeader, expected_tensors
-from baton_engine.running import step_graphs
-from baton_engine.running.warm_up import rehearse
-from baton_kernels.attention_inputs import DecodeRows, PrefillRows
-from baton_kernels.compiling import compiled_together
-from baton_wire.models.parsing import parse_spec
-
-META, SLOTS, BLOCK, CONTEXT = torch.device("meta"), 64, 64, 8_192
-config = parse_spec({
+SLOTS, CONTEXT = 64, 8_192
+CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2048,
     "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 8192,
     "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 5e5,
     "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-})
+}  # fmt: skip
 
-class Blank:
-    headers = {n: TensorHeader(f.shapes[0], f.dtypes[0]) for n, f in expected_tensors(config).items() if not f.optional}
+PROGRAM = """
+import sys
+import types
+from pathlib import Path
+import torch
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.model.assembly import assemble
+from baton_engine.model.blank_weights import blank_model
+from baton_engine.model.layers.attention import LastRows, StepRows
+from baton_engine.model.model_directory import read_spec
+from baton_engine.model.weights import RandomWeights
+from baton_engine.running import step_graphs
+from baton_engine.running.warm_up import rehearse
+from baton_kernels.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.compiling import compiled_together
+from baton_kernels.described_gpu import GPUS, META, compiling_for
+from baton_kernels.kernel_folder import CompiledHere, use_folder
 
-    def read(self, name):
-        return torch.empty(self.headers[name].shape, dtype=torch.bfloat16, device=META)
+folder, model_folder, memory, *roles = sys.argv[1:]
+device = torch.device(memory)
+SLOTS, CONTEXT, BLOCK = 64, 8_192, 64
+directory = Path(model_folder)
+config = read_spec(directory)
+use_folder(Path(folder))
+here = CompiledHere()
+here.watch()
 
 class Ready(Exception):
     pass
@@ -60,24 +55,20 @@ def is_ready(stage):
     raise Ready
 
 torch.set_grad_enabled(False)
-model = assemble(config, Blank(), torch.bfloat16, META, CONTEXT, 0)
-torch.Tensor.is_cuda = property(lambda tensor: True)
-torch.Tensor.pin_memory = lambda tensor: tensor
+if memory == "cpu":  # as of a GPU, in memory that has addresses
+    import baton_engine.model.assembly as assembly
+    from baton_engine.model.layers.linear import RowMethod
+    assembly.linear_method = lambda dtype, device: RowMethod()
+    model = assemble(config, RandomWeights(config, 0), torch.bfloat16, device, CONTEXT)
+else:
+    model = blank_model(directory, config, torch.bfloat16, META, CONTEXT)
+pool = KvPool(kv_geometry(config, torch.bfloat16, BLOCK), 9, torch.bfloat16, device)
+last_tokens = torch.zeros(SLOTS + 1, dtype=torch.int64, device=device)
 step_graphs.Recorder = lambda: None
-geometry = kv_geometry(config, torch.bfloat16, BLOCK)
-pool = torch.empty(8, geometry.layers, 2, 2, BLOCK, 128, dtype=torch.bfloat16, device=META)
-names = []
-knobs.compilation.listener = lambda src, **found: names.append(src.name)
-last_tokens = torch.zeros(SLOTS + 1, dtype=torch.int64, device=META)
-try:
-    step_graphs.StepGraphs(
-        model, types.SimpleNamespace(tensor=pool, geometry=geometry), last_tokens, CONTEXT // BLOCK,
-        decodes="decodes" in sys.argv, hands_over="hands_over" in sys.argv,
-        rehearse=lambda: rehearse(model, pool, config.vocab_size, CONTEXT), ended=is_ready,
-    )
-except Ready:
-    print(len(names))
-before = len(names)
+
+def rehearse_rest():
+    rehearse(model, pool.tensor, config.vocab_size, CONTEXT)
+    pool.rehearse()
 
 def step(lengths, drawing):
     # An eager step: whole prompts of these lengths, of which so many draw.
@@ -89,22 +80,74 @@ def step(lengths, drawing):
         ints(total, dtype=torch.int64), [ints(total, dtype=torch.int64)],
         [PrefillRows(tables, ints(chunks + 1), ints(chunks))], [None], last,
     )
-    model.hidden_states(ints(total, dtype=torch.int64), rows, pool)
+    model.hidden_states(ints(total, dtype=torch.int64), rows, pool.tensor)
 
-with compiled_together():
-    for length in (*range(1, 20), 64, 127, 128, 129, 300, 700, 1_000, 1_500, 2_049, 3_000, 4_097, 8_192):
-        for chunks in (1, 2, 3, 4, 5, 16, 17, 33, 34, 40, 64):
-            for drawing in {1, chunks}:
-                step([length] * chunks, drawing)
-print(*names[before:])
+with compiling_for(GPUS["h200"]):
+    try:
+        step_graphs.StepGraphs(
+            model, pool, last_tokens, CONTEXT // BLOCK, decodes="decodes" in roles, hands_over="hands_over" in roles,
+            rehearse=rehearse_rest, ended=is_ready,
+        )
+    except Ready:
+        print(here.found, *here.names)
+    before = len(here.names)
+    with compiled_together():
+        for length in (*range(1, 20), 64, 127, 128, 129, 300, 700, 1_000, 1_500, 2_049, 3_000, 4_097, 8_192):
+            for chunks in (1, 2, 3, 4, 5, 16, 17, 33, 34, 40, 64) if memory == "meta" else ():
+                for drawing in {1, chunks}:
+                    step([length] * chunks, drawing)
+print(*here.names[before:])
 """
 
 
-@pytest.mark.parametrize("roles", [("decodes",), ("hands_over",), ("decodes", "hands_over")])
-def test_prompts_of_any_number_and_length_compile_nothing(roles: tuple[str, ...], tmp_path: Path) -> None:
-    environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    ended = run_to_end(["-c", PROGRAM, *roles], 800, environment)
+@pytest.fixture(scope="module")
+def compiled_ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder, and beside it its kernels, in another place than they were compiled to."""
+    place = tmp_path_factory.mktemp("ahead")
+    (place / "config.json").write_text(json.dumps(CONFIG))
+    sizes = [f"--max-sequences={SLOTS}", f"--max-context-tokens={CONTEXT}"]
+    arguments = [str(place), "--gpu=h200", f"--to={place / 'draft'}", *sizes]
+    ended = run_to_end(["-m", "baton_worker.compile_ahead", *arguments], 800, {"TRITON_INTERPRET": "0"})
     assert ended.code == 0, ended.stderr
-    compiled, late, *_ = (*ended.stdout.splitlines(), "")
-    assert int(compiled) > 20
+    assert int(ended.stdout.split(": ")[1].split()[0]) > 20
+    (place / "draft").rename(place / "kernels")
+    return place
+
+
+def run(program: str, arguments: list[str], own_cache: Path) -> list[str]:
+    """Lines of its output."""
+    environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(own_cache)}
+    ended = run_to_end(["-c", program, *arguments], 800, environment)
+    assert ended.code == 0, ended.stderr
+    return [*ended.stdout.splitlines(), ""]
+
+
+@pytest.mark.parametrize("roles", [("decodes",), ("hands_over",), ("decodes", "hands_over")])
+def test_a_start_compiles_nothing_that_was_compiled_ahead_and_prompts_of_any_length_nothing_at_all(
+    roles: tuple[str, ...], compiled_ahead: Path, tmp_path: Path
+) -> None:
+    arguments = [str(compiled_ahead / "kernels"), str(compiled_ahead), "meta", *roles]
+    start, late, *_ = run(PROGRAM, arguments, tmp_path)
+    found, *compiled = start.split()
+    assert int(found) > 20
+    assert compiled == []
     assert late == ""
+    assert not any(tmp_path.iterdir()), "nothing is written where nothing is compiled"
+
+
+def test_tensors_with_addresses_need_the_same_kernels(compiled_ahead: Path, tmp_path: Path) -> None:
+    """Kernels differ by whether an address is a multiple of 16: the ones without memory must be taken for that, too."""
+    arguments = [str(compiled_ahead / "kernels"), str(compiled_ahead), "cpu", "decodes", "hands_over"]
+    found, *compiled = run(PROGRAM, arguments, tmp_path)[0].split()
+    assert int(found) > 20
+    assert compiled == []
+
+
+def test_what_is_of_other_sources_is_compiled_again(compiled_ahead: Path, tmp_path: Path) -> None:
+    """A kernel whose folder is gone stands for one that is not there under its key."""
+    copy = tmp_path / "kernels"
+    shutil.copytree(compiled_ahead / "kernels", copy)
+    gone = next(path for path in copy.iterdir() if path.name != ABOUT and list(path.glob("_rms_norm_kernel*")))
+    shutil.rmtree(gone)
+    _, *compiled = run(PROGRAM, [str(copy), str(compiled_ahead), "meta", "decodes"], tmp_path / "own")[0].split()
+    assert compiled == ["_rms_norm_kernel"]

@@ -16,8 +16,10 @@ from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.grammars.vocabulary import Vocabulary, named_end_ids, read_vocabulary
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME, LoadedModel, load_model
+from baton_engine.model.model_directory import read_json_object
 from baton_engine.model.servable import CONFIG, servable_config
 from baton_engine.model.step_cost import cost_model
+from baton_engine.running.launches import Launches
 from baton_engine.running.runner import ModelRunner
 from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
@@ -32,6 +34,7 @@ from baton_worker.building.accelerator import peak
 from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
+from baton_worker.building.start_kernels import StartKernels
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 
@@ -50,8 +53,10 @@ def build(
     bundle = read_bundle(_model_directory(config.model))
     asked_dtype = None if config.dtype == "auto" else DTYPES[config.dtype]
     stages = _Stages()
+    kernels = None
     if device.type == "cuda":
         torch.zeros(1, device=device)
+        kernels = StartKernels(config.kernels, torch.cuda.get_device_name(device))
         stages.ended("device")
     try:
         _check_quantization(config)
@@ -70,10 +75,24 @@ def build(
     scheduler = scheduler_of(config, pool, context, masks)
     decodes = alone or config.lands or config.keep_answers
     hands_over = config.hands_over and not alone
-    ended, most = stages.ended, config.max_sequences
-    runner = ModelRunner(loaded, pool, most, masks, decodes=decodes, hands_over=hands_over, ended=ended)
+    launches = Launches(
+        read_json_object(_config_path(config.model)),
+        *(loaded.dtype, kv_dtype, geometry.block_tokens, config.max_sequences, context),
+        decodes=decodes,
+        hands_over=hands_over,
+    )
+    runner = ModelRunner(
+        *(loaded, pool, config.max_sequences, masks),
+        decodes=decodes,
+        hands_over=hands_over,
+        is_compiled=kernels is not None and kernels.cover(launches),
+        ended=stages.ended,
+    )
     pool.warm_up()
     stages.ended("hand-over")
+    if kernels is not None:
+        kernels.keep(launches)
+        kernels.ready()
     try:
         fingerprint = _fingerprint(loaded, kv_dtype, geometry, bundle)  # waits until the files are hashed
     except ModelError as error:
@@ -92,6 +111,7 @@ def build(
         costs=cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes),
         peak=peak(device, loaded.dtype),
         stages=stages.seconds,
+        kernels=None if kernels is None else kernels.here,
     )
 
 
@@ -128,18 +148,22 @@ def _device(config: WorkerConfig) -> torch.device:
 
 def _check_quantization(config: WorkerConfig) -> None:
     """Raises ConfigError before weights are read; ModelError."""
-    source = config.model
-    path = Path(source.removeprefix(RANDOM_SCHEME).partition("?")[0] if source.startswith(RANDOM_SCHEME) else source)
-    method = servable_config(path if source.startswith(RANDOM_SCHEME) else path / CONFIG).formats.method
+    method = servable_config(_config_path(config.model)).formats.method
     if method is not None and config.quantization == "none":
         raise ConfigError(
             f"argument --quantization: none, but the model's weights are stored as {method}; allowed: auto"
         )
 
 
+def _config_path(model: str) -> Path:
+    if model.startswith(RANDOM_SCHEME):
+        return Path(model.removeprefix(RANDOM_SCHEME).partition("?")[0])
+    return Path(model) / CONFIG
+
+
 def _model_directory(model: str) -> Path:
     if model.startswith(RANDOM_SCHEME):
-        return Path(model.removeprefix(RANDOM_SCHEME).partition("?")[0]).parent
+        return _config_path(model).parent
     directory = Path(model)
     if not directory.is_dir():
         raise ConfigError(f"argument --model: {model}: no such directory")

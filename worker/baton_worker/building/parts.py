@@ -12,6 +12,7 @@ from baton_engine.running.layer_notices import LayerListener
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_kernels.kernel_folder import CompiledHere
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.hardware import Peak
 from baton_worker.building.bundle_files import TokenizerBundle
@@ -42,6 +43,8 @@ class EngineParts:
     peak: Peak | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each part of the start took, in order."""
+    kernels: CompiledHere | None = None
+    """None where none are compiled (CPUs, paced)."""
 
 
 def scheduler_of(

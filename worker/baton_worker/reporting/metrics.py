@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.model.step_cost import CostModel
 from baton_engine.running.step_load import StepLoad
+from baton_kernels.kernel_folder import CompiledHere
 from baton_kv_transfer.transports.bandwidth import LinkReport
 from baton_wire.messages.values import Reason, Role
 from baton_wire.rules.hardware import Peak
@@ -112,6 +113,24 @@ class _Snapshots(Collector):
         return family
 
 
+class _Kernels(Collector):
+    """Kernels of a GPU by where they came from."""
+
+    def __init__(self, role: Role, kernels: CompiledHere) -> None:
+        self._role = role.value
+        self._kernels = kernels
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "baton_kernels",
+            "Kernels of a GPU that were found compiled, and that were compiled here",
+            labels=["role", "origin"],
+        )
+        family.add_metric([self._role, "found"], self._kernels.found)
+        family.add_metric([self._role, "compiled"], len(self._kernels.names))
+        yield family
+
+
 def slowest(links: Iterable[LinkReport]) -> dict[str, float]:
     """The least measured bandwidth by transport, in bytes per second."""
     rates: dict[str, float] = {}
@@ -170,6 +189,10 @@ class WorkerMetrics:
         self._utilisation = None if costs is None else Utilisation(self._role, costs, peak)
         if self._utilisation is not None:
             self.registry.register(self._utilisation)
+
+    def compiles(self, kernels: CompiledHere) -> None:
+        """Read at every scrape from now on."""
+        self.registry.register(_Kernels(self._role, kernels))
 
     def follows_grammars(self, masks: RowMasks) -> None:
         """Both are told in threads of the engine."""

@@ -113,6 +113,8 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         return
     built_s = time.monotonic()
     metrics.computes(parts.costs, parts.peak)
+    if parts.kernels is not None:
+        metrics.compiles(parts.kernels)
     epoch = process.new_epoch()
     role = build_role(config, parts, keys, epoch, metrics)
     service, present_role = role.service, role.present_role or (lambda: config.role)

@@ -1,0 +1,87 @@
+"""Which kernels a worker launches follows from these values, and compiling them ahead needs nothing else of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import baton_engine
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.model.decoder import Decoder
+from baton_engine.running.captured_steps import CapturedSteps
+from baton_engine.running.warm_up import rehearse
+from baton_kernels.compiling import compiled_together
+from baton_wire.models.config_fields import JsonObject
+from baton_wire.models.decoder_spec import DecoderSpec
+
+BLOCKS = 16
+"""Of a pool without memory; no kernel depends on how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Of one worker. Equal ones launch the same kernels before they are ready."""
+
+    config: JsonObject
+    """The model's config.json."""
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_tokens: int
+    slots: int
+    context_tokens: int
+    decodes: bool
+    """As of `StepShapes`, and the next."""
+    hands_over: bool
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal; of the engine's sources, too."""
+        values = [str(each) for each in (self.dtype, self.kv_dtype, self.block_tokens, self.slots, self.context_tokens)]
+        said = json.dumps([self.config, *values, self.decodes, self.hands_over], sort_keys=True)
+        return hashlib.sha256((_sources() + said).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        dtypes = " and KV in ".join(str(each).removeprefix("torch.") for each in (self.dtype, self.kv_dtype))
+        role = ", ".join(name for name, is_so in (("decodes", self.decodes), ("hands over", self.hands_over)) if is_so)
+        return (
+            f"{self.config.get('model_type')} in {dtypes}, blocks of {self.block_tokens}, {self.slots} slots, "
+            f"{self.context_tokens} tokens: {role}"
+        )
+
+
+@cache
+def _sources() -> str:
+    root = Path(baton_engine.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@torch.inference_mode()
+def compile_ahead(model: Decoder, spec: DecoderSpec, launches: Launches) -> None:
+    """Go through what a worker with this model launches before it is ready, and compile it into Triton's cache.
+
+    The model lies on the device `meta`, within `compiling_for`.
+    """
+    device = model.embedding.device
+    geometry = kv_geometry(spec, launches.kv_dtype, launches.block_tokens)
+    pool = KvPool(geometry, BLOCKS, launches.kv_dtype, device)
+    last_tokens = torch.zeros(launches.slots + 1, dtype=torch.int64, device=device)
+    steps = CapturedSteps(
+        model,
+        pool.tensor,
+        last_tokens,
+        -(-launches.context_tokens // launches.block_tokens),
+        decodes=launches.decodes,
+        hands_over=launches.hands_over,
+    )
+    with compiled_together():
+        steps.rehearse()
+        rehearse(model, pool.tensor, spec.vocab_size, launches.context_tokens)
+        pool.rehearse()

@@ -1,0 +1,85 @@
+"""`python -m baton_worker.compile_ahead`: what workers launch, compiled for a GPU that this machine need not have.
+
+The folder goes into an image or onto a volume, and workers are told of it by `--kernels`. All roles are covered, with
+the sizes that are given; another size launches some kernels that are not there, and the worker compiles those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from baton_engine.model.blank_weights import blank_model
+from baton_engine.model.loading import DTYPES, default_dtype
+from baton_engine.model.model_directory import read_json_object, read_spec
+from baton_engine.model.servable import CONFIG
+from baton_engine.running.launches import Launches, compile_ahead
+from baton_kernels.described_gpu import GPUS, META, compiling_for
+from baton_kernels.kernel_folder import CompiledHere, fill_folder, write_about
+from baton_kernels.kv_scales import KV_FP8
+from baton_wire.models.errors import ModelError
+from baton_worker.building.engine import BLOCK_TOKENS
+from baton_worker.config import KV_CACHE_DTYPES, MAX_SEQUENCES, whole_number
+
+ROLES: Final = ((True, False), (False, True), (True, True))
+"""Decodes, hands over: a decode worker, a prefill worker, one that does both."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Sizes are a worker's flags, and have their defaults."""
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="folder with config.json; weights need not be there")
+    add("--gpu", choices=tuple(GPUS), required=True, help="what workers will run on")
+    add("--to", type=Path, required=True, metavar="DIR", help="folder for the kernels; others in it stay")
+    add("--dtype", choices=("auto", *DTYPES), default="auto")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
+    add("--max-context-tokens", type=whole_number(16, 1 << 20), metavar="N")
+    add("--block-tokens", type=whole_number(1, 4_096), default=BLOCK_TOKENS["cuda"], metavar="N")
+    add("--max-sequences", type=whole_number(1, 4_096), default=MAX_SEQUENCES, metavar="N")
+
+
+def compile_kernels(options: argparse.Namespace) -> int:
+    """How many kernels were compiled now. Raises ModelError."""
+    raw, spec = read_json_object(options.model / CONFIG), read_spec(options.model)
+    context = spec.context_within(options.max_context_tokens)
+    dtype = default_dtype(spec, META) if options.dtype == "auto" else DTYPES[options.dtype]
+    kv_dtype = KV_FP8 if options.kv_cache_dtype == "fp8" else dtype
+    gpu, here = GPUS[options.gpu], CompiledHere()
+    covered = {}
+    with fill_folder(options.to, here), compiling_for(gpu):
+        model = blank_model(options.model, spec, dtype, META, context)
+        for decodes, hands_over in ROLES:
+            launches = Launches(
+                *(raw, dtype, kv_dtype, options.block_tokens, options.max_sequences, context),
+                decodes=decodes,
+                hands_over=hands_over,
+            )
+            compile_ahead(model, spec, launches)
+            covered[launches.digest] = str(launches)
+            print(f"{launches}: {len(here.names)} kernels compiled so far", file=sys.stderr, flush=True)
+        write_about(options.to, gpu.name, covered)
+    return len(here.names)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m baton_worker.compile_ahead", description=__doc__, allow_abbrev=False
+    )
+    add_options(parser)
+    options = parser.parse_args(argv)
+    began = time.monotonic()
+    try:
+        count = compile_kernels(options)
+    except ModelError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.to}: {count} kernels compiled in {time.monotonic() - began:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
