@@ -213,7 +213,7 @@ class GatewayServer:
         hello = GatewayHello(settings.name, settings.processes)
         altered = self.metrics.altered_frames["operator"]
         link = OperatorLink(settings.operator, keys, self.epoch, hello, sources, altered)
-        self.relay.on_parked, self.relay.on_flipped = link.wake, link.tell_now
+        self.relay.on_parked, self.relay.on_workers_changed = link.wake, link.tell_now
         return link
 
     def _flip(self, order: FlipOrder) -> None:

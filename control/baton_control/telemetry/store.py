@@ -32,6 +32,8 @@ from baton_wire.sketch import RATIO, Sketch, SketchData, merged
 FRESH_S = 16.0
 """Three summaries may be missing before a gateway counts as silent."""
 LATENCY_WINDOW_S = 60.0
+SETTLED_S = 8.0
+"""So long a gateway that has just linked may have found no worker yet, while others have some."""
 WORKER_MEMORY_S = 600.0
 MAX_STEPS = 4_096
 MAX_NUMBERS = 2_048
@@ -56,6 +58,8 @@ class _Gateway:
     heard_s: float | None = None
     last: Summary | None = None
     window: _Window = field(default_factory=_Window)
+    has_settled: bool = False
+    """It has told of a worker that it can use, or has had the time to find one."""
 
     def is_fresh(self, now: float) -> bool:
         return self.heard_s is not None and now - self.heard_s <= FRESH_S
@@ -142,6 +146,7 @@ class TelemetryStore:
         if len(self._numbers) > MAX_NUMBERS:
             del self._numbers[next(iter(self._numbers))]
         gateway.last, gateway.heard_s = summary, now
+        gateway.has_settled |= bool(_usable(summary)) or now - gateway.since_s >= SETTLED_S
         self._arrived(window, summary)
         served = summary.served
         self._served.append(_Served(now, served.ttft, served.tpot, served.unserved))
@@ -252,7 +257,8 @@ class TelemetryStore:
         return number_reading(float(sum(count or 0 for count in counts)), "running sequences")
 
     def routable(self, now: float, expected: int = 0) -> Mapping[tuple[Role, str], int] | None:
-        """Live workers with a fitting partner by role and template hash; only those that every gateway process has.
+        """Live workers with a fitting partner by role and template hash; only those that every gateway process has that
+        has had the time to find them.
 
         None: not known, because a gateway is silent.
         """
@@ -262,10 +268,10 @@ class TelemetryStore:
         return Counter((workers[e].role, workers[e].template_hash) for e in self._routable_everywhere())
 
     def _routable_everywhere(self) -> set[bytes]:
-        sets = [
-            {w.epoch for w in summary.workers if w.condition is WorkerCondition.LIVE and w.has_partner}
-            for summary in self._summaries()
-        ]
+        """A new gateway's first summary comes before its first worker: it says nothing about what others serve."""
+        told = [each for each in self._gateways.values() if each.last is not None]
+        settled = [each for each in told if each.has_settled] or told
+        sets = [_usable(each.last) for each in settled if each.last is not None]
         return set.intersection(*sets) if sets else set()
 
     def routable_addresses(self) -> frozenset[str]:
@@ -337,6 +343,11 @@ class TelemetryStore:
 
     def _workers(self) -> dict[bytes, WorkerMeasures]:
         return {worker.epoch: worker for summary in self._summaries() for worker in summary.workers}
+
+
+def _usable(summary: Summary) -> set[bytes]:
+    """Epochs of the live workers with a fitting partner."""
+    return {w.epoch for w in summary.workers if w.condition is WorkerCondition.LIVE and w.has_partner}
 
 
 def _understood(told: Iterable[SketchData]) -> Sketch:

@@ -45,6 +45,8 @@ class OperatorTimes:
     """Seconds."""
 
     summary_s: float = SUMMARY_S
+    soonest_s: float = 0.5
+    """Between two summaries, also where workers change in between: a pool that starts is told of together."""
     heartbeat_s: float = 1.0
     """Goes out after so long without another message."""
     setup_s: float = HANDSHAKE_S
@@ -95,7 +97,7 @@ class OperatorLink:
         self._waking.set()
 
     def tell_now(self) -> None:
-        """What was waited for has happened: the next summary goes out at once."""
+        """Which workers can be used has changed, or as what: the next summary goes out at once."""
         self._is_told_now = True
         self._waking.set()
 
@@ -162,15 +164,18 @@ class OperatorLink:
 
     async def _tell(self, frames: SignedFrames) -> None:
         """A summary at once and then regularly; a wake whenever one is asked for."""
+        loop = asyncio.get_running_loop()
         while True:
             await self._tell_config(frames)
             self._is_told_now = False
+            told_s = loop.time()
             await self._send(frames, self._sources.summary())
             try:
                 async with asyncio.timeout(self._times.summary_s):
                     await self._tell_wakes(frames)
             except TimeoutError:
                 continue
+            await asyncio.sleep(max(0.0, told_s + self._times.soonest_s - loop.time()))
 
     async def _tell_wakes(self, frames: SignedFrames) -> None:
         """Until a summary is due before its time."""

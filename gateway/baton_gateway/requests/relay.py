@@ -115,8 +115,8 @@ class Relay:
         self._idle = asyncio.Event()
         self.on_parked: Callable[[], None] = lambda: None
         """Called when a request finds no pair of workers."""
-        self.on_flipped: Callable[[], None] = lambda: None
-        """Called when a worker told of a flip."""
+        self.on_workers_changed: Callable[[], None] = lambda: None
+        """Called when a worker is linked or lost, begins to stop, or tells of a flip."""
 
     def reconfigure(self, rules: RelayRules) -> None:
         """Other rules, for requests that arrive from now on."""
@@ -193,9 +193,10 @@ class Relay:
     # From the workers -------------------------------------------------------------------------------------------------
 
     def worker_flipped(self) -> None:
-        self.on_flipped()
+        self.on_workers_changed()
 
     def worker_changed(self) -> None:
+        self.on_workers_changed()
         parked = 0
         for live in list(self._by_ticket.values()):
             if live.life.is_parked:
@@ -206,6 +207,7 @@ class Relay:
                 self._feed(live, RoutesChanged())
 
     def worker_lost(self, epoch: bytes) -> None:
+        self.on_workers_changed()
         for live in list(self._by_ticket.values()):
             self._feed(live, WorkerLost(epoch))
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from baton_control.names import Key
 from baton_control.sizing.readings import Arrivals, Known, ProvenZero, Unknown
-from baton_control.telemetry.store import FRESH_S, FlexibleWorker, TelemetryStore
+from baton_control.telemetry.store import FRESH_S, SETTLED_S, FlexibleWorker, TelemetryStore
 from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.schema.status import LaneStatus
 from baton_testing.kube.manifests import deployment
@@ -126,6 +126,34 @@ def test_an_absurd_report_is_unknown() -> None:
     store = linked(ONE)
     store.told(ONE, summary(1, 1 << 39), 5.0)
     assert isinstance(store.take_arrivals(5.0, 1), Unknown)
+
+
+def test_a_gateway_that_has_just_linked_says_nothing_of_what_others_serve_until_it_has_had_the_time() -> None:
+    """Found on real Pods: in a drain the successor of a gateway told of no worker, and for 5 s the deployment said that
+    none was routable while every request was answered."""
+    both = {(Role.PREFILL, "t1"): 1, (Role.DECODE, "t1"): 1}
+    store = linked(ONE)
+    store.told(ONE, summary(1), 5.0)
+    store.linked(TWO, GatewayHello("gateway-2", 1), 7.0)
+    store.told(TWO, summary(1, workers=()), 7.0)
+    assert store.routable(7.0) == both
+    store.told(TWO, summary(2, workers=(PAIR[0],)), 8.0)
+    assert store.routable(8.0) == {(Role.PREFILL, "t1"): 1}, "it has found workers"
+    store.told(TWO, summary(3, workers=()), 9.0)
+    assert store.routable(9.0) == {}, "and lost them"
+    store.gone(TWO)
+    store.linked(TWO, GatewayHello("gateway-2", 1), 20.0)
+    store.told(ONE, summary(2), 20.0)
+    store.told(TWO, summary(4, workers=()), 20.0)
+    assert store.routable(20.0) == both
+    store.told(TWO, summary(5, workers=()), 20.0 + SETTLED_S)
+    assert store.routable(20.0 + SETTLED_S) == {}, "cut off from them: what comes to it is not served"
+
+
+def test_the_only_gateway_is_believed_at_once() -> None:
+    store = linked(ONE)
+    store.told(ONE, summary(1, workers=()), 0.5)
+    assert store.routable(0.5) == {}
 
 
 def test_a_worker_is_routable_when_every_gateway_has_it_live_with_a_partner() -> None:

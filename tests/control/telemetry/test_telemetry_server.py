@@ -24,7 +24,7 @@ from baton_testing.gateway.gateway_process import until
 from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import Backlog, WorkerCondition, WorkerMeasures
-from baton_wire.messages.operator_link import FlipOrder, GatewayHello
+from baton_wire.messages.operator_link import FlipOrder, GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
 from baton_wire.session import AlteredFrames
 
@@ -327,3 +327,25 @@ async def test_a_farewell_that_never_comes_is_not_waited_for(tmp_path: Path) -> 
             await reader.read(-1)
         writer.close()
         await writer.wait_closed()
+
+
+async def test_two_summaries_before_their_time_are_a_moment_apart(tmp_path: Path) -> None:
+    """Workers that come one after the other are told of together; the last of them is not left out."""
+    keys = keys_in(tmp_path)
+    times = OperatorTimes(summary_s=60.0, soonest_s=0.3)
+    async with operating(keys) as operator, linking(keys, operator.url, times) as gateway:
+        store = operator.server.store(KEY)
+        await until(lambda: store.has_links and store._gateways[b"g" * 16].last is not None)
+        began = time.monotonic()
+        for count in range(1, 41):
+            gateway.workers = tuple(replace(WORKER, epoch=bytes([each]) * 16) for each in range(count))
+            gateway.link.tell_now()
+            await asyncio.sleep(0.005)
+
+        def last() -> Summary:
+            told = store._gateways[b"g" * 16].last
+            assert told is not None
+            return told
+
+        await until(lambda: len(last().workers) == 40)
+        assert last().number <= 3 + (time.monotonic() - began) / times.soonest_s
