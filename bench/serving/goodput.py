@@ -2,16 +2,18 @@
 
     python -m bench goodput --trace azure_llm_2023_conv.csv conv:auto:10:34 conv:always:10:30 …
 
-A point is MIX:MODE:TPOT_MS:RATE. One prefill and one decode worker have a GPU each; `never` is served by two decode
-workers, the second of which shares the prefill worker's GPU and idles otherwise. So all start once. The prefill worker
-may keep answers, as by default. Each point has a gateway of its own with that mode and target. Clients are processes of
-their own and send when a request is due.
+A point is MIX:MODE:TPOT_MS:RATE; modes and rates may be several, as in `conv:auto,never,always:10:18,22,26`. One
+prefill and one decode worker have a GPU each. `never` is served by two decode workers, the second of which shares the
+prefill worker's GPU and idles otherwise. So all start once. The prefill worker may keep answers, as by default. Each
+point has a gateway of its own with that mode and target. Clients are processes of their own and send when a request is
+due.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import multiprocessing
 import re
@@ -45,6 +47,8 @@ PATIENCE_S: Final = 30.0
 SAMPLE_S: Final = 0.2
 WARM_RATE, WARM_S = 8.0, 2.0
 """What a fresh gateway sees before it is measured: it knows no step times yet."""
+AROUND_S: Final = 20.0
+"""Of a point besides its arrivals: a gateway's start, the warm load, and the last answers."""
 COLUMNS: Final = (
     *("mix", "mode", "target", "req/s", "requests", "failed", "% at 10", "% at 15", "% at 25", "% TTFT"),
     *(
@@ -227,7 +231,7 @@ def _routes(service: TwoGpus) -> dict[str, Cell]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("points", nargs="+", type=Point.parse, metavar="MIX:MODE:TPOT_MS:RATE")
+    parser.add_argument("points", nargs="+", type=Point.several, metavar="MIX:MODE:TPOT_MS:RATE")
     parser.add_argument("--trace", type=Path, required=True, help="of Azure's conversations, for their lengths")
     parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals a point (default %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -235,7 +239,9 @@ def main() -> None:
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--gateway-processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=FOLDER / "goodput.json")
+    parser.add_argument("--most-s", type=float, default=float("inf"), help="begin no point that would end later")
     options = parser.parse_args()
+    points = [point for several in options.points for point in several]
     sequences = (f"--max-sequences={options.max_sequences}",)
     is_gpu = torch.cuda.is_available()
     worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
@@ -245,7 +251,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         shape = Shape(
-            decode=1 + any(point.mode == "never" for point in options.points),
+            decode=1 + any(point.mode == "never" for point in points),
             gateway_processes=options.gateway_processes,
             model=model_folder({**LLAMA_8B, "max_position_embeddings": 20480}, folder) if is_gpu else Shape().model,
             served_name=MODEL,
@@ -263,15 +269,18 @@ def main() -> None:
             notes.append(f"ready after {time.monotonic() - began:.1f} s")
             notes += [f"{worker.child.name}: {_stages(worker)}" for worker in service.workers]
             print("\n".join(notes), flush=True)
-            for number, point in enumerate(options.points):
-                for seed in options.seeds:
-                    service.serve(point, ())
-                    warm = replace(point, rate=min(WARM_RATE, point.rate))
-                    offer(service, clients, warm.workload(options.trace, WARM_S, 0), 0, number)
-                    workload = point.workload(options.trace, options.seconds, seed)
-                    rows.append(measure(service, clients, point, workload, seed, number) | {"seed": seed})
-                    print(json.dumps(rows[-1]), flush=True)
-                    write(options.out, {"notes": notes, "rows": rows})
+            for (number, point), seed in itertools.product(enumerate(points), options.seeds):
+                if time.monotonic() - began + options.seconds + AROUND_S > options.most_s:
+                    notes.append(f"not begun, for --most-s {options.most_s:g}: {point} and what follows")
+                    print(notes[-1], flush=True)
+                    break
+                service.serve(point, ())
+                warm = replace(point, rate=min(WARM_RATE, point.rate))
+                offer(service, clients, warm.workload(options.trace, WARM_S, 0), 0, number)
+                workload = point.workload(options.trace, options.seconds, seed)
+                rows.append(measure(service, clients, point, workload, seed, number) | {"seed": seed})
+                print(json.dumps(rows[-1]), flush=True)
+                write(options.out, {"notes": notes, "rows": rows})
     publish("goodput", this_machine(), notes, COLUMNS, rows)
 
 

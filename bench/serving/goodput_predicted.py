@@ -144,12 +144,24 @@ class Machine:
         )
 
 
+RECORDED_BLOCKS: Final = {"prefill-0": 2_432, "decode-0": 7_552, "decode-1": 2_432}
+"""KV blocks of the workers that `goodput` starts on two H100, where two share a GPU."""
+
+
 class World:
     """Workers, gateway and clients on one heap of events."""
 
     def __init__(
-        self, point: Point, workload: Workload, max_sequences: int, prefill_step_tokens: int, times: StepTimes
+        self,
+        point: Point,
+        workload: Workload,
+        max_sequences: int,
+        prefill_step_tokens: int,
+        times: StepTimes,
+        schedulers: dict[str, Scheduler] | None = None,
     ) -> None:
+        """`schedulers`: by worker, those of the points before, which keep their prefixes; then a prompt of a place has
+        the ids that it had in those. None: all are fresh, and nothing is cached."""
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -159,6 +171,7 @@ class World:
         self._policy = RoutePolicy(point.mode != "never", True, targets if point.mode == "auto" else None)
         self._affinity = PrefixAffinity()
         self._held: PromptOrder[int] = PromptOrder(TTFT_S)
+        self._schedulers = schedulers
         roles = (Role.DECODE, Role.DECODE) if point.mode == "never" else (Role.PREFILL, Role.DECODE)
         self.machines = [
             self._machine(place, role, max_sequences, prefill_step_tokens) for place, role in enumerate(roles)
@@ -174,9 +187,11 @@ class World:
 
     def _machine(self, place: int, role: Role, max_sequences: int, prefill_step_tokens: int) -> Machine:
         is_prefill = role is Role.PREFILL
-        slots, blocks = max_sequences, 9_000
+        name = "decode-0" if place else "prefill-0" if is_prefill else "decode-1"
+        caches = self._schedulers is not None
+        slots, blocks = max_sequences, RECORDED_BLOCKS[name] if caches else 9_000
         most = prefill_step_tokens if is_prefill else 8_192
-        config = EngineConfig(blocks, BLOCK_TOKENS, slots, 20_480, max_step_tokens=most, prefix_cache=False)
+        config = EngineConfig(blocks, BLOCK_TOKENS, slots, 20_480, max_step_tokens=most, prefix_cache=caches)
         hello = SimpleNamespace(
             epoch=bytes([place]) * 16,
             role=role,
@@ -193,7 +208,10 @@ class World:
         linked = LinkedWorker(
             cast(Any, hello), Address("h", 1), cast(Any, None), lambda message: True, lambda: self.now
         )
-        return Machine(role.value, Scheduler(config), linked, LoadMeter(slots), self._times)
+        scheduler = (
+            Scheduler(config) if self._schedulers is None else self._schedulers.setdefault(name, Scheduler(config))
+        )
+        return Machine(role.value, scheduler, linked, LoadMeter(slots), self._times)
 
     def at(self, at_s: float, work: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_s, next(self._numbers), work))
@@ -286,7 +304,8 @@ class World:
         sampling = SamplingParams(max_tokens=output, temperature=0.0)
         tpot_s = None if hold else self._point.tpot_ms / 1e3
         key = RequestKey(request.to_bytes(16, "big"), 0)
-        return SequenceSpec(key, (5,) * prompt, prompt, (0,), sampling, "", 1e9, hold, tpot_s=tpot_s)
+        ids = (5,) * prompt if self._schedulers is None else tuple(range(request << 15, (request << 15) + prompt))
+        return SequenceSpec(key, ids, prompt, (0,), sampling, "", 1e9, hold, tpot_s=tpot_s)
 
     # The workers ------------------------------------------------------------------------------------------------------
 
@@ -341,9 +360,15 @@ class World:
 
 
 def predicted(
-    point: Point, workload: Workload, max_sequences: int, prefill_step_tokens: int, times: StepTimes
+    point: Point,
+    workload: Workload,
+    max_sequences: int,
+    prefill_step_tokens: int,
+    times: StepTimes,
+    schedulers: dict[str, Scheduler] | None = None,
 ) -> dict[str, Cell]:
-    world = World(point, workload, max_sequences, prefill_step_tokens, times)
+    """The point's row. `schedulers`: as of `World`."""
+    world = World(point, workload, max_sequences, prefill_step_tokens, times, schedulers)
     served = world.run()
     row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
     row |= shares(served)
@@ -358,21 +383,30 @@ def predicted(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("points", nargs="+", type=Point.parse, metavar="MIX:MODE:TPOT_MS:RATE")
+    parser.add_argument("points", nargs="+", type=Point.several, metavar="MIX:MODE:TPOT_MS:RATE")
     parser.add_argument("--trace", type=Path, required=True, help="of Azure's conversations, for their lengths")
     parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals a point (default %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--prefill-step-tokens", type=int, default=8_192)
     parser.add_argument("--machine", choices=STEP_TIMES, default="h200", help="whose step times (default %(default)s)")
+    parser.add_argument(
+        "--shared-prompts",
+        action="store_true",
+        help="points in turn on the same workers, a place's prompt the same in all: as in runs before 26 November 2026",
+    )
     options = parser.parse_args()
+    points = [point for several in options.points for point in several]
     rows = []
-    for point in options.points:
+    schedulers: dict[str, Scheduler] | None = {} if options.shared_prompts else None
+    for point in points:
         for seed in options.seeds:
             workload = point.workload(options.trace, options.seconds, seed)
             rows.append(
                 predicted(
-                    point, workload, options.max_sequences, options.prefill_step_tokens, STEP_TIMES[options.machine]
+                    *(point, workload, options.max_sequences, options.prefill_step_tokens),
+                    STEP_TIMES[options.machine],
+                    schedulers,
                 )
             )
             print(json.dumps(rows[-1]), flush=True)

@@ -44,6 +44,13 @@ class Point:
             raise ValueError(f"{text!r} is not MIX:MODE:TPOT_MS:RATE with a mix of {', '.join(MIXES)}")
         return cls(mix, mode, float(tpot_ms), float(rate))
 
+    @classmethod
+    def several(cls, text: str) -> list[Point]:
+        """`conv:auto,never:10:18,22`: all of each rate in turn, so that a run that is cut short has whole rates. Raises
+        ValueError."""
+        mix, modes, tpot_ms, rates = text.split(":")
+        return [cls.parse(f"{mix}:{mode}:{tpot_ms}:{rate}") for rate in rates.split(",") for mode in modes.split(",")]
+
     def workload(self, trace: Path, seconds: float, seed: int) -> Workload:
         """Poisson arrivals over so many seconds."""
         draw = np.random.default_rng((seed, int(self.rate * 100)))
