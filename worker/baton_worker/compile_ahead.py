@@ -45,6 +45,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def compile_kernels(options: argparse.Namespace) -> int:
     """How many kernels were compiled now. Raises ModelError."""
     raw, spec = read_json_object(options.model / CONFIG), read_spec(options.model)
+    if spec.formats.method is not None:  # what is stored is checked while it is unpacked, and here it has no values
+        raise ModelError(
+            f"quantization_config: weights stored as {spec.formats.method} cannot be compiled for ahead; allowed: none"
+        )
     context = spec.context_within(options.max_context_tokens)
     dtype = default_dtype(spec, META) if options.dtype == "auto" else DTYPES[options.dtype]
     kv_dtype = KV_FP8 if options.kv_cache_dtype == "fp8" else dtype
