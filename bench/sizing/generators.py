@@ -221,6 +221,58 @@ def documents(random: np.random.Generator, hours: float) -> Workload:
     return Workload(times[order], prompts[order], outputs[order], np.zeros(len(times), dtype=np.int64))
 
 
+def jobs(random: np.random.Generator, rate: float, hours: float) -> Workload:
+    """Calm chat, and programs that begin by chance, one in 100 s: each sends at a rate of its own (log-normal, 1.5/s in
+    the median) for a minute or longer (Pareto, shape 1.4). Their sum is bursty on every scale."""
+    duration_s = hours * HOUR_S
+    times = [random.uniform(0.0, duration_s, random.poisson(rate * duration_s))]
+    for start in random.uniform(-HOUR_S, duration_s, random.poisson((duration_s + HOUR_S) / 100.0)):
+        seconds, each = 60.0 * (1.0 + random.pareto(1.4)), random.lognormal(np.log(1.5), 0.6)
+        sent = random.uniform(start, start + seconds, random.poisson(each * seconds))
+        times.append(sent[(sent >= 0.0) & (sent < duration_s)])
+    return _with_lengths(np.sort(np.concatenate(times)), random, *CHAT_LENGTHS)
+
+
+def bells(
+    random: np.random.Generator, low: float, high: float, hours: float, lengths: Lengths = CHAT_LENGTHS, count: int = 4
+) -> Workload:
+    """A steady rate, and `count` swells at random times, each up to `high` times 0.5 to 1.2, of a deviation between
+    two and seven minutes."""
+    seconds = np.arange(0.0, hours * HOUR_S)
+    extra = np.zeros(len(seconds))
+    for centre in random.uniform(0.1, 0.95, count) * hours * HOUR_S:
+        width, height = random.uniform(120.0, 420.0), random.uniform(0.5, 1.2)
+        extra = np.maximum(extra, height * np.exp(-0.5 * ((seconds - centre) / width) ** 2))
+    return _with_lengths(_by_second(random, low + (high - low) * extra), random, *lengths)
+
+
+def drifting(random: np.random.Generator, rate: float, hours: float) -> Workload:
+    """A rate that stays, while prompts grow evenly in their logarithm from 500 to 5,000 tokens in the median and
+    answers shrink from 500 to 80."""
+    times = _by_second(random, np.full(int(hours * HOUR_S), rate))
+    grown = times / (hours * HOUR_S)
+    load = _with_lengths(times, random, (1.0, 0.0), (1.0, 0.0))
+    prompts = np.exp(np.log(500.0) + np.log(10.0) * grown + random.normal(0.0, 0.6, len(times)))
+    outputs = np.exp(np.log(500.0) - np.log(500.0 / 80.0) * grown + random.normal(0.0, 0.6, len(times)))
+    lengths = (np.clip(each, 1, most).astype(np.int64) for each, most in ((prompts, 32_768), (outputs, 4096)))
+    return Workload(load.arrival_s, *lengths, load.cached_tokens)
+
+
+def swaying(random: np.random.Generator, hours: float, period_s: float = 1100.0) -> Workload:
+    """Writing and reading whose shares sway by a sine: 14/s of 300 tokens with answers of 1,100 at one end, 4/s of
+    7,000 tokens with short answers at the other."""
+    seconds = np.arange(0.0, hours * HOUR_S)
+    share = 0.5 - 0.5 * np.cos(2 * np.pi * seconds / period_s + random.uniform(0.0, 2 * np.pi))
+    writing = _with_lengths(_by_second(random, 14.0 * share), random, (300.0, 0.6), (1100.0, 0.4))
+    reading = _with_lengths(_by_second(random, 4.0 * (1.0 - share)), random, (7000.0, 0.5), (90.0, 0.6))
+    order = np.argsort(np.concatenate([writing.arrival_s, reading.arrival_s]), kind="stable")
+    times, prompts, outputs, cached = (
+        np.concatenate([getattr(writing, name), getattr(reading, name)])[order]
+        for name in ("arrival_s", "prompt_tokens", "output_tokens", "cached_tokens")
+    )
+    return Workload(times, prompts, outputs, cached)
+
+
 def _by_second(random: np.random.Generator, rates: Floats) -> Floats:
     """Poisson arrivals at a rate of each second."""
     counts = random.poisson(rates)

@@ -7,17 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench.sizing.generators import (
+    bells,
     clients,
     contagious,
     documents,
+    drifting,
     essays_and_papers,
     flash_crowds,
     growing_desks,
+    jobs,
     levels,
     office_days,
     on_off,
     sessions,
     shifts,
+    swaying,
     turns,
     wandering,
     waves,
@@ -144,3 +148,34 @@ def test_documents_swell_and_ebb_among_chat() -> None:
     assert np.all(np.diff(load.arrival_s) >= 0)
     shares = [np.mean(load.between(at, at + 100).prompt_tokens > 7000) for at in (0.0, 700.0)]
     assert shares[1] > 2 * shares[0]
+
+
+def test_jobs_are_bursty_on_every_scale() -> None:
+    load = jobs(np.random.default_rng(3), 3.0, 2.0)
+    for width in (30.0, 300.0):
+        counts = np.histogram(load.arrival_s, np.arange(0.0, 7200.0, width))[0]
+        assert counts.var() / counts.mean() > 2.0
+
+
+def test_swells_rise_and_fall_within_minutes() -> None:
+    load = bells(np.random.default_rng(3), 3.0, 12.0, 1.0)
+    rates = np.array([_rate(load, start, start + 60.0) for start in range(0, 3540, 60)])
+    assert rates.max() > 2 * rates.min()
+    assert np.max(np.abs(np.diff(rates))) < 0.6 * (rates.max() - rates.min()), "it is no step"
+
+
+def test_prompts_grow_and_answers_shrink_at_one_rate() -> None:
+    load = drifting(np.random.default_rng(3), 6.0, 1.0)
+    first, last = load.between(0, 300), load.between(3300, 3600)
+    assert np.median(last.prompt_tokens) > 5 * np.median(first.prompt_tokens)
+    assert np.median(first.output_tokens) > 3 * np.median(last.output_tokens)
+    assert _rate(load, 0, 1800) == pytest.approx(_rate(load, 1800, 3600), rel=0.1)
+
+
+def test_writing_and_reading_sway() -> None:
+    load = swaying(np.random.default_rng(3), 1.0, period_s=1200.0)
+    assert np.all(np.diff(load.arrival_s) >= 0)
+    shares = [float(np.mean(load.between(at, at + 100).prompt_tokens > 3000)) for at in range(0, 1200, 100)]
+    assert max(shares) > 5 * min(shares)
+    again = [float(np.mean(load.between(at, at + 100).prompt_tokens > 3000)) for at in range(1200, 2400, 100)]
+    assert np.corrcoef(shares, again)[0, 1] > 0.9
