@@ -48,7 +48,6 @@ BENCHES = {
         "every pair of features each way of a request, equal or refused: docs/combinations.md",
     ),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
-    "sizing": ("bench.sizing", "scaling policies: SLO misses and GPU-hours over all scenarios"),
     "sizing_fronts": ("bench.sizing.fronts", "policies over their knobs, fixed pools beside them, on a split of loads"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),
     "paced_fixed": ("bench.sizing.paced_fixed", "the twin's latencies beside those of real processes, pools fixed"),
