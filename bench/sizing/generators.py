@@ -254,8 +254,8 @@ def drifting(random: np.random.Generator, rate: float, hours: float) -> Workload
     load = _with_lengths(times, random, (1.0, 0.0), (1.0, 0.0))
     prompts = np.exp(np.log(500.0) + np.log(10.0) * grown + random.normal(0.0, 0.6, len(times)))
     outputs = np.exp(np.log(500.0) - np.log(500.0 / 80.0) * grown + random.normal(0.0, 0.6, len(times)))
-    lengths = (np.clip(each, 1, most).astype(np.int64) for each, most in ((prompts, 32_768), (outputs, 4096)))
-    return Workload(load.arrival_s, *lengths, load.cached_tokens)
+    prompts, outputs = np.clip(prompts, 1, 32_768).astype(np.int64), np.clip(outputs, 1, 4096).astype(np.int64)
+    return Workload(load.arrival_s, prompts, outputs, load.cached_tokens)
 
 
 def swaying(random: np.random.Generator, hours: float, period_s: float = 1100.0) -> Workload:
