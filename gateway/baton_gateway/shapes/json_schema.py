@@ -116,6 +116,8 @@ class _SchemaReader:
         self._left -= 1
         if self._left < 0:
             raise self._refuse(pointer, f"with its references the schema has more than {MAX_SCHEMAS} parts")
+        if pointer and _is_anything(value.get("not")):
+            return False  # how zod writes what may never be
         found: dict[str, Any] = {}
         self.pointers[id(found)] = pointer
         for keyword, content in value.items():
@@ -129,6 +131,8 @@ class _SchemaReader:
         if keyword in NO_SAY or (keyword.startswith("x-") and keyword != "x-guidance"):
             return
         if keyword == "$id" and depth == 1 and schema is self._root:
+            return
+        if keyword == "propertyNames" and _takes_all_names(content):
             return
         if keyword not in ENFORCED:
             raise self._refuse(place, f"this keyword is not supported: {REFUSED.get(keyword, 'it is not known')}")
@@ -318,6 +322,19 @@ class _SchemaReader:
             key = token.replace("~1", "/").replace("~0", "~")
             found = found[int(key)] if isinstance(found, list) else found[key]
         return found
+
+
+def _is_anything(schema: Any) -> bool:
+    return schema is True or (isinstance(schema, dict) and not schema.keys() - NO_SAY)
+
+
+def _takes_all_names(schema: Any) -> bool:
+    """So zod writes a record's names. They are strings anyway."""
+    if not isinstance(schema, dict):
+        return schema is True
+    types = schema.get("type", "string")
+    is_string = types == "string" or (isinstance(types, list) and "string" in types)
+    return is_string and not schema.keys() - NO_SAY - {"type"}
 
 
 def _all_of(found: dict[str, Any]) -> list[Any]:

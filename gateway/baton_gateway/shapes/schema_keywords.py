@@ -8,9 +8,10 @@ from __future__ import annotations
 NO_SAY = frozenset({
     "$schema", "$comment", "$anchor", "$dynamicAnchor", "$vocabulary", "$defs", "definitions", "title",
     "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "contentMediaType",
-    "contentEncoding", "contentSchema", "discriminator",
+    "contentEncoding", "contentSchema", "discriminator", "id",
 })  # fmt: skip
-"""Annotations and places for definitions. A definition is read where a reference leads to it."""
+"""Annotations and places for definitions. A definition is read where a reference leads to it. `id` is a name that zod
+and Jackson give; in draft 4 it was the `$id` of today, and references by it are refused."""
 
 ENFORCED = frozenset({
     "$ref", "type", "enum", "const", "allOf", "anyOf", "oneOf", "properties", "patternProperties",

@@ -23,7 +23,7 @@ def form(schema: Any, **fields: Any) -> dict[str, Any]:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"not": {}}
+    schema: dict[str, Any] = {"not": {"const": 1}}
     for _ in range(depth):
         schema = {"items": schema}
     return schema

@@ -132,8 +132,41 @@ KEYWORDS = "not if then else contains propertyNames dependentRequired dependentS
 
 @pytest.mark.parametrize("keyword", [*KEYWORDS.split(), "unevaluatedProperties", "unevaluatedItems", "uniqueItems"])
 def test_a_keyword_that_no_grammar_follows_is_refused_where_it_stands(keyword: str) -> None:
-    message = refusal(json_shape({"properties": {"a": {"items": {keyword: True}}}}, "f"))
+    message = refusal(json_shape({"properties": {"a": {"items": {keyword: {"const": "x"}}}}}, "f"))
     assert message.startswith(f"'f' at '/properties/a/items/{keyword}': this keyword is not supported")
+
+
+@pytest.mark.parametrize("names", [True, {}, {"type": "string"}, {"type": ["string", "null"], "description": "names"}])
+def test_names_that_may_be_any_are_taken(names: Any) -> None:
+    """So zod writes each record, and it says nothing: names are strings."""
+    record = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    assert allows(record, '{"é": 1, "b": 2}')
+    assert not allows(record, '{"é": "x"}')
+
+
+@pytest.mark.parametrize(
+    "names", [False, {"type": "integer"}, {"minLength": 1}, {"enum": ["a"]}, {"type": "string", "x": 1}]
+)
+def test_names_that_may_not_be_any_are_refused(names: Any) -> None:
+    assert refusal(json_shape({"propertyNames": names}, "f")).startswith("'f' at '/propertyNames': this keyword")
+
+
+@pytest.mark.parametrize("never", [{"not": {}}, {"not": True}, {"not": {"description": "never"}, "title": "x"}])
+def test_what_may_never_be_is_left_out(never: Any) -> None:
+    """zod writes `not: {}` for what is undefined or never."""
+    schema = {"type": "object", "properties": {"a": {"anyOf": [never, {"type": "null"}]}, "b": never}}
+    assert allows(schema, '{"a": null}')
+    assert allows(schema, "{}")
+    assert not allows(schema, '{"a": 1}')
+    assert not allows(schema, '{"b": null}')
+    assert refusal(json_shape(schema | {"required": ["b"]}, "f")).startswith("'f' at '/required/0'")
+    assert refusal(json_shape(whole(a={"not": {"const": 1}}), "f")).startswith("'f' at '/properties/a/not'")
+
+
+def test_a_name_for_a_schema_says_nothing() -> None:
+    schema = {"id": "urn:x", "$ref": "#/$defs/y", "$defs": {"y": {"id": "y", "type": "boolean"}}}
+    assert allows(schema, "true")
+    assert refusal(json_shape({"id": "urn:x", "$ref": "urn:x"}, "f")).startswith("'f' at '/$ref': only references")
 
 
 def test_legal_recursion_works() -> None:
