@@ -107,7 +107,7 @@ def _checked(shape: AnswerShape, place: int) -> CheckedSchema:
 
 def _pattern(shape: AnswerShape, source: str) -> str:
     try:
-        return common_pattern(source)
+        return common_pattern(source, spells_classes=True)
     except PatternError as error:
         raise refused(shape.field, "", str(error)) from error
 

@@ -15,6 +15,8 @@ MAX_STATES = 20_000
 _COUNTED = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|p\{[\w=]{1,64}\}|P\{[\w=]{1,64}\}|.)", re.DOTALL)
 _LETTERS = frozenset("dDwWsStnrfvpPxu")
+_ASCII = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
+"""As ECMA-262 has them. Rust's take digits and letters of every script."""
 _GROUP = re.compile(r"\((?:\?(?::|<[A-Za-z_]\w{0,63}>))?")
 _WRITABLE = frozenset("\b\t\n\f\r")
 """Control characters with a short escape in JSON: answers have no others."""
@@ -24,11 +26,12 @@ class PatternError(Exception):
     """Says what is wrong with an expression."""
 
 
-def common_pattern(pattern: str) -> str:
-    """The same expression in the compiler's dialect. Raises PatternError for what is too large or not common."""
+def common_pattern(pattern: str, *, spells_classes: bool = False) -> str:
+    """The same expression in the compiler's dialect. Raises PatternError for what is too large or not common.
+    `spells_classes`: digits and letters are written out. In a schema the compiler knows that they are ECMA-262's."""
     if len(pattern) > MAX_PATTERN_CHARS:
         raise PatternError(f"the expression has {len(pattern)} characters; at most {MAX_PATTERN_CHARS} are allowed")
-    reader = _Reader(pattern)
+    reader = _Reader(pattern, spells_classes)
     states = reader.alternatives(0)
     if reader.place < len(pattern):
         raise PatternError("a ')' closes nothing")
@@ -40,10 +43,11 @@ def common_pattern(pattern: str) -> str:
 class _Reader:
     """Reads an expression once, counts what it becomes, and writes it again."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, spells_classes: bool) -> None:
         self.place = 0
         self.parts: list[str] = []
         self._pattern = pattern
+        self._classes = _ASCII if spells_classes else {}
 
     def alternatives(self, depth: int) -> int:
         """States up to the end, or to the parenthesis that closes this group."""
@@ -118,7 +122,7 @@ class _Reader:
             raise _unwritable(code)
         if not in_class and letter == "v":
             raise _unwritable(0x0B)
-        self.parts.append(text)
+        self.parts.append(self._classes.get(letter, text))
         self.place = found.end()
 
     def _repeats(self) -> int:

@@ -163,6 +163,29 @@ def test_what_may_never_be_is_left_out(never: Any) -> None:
     assert refusal(json_shape(whole(a={"not": {"const": 1}}), "f")).startswith("'f' at '/properties/a/not'")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        (r"\d", "7", "१"),
+        (r"\w", "_", "é"),
+        (r"\D", "१", "7"),
+        (r"\W", "é", "_"),
+        (r"[\d.]", "7", "१"),
+        (r"[^\w]", "é", "_"),
+        (r"[\Dx]", "१", "7"),
+        (r"[\w-]", "-", "é"),
+        (r"\\d", "\\d", "7"),
+    ],
+)
+def test_digits_and_letters_are_those_of_ecma_262(pattern: str, yes: str, no: str) -> None:
+    """Found by asking for a telephone number: it came in digits of several scripts. Schemas were right."""
+    asked = text_shape(ShapeKind.REGEX, pattern, "f")
+    assert (follows(asked, yes), follows(asked, no)) == (True, False)
+    schema = {"type": "string", "pattern": f"^{pattern}$"}
+    assert allows(schema, json.dumps(yes, ensure_ascii=False))
+    assert not allows(schema, json.dumps(no, ensure_ascii=False))
+
+
 def test_a_name_for_a_schema_says_nothing() -> None:
     schema = {"id": "urn:x", "$ref": "#/$defs/y", "$defs": {"y": {"id": "y", "type": "boolean"}}}
     assert allows(schema, "true")
