@@ -71,7 +71,7 @@ def _definitions(shape: AnswerShape) -> Iterator[tuple[str, bool]]:
             rules = [line for place in range(len(shape.schemas)) for line in _rules(shape, place)]
             definition = _lark("\n".join((shape.source, *rules)))
     if (problem := _problem(definition, is_tried=shape.kind is not ShapeKind.COMPOSED)) is not None:
-        until = time.monotonic() + _BLAME_S
+        until = time.thread_time() + _BLAME_S
         for place, named in enumerate(shape.schemas):
             if (found := _blamed(_checked(shape, place), until)) is not None:
                 raise refused(named.field, *found)
@@ -85,7 +85,7 @@ def _json(shape: AnswerShape) -> Iterator[tuple[str, bool]]:
     if len(definition) <= MAX_GRAMMAR_CHARS and is_plain(checked.schema):
         yield definition, True
     if (problem := _problem(definition)) is not None:
-        raise refused(shape.field, *(_blamed(checked, time.monotonic() + _BLAME_S) or ("", problem)))
+        raise refused(shape.field, *(_blamed(checked, time.thread_time() + _BLAME_S) or ("", problem)))
     yield definition, False
 
 
@@ -172,6 +172,6 @@ def _inner(part: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, 
 
 def _fails(part: dict[str, Any], definitions: dict[str, Any], until: float) -> str | None:
     """What the compiler says against `part`; None: nothing, or it is too late to ask."""
-    if time.monotonic() > until:
+    if time.thread_time() > until:
         return None
     return _problem(json_definition(part | ({"$defs": definitions} if definitions else {})))
