@@ -52,13 +52,13 @@ def test_a_sleeping_deployment_wakes_for_a_flood_and_serves_all_of_it(tmp_path: 
         assert len(starts) == 1, up.child.output()
         assert "prefill 0→1" in starts[0]
         assert "decode 0→1" in starts[0]
-        awake = wait_for(lambda: _decided(up), "a decision from what the gateway told", 60)
+        awake = wait_for(lambda: _decided(up), "a decision from what the gateway told", 180)
         assert awake["wanted"]["prefill"] >= 1
         memory = up.run_dir.sizing
         assert 0 < memory.stat().st_size <= 4096
         page = get_text(_link_address(up) + "/metrics")
         assert re.search(
-            r'baton_pool_workers\{deployment="sleepy",namespace="tests",role="decode",state="wanted"\} 1', page
+            r'baton_pool_workers\{deployment="sleepy",namespace="tests",role="decode",state="wanted"\} [1-9]', page
         )
     assert memory.exists(), "what sizing remembers outlives the run"
 

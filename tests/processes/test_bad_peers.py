@@ -37,7 +37,7 @@ NOBODY = PeerRef(Address("127.0.0.1", 1), bytes(16))
 def the_service_still_serves(deployment: Deployment, client: openai.OpenAI) -> Iterator[None]:
     """After each case the blocks are back at the baseline and a good request is answered."""
     yield
-    deployment.await_idle(4.0)
+    deployment.await_idle()
     question, answer = tiny_llama.GREETING
     reply = client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": question}], temperature=0
@@ -171,7 +171,7 @@ async def test_a_reservation_goes_with_the_gateway_that_made_it(deployment: Depl
     async with gateway_peer(decode.base_url, deployment.keys) as peer:
         await peer.hello()
         await peer.tell(reserve(list(range(300, 700)), prefill_epoch=secrets.token_bytes(16)))
-        wait_for(lambda: deployment.occupied()[decode.child.name] > 0 or None, "the reservation", 5)
+        wait_for(lambda: deployment.occupied()[decode.child.name] > 0 or None, "the reservation", 20)
 
 
 async def test_a_reservation_that_nobody_feeds_ends_by_its_deadline(deployment: Deployment) -> None:

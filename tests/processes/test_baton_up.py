@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def test_status_shows_pools_workers_blocks_and_latencies(up: Up) -> None:
         told: dict[str, Any] = up.status()
         return told if all(worker["link"] for worker in told["workers"]) else None
 
-    status = wait_for(with_links, "a gateway that answers, however busy the machine", 30.0)
+    status = wait_for(with_links, "a gateway that answers, however busy the machine", 120.0)
     assert status["endpoint"] == up.endpoint
     assert {worker["role"] for worker in status["workers"]} == {"prefill", "decode"}
     for worker in status["workers"]:
@@ -124,8 +123,8 @@ def test_a_killed_worker_is_restarted_and_the_stream_goes_on(up: Up) -> None:
             found = [w["pid"] for w in up.status()["workers"] if w["role"] == role and w["pid"] != dead]
             return found[0] if found and found[0] else None
 
-        wait_for(back, f"another {role} worker", 40)
-        wait_for(lambda: served(up) or None, "the service to answer again", 40)
+        wait_for(back, f"another {role} worker", 180)
+        wait_for(lambda: served(up) or None, "the service to answer again", 120)
 
 
 def served(up: Up) -> bool:
@@ -143,18 +142,18 @@ def served(up: Up) -> bool:
 )
 def test_a_bad_manifest_is_refused_by_field(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
     with Up(tmp_path, manifest("bad", **changed)) as running:
-        assert running.child.wait(60) != 0
+        assert running.child.wait(180) != 0
         said = running.child.output()
         assert "Traceback" not in said
         assert word in said.lower()
-        assert not orphans_of(running.child.family(), 5)
+        assert not orphans_of(running.child.family())
 
 
 def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("a: !!python/object/apply:os.system ['true']\n")
     with Up(tmp_path, path) as running:
-        assert running.child.wait(30) == 2
+        assert running.child.wait(120) == 2
         assert "Traceback" not in running.child.output()
 
 
@@ -162,7 +161,7 @@ def test_commands_without_a_deployment_say_so(tmp_path: Path) -> None:
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
     for command in (("status",), ("ask", "Hello!"), ("logs",)):
-        ended = run_to_end((*BATON, *command), 30, {"XDG_RUNTIME_DIR": str(runtime)})
+        ended = run_to_end((*BATON, *command), 120, {"XDG_RUNTIME_DIR": str(runtime)})
         assert ended.code == 2
         assert "baton:" in ended.stderr
         assert "Traceback" not in ended.stderr
@@ -174,16 +173,16 @@ def test_a_signal_stops_everything_cleanly(tmp_path: Path) -> None:
         family = running.child.family()
         assert len(family) >= 4
         running.child.send(signal.SIGINT)
-        assert running.child.wait(30) == 0
-        assert not orphans_of(family, 2)
+        assert running.child.wait(120) == 0
+        assert not orphans_of(family)
 
 
 def test_a_signal_before_ready_stops_everything_cleanly(tmp_path: Path) -> None:
     with Up(tmp_path, manifest("chat")) as running:
-        wait_for(lambda: len(running.child.family()) > 2 or None, "workers to be started", 30)
+        wait_for(lambda: len(running.child.family()) > 2 or None, "workers to be started", 120)
         running.child.send(signal.SIGTERM)
-        assert running.child.wait(30) == 0
-        assert not orphans_of(running.child.family(), 2)
+        assert running.child.wait(120) == 0
+        assert not orphans_of(running.child.family())
 
 
 TIED = """
@@ -198,11 +197,11 @@ def test_up_that_is_tied_to_a_parent_ends_with_it(tmp_path: Path, is_ready: bool
     with Up(tmp_path, manifest("chat"), program=("-c", TIED, *BATON)) as running:
         if is_ready:
             running.await_ready()
-        wait_for(lambda: len(running.child.family()) > 3 or None, "workers to be started", 60)
+        wait_for(lambda: len(running.child.family()) > 3 or None, "workers to be started", 120)
         family = running.child.family()
         running.child.send(signal.SIGKILL)
-        running.child.wait(5)
-        assert not orphans_of(family, 60)
+        running.child.wait(60)
+        assert not orphans_of(family)
 
 
 def test_kill_of_up_leaves_no_child(tmp_path: Path) -> None:
@@ -210,8 +209,8 @@ def test_kill_of_up_leaves_no_child(tmp_path: Path) -> None:
         running.await_ready()
         family = running.child.family()
         running.child.send(signal.SIGKILL)
-        running.child.wait(5)
-        assert not orphans_of(family, 10)
+        running.child.wait(60)
+        assert not orphans_of(family)
     with Up(tmp_path, manifest("chat")) as again:  # what it left behind on disk is in nobody's way
         again.await_ready()
         assert served(again)
@@ -238,6 +237,8 @@ def test_several_workers_and_gateway_processes_share_the_work(tmp_path: Path) ->
         for thread in threads:
             thread.join(60)
         assert answers == {question: expected(question) for question in questions}
-        time.sleep(0.5)
-        for worker in running.status()["workers"]:
-            assert worker["blocks_free"] == worker["blocks_total"]
+
+        def is_idle() -> bool | None:
+            return all(each["blocks_free"] == each["blocks_total"] for each in running.status()["workers"]) or None
+
+        wait_for(is_idle, "all blocks to be free again", 60)

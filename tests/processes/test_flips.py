@@ -143,15 +143,19 @@ def test_a_flip_under_load_changes_no_answer_and_the_next_prompts_follow_it(
         assert moved["kv_bytes_received"] > 0
     assert prefill.state()["transfer"]["kv_bytes_received"] > 0
     assert len(of_present_role(deployment, Role.DECODE)) == 2
-    deployment.await_idle(10)
+    deployment.await_idle()
 
 
 def test_everybody_is_linked_with_everybody_before_any_flip(deployment: Deployment, ordered: OrderDesk) -> None:
     """Each worker dialled both others, and itself never for long."""
     addresses = {f"{worker.host}:{worker.pair_port}" for worker in deployment.workers}
     for worker in deployment.workers:
-        peers = {link["peer"] for link in worker.state()["transfer"]["links"]}
-        assert peers == addresses - {f"{worker.host}:{worker.pair_port}"}
+        others = addresses - {f"{worker.host}:{worker.pair_port}"}
+
+        def is_linked(worker: Worker = worker, others: set[str] = others) -> bool | None:
+            return {link["peer"] for link in worker.state()["transfer"]["links"]} == others or None
+
+        wait_for(is_linked, f"{worker.child.name} to be linked with {others}", 60)
         assert "no link to decode worker" not in worker.child.output(), "least of all to itself"
 
 
@@ -206,7 +210,7 @@ def test_kill_in_the_midst_of_a_flip_loses_no_request(
 
 def restore(deployment: Deployment, desk: OrderDesk, victim: Worker) -> None:
     """One prefill and two decode workers again."""
-    wait_for(lambda: not victim.child.is_running() or None, "the victim to end", 10)
+    wait_for(lambda: not victim.child.is_running() or None, "the victim to end", 60)
     deployment.replace(victim)
     deployment.await_routable()
     prefill, decode = (of_present_role(deployment, role) for role in POOL_ROLES)
@@ -215,4 +219,4 @@ def restore(deployment: Deployment, desk: OrderDesk, victim: Worker) -> None:
     for worker in decode[2:]:
         flip(desk, worker, Role.PREFILL)
     assert [len(of_present_role(deployment, role)) for role in POOL_ROLES] == [1, 2]
-    deployment.await_idle(10)
+    deployment.await_idle()

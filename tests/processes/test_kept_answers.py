@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import wait_for
 from baton_testing.processes.deployment import Deployment, Shape
 
 pytestmark = pytest.mark.processes
@@ -47,7 +48,7 @@ def test_answers_go_on_where_their_prompts_were_computed(deployment: Deployment,
         safe = expected.safe_tokens()
         assert text.startswith(tiny_llama.text_of(expected.ids[:safe]).rstrip("\ufffd"))
     (prefill,) = deployment.of_role("prefill")
-    assert prefill.state()["running"] == 0
+    wait_for(lambda: prefill.state()["running"] == 0 or None, "nothing to be left running", 60)
     assert ask_alone(client) == tiny_llama.text_of(tiny_llama.greedy(tiny_llama.chat_ids("What is a rainbow?"), 40).ids)
 
 

@@ -64,9 +64,9 @@ def harm_during_streams(
         streams = [Stream(client, LONGEST) for _ in range(STREAMS)]
         running: list[Future[str]] = [pool.submit(stream.run) for stream in streams]
         for stream in streams:
-            assert stream.begun.wait(30)
+            assert stream.begun.wait(60)
         act()
-        return [future.result(60) for future in running]
+        return [future.result(120) for future in running]
 
     yield harm
     pool.shutdown()
@@ -79,24 +79,28 @@ def busiest(workers: list[Worker]) -> Worker:
 def test_kill_of_a_decode_worker_loses_no_token(
     deployment: Deployment, harm_during_streams: Callable[[Callable[[], None]], list[str]]
 ) -> None:
-    texts = harm_during_streams(lambda: busiest(deployment.of_role("decode")).child.send(signal.SIGKILL))
-    assert texts == [expected(LONGEST)] * STREAMS
-    (dead,) = (worker for worker in deployment.of_role("decode") if not worker.child.is_running())
-    deployment.replace(dead)
-    deployment.await_idle(5)
+    victims: list[Worker] = []
+
+    def kill() -> None:
+        victims.append(busiest(deployment.of_role("decode")))
+        victims[0].child.send(signal.SIGKILL)
+
+    assert harm_during_streams(kill) == [expected(LONGEST)] * STREAMS
+    deployment.replace(victims[0])
+    deployment.await_idle()
 
 
 def test_kill_of_a_prefill_worker_loses_no_request(deployment: Deployment, client: openai.OpenAI) -> None:
     questions = tiny_llama.LONG_ANSWERS[:24]
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(Stream(client, question).run) for question in questions]
-        wait_for(lambda: any(future.done() for future in running) or None, "a first answer", 30)
+        wait_for(lambda: any(future.done() for future in running) or None, "a first answer", 60)
         victim = deployment.of_role("prefill")[0]
         victim.child.send(signal.SIGKILL)
-        texts = [future.result(60) for future in running]
+        texts = [future.result(120) for future in running]
     assert texts == [expected(question) for question in questions]
     deployment.replace(victim)
-    deployment.await_idle(5)
+    deployment.await_idle()
 
 
 def test_a_frozen_decode_worker_is_left_behind(
@@ -113,7 +117,7 @@ def test_a_frozen_decode_worker_is_left_behind(
         assert harm_during_streams(freeze) == [expected(LONGEST)] * STREAMS
     finally:
         frozen[0].child.send(signal.SIGCONT)
-    deployment.await_idle(10)
+    deployment.await_idle()
 
 
 def test_a_terminated_decode_worker_finishes_or_hands_on_its_streams(
@@ -126,9 +130,9 @@ def test_a_terminated_decode_worker_finishes_or_hands_on_its_streams(
         left[0].child.send(signal.SIGTERM)
 
     assert harm_during_streams(leave) == [expected(LONGEST)] * STREAMS
-    assert left[0].child.wait(20) == 0
+    assert left[0].child.wait(120) == 0
     deployment.replace(left[0])
-    deployment.await_idle(5)
+    deployment.await_idle()
 
 
 def test_a_worker_that_comes_back_is_used_again(deployment: Deployment, client: openai.OpenAI) -> None:
@@ -139,7 +143,7 @@ def test_a_worker_that_comes_back_is_used_again(deployment: Deployment, client: 
     began = time.monotonic()
     seen: set[str] = set()
     with ThreadPoolExecutor(8) as pool:
-        while len(seen) < 2 and time.monotonic() - began < 30:
+        while len(seen) < 2 and time.monotonic() - began < 120:
             running = [pool.submit(Stream(client, LONGEST).run) for _ in range(8)]
             while not all(future.done() for future in running):
                 seen |= {w.child.name for w in deployment.of_role("decode") if (w.state() or {"running": 0})["running"]}
@@ -156,7 +160,7 @@ def test_when_all_prefill_workers_are_gone_decode_workers_give_the_same_answers(
     for victim in victims:
         victim.child.send(signal.SIGKILL)
     for victim in victims:
-        victim.child.wait(5)
+        victim.child.wait(60)
     assert Stream(client, "What is a block?").run() == expected("What is a block?")
     for victim in victims:
         deployment.replace(victim)
@@ -168,5 +172,5 @@ def test_when_all_prefill_workers_are_gone_decode_workers_give_the_same_answers(
         except openai.InternalServerError:
             return None
 
-    wait_for(answered, "the service to answer again", 15)
-    deployment.await_idle(5)
+    wait_for(answered, "the service to answer again", 120)
+    deployment.await_idle()

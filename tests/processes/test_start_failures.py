@@ -19,7 +19,7 @@ from baton_wire.keys import write_new_key
 
 pytestmark = pytest.mark.processes
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 REFUSED = 2
 
 

@@ -33,14 +33,14 @@ def test_the_trained_text_comes_from_kv_that_ucx_moved(deployment: Deployment, c
         moved = sent["kv_bytes_sent"], received["kv_bytes_received"]
         return moved if moved[0] and moved[0] == moved[1] else None
 
-    wait_for(counted, "both ends to have counted the same bytes", 10.0)
+    wait_for(counted, "both ends to have counted the same bytes", 60.0)
     assert decode.state()["transfer"]["transport"] == "ucx"
 
     def measured() -> dict[str, Any] | None:
         (link,) = prefill.state()["transfer"]["links"]
         return link if link["bytes_per_s"] is not None else None
 
-    link = wait_for(measured, "the link to have been measured", 20.0)
+    link = wait_for(measured, "the link to have been measured", 60.0)
     assert link["transport"] == "ucx"
     assert link["bytes_per_s"] > 0
     assert link["below_minimum"] is True

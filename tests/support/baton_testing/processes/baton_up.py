@@ -57,7 +57,7 @@ class Up:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.child.stop(60)
+        self.child.stop(120)
 
     def await_ready(self) -> str:
         """The endpoint. Raises NotReadyError."""
@@ -78,7 +78,7 @@ class Up:
         return RunDir(root)
 
     def run(self, *arguments: str) -> Ended:
-        return run_to_end((*BATON, *arguments), 60, self.extra)
+        return run_to_end((*BATON, *arguments), 180, self.extra)
 
     def status(self) -> Any:
         ended = self.run("status", "--json")

@@ -38,7 +38,7 @@ def wait_for(probe: Callable[[], T | None], what: str, timeout_s: float) -> T:
         time.sleep(POLL_S)
 
 
-def get_json(url: str, timeout_s: float = 5.0) -> Any:
+def get_json(url: str, timeout_s: float = 20.0) -> Any:
     """Body of a GET as JSON; None when nobody answers or the answer is not 200."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:
@@ -47,7 +47,7 @@ def get_json(url: str, timeout_s: float = 5.0) -> Any:
         return None
 
 
-def get_status(url: str, timeout_s: float = 5.0) -> int | None:
+def get_status(url: str, timeout_s: float = 20.0) -> int | None:
     """HTTP status of a GET; None when nobody answers."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:
@@ -59,7 +59,7 @@ def get_status(url: str, timeout_s: float = 5.0) -> int | None:
         return None
 
 
-def get_text(url: str, timeout_s: float = 5.0) -> str:
+def get_text(url: str, timeout_s: float = 60.0) -> str:
     with urllib.request.urlopen(url, timeout=timeout_s) as response:
         return str(response.read().decode())
 
@@ -167,7 +167,7 @@ class Child:
             code = self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._popen.kill()
-            code = self._popen.wait(5)
+            code = self._popen.wait(60)
         for process in still_alive(kin):
             process.kill()
         return code
@@ -185,7 +185,7 @@ def still_alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     return alive
 
 
-def orphans_of(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+def orphans_of(processes: Sequence[psutil.Process], timeout_s: float = 60.0) -> list[psutil.Process]:
     """Those of `processes` that still run after waiting up to `timeout_s` for them to end."""
     deadline = time.monotonic() + timeout_s
     while (alive := still_alive(processes)) and time.monotonic() < deadline:

@@ -118,10 +118,10 @@ class Deployment:
         argv = [
             *("-m", f"baton_{'flexible' if flips else role}_worker", *(("--role", role) if flips else ())),
             *("--model", str(self.shape.model), "--served-name", self.shape.served_name),
-            *("--listen", f"{host}:0", "--keys", str(self.keys), "--announce", str(announce)),
+            *("--listen", f"{host}:{self.held_port()}", "--keys", str(self.keys), "--announce", str(announce)),
             *(self._decode_discovery() if flips or role == "prefill" else ()),
             *(("--prefill-discovery", f"file:{self._discovery_file('prefill')}") if flips else ()),
-            *(("--pair-listen", f"{host}:0") if flips or role == "decode" else ()),
+            *(("--pair-listen", f"{host}:{self.held_port()}") if flips or role == "decode" else ()),
             *(*self.shape.worker_flags, *extra, *flags),
         ]
         return Worker(role, self.launch(name, argv, self.shape.environment.get(role)), announce, host)
@@ -129,6 +129,10 @@ class Deployment:
     def host_of(self, name: str) -> str:
         """Where a worker listens."""
         return "127.0.0.1"
+
+    def held_port(self) -> int:
+        """Where one of a worker's listeners is to be; 0: anywhere."""
+        return 0
 
     def launch(self, name: str, argv: Sequence[str], extra: Mapping[str, str] | None) -> Child:
         """Start one process, the gateway's too."""
@@ -173,8 +177,9 @@ class Deployment:
         """Blocks that each worker holds beyond its baseline (cached blocks count as free), by worker name."""
         return {w.child.name: w.baseline_free - (w.state() or {"blocks_free": 0})["blocks_free"] for w in self.workers}
 
-    def await_idle(self, timeout_s: float = 2.0) -> None:
-        """Every worker is back at its baseline, with nothing running or waiting."""
+    def await_idle(self, timeout_s: float = 20.0) -> None:
+        """Every worker is back at its baseline, with nothing running or waiting. What is left behind would be held for
+        30 s and more, until its deadline."""
 
         def probe() -> bool | None:
             states = [(worker, worker.state()) for worker in self.workers]

@@ -40,7 +40,7 @@ class OrderDesk:
     def open(self, keys: Path) -> None:
         """Take links from now on, of gateways that hold these keys."""
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._open(KeyDirectory(keys)), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._open(KeyDirectory(keys)), self._loop).result(60)
 
     async def _open(self, keys: KeyDirectory) -> None:
         self._server = TelemetryServer(secrets.token_bytes(16), lambda key: keys, time.monotonic)
@@ -59,7 +59,7 @@ class OrderDesk:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._runner is not None:
-            asyncio.run_coroutine_threadsafe(self._close(self._runner), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(self._close(self._runner), self._loop).result(60)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
         self._loop.close()
@@ -74,7 +74,7 @@ class OrderDesk:
         """Order it and wait until every gateway says that it was carried out; returns the seconds."""
         began_s, worker = time.monotonic(), bytes.fromhex(epoch)
         self.order(FlipOrder(worker, number, role))
-        wait_for(lambda: self._told(worker, number, role) or None, f"flip {number} to {role}", 30)
+        wait_for(lambda: self._told(worker, number, role) or None, f"flip {number} to {role}", 120)
         return time.monotonic() - began_s
 
     def _told(self, worker: bytes, number: int, role: Role) -> bool:
@@ -92,4 +92,4 @@ class OrderDesk:
         async def now() -> bool:
             return look()
 
-        return asyncio.run_coroutine_threadsafe(now(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(now(), self._loop).result(60)

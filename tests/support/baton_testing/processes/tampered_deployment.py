@@ -7,8 +7,10 @@ The telemetry link ends in this process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
+import socket
 import time
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from baton_testing.processes.child_process import get_text
 from baton_testing.processes.deployment import Deployment, Shape, Worker
 from baton_testing.processes.tampering_proxy import TamperingProxy, Way
 from baton_wire.keys import KeyDirectory
+from baton_wire.listening.sockets import bind
 
 WORKERS_HOST, PROXIES_HOST = "127.0.0.2", "127.0.0.1"
 KEY = Key("default", "tiny")
@@ -29,8 +32,27 @@ _ALTERED = re.compile(r"^baton\w*_altered_frames_total\S* (\S+)$", re.M)
 
 
 class _BehindProxies(Deployment):
+    def __init__(self, folder: Path, shape: Shape) -> None:
+        super().__init__(folder, shape)
+        self._held: list[socket.socket] = []
+
     def host_of(self, name: str) -> str:
         return WORKERS_HOST
+
+    def held_port(self) -> int:
+        """One that is free at both addresses, and stays so until worker and proxy have taken it."""
+        while True:
+            held = bind(PROXIES_HOST, 0)
+            self._held.append(held)
+            port = int(held.getsockname()[1])
+            with contextlib.suppress(OSError):
+                self._held.append(bind(WORKERS_HOST, port))
+                return port
+
+    def stop(self) -> None:
+        super().stop()
+        for each in self._held:
+            each.close()
 
     def publish(self) -> None:
         """Everybody is found where its proxy listens."""
@@ -74,7 +96,7 @@ class TamperedDeployment:
 
         def publish() -> None:
             for worker in self.service.workers:
-                asyncio.run_coroutine_threadsafe(self._stand_in(worker), loop).result(10.0)
+                asyncio.run_coroutine_threadsafe(self._stand_in(worker), loop).result(60.0)
             _BehindProxies.publish(self.service)
 
         self.service.publish = publish  # type: ignore[method-assign]

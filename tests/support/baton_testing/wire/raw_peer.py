@@ -18,7 +18,7 @@ from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.gateway_link import BundleChunk, Heartbeat, Hello, ToGateway, WorkerState
 from baton_wire.session import AlteredFrames, Session
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 WORKER_ROLES = (LinkRole.PREFILL, LinkRole.DECODE)
 
