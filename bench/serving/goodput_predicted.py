@@ -14,28 +14,24 @@ import heapq
 import itertools
 import json
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from bench.results import Cell, table
 from bench.serving.mixes import TTFT_S, Point, Served, shares
+from bench.serving.predicted_worker import STEP_TIMES, Machine, StepTimes
 
 from baton_control.sizing.workload import Workload
-from baton_engine.running.step_load import LoadMeter, StepLoad
+from baton_engine.running.step_load import LoadMeter
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, Prefilled, Reserved, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
-from baton_engine.scheduling.step_plan import SlotTokens, StepPlan, StepResult
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import LinkedWorker
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, pick
-from baton_wire.messages.gateway_link import WorkerState
-from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Address, PairFingerprint, RequestKey, Role, SamplingParams
 from baton_wire.rules.prompt_order import PromptOrder
 from baton_wire.rules.prompt_placement import LatencyTargets
@@ -48,100 +44,6 @@ MESSAGE_S: Final = 0.001
 HAND_OVER_S: Final = 0.0035
 """From the first token until the KV is verified at the decode worker."""
 PRINT: Final = PairFingerprint(1, "a" * 64, "bfloat16", "bfloat16", 32, 8, 128, "b" * 64, "c" * 64)
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Of one kind of GPU. Products are bound by weights to `knee` rows, then by computing. All in seconds."""
-
-    weights_s: float
-    row_s: float
-    """Each row up to the knee."""
-    over_knee_s: float
-    """Each row beyond it."""
-    knee: int
-    kv_token_s: float
-    prompts_s: float
-    """What a step with prompts has besides."""
-    pair_s: float
-    """Each pair of a prompt token and a position that it attends to."""
-    launch_s: float
-    """Of a step of prompts alone that finds the device idle: it waits for the host. Others are launched ahead."""
-
-    def seconds(self, load: StepLoad) -> float:
-        rows = load.decode_rows + load.prefill_tokens
-        seconds = self.weights_s + self.row_s * min(rows, self.knee) + self.over_knee_s * max(0, rows - self.knee)
-        seconds += self.kv_token_s * load.kv_tokens
-        if load.prefill_tokens:
-            seconds += self.prompts_s + self.pair_s * load.prefill_pairs
-        return seconds
-
-
-STEP_TIMES: Final = {
-    "h200": StepTimes(3.95e-3, 4e-6, 22.4e-6, 144, 28.7e-9, 0.9e-3, 0.63e-9, 0.4e-3),
-    "h100": StepTimes(5.53e-3, 8e-6, 20e-6, 176, 48.5e-9, 0.8e-3, 1.25e-9, 3.5e-3),
-}
-"""Measured steps, the H100's those of two workers under load (docs/log/goodput.md)."""
-
-
-@dataclass(slots=True, eq=False)
-class Machine:
-    """One worker: its scheduler, its steps in flight, and what the gateway knows of it."""
-
-    name: str
-    scheduler: Scheduler
-    linked: LinkedWorker
-    meter: LoadMeter
-    times: StepTimes
-    in_flight: deque[tuple[StepPlan, StepLoad, float]] = field(default_factory=deque)
-    free_s: float = 0.0
-    busy_s: float = 0.0
-    steps: int = 0
-    step_s: float = 0.0
-    timings: list[StepTiming] = field(default_factory=list)
-
-    def launch(self, now: float) -> list[float]:
-        """Plans up to two steps ahead; when each is done."""
-        ends = []
-        while len(self.in_flight) < 2:
-            plan = self.scheduler.plan(now)
-            if plan is None:
-                break
-            load = self.meter.load(plan)
-            seconds = self.times.seconds(load)
-            if not self.in_flight and not load.decode_rows:
-                seconds += self.times.launch_s
-            self.free_s = max(now, self.free_s) + seconds
-            self.busy_s += seconds
-            self.in_flight.append((plan, load, seconds))
-            ends.append(self.free_s)
-        return ends
-
-    def collect(self, now: float) -> None:
-        plan, load, seconds = self.in_flight.popleft()
-        drawing = (*(slot for chunk in plan.prefill for slot in chunk.sample), *plan.decode)
-        self.scheduler.apply(StepResult(plan.step, tuple(SlotTokens(slot, (7,)) for slot in drawing), seconds), now)
-        self.steps += 1
-        self.step_s += (0.1 if self.step_s else 1.0) * (seconds - self.step_s)
-        if load.rows:
-            self.timings.append(
-                StepTiming(
-                    plan.step, load.prefill_tokens, load.prefill_pairs, load.decode_rows, load.kv_tokens, seconds
-                )
-            )
-
-    def report(self) -> WorkerState:
-        stats = self.scheduler.stats()
-        stride = -(-len(self.timings) // 8) or 1
-        timings, self.timings = tuple(self.timings[::stride]), []
-        computing = sum(load.prefill_tokens for _, load, _ in self.in_flight)
-        free = stats.blocks_free + stats.blocks_cached
-        return WorkerState(
-            *(False, stats.running, stats.waiting, stats.waiting_tokens, free, stats.blocks_cached, self.steps),
-            self.step_s,
-            timings=timings,
-            computing_tokens=computing,
-        )
 
 
 RECORDED_BLOCKS: Final = {"prefill-0": 2_432, "decode-0": 7_552, "decode-1": 2_432}
