@@ -173,7 +173,7 @@ def test_every_flag_that_baton_sets_is_reserved() -> None:
         flags = {each.removeprefix("--").partition("=")[0] for each in argv if each.startswith("--")}
         assert flags <= set(RESERVED_ARGUMENTS)
         options = {option.removeprefix("--") for action in parser(role)._actions for option in action.option_strings}
-        free = set() if role is Role.PREFILL else {"landing-bytes"}
+        free = {"kernels"} if role is Role.PREFILL else {"kernels", "landing-bytes"}
         assert {each for each in options if not each.startswith("-")} - set(RESERVED_ARGUMENTS) == free
 
 
