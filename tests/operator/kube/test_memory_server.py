@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from baton_operator.kube.kube_api import Resource
+from baton_operator.kube.kinds import POOLS
+from baton_operator.kube.kube_api import Change, Resource
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.conformance import CASES, NEWER_CASES
-from baton_testing.kube.conformance_objects import Case
+from baton_testing.kube.conformance_objects import Case, pool
 from baton_testing.kube.defaults import Kinds
-from baton_testing.kube.memory import MemoryKube
+from baton_testing.kube.memory import BOOKMARK_S, MemoryKube
 from baton_testing.kube.store import Store
 from baton_testing.virtual_time.loop import run_virtual
 
@@ -28,3 +29,28 @@ def test_the_model_keeps_to_what_real_servers_do(case: Case) -> None:
         await case(MemoryKube(store), "space", scale)
 
     run_virtual(run())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_bookmark_skips_no_change_of_the_same_moment(is_first: bool) -> None:
+    """It did: an edit in the very second of a bookmark was seen with the next list, minutes later."""
+
+    async def run() -> list[Change]:
+        loop, told = asyncio.get_running_loop(), []
+        api = MemoryKube(Store(Kinds(), lambda: stamp(loop.time())))
+        since = (await api.list(POOLS, "space")).resource_version
+        at = loop.time() + BOOKMARK_S
+
+        async def watch() -> None:
+            async for event in api.watch(POOLS, "space", since, timeout_s=2.5 * BOOKMARK_S):
+                told.append(event.change)
+
+        async def edit() -> None:
+            await asyncio.sleep(at - loop.time())
+            await api.create(POOLS, pool("space"), manager="a")
+
+        both = (edit(), watch()) if is_first else (watch(), edit())
+        await asyncio.gather(*both)
+        return told
+
+    assert Change.ADDED in run_virtual(run())

@@ -14,16 +14,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from baton_control.errors import ManifestError
+from baton_control.errors import ManifestError, UnsupportedError
 from baton_control.spec.manifest import parse_live
+from baton_control.worker_specs import worker_spec
 from baton_operator.kube.kinds import DEPLOYMENTS, WORKERS
 from baton_operator.kube.kube_api import Invalid
+from baton_operator.objects.cluster import site_of
 from baton_operator.schema.crd import deployment_definition
 from baton_testing.kube.campaign import difference
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.store import Json
-from baton_testing.kube.world import NAME, SPACE, Promise, World, wish
+from baton_testing.kube.world import LINKED, NAME, SPACE, Promise, World, wish
 from baton_testing.virtual_time.loop import run_virtual
+from baton_wire.messages.values import POOL_ROLES
 
 ONE = {"min": 1, "max": 1}
 LOOSE = Promise(floor=0, most=2000)
@@ -202,7 +205,7 @@ class Bench:
         if key not in self._fresh:
 
             async def main() -> Json:
-                world = World(promise=LOOSE)
+                world = World(promise=LOOSE, has_links=True)
                 try:
                     world.start()
                     world.store.create(DEPLOYMENTS, body, "kubectl")
@@ -219,7 +222,7 @@ class Bench:
         them that was taken: some cannot follow what was there."""
 
         async def main() -> tuple[Json, Json]:
-            world, taken = World(promise=LOOSE), base()
+            world, taken = World(promise=LOOSE, has_links=True), base()
             try:
                 world.start()
                 world.store.create(DEPLOYMENTS, base(), "kubectl")
@@ -252,7 +255,7 @@ def slipped(broken: list[Mutation]) -> list[str]:
     Returns what went wrong: another condition than has to be, or workers that are not those of before."""
 
     async def main() -> list[str]:
-        world, wrong = World(promise=LOOSE), []
+        world, wrong = World(promise=LOOSE, has_links=True), []
         try:
             world.start()
             world.store.create(DEPLOYMENTS, base(), "kubectl")
@@ -291,9 +294,20 @@ def _is_refused(stored: Json) -> bool:
     return False
 
 
+def _is_held(body: Json) -> bool:
+    """Whether it cannot be run: workers that flip are alike in both pools."""
+    deployment, _ = parse_live(body)
+    try:
+        for role in POOL_ROLES:
+            worker_spec(deployment, role, site_of(deployment, role, LINKED))
+    except UnsupportedError:
+        return True
+    return False
+
+
 def sequence(rng: random.Random, good: list[Mutation]) -> list[tuple[float, Json]]:
-    """Some edits in a row, each after 0 to 40 s; the last one is a spec that is taken as it is, and not paused: what a
-    pause keeps depends on what was there."""
+    """Some edits in a row, each after 0 to 40 s; the last one is a spec that is taken as it is, not paused and not
+    held: what a pause or a spec that cannot be run keeps depends on what was there."""
     body, found = base(), []
     for _ in range(rng.randint(2, 5)):
         tried = rng.choice(good).on(body if rng.random() < 0.6 else base())
@@ -301,5 +315,8 @@ def sequence(rng: random.Random, good: list[Mutation]) -> list[tuple[float, Json
             body = tried
         found.append((rng.choice((0.0, 0.0, 1.0, 8.0, 40.0)), body))
     if body["spec"].get("rollout", {}).get("paused"):
-        found.append((8.0, Mutation("rollout.paused", False).on(body)))
+        body = Mutation("rollout.paused", False).on(body)
+        found.append((8.0, body))
+    if _is_held(body):
+        found.append((8.0, Mutation("autoscaling.flips", False).on(body)))
     return found

@@ -45,6 +45,8 @@ DIGEST = "registry.example.com/baton@sha256:"
 ALL: PodPolicy = PodPolicy(**dict.fromkeys(PodPolicy.__struct_fields__, ("*",)))
 """Whatever the schema takes may stand on Pods."""
 PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64, pod_policy=ALL)
+LINKED = replace(PLATFORM, operator_service="baton-operator")
+"""An installation to which gateways tell of workers."""
 MASTERS = {"first": b"m" * 32}
 VOLATILE = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "deletionTimestamp")
 
@@ -102,7 +104,7 @@ class World:
         self.platform, self.masters, self.promise = PLATFORM, dict(MASTERS), promise
         self.links = LinkedWorkers(self.store, self.rng, self._told) if has_links else None
         if has_links:
-            self.platform = replace(self.platform, operator_service="baton-operator")
+            self.platform = LINKED
         self.kube = FaultyKube(MemoryKube(self.store), plan, self._stopped, streams, self.rng)
         self._relist_s = HEALING_S if streams.lost or streams.swapped else RELIST_S
         self.reads_nodes = nodes > 0
