@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from baton_engine.running.launches import Launches
-from baton_kernels.kernel_folder import ABOUT, read_folder, write_about
+from baton_kernels.kernel_folder import ABOUT, KernelFolder, read_folder, write_about
+from baton_worker.building import start_kernels
 from baton_worker.building.start_kernels import StartKernels
 
 knobs = pytest.importorskip("triton").knobs
@@ -37,6 +39,20 @@ def folder(tmp_path: Path) -> Path:
     path.mkdir()
     write_about(path, GPU, {LAUNCHES.digest: str(LAUNCHES)})
     return path
+
+
+def test_folders_are_read_beside_the_loading_of_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashing Triton takes 0.7 s."""
+    loaded = threading.Event()
+
+    def late(path: Path) -> KernelFolder:
+        assert loaded.wait(20.0), "the start waits for it"
+        return read_folder(path)
+
+    monkeypatch.setattr(start_kernels, "read_folder", late)
+    kernels = StartKernels(folder, GPU)
+    loaded.set()
+    assert kernels.cover(LAUNCHES)
 
 
 def test_a_fitting_folder_covers_what_it_says(folder: Path) -> None:

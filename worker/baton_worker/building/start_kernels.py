@@ -35,9 +35,9 @@ class StartKernels:
         self.here.watch()
         if folder is not None and (folder / ABOUT).is_file():
             use_folder(folder)
-        with ThreadPoolExecutor(1, "kernels") as thread:
-            self._folders = thread.submit(self._fitting, folder)
-            thread.shutdown(wait=False)
+        thread = ThreadPoolExecutor(1, "kernels")  # not `with`: that would wait for what it is to do beside the loading
+        self._folders = thread.submit(self._fitting, folder)
+        thread.shutdown(wait=False)
 
     def cover(self, launches: Launches) -> bool:
         """Whether all that it launches before it is ready is compiled already, as far as the folders say."""
