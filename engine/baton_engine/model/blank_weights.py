@@ -12,7 +12,7 @@ from torch import Tensor
 from baton_engine.model.assembly import assemble
 from baton_engine.model.checkpoint_files import find_checkpoint
 from baton_engine.model.decoder import Decoder
-from baton_engine.model.weights import TensorHeader, check_parameters, open_safetensors
+from baton_engine.model.weights import TensorHeader, check_parameters, open_safetensors, served_tensors
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.parameters import expected_tensors
 
@@ -44,7 +44,8 @@ def blank_model(
 
 def _headers(directory: Path, config: DecoderSpec) -> Mapping[str, TensorHeader]:
     if any(directory.glob("*.safetensors")):
-        with open_safetensors(find_checkpoint(directory)) as source:
+        with open_safetensors(find_checkpoint(directory)) as opened:
+            source = served_tensors(opened, config)
             check_parameters(source, config)
             return dict(source.headers)
     forms = expected_tensors(config).items()

@@ -18,13 +18,7 @@ from baton_engine.model.checkpoint_files import ContentHash, find_checkpoint
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.model_directory import read_json_object, read_spec
 from baton_engine.model.staged_weights import staged
-from baton_engine.model.weights import (
-    LanguageModelWeights,
-    RandomWeights,
-    WeightSource,
-    check_parameters,
-    open_safetensors,
-)
+from baton_engine.model.weights import RandomWeights, check_parameters, open_safetensors, served_tensors
 from baton_wire.models.config_fields import JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.errors import ModelError
@@ -103,7 +97,7 @@ def _load_directory(
     """The hash of the files is computed meanwhile, and goes on afterwards."""
     files = find_checkpoint(directory)
     with open_safetensors(files) as opened:
-        source: WeightSource = opened if config.wrapper is None else LanguageModelWeights(opened)
+        source = served_tensors(opened, config)
         check_parameters(source, config)
         content = ContentHash(raw, files.paths)
         if device.type == "cpu":

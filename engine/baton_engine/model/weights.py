@@ -87,6 +87,11 @@ class LanguageModelWeights:
         return self._source.read(self._names[name])
 
 
+def served_tensors(source: WeightSource, config: DecoderSpec) -> WeightSource:
+    """Those of a checkpoint that are served: all, or its language model's. Raises WeightsError."""
+    return source if config.wrapper is None else LanguageModelWeights(source)
+
+
 @contextmanager
 def open_safetensors(files: CheckpointFiles) -> Iterator[SafetensorsWeights]:
     """Map the files and read their headers. Raises WeightsError for a broken or truncated file, naming it."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from baton_control.sizing.model_shape import shape_from_config
+from baton_engine.model.blank_weights import blank_model
 from baton_engine.model.loading import load_model
 from baton_engine.model.servable import servable_model
 from baton_testing.engine.model_steps import ModelSteps, chunk
@@ -51,6 +52,16 @@ def test_a_small_one_gives_the_logits_of_transformers(name: str, tmp_path: Path)
         # Where transformers is itself far from its own float64, as with Gemma 3, three times that is allowed.
         own_error = float((logits_of(reference, TOKENS) - expected).abs().max())
         torch.testing.assert_close(torch.cat(got), expected, rtol=0, atol=max(TOLERANCE, 3 * own_error))
+
+
+@pytest.mark.parametrize("name", ["google/gemma-3-4b-it", "meta-llama/Llama-3.2-1B-Instruct"])
+def test_one_without_memory_has_the_shapes_of_the_headers(name: str, tmp_path: Path) -> None:
+    """So that kernels can be compiled ahead for it, a language model among parts for images too."""
+    folder = write_published(name, tmp_path).quantised
+    config = servable_model(folder)
+    model = blank_model(folder, config, torch.float32, torch.device("meta"), 64)
+    assert model.embedding.is_meta
+    assert model.embedding.shape == (config.vocab_size, config.hidden_size)
 
 
 @pytest.mark.parametrize("name", REFUSED)
