@@ -22,7 +22,8 @@ class Heard:
 
     routable: RoutableCounts | None
     """Workers that gateways have linked and that fit a partner, by role and template hash; None: not known now. A
-    worker counts when *every* reporting gateway has it; templates that are left out have none."""
+    worker counts when *every* reporting gateway has it that has had the time to find it; templates that are left out
+    have none."""
     slo: SloStatus | None = None
     """Measured against target, rounded; None: not measured."""
     slo_met: bool | None = None
