@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -229,6 +230,9 @@ def test_rows_leave_nothing_behind() -> None:
         assert isinstance(engine.stepper, Stepper)
 
 
+HELD_S = 60.0
+
+
 class HeldCompiler(GrammarCompiler):
     """Compiles one definition only when it is told to."""
 
@@ -237,7 +241,7 @@ class HeldCompiler(GrammarCompiler):
         super().__init__(vocabulary)
 
     def _compile(self, definition: str) -> CompiledGrammar:
-        assert definition != self._held or self.released.wait(30)
+        assert definition != self._held or self.released.wait(HELD_S)
         return super()._compile(definition)
 
 
@@ -256,9 +260,13 @@ def held_engine(late: bool, max_step_tokens: int = 256) -> Iterator[tuple[Struct
         compiler.close()
 
 
-def turned(engine: StructuredEngine, turns: int = 300) -> None:
-    """So many turns, each followed by a look at what came."""
-    for _ in range(turns):
+def turned(engine: StructuredEngine, ended: set[int]) -> None:
+    """Turns until these have ended, whose grammars are compiled by threads, and some more; a look behind each."""
+    until = time.monotonic() + HELD_S / 2
+    while not ended <= engine.ended and time.monotonic() < until:
+        engine.stepper.turn(0.0)
+        engine.look()
+    for _ in range(50):
         engine.stepper.turn(0.0)
         engine.look()
 
@@ -277,7 +285,7 @@ def test_nobody_waits_for_a_grammar_that_is_being_compiled(late: bool, begun: bo
     with held_engine(late, max_step_tokens=24) as (engine, compiler):
         for each in (others[0], slow, others[1]):
             engine.scheduler.submit(each, 0.0)
-        turned(engine)
+        turned(engine, {2, 3})
         assert {number for number, _ in engine.outputs} == {2, 3}
         assert engine.ended == {2, 3}
         compiler.released.set()
@@ -296,7 +304,7 @@ def test_a_landed_answer_waits_for_its_grammar_alone(late: bool) -> None:
         engine.scheduler.reserve(slow, 0.0)
         engine.scheduler.landed(slow.key, (FirstToken(0, whole[0], None, None),), 0.0)
         engine.scheduler.submit(plain, 0.0)
-        turned(engine)
+        turned(engine, {2})
         assert engine.ended == {2}
         assert engine.outputs[1, 0] == whole[:1]
         compiler.released.set()
