@@ -25,6 +25,8 @@ if [ ! -d "$work/base" ]; then
   printf 'root:x:0:0:root:/root:/usr/sbin/nologin\n' > "$work/base.draft/etc/passwd"
   printf 'root:x:0:\n' > "$work/base.draft/etc/group"
   "$here/steps.sh" account "$work/base.draft"
+  library=/usr/lib/python$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  "$here/steps.sh" bytecode "$work/base.draft$library" "$library"
   mv "$work/base.draft" "$work/base"
 fi
 
@@ -43,7 +45,6 @@ mkdir -p "$tree/site/opt" "$tree/code/opt/baton" "$tree/code/models"
 cp -al "$work/site-$pins" "$tree/site/opt/baton"
 rm -rf "$tree"/site/opt/baton/baton_*
 for package in "$here"/../*/baton_*/; do cp -r "$package" "$tree/code/opt/baton/"; done
-find "$tree/code" -depth -name __pycache__ -exec rm -rf {} +
 cp -r "$here/../examples/tiny-llama" "$tree/code/models/tiny-llama"
 "$PYTHON" "$here/other_model.py" "$tree/code/models/tiny-llama" "$tree/code/models/tiny-llama-2"
 paced=$here/../e2e/pods/paced
@@ -51,6 +52,7 @@ cp -r "$here/../examples/tiny-llama" "$tree/code/models/paced"
 cp "$paced/config.json" "$tree/code/models/paced/"
 cp "$paced/sitecustomize.py" "$tree/code/opt/baton/"
 "$PYTHON" "$paced/step_times.py" "$paced/config.json" > "$tree/code/models/paced/times.json"
+"$here/steps.sh" bytecode "$tree/code/opt/baton" /opt/baton
 [ -z "${MARK:-}" ] || echo "$MARK" > "$tree/code/opt/baton/mark.txt"
 chmod -R go+rX,go-w "$tree/code"
 echo "$name@$("$PYTHON" "$here/pack.py" "$name" "$out" "$work/base" "$tree/site" "$tree/code")"

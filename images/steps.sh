@@ -2,8 +2,9 @@
 # The steps that every image of Baton is made of, used by the Dockerfile and by local.sh alike.
 #   steps.sh install ROLE SITE   Baton and its pinned dependencies into SITE; ROLE: operator gateway worker-cpu worker-cuda all
 #   steps.sh packages ROLE       names of Baton's packages that the processes of that role import
+#   steps.sh bytecode DIR PLACE  compiles the modules in DIR, which will stand at PLACE in the image
 #   steps.sh account ROOT        the user that everything runs as, in the image whose root is ROOT
-#   PYTHON=…       interpreter whose pip resolves the packages (default: python3)
+#   PYTHON=…       interpreter whose pip resolves the packages, of the version that runs them (default: python3)
 #   PIP_ARGS=…     further arguments for pip, such as the index of a CPU build of PyTorch
 set -euo pipefail
 
@@ -49,9 +50,20 @@ install() {
     case $package in *.dist-info) continue ;; esac
     [[ $kept == *" $package "* ]] || rm -rf "${site:?}/$package"
   done
-  # Console scripts name the builder's interpreter, tests and headers are never read, bytecode has times in it.
+  # Console scripts name the builder's interpreter, tests and headers are never read.
   rm -rf "$site/bin" "$site/torch/test" "$site/torch/include" "$site/torch/share"
-  find "$site" -depth -type d \( -name __pycache__ -o -path '*/numpy/*/tests' \) -exec rm -rf {} +
+  find "$site" -depth -type d -path '*/numpy/*/tests' -exec rm -rf {} +
+  bytecode "$site" /opt/baton
+}
+
+# A process whose root is read-only would compile all that it imports with every start: seconds, where that is PyTorch.
+# Named by a hash and without times, so that the same source gives the same bytes. Nothing compares it with its source.
+bytecode() {
+  local folder=$1 place=$2
+  find "$folder" -depth -type d -name __pycache__ -exec rm -rf {} +
+  # Some packages have files for other versions of Python: such a file fails, is left out, and is never imported.
+  PYTHONHASHSEED=0 "$python" -m compileall -qq -j 0 --invalidation-mode unchecked-hash -s "$folder" -p "$place" "$folder" ||
+    echo "steps.sh: some files below $place have no bytecode" >&2
 }
 
 account() {
@@ -68,6 +80,7 @@ step=${1:-}
 case $step in
   install) [ $# = 2 ] || fail "install needs ROLE and SITE"; install "$@" ;;
   packages) [ $# = 1 ] || fail "packages needs ROLE"; extras "$1" > /dev/null; packages "$1" ;;
+  bytecode) [ $# = 2 ] || fail "bytecode needs DIR and PLACE"; bytecode "$@" ;;
   account) [ $# = 1 ] || fail "account needs ROOT"; account "$@" ;;
-  *) fail "step '$step' is not known: must be one of install, packages, account" ;;
+  *) fail "step '$step' is not known: must be one of install, packages, bytecode, account" ;;
 esac

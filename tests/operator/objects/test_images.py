@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,27 @@ def test_an_image_holds_nothing_of_the_other_roles() -> None:
     assert packages("worker-cuda") == packages("worker-cpu")
     assert not packages("worker-cpu") & {"baton_operator", "baton_control", "baton_gateway", "baton_local"}
     assert packages("all") == ALL
+
+
+def test_modules_stand_compiled_in_an_image_and_are_the_same_bytes_each_time(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "module.py").write_text(
+        "def place() -> str:\n    return __file__\n\nNAMES = {'a', 'b', 'c', 'd'}\n"
+    )
+    (tmp_path / "of_python_2.py").write_text("print 'never imported'\n")
+
+    def compiled() -> bytes:
+        steps = [str(ROOT / "images" / "steps.sh"), "bytecode", str(tmp_path), "/opt/baton"]
+        subprocess.run(steps, check=True, timeout=60, env={**os.environ, "PYTHON": sys.executable})
+        (path,) = tmp_path.rglob("*.pyc")
+        return path.read_bytes()
+
+    found = compiled()
+    assert found == compiled()
+    assert int.from_bytes(found[4:8], "little") == 0b01, (
+        "by a hash that nothing is compared with: no times, no source read"
+    )
+    assert b"/opt/baton/room/module.py" in found
 
 
 def test_the_context_of_a_build_holds_every_package() -> None:
