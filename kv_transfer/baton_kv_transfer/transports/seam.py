@@ -184,6 +184,9 @@ def _always() -> bool:
     return True
 
 
+def _nothing() -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Transport:
     """A row of the table."""
@@ -199,6 +202,9 @@ class Transport:
     """What has to be installed."""
     suits: Callable[[], bool] = _always
     """Whether this machine has what makes it worth offering unasked."""
+    load: Callable[[], None] = _nothing
+    """Brings its libraries into this process, from any thread: what the first `start` would take long for. May be left
+    out. Raises TransferError."""
 
 
 def slices(write: Write) -> list[tuple[Extent, list[memoryview]]]:

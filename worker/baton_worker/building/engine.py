@@ -35,6 +35,7 @@ from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
 from baton_worker.building.start_kernels import StartKernels
+from baton_worker.building.transfer import LoadedAhead
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 
@@ -58,6 +59,7 @@ def build(
         torch.zeros(1, device=device)
         kernels = StartKernels(config.kernels, torch.cuda.get_device_name(device))
         stages.ended("device")
+    ahead = None if alone else LoadedAhead(config)
     try:
         _check_quantization(config)
         loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens, config.offloaded_layers)
@@ -81,6 +83,8 @@ def build(
         decodes=decodes,
         hands_over=hands_over,
     )
+    if ahead is not None:
+        ahead.wait()  # another thread's calls to the device would break a recording of graphs
     runner = ModelRunner(
         *(loaded, pool, config.max_sequences, masks),
         decodes=decodes,

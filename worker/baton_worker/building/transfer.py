@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from threading import Thread
 
 from baton_kv_transfer.handover import TransferConfig, Verify
+from baton_kv_transfer.transports.seam import Transport
 from baton_kv_transfer.transports.table import TransportChoice, offered
+from baton_wire.errors import TransferError
 from baton_wire.messages.values import Role
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 
+LOAD_S = 30.0
+"""As long as UCX may take to start."""
 CUDA_PUT_BYTES = 64 << 20
 """On a GPU a PUT, its checksums or its copy to the host cost some tenths of a millisecond, whatever they hold."""
 CUDA_SCATTER_BYTES = 4 << 30
@@ -21,16 +27,47 @@ CUDA_GROUPS = 16
 """Layer groups: what is left when the prompt is computed is the last one."""
 
 
+class LoadedAhead:
+    """Libraries of a worker's transports, brought into the process beside the loading of weights.
+
+    What fails here is not told: the transport fails again when it starts, and that names the reason.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        """Raises ConfigError as `transports` does."""
+        self._threads = [
+            Thread(target=_load, args=(each,), name=f"transport {each.name}", daemon=True)  # UCX may hang for good
+            for each in transports(config)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> None:
+        """Until all are there, and no longer than `LOAD_S` for each."""
+        for thread in self._threads:
+            thread.join(LOAD_S)
+
+
+def _load(transport: Transport) -> None:
+    with contextlib.suppress(TransferError):
+        transport.load()
+
+
+def transports(config: WorkerConfig) -> tuple[Transport, ...]:
+    """What the worker offers. Raises ConfigError when this machine lacks what it needs."""
+    try:
+        return offered(TransportChoice(config.transport))
+    except ValueError as error:
+        raise ConfigError(f"argument --transport: {error}") from error
+
+
 def transfer_config(config: WorkerConfig, side: Role) -> TransferConfig:
     """Settings of the worker's prefill or decode side of the KV transfer.
 
     Raises ConfigError when this machine lacks what they need.
     """
+    transports(config)
     transport = TransportChoice(config.transport)
-    try:
-        offered(transport)
-    except ValueError as error:
-        raise ConfigError(f"argument --transport: {error}") from error
     common = TransferConfig(verify=Verify(config.verify), transport=transport, min_bytes_per_s=config.min_bandwidth)
     if config.device != "cuda":
         return common

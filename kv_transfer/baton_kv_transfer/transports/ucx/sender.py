@@ -11,7 +11,7 @@ from baton_kv_transfer.network import DataConnection, of_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES, first_bytes
 from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.seam import LandingParts, SenderParts, Transport
-from baton_kv_transfer.transports.ucx.binding import UcxAgent, host_memory, is_installed
+from baton_kv_transfer.transports.ucx.binding import UcxAgent, host_memory, is_installed, load
 from baton_kv_transfer.transports.ucx.descriptor import unpack
 from baton_kv_transfer.transports.ucx.landing import UcxLanding
 from baton_kv_transfer.transports.ucx.thread import UcxThread
@@ -111,4 +111,5 @@ UCX = Transport(
     is_installed=is_installed,
     needs="the extra `ucx` (NIXL)",
     suits=has_rdma,
+    load=load,
 )
