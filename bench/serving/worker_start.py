@@ -4,7 +4,8 @@
 
 First a folder of kernels is filled, without the GPU. Then workers start: `cold` with nothing, `warm` with Triton's
 cache of that start, `ahead` with the folder alone, and `ahead, warm` with the folder and the cache of the start before.
-Each row is written as it comes. On a CPU nothing is compiled: a trial of the bench.
+A worker is ready with its last stage; the whole answers once a gateway, started after both, has linked them. Each row
+is written as it comes. On a CPU no kernel is compiled: a trial of the bench.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +44,19 @@ STARTS: Final[Mapping[str, tuple[str, bool]]] = {
 }
 """Triton's cache, and whether workers are told of the folder."""
 COLUMNS: Final = (
-    *("start", "worker", "ready s", "imports", "device", "weights", "pool", "kernels", "graphs", "warm-up"),
+    *(
+        "start",
+        "worker",
+        "answers s",
+        "ready s",
+        "imports",
+        "device",
+        "weights",
+        "pool",
+        "kernels",
+        "graphs",
+        "warm-up",
+    ),
     *("hand-over", "fingerprint", "connecting", "found", "compiled"),
 )
 
@@ -82,12 +96,14 @@ def started(name: str, folder: Path, shape: Shape) -> list[dict[str, Cell]]:
     began = time.monotonic()
     rows: list[dict[str, Cell]] = []
     with TwoWorkers(folder, shape) as service:
-        ready_s = time.monotonic() - began
+        answers_s = time.monotonic() - began
         for worker in service.workers:
             page = worker.metrics()
             counts = {labels: float(value) for series, labels, value in SERIES.findall(page) if "kernels" in series}
-            row: dict[str, Cell] = {"start": name, "worker": worker.child.name, "ready s": round(ready_s, 1)}
-            row |= {stage: round(float(seconds), 2) for stage, seconds in STAGE.findall(page)}
+            stages = {stage: float(seconds) for stage, seconds in STAGE.findall(page)}
+            row: dict[str, Cell] = {"start": name, "worker": worker.child.name}
+            row |= {"answers s": round(answers_s, 1), "ready s": round(sum(stages.values()), 1)}
+            row |= {stage: round(seconds, 2) for stage, seconds in stages.items()}
             for origin in ("found", "compiled"):
                 row[origin] = sum(value for labels, value in counts.items() if origin in labels)
             rows.append(row)
@@ -107,6 +123,8 @@ def main() -> None:
     sizes = (f"--transport={options.transport}", f"--max-sequences={options.max_sequences}")
     rows: list[dict[str, Cell]] = []
     notes = [f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if is_gpu else "CPU: a trial of the bench"]
+    if not Path(cache_from_source(torch.__file__)).is_file():
+        notes.append("Python's modules are compiled with each start: they have no bytecode here")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model: str | Path = Shape().model
