@@ -48,6 +48,7 @@ class GatewayTelemetry:
             transport_verified=None if lanes is None else lanes.too_slow == 0,
             transport_message="" if lanes is None else _message(lanes),
             flexible=store.flexible_workers(),
+            pairs=store.pairs(now),
         )
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
+from baton_control.telemetry.pairs import Pairs
 from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.passes.observe import RoutableCounts
 from baton_operator.schema.status import LaneStatus, SloStatus
@@ -23,7 +24,7 @@ class Heard:
     routable: RoutableCounts | None
     """Workers that gateways have linked and that fit a partner, by role and template hash; None: not known now. A
     worker counts when *every* reporting gateway has it that has had the time to find it; templates that are left out
-    have none."""
+    have none. For rollouts and counts."""
     slo: SloStatus | None = None
     """Measured against target, rounded; None: not measured."""
     slo_met: bool | None = None
@@ -33,6 +34,8 @@ class Heard:
     transport_message: str = ""
     flexible: tuple[FlexibleWorker, ...] = ()
     """Workers that can flip, as any gateway has heard of them last."""
+    pairs: Pairs | None = None
+    """Whether requests are answered at every gateway; None: not known now. For the top line of the status."""
 
 
 class Telemetry(Protocol):

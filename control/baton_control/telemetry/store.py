@@ -24,6 +24,7 @@ from baton_control.sizing.readings import (
     slow_start_s,
 )
 from baton_control.sizing.request_shape import RequestShape
+from baton_control.telemetry.pairs import PairMemory, Pairs
 from baton_wire.messages.measures import Lanes, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Role
@@ -120,6 +121,7 @@ class TelemetryStore:
     """The last summary of each gateway process, also of one whose link was lost a moment ago."""
     _taken_s: float = float("-inf")
     _late: list[RequestShape] = field(default_factory=list)
+    _pairs: PairMemory = field(default_factory=lambda: PairMemory(FRESH_S))
     parked: int = 0
     """Requests that were said to wait without a worker since the last decision."""
     model_config: bytes | None = None
@@ -128,10 +130,12 @@ class TelemetryStore:
 
     def linked(self, epoch: bytes, hello: GatewayHello, now: float) -> None:
         self._gateways[epoch] = _Gateway(hello, now)
+        self._pairs.linked(epoch, hello.gateway, hello.processes, now)
 
-    def gone(self, epoch: bytes) -> None:
+    def gone(self, epoch: bytes, now: float) -> None:
         """Its link ended: what it had told last says nothing about now."""
         self._gateways.pop(epoch, None)
+        self._pairs.gone(epoch, now)
 
     def woken(self, parked: int) -> None:
         self.parked = max(self.parked, parked)
@@ -146,6 +150,7 @@ class TelemetryStore:
         if len(self._numbers) > MAX_NUMBERS:
             del self._numbers[next(iter(self._numbers))]
         gateway.last, gateway.heard_s = summary, now
+        self._pairs.told(epoch, bool(_usable(summary)), now)
         gateway.has_settled |= bool(_usable(summary)) or now - gateway.since_s >= SETTLED_S
         self._arrived(window, summary)
         served = summary.served
@@ -274,6 +279,10 @@ class TelemetryStore:
         sets = [_usable(each.last) for each in settled if each.last is not None]
         return set.intersection(*sets) if sets else set()
 
+    def pairs(self, now: float) -> Pairs | None:
+        """Whether every gateway has a live pair that fits, each one of its own; None: not known."""
+        return self._pairs.pairs(now)
+
     def routable_addresses(self) -> frozenset[str]:
         """Where the live workers are that any gateway has with a partner."""
         workers = self._workers().values()
@@ -346,7 +355,7 @@ class TelemetryStore:
 
 
 def _usable(summary: Summary) -> set[bytes]:
-    """Epochs of the live workers with a fitting partner."""
+    """Epochs of the live workers with a fitting partner: none, or at least a pair."""
     return {w.epoch for w in summary.workers if w.condition is WorkerCondition.LIVE and w.has_partner}
 
 

@@ -153,7 +153,7 @@ class TelemetryServer:
         try:
             await self._read(key, store, peer.epoch, frames)
         finally:
-            store.gone(peer.epoch)
+            store.gone(peer.epoch, self._clock())
             self._on_wake(key)  # what was routable a moment ago is unknown now
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)

@@ -50,7 +50,7 @@ from baton_operator.telemetry import Heard, Telemetry
 from baton_wire.messages.values import POOL_ROLES, Role
 
 log = logging.getLogger(__name__)
-TROUBLE_S, SIZING_S, LEAVING_S = 30.0, 10.0, 5.0
+TROUBLE_S, SIZING_S, LEAVING_S, PAIRS_S = 30.0, 10.0, 5.0, 1.0
 BELIEVED_S = 30.0
 """So long after the start the last status is believed about what gateways have not told yet."""
 
@@ -218,6 +218,7 @@ class Reconciler:
             groups=groups if believed is None else _groups(seen, believed),
             step=step,
             gateways_ready=seen.gateways_ready,
+            leaving_gateways=seen.leaving_gateways,
             heard=heard,
             troubles=tuple(this.troubles),
             notes=tuple(this.notes),
@@ -278,6 +279,8 @@ class Reconciler:
         seen = this.seen
         if self._telemetry is not None:
             heard = self._telemetry.heard(seen.key, seen.owner.uid, this.deployment)
+            if heard is not None and heard.pairs is not None and heard.pairs.may_lack_soon:
+                this.again_in(PAIRS_S)
             if heard is None or heard.routable is None:
                 return heard, None, frozenset()
             return heard, serving_as_labelled(heard.routable, seen.sets, seen.pods, heard.flexible), frozenset()

@@ -57,6 +57,8 @@ class Snapshot:
     """The live facades, if they are ours and stay."""
     gateways_ready: int
     """Gateway Pods that are Ready, counted one by one: a Deployment's own count stands still without its controller."""
+    leaving_gateways: frozenset[str]
+    """Names of gateway Pods that were told to stop."""
     gateway_refusal: str
     gateway_lateness: str
     """That new gateways did not get ready in time; empty: they did, or still may."""
@@ -106,6 +108,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         pods=pods,
         pools={role: pool for role, pool in facades.items() if _ours((pool,), owner)},
         gateways_ready=sum(_is_ready_gateway(pod) for pod in live_pods) if gateway else 0,
+        leaving_gateways=frozenset(str(metadata_of(pod).get("name")) for pod in live_pods if _is_leaving_gateway(pod)),
         gateway_refusal=refusal(gateway),
         gateway_lateness=_lateness(gateway),
         keys=keys if isinstance(keys, str) else None,
@@ -121,8 +124,15 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
 
 
 def _is_ready_gateway(pod: Manifest) -> bool:
-    labels = mapping(metadata_of(pod).get("labels"))
-    return labels.get(ROLE_LABEL) == Role.GATEWAY and not is_leaving(pod) and is_ready(mapping(pod.get("status")))
+    return _is_gateway(pod) and not is_leaving(pod) and is_ready(mapping(pod.get("status")))
+
+
+def _is_leaving_gateway(pod: Manifest) -> bool:
+    return _is_gateway(pod) and is_leaving(pod)
+
+
+def _is_gateway(pod: Manifest) -> bool:
+    return mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == Role.GATEWAY
 
 
 def _lateness(gateway: Manifest) -> str:

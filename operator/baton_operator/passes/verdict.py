@@ -14,6 +14,7 @@ from baton_control.hashes import Revision
 from baton_control.rollout import Group, RolloutPhase, Step, usable
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
+from baton_control.telemetry.pairs import Pairs
 from baton_operator.objects.metadata import FETCH_ROLE
 from baton_operator.passes.conditions import Finding, Truth, merged, said, timestamp
 from baton_operator.passes.observe import WorkerSet
@@ -52,6 +53,8 @@ class View:
     troubles: tuple[Trouble, ...]
     notes: tuple[str, ...] = ()
     """What is left out and harmless: optional APIs that are not served, fields that are not known."""
+    leaving_gateways: frozenset[str] = frozenset()
+    """Names of gateway Pods that were told to stop."""
     is_reachable: bool | None = True
     """Whether the Service that clients ask is there and leads to the gateways; None: a NetworkPolicy that lets requests
     through is not there, and nobody knows whether the cluster enforces policies."""
@@ -170,16 +173,30 @@ def _named(view: View, trouble: Trouble) -> Trouble:
 
 
 def _missing(view: View) -> tuple[Role, ...]:
-    """Pools without a worker that fits a partner; none while it is not known."""
-    if any(group.routable is None for group in view.groups):
+    """Pools without a worker that fits a partner, where a request would not be answered; none while it is not known.
+    Where gateways tell which of them have a pair, that alone says whether one would be: in a drain no worker may be
+    routable everywhere while each gateway has a pair of its own."""
+    pairs = _pairs(view)
+    if pairs is not None and not pairs.lacking:
         return ()
+    if any(group.routable is None for group in view.groups):
+        return () if pairs is None else POOL_ROLES
     serving = usable(view.groups)
-    return tuple(role for role in POOL_ROLES if serving[role] == 0)
+    missing = tuple(role for role in POOL_ROLES if serving[role] == 0)
+    return missing or (() if pairs is None else POOL_ROLES)
+
+
+def _pairs(view: View) -> Pairs | None:
+    """Without the gateways that are leaving: requests come to them no more."""
+    pairs = None if view.heard is None else view.heard.pairs
+    if pairs is None or len(pairs.lacking) == pairs.gateways:
+        return pairs
+    return replace(pairs, lacking=tuple(each for each in pairs.lacking if each not in view.leaving_gateways))
 
 
 def _available(view: View, told: tuple[Trouble, ...]) -> Finding:
-    """Whether a request would be answered: a gateway is ready, and a pair of workers that fit each other is routable.
-    Pools that sleep count where Baton wakes them, in mode SLO."""
+    """Whether a request would be answered: a gateway is ready, and each one has a pair of workers that fit each other,
+    or had one a moment ago. Pools that sleep count where Baton wakes them, in mode SLO."""
     kind = ConditionType.AVAILABLE
     if view.gateways_ready == 0:
         cause = next((each for each in told if each.of in (Role.GATEWAY, "")), None)
@@ -191,7 +208,7 @@ def _available(view: View, told: tuple[Trouble, ...]) -> Finding:
         return Finding(kind, Truth.FALSE, "NoService", f"no Service leads to the gateways{because}")
     if all(view.plans[role].workers == 0 for role in POOL_ROLES):
         return _asleep(view)
-    if any(group.routable is None for group in view.groups):
+    if _pairs(view) is None and any(group.routable is None for group in view.groups):
         return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", "no gateway has told which workers it can use")
     missing = _missing(view)
     if missing:
@@ -219,7 +236,11 @@ def _asleep(view: View) -> Finding:
 
 
 def _no_workers(view: View, missing: tuple[Role, ...]) -> str:
-    """Which pool has nobody; where both have somebody, these do not fit each other."""
+    """Which pool has nobody; where both have somebody, these do not fit each other. Some of several gateways may be cut
+    off from workers that others have."""
+    pairs = _pairs(view)
+    if pairs is not None and 0 < len(pairs.lacking) < pairs.gateways:
+        return f"gateways that have no pair of workers, of {pairs.gateways}: {listed(pairs.lacking)}"
     empty = [role.value for role in missing if _routable(view, role) == 0]
     if not empty:
         return "no routable prefill worker fits a routable decode worker"

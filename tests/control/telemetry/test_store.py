@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from baton_control.names import Key
 from baton_control.sizing.readings import Arrivals, Known, ProvenZero, Unknown
+from baton_control.telemetry.pairs import PAIR_MEMORY_S, Pairs
 from baton_control.telemetry.store import FRESH_S, SETTLED_S, FlexibleWorker, TelemetryStore
+from baton_gateway.settings import parse_settings
 from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.schema.status import LaneStatus
 from baton_testing.kube.manifests import deployment
@@ -21,7 +23,7 @@ from baton_wire.messages.measures import (
 )
 from baton_wire.messages.measures import WorkerMeasures as Measures
 from baton_wire.messages.operator_link import GatewayHello, Summary
-from baton_wire.messages.values import Address, Role
+from baton_wire.messages.values import POOL_ROLES, Address, Role
 from baton_wire.sketch import SketchData
 
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -70,7 +72,7 @@ def summary(number: int, count: int = 0, seconds: float = 5.0, **changes: object
 def linked(*epochs: bytes, processes: int = 1) -> TelemetryStore:
     store = TelemetryStore()
     for epoch in epochs:
-        store.linked(epoch, GatewayHello(f"gateway-{epoch.decode()}", processes), 0.0)
+        store.linked(epoch, GatewayHello(f"gateway-{epoch[:1].decode()}", processes), 0.0)
     return store
 
 
@@ -112,7 +114,7 @@ def test_a_lost_summary_makes_the_interval_unknown_even_over_a_new_link() -> Non
     store = linked(ONE)
     store.told(ONE, summary(1, 20), 5.0)
     store.take_arrivals(5.0, 1)
-    store.gone(ONE)
+    store.gone(ONE, 5.0)
     store.linked(ONE, GatewayHello("gateway-1", 1), 6.0)
     store.told(ONE, summary(3, 20), 10.0)
     reading = store.take_arrivals(10.0, 1)
@@ -141,7 +143,7 @@ def test_a_gateway_that_has_just_linked_says_nothing_of_what_others_serve_until_
     assert store.routable(8.0) == {(Role.PREFILL, "t1"): 1}, "it has found workers"
     store.told(TWO, summary(3, workers=()), 9.0)
     assert store.routable(9.0) == {}, "and lost them"
-    store.gone(TWO)
+    store.gone(TWO, 9.0)
     store.linked(TWO, GatewayHello("gateway-2", 1), 20.0)
     store.told(ONE, summary(2), 20.0)
     store.told(TWO, summary(4, workers=()), 20.0)
@@ -164,6 +166,105 @@ def test_a_worker_is_routable_when_every_gateway_has_it_live_with_a_partner() ->
     store.told(ONE, summary(1, workers=(*PAIR, extra, alone, leaving)), 5.0)
     store.told(TWO, summary(1, workers=(*PAIR, alone)), 5.0)
     assert store.routable(5.0, 2) == {(Role.PREFILL, "t1"): 1, (Role.DECODE, "t1"): 1}
+
+
+OLD, NEW = (
+    tuple(worker(name, role) for name, role in zip(names, POOL_ROLES, strict=True))
+    for names in ((b"p", b"d"), (b"P", b"D"))
+)
+
+
+def test_in_a_drain_each_gateway_has_a_pair_of_its_own_though_no_worker_is_routable_everywhere() -> None:
+    store = linked(ONE, TWO)
+    store.told(ONE, summary(1, workers=OLD), 5.0)
+    store.told(TWO, summary(1, workers=NEW), 5.0)
+    assert store.routable(5.0) == {}, "rollouts count what every gateway has"
+    assert store.pairs(5.0) == Pairs(gateways=2)
+    leaving = tuple(replace(each, condition=WorkerCondition.DRAINING) for each in OLD)
+    store.told(ONE, summary(2, workers=leaving), 6.0)
+    assert store.pairs(6.0) == Pairs(gateways=2, may_lack_soon=True), "what comes there waits meanwhile"
+    store.told(ONE, summary(3, workers=(*leaving, *NEW)), 7.0)
+    assert store.pairs(7.0) == Pairs(gateways=2)
+
+
+def test_a_gateway_that_stays_without_a_pair_lacks_one_though_another_serves() -> None:
+    store = linked(ONE, TWO)
+    for epoch in (ONE, TWO):
+        store.told(epoch, summary(1), 0.0)
+    for number, now in ((2, 1.0), (3, 6.0)):
+        store.told(ONE, summary(number), now)
+        store.told(TWO, summary(number, workers=(replace(PAIR[0], has_partner=False),)), now)
+    lost_s = 1.0
+    just_before = lost_s + PAIR_MEMORY_S - 0.1
+    assert store.pairs(just_before) == Pairs(gateways=2, may_lack_soon=True)
+    assert store.pairs(lost_s + PAIR_MEMORY_S) == Pairs(gateways=2, lacking=("gateway-2",))
+    store.told(TWO, summary(4), 12.0)
+    assert store.pairs(12.0) == Pairs(gateways=2)
+
+
+def test_when_the_workers_are_gone_every_gateway_lacks_a_pair_after_the_memory() -> None:
+    store = linked(ONE, TWO)
+    for epoch in (ONE, TWO):
+        store.told(epoch, summary(1), 0.0)
+        store.told(epoch, summary(2, workers=()), 2.0)
+    assert store.pairs(2.0) == Pairs(gateways=2, may_lack_soon=True)
+    assert store.pairs(2.0 + PAIR_MEMORY_S) == Pairs(gateways=2, lacking=("gateway-1", "gateway-2"))
+
+
+def test_a_gateway_that_has_just_linked_says_nothing_of_pairs_while_there_was_one_a_moment_ago() -> None:
+    store = linked(ONE)
+    store.told(ONE, summary(1), 0.0)
+    store.told(ONE, summary(2), 10.0)
+    store.linked(TWO, GatewayHello("gateway-2", 1), 10.0)
+    assert store.routable(10.0) is None
+    assert store.pairs(10.0) == Pairs(gateways=2, may_lack_soon=True), "it has had no time to tell anything"
+    store.told(TWO, summary(1, workers=()), 11.0)
+    assert store.pairs(11.0) == Pairs(gateways=2, may_lack_soon=True)
+    store.gone(ONE, 11.5)
+    assert store.pairs(12.0) == Pairs(gateways=1, may_lack_soon=True), "its predecessor had one until it went"
+    assert store.pairs(9.9 + PAIR_MEMORY_S) == Pairs(gateways=1, may_lack_soon=True)
+    assert store.pairs(10.0 + PAIR_MEMORY_S) == Pairs(gateways=1, lacking=("gateway-2",))
+
+
+def test_a_first_gateway_is_believed_at_once_that_it_has_no_pair() -> None:
+    store = linked(ONE)
+    assert store.pairs(0.0) is None
+    store.told(ONE, summary(1, workers=()), 0.5)
+    assert store.pairs(0.5) == Pairs(gateways=1, lacking=("gateway-1",))
+
+
+def test_pairs_are_unknown_without_a_gateway_and_while_one_is_silent_that_has_had_the_time_to_tell() -> None:
+    assert TelemetryStore().pairs(0.0) is None
+    store = linked(ONE, TWO)
+    store.told(ONE, summary(1), 0.0)
+    store.told(TWO, summary(1), 0.0)
+    store.told(ONE, summary(2), FRESH_S)
+    assert store.pairs(FRESH_S) == Pairs(gateways=2)
+    assert store.pairs(FRESH_S + 0.1) is None
+    store = linked(ONE, TWO)
+    store.told(ONE, summary(1), 0.0)
+    assert store.pairs(PAIR_MEMORY_S - 0.1) == Pairs(gateways=2, may_lack_soon=True)
+    assert store.pairs(PAIR_MEMORY_S) is None
+
+
+def test_a_gateway_of_two_processes_counts_with_both() -> None:
+    hello = GatewayHello("gateway-1", 2)
+    store = TelemetryStore()
+    store.linked(ONE, hello, 0.0)
+    store.told(ONE, summary(1), 0.0)
+    assert store.pairs(0.0) is None
+    store.linked(TWO, hello, 1.0)
+    store.told(TWO, summary(1, workers=()), 1.0)
+    assert store.pairs(1.0) == Pairs(gateways=1, may_lack_soon=True)
+    store.told(ONE, summary(2), 1.0 + PAIR_MEMORY_S)
+    assert store.pairs(1.0 + PAIR_MEMORY_S) == Pairs(gateways=1, lacking=("gateway-1",)), "a half of what comes there"
+
+
+def test_a_gateway_holds_requests_for_longer_than_a_lost_pair_is_remembered() -> None:
+    """A loss is told within half a second of it, so that a request which came then still waits."""
+    required = ["--keys=/keys", "--prefill-discovery=file:/prefill", "--decode-discovery=file:/decode"]
+    held_s = parse_settings(required).park_s  # the operator gives gateways no other
+    assert held_s >= PAIR_MEMORY_S + 1.0
 
 
 def test_what_waits_is_unknown_as_long_as_any_part_of_it_is() -> None:

@@ -11,7 +11,7 @@ from baton_operator.passes.snapshot import Snapshot, snapshot
 from baton_testing.kube.world import NAME, SPACE, wish
 
 
-def seen(gateway: dict[str, Any]) -> Snapshot:
+def seen(gateway: dict[str, Any], **of_pod: str) -> Snapshot:
     caches = {each: Cache(each, lambda key: None) for each in (*WATCHED, *OPTIONAL)}
     live = wish()
     live["metadata"] |= {"uid": "u1", "resourceVersion": "1", "generation": 1}
@@ -21,6 +21,7 @@ def seen(gateway: dict[str, Any]) -> Snapshot:
     owner = {"uid": "u1", "controller": True}
     caches[WORKERS].written({**gateway, "metadata": {**metadata, "labels": labels, "ownerReferences": [owner]}})
     pod: dict[str, Any] = {"metadata": {**metadata, "name": f"{NAME}-gateway-a-b", "uid": "u3", "labels": labels}}
+    pod["metadata"] |= of_pod
     pod["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": f"{NAME}-gateway-a", "uid": "u4"}]
     caches[PODS].written({**pod, "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}})
     found = snapshot(Key(SPACE, NAME), caches)
@@ -34,3 +35,10 @@ def test_a_gateway_whose_new_pods_never_get_ready_is_noticed_while_the_old_ones_
     assert (found.gateways_ready, found.gateway_lateness) == (1, "new gateways do not get ready")
     fine = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
     assert seen({"status": {"conditions": [fine]}}).gateway_lateness == ""
+
+
+def test_a_gateway_that_was_told_to_stop_is_not_ready_and_known_by_name() -> None:
+    assert seen({}).leaving_gateways == frozenset()
+    found = seen({}, deletionTimestamp="2026-01-01T00:00:00Z")
+    assert found.gateways_ready == 0
+    assert found.leaving_gateways == {f"{NAME}-gateway-a-b"}

@@ -10,6 +10,7 @@ import pytest
 
 from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
+from baton_control.telemetry.pairs import PAIR_MEMORY_S, Pairs
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POLICIES, POOLS, SERVICES, WORKERS
 from baton_operator.kube.kube_api import Forbidden
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
@@ -117,6 +118,8 @@ class Gateways:
 
     def __init__(self, world: World) -> None:
         self._world, self.from_s = world, 0.0
+        self.pairs: Callable[[], Pairs | None] = lambda: None
+        self.is_blind = False
 
     def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
         if self._world.clock() < self.from_s:
@@ -127,7 +130,7 @@ class Gateways:
             if is_ready(pod) and TEMPLATE_LABEL in labels and "deletionTimestamp" not in pod["metadata"]:
                 place = (Role(labels[ROLE_LABEL]), labels[TEMPLATE_LABEL])
                 counts[place] = counts.get(place, 0) + 1
-        return Heard(counts)
+        return Heard({} if self.is_blind else counts, pairs=self.pairs())
 
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
         assert flips == (), "nobody flips here"
@@ -164,6 +167,28 @@ def ready(body: dict[str, Any]) -> str:
 
 def is_ours(body: dict[str, Any]) -> bool:
     return bool(body.get("kind") == DEPLOYMENTS.kind)
+
+
+def test_a_pair_that_is_lost_and_not_replaced_is_missed_though_no_gateway_tells_anything_more() -> None:
+    async def script(world: World) -> None:
+        gateways = world.telemetry = Gateways(world)
+        await world.restart()
+        await world.settle()
+        assert condition(world) == ("True", "Serving")
+        lost_s = world.clock()
+        gateways.pairs = lambda: (
+            Pairs(1, may_lack_soon=True) if world.clock() - lost_s < PAIR_MEMORY_S else Pairs(1, ("gateway-1",))
+        )
+        gateways.is_blind = True
+        assert world.runtime is not None
+        world.runtime.offer_all()
+        await asyncio.sleep(PAIR_MEMORY_S - 1.0)
+        assert condition(world) == ("True", "Serving")
+        assert status(world)["decode"]["routable"] == 0
+        await asyncio.sleep(4.0)
+        assert condition(world) == ("False", "NoRoutableWorkers")
+
+    play(script, **ONE_TO_THREE)
 
 
 def test_a_worker_that_went_down_with_the_old_process_is_not_believed_in() -> None:

@@ -11,6 +11,7 @@ from baton_control.errors import FieldProblem
 from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
 from baton_control.sizing.scaling import Sized
+from baton_control.telemetry.pairs import Pairs
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
 from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
@@ -107,6 +108,51 @@ def test_a_deployment_that_serves_says_so() -> None:
 )
 def test_available_means_that_a_request_would_be_answered(seen: View, expected: tuple[str, str]) -> None:
     assert judged(seen, "Available") == expected
+
+
+CUT_OFF = "gateways that have no pair of workers, of 3: one and two"
+
+
+@pytest.mark.parametrize(
+    ("routable", "pairs", "expected", "message"),
+    [
+        (0, Pairs(2), ("True", "Serving"), "requests are served"),
+        (0, Pairs(2, may_lack_soon=True), ("True", "Serving"), "requests are served"),
+        (None, Pairs(2, may_lack_soon=True), ("True", "Serving"), "requests are served"),
+        (0, Pairs(3, ("one", "two")), ("False", "NoRoutableWorkers"), CUT_OFF),
+        (1, Pairs(3, ("one", "two")), ("False", "NoRoutableWorkers"), CUT_OFF),
+        (None, Pairs(3, ("one", "two")), ("False", "NoRoutableWorkers"), CUT_OFF),
+        (0, Pairs(1, ("one",)), ("False", "NoRoutableWorkers"), "no prefill and no decode worker is routable"),
+        (None, None, ("Unknown", "RoutableUnknown"), "no gateway has told which workers it can use"),
+    ],
+)
+def test_the_top_line_asks_every_gateway_for_a_pair_of_its_own_and_counts_ask_for_common_workers(
+    routable: int | None, pairs: Pairs | None, expected: tuple[str, str], message: str
+) -> None:
+    seen = replace(view(routable), heard=Heard({}, pairs=pairs))
+    status = status_of(seen, EMPTY, NOW)
+    assert condition(status, "Available") == condition(status, "Ready") == expected
+    assert next(each.message for each in status.conditions if each.type == "Ready") == message
+    assert status.decode is not None
+    assert status.decode.routable == routable
+
+
+@pytest.mark.parametrize(
+    ("leaving", "expected"),
+    [(set(), "False"), ({"other"}, "False"), ({"old"}, "True")],
+)
+def test_a_gateway_that_leaves_needs_no_pair_as_requests_come_to_it_no_more(leaving: set[str], expected: str) -> None:
+    seen = replace(view(0), heard=Heard({}, pairs=Pairs(2, ("old",))), leaving_gateways=frozenset(leaving))
+    assert judged(seen, "Ready")[0] == expected
+    alone = replace(seen, heard=Heard({}, pairs=Pairs(1, ("old",))))
+    assert judged(alone, "Ready") == ("False", "NoRoutableWorkers"), "no other one says that requests are answered"
+
+
+def test_what_keeps_the_workers_of_a_gateway_back_is_told_as_the_cause() -> None:
+    missing = Trouble("MissingSecret", "the Secret models is not there", of="decode")
+    seen = replace(view(0), heard=Heard({}, pairs=Pairs(1, ("one",))), troubles=(missing,))
+    assert judged(seen, "Ready") == ("False", "MissingSecret")
+    assert judged(replace(seen, heard=Heard({}, pairs=Pairs(1))), "Ready") == ("True", "Serving")
 
 
 @pytest.mark.parametrize("phase", list(RolloutPhase))
