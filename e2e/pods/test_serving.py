@@ -6,16 +6,15 @@ answers of one model) and what Kubernetes has (Pods, owners, the Lease); times a
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,15 @@ import pytest
 from baton_operator.objects.cluster import KEYS_PATH
 from baton_operator.passes.worker_pods import placement_s, worker_pods
 from baton_testing.pods.generator import Load
-from baton_testing.pods.kubectl import Failed, Json, is_ready, until
+from baton_testing.pods.kubectl import until
 from baton_testing.pods.operator_release import ROOT
 from baton_testing.pods.served import NAME, World, workers
+from baton_testing.pods.watches import floor, restarts, top_line, uid_of
 from baton_wire.messages.values import Role
 
 pytestmark = pytest.mark.timeout(1200)
-PROBE_LAG_S = 10.0
+ROUNDS = int(os.environ.get("BATON_E2E_ROUNDS", "1"))
+"""How often each node is drained and everything restarted: what happens once in ten times needs many."""
 
 
 def test_apply_gives_a_first_token_over_the_service(world: World) -> None:
@@ -51,13 +52,13 @@ def test_a_drain_of_each_node_costs_no_request(world: World) -> None:
     if len(nodes) < 2:
         pytest.skip("one node: what runs there has nowhere to go")
     ours = f"baton.dev/deployment={NAME}"
-    for node in nodes:
+    for count, node in itertools.product(range(1, ROUNDS + 1), nodes):
         began = time.monotonic()
         try:
-            with serving(world, f"drain-{node}"):
+            with serving(world, f"drain-{node}-{count}", is_ready_throughout=True):
                 drain = ("drain", node, f"--pod-selector={ours}", "--ignore-daemonsets", "--delete-emptydir-data")
                 kubectl.run(*drain, "--timeout=300s", timeout_s=320)
-                world.note(f"drained {node}", seconds=round(time.monotonic() - began, 1))
+                world.note(f"drained {node}, {count}", seconds=round(time.monotonic() - began, 1))
             assert node not in {pod["spec"]["nodeName"] for pod in kubectl.pods(ours)}
         finally:
             kubectl.run("uncordon", node)
@@ -65,19 +66,28 @@ def test_a_drain_of_each_node_costs_no_request(world: World) -> None:
 
 
 def test_a_rolling_restart_of_one_of_each_costs_no_request(world: World) -> None:
-    before = pods_of(world)
-    with serving(world, "rollout-restart"):
-        for each in world.kubectl.all("deployments", f"baton.dev/deployment={NAME}"):
-            name = f"deployment/{each['metadata']['name']}"
-            world.kubectl.run("rollout", "restart", name)
-            world.kubectl.run("rollout", "status", name, "--timeout=240s", timeout_s=250)
-        world.wait_until_settled(1, 1)
-    assert before.keys().isdisjoint(pods_of(world))
-    old = templates(world, "decode")
-    with serving(world, "restart-by-annotation"):
-        world.kubectl.run("annotate", "llm", NAME, "baton.dev/restart=1")
-        until("a new template", lambda: templates(world, "decode") - old, 120)
-        world.note("restart by annotation", seconds=round(world.wait_until_settled(1, 1), 1))
+    """One after the other, all at once, and by the annotation."""
+    ours = f"baton.dev/deployment={NAME}"
+    for count in range(1, ROUNDS + 1):
+        before = pods_of(world)
+        with serving(world, f"rollout-restart-{count}", is_ready_throughout=True):
+            for each in world.kubectl.all("deployments", ours):
+                name = f"deployment/{each['metadata']['name']}"
+                world.kubectl.run("rollout", "restart", name)
+                world.kubectl.run("rollout", "status", name, "--timeout=240s", timeout_s=250)
+            world.wait_until_settled(1, 1)
+        assert before.keys().isdisjoint(pods_of(world))
+        with serving(world, f"restart-at-once-{count}", is_ready_throughout=True):
+            names = [each["metadata"]["name"] for each in world.kubectl.all("deployments", ours)]
+            world.kubectl.run("rollout", "restart", *(f"deployment/{each}" for each in names))
+            for each in names:
+                world.kubectl.run("rollout", "status", f"deployment/{each}", "--timeout=240s", timeout_s=250)
+            world.wait_until_settled(1, 1)
+        old = templates(world, "decode")
+        with serving(world, f"restart-by-annotation-{count}", is_ready_throughout=True):
+            world.kubectl.run("annotate", "llm", NAME, f"baton.dev/restart={count}", "--overwrite")
+            until("a new template", lambda old=old: templates(world, "decode") - old, 120)  # type: ignore[misc]
+            world.note(f"restart by annotation, {count}", seconds=round(world.wait_until_settled(1, 1), 1))
 
 
 def test_a_refused_spec_and_lost_objects_leave_what_ran_running(world: World) -> None:
@@ -255,109 +265,28 @@ def test_deleting_it_leaves_nothing(world: World) -> None:
 
 
 @contextmanager
-def serving(world: World, name: str) -> Iterator[Load]:
+def serving(world: World, name: str, is_ready_throughout: bool = False) -> Iterator[Load]:
     """Load while the block runs: no request fails, and every answer is one of what that model says to that prompt. What
-    the status says meanwhile is noted."""
+    the status says meanwhile is noted, and with `is_ready_throughout` it may say nothing but Ready."""
     load = world.load(name)
     load.start()
     try:
         load.wait_for(5)
-        with top_line(world, name):
+        with top_line(world, name) as said:
             yield load
             load.wait_for(5)
     finally:
         found = load.stop()
         world.note(f"load: {name}", ok=found["ok"], failed=found["failed"], failures=found["failures"][:10])
     assert found["failed"] == 0, found["failures"][:10]
+    assert not is_ready_throughout or said.keys() == {"True"}, said
     assert all(len(texts) == 1 for texts in found["answers"].values()), found["answers"]
-
-
-@contextmanager
-def top_line(world: World, name: str) -> Iterator[None]:
-    """While the block runs: how many looks found the condition Ready with each of its statuses, and why if not True."""
-    said: dict[str, int] = {}
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.wait(2.0):
-            try:
-                conditions = world.status().get("conditions", ())
-            except Failed:
-                continue  # the API server is away
-            ready: Json = next((each for each in conditions if each["type"] == "Ready"), {})
-            what = ready.get("status", "")
-            what += "" if what in ("True", "") else f" {ready['reason']}: {ready['message']}"
-            said[what] = said.get(what, 0) + 1
-
-    with ThreadPoolExecutor(1) as threads:
-        looking = threads.submit(look)
-        try:
-            yield
-        finally:
-            stop.set()
-        looking.result()
-    world.note(f"Ready: {name}", looks=said)
-
-
-@dataclass
-class Watched:
-    lowest: dict[str, int] = field(default_factory=dict)
-    """Fewest workers of a pool that had become ready, ran and were not told to stop, ever seen."""
-    longest_s: float = 0.0
-    """The longest time that a pool was under the floor."""
-    routable: dict[str, int] = field(default_factory=dict)
-    """Fewest workers of a pool that gateways had linked, as the status ever told."""
-
-
-@contextmanager
-def floor(world: World, name: str, least: int) -> Iterator[Watched]:
-    """While the block runs, each pool has so many workers at every look. One that was ready counts while it runs: a
-    probe that is late on a busy machine takes nothing away. What a rollout goes by is what gateways have linked, which
-    the kubelet sees at its next probe: for as long as that may take, a pool may seem to be under its floor."""
-    watched, stop = Watched(), threading.Event()
-    been_ready: set[tuple[str, int]] = set()
-    since: dict[str, float] = {}
-
-    def look() -> None:
-        while not stop.wait(0.5):
-            everything, status = world.kubectl.pods(f"baton.dev/deployment={NAME}"), world.status()
-            for role in ("prefill", "decode"):
-                told = status.get(role, {}).get("routable")
-                if told is not None:
-                    watched.routable[role] = min(told, watched.routable.get(role, told))
-                pods = [pod for pod in everything if pod["metadata"]["labels"]["baton.dev/role"] == role]
-                been_ready.update((uid_of(pod), restarts(pod)) for pod in pods if is_ready(pod))
-                up = sum((uid_of(pod), restarts(pod)) in been_ready for pod in pods)
-                watched.lowest[role] = min(up, watched.lowest.get(role, up))
-                now = time.monotonic()
-                since[role] = now if up >= least else since.get(role, now)
-                watched.longest_s = max(watched.longest_s, now - since[role])
-
-    with ThreadPoolExecutor(1) as threads:
-        looking = threads.submit(look)
-        try:
-            yield watched
-        finally:
-            stop.set()
-        looking.result()
-    seconds = round(watched.longest_s, 1)
-    world.note(f"floor: {name}", seconds_under=seconds, lowest=watched.lowest, routable=watched.routable)
-    assert watched.lowest
-    assert watched.longest_s < PROBE_LAG_S, watched
 
 
 def pods_of(world: World) -> dict[str, int]:
     """Restarts of each worker and gateway, by uid."""
     pods = world.kubectl.pods(f"baton.dev/deployment={NAME}")
     return {uid_of(pod): restarts(pod) for pod in pods}
-
-
-def uid_of(pod: Json) -> str:
-    return str(pod.get("metadata", {}).get("uid", ""))
-
-
-def restarts(pod: Json) -> int:
-    return sum(each["restartCount"] for each in pod["status"].get("containerStatuses", []))
 
 
 def templates(world: World, role: str) -> set[str]:
