@@ -17,6 +17,7 @@ from baton_operator.objects.fetch_progress import progress_words
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
 from baton_operator.passes.observe import condition
 from baton_operator.passes.pod_troubles import PodNeeds, Said, age_s, is_ready, pod_trouble, seconds_since
+from baton_operator.passes.reach import unreached
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.troubles import Trouble, refused_object, short
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -48,6 +49,7 @@ def diagnose(
     scaler = idle_scaler(seen, now)
     if scaler is not None and scaler[1] <= 0:
         troubles.append(scaler[0])
+    troubles += [trouble for trouble, left_s in unreached(seen, now) if left_s <= 0]
     for each in seen.sets:
         is_quiet = not any(trouble.of == each.role for trouble in troubles)
         if each.is_late and not each.is_leaving and each.ready < each.wanted and is_quiet:

@@ -32,6 +32,7 @@ from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler
 from baton_operator.passes.object_events import AGAIN_S, ObjectEvents
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
+from baton_operator.passes.reach import unreached
 from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
 from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
 from baton_operator.passes.role_labels import RoleLabels
@@ -256,8 +257,9 @@ class Reconciler:
             said = {**said, uid_of(pod): heard} if heard is not None else said
             this.again_in(PROGRESS_S)
         scaler = idle_scaler(seen, now)
-        if scaler is not None and scaler[1] > 0:
-            this.again_in(scaler[1])
+        for _, left_s in (*unreached(seen, now), *([] if scaler is None else [scaler])):
+            if left_s > 0:
+                this.again_in(left_s)
         return diagnose(seen, this.deployment, fetch, said, now)
 
     def _has_just_acted(self, seen: Snapshot) -> bool:

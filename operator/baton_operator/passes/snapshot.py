@@ -10,7 +10,18 @@ from pydantic import ValidationError
 
 from baton_control.names import Key, gateway_name, keys_name, pool_name
 from baton_operator.kube.cache import REPLICA_OWNERS, Cache
-from baton_operator.kube.kinds import ACCOUNTS, CLAIMS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WITHDRAWN, WORKERS
+from baton_operator.kube.kinds import (
+    ACCOUNTS,
+    CLAIMS,
+    DEPLOYMENTS,
+    JOBS,
+    PODS,
+    POOLS,
+    RECORDS,
+    SERVICES,
+    WITHDRAWN,
+    WORKERS,
+)
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import (
     annotations_of,
@@ -74,6 +85,8 @@ class Snapshot:
     """Live Jobs that fetch a model."""
     withdrawable: tuple[tuple[Resource, Manifest], ...] = ()
     """Live objects of kinds that not every deployment has."""
+    gateway_service: Manifest = field(default_factory=dict)
+    """The live Service that clients ask, if it is ours; empty: there is none."""
     crews: Mapping[tuple[Role, str], Crew] = field(default_factory=dict)
 
 
@@ -90,6 +103,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
     fetches = _ours(caches[JOBS].of(key), owner)
     jobs = frozenset(str(metadata_of(each).get("name")) for each in fetches)
     gateway = next(iter(_ours((workers.get(gateway_name(key.name), {}),), owner)), {})
+    service = caches[SERVICES].get(key.namespace, gateway_name(key.name)) or {}
     account = caches[ACCOUNTS].get(key.namespace, gateway_name(key.name)) or {}
     keys = annotations_of(account).get(KEYS_ANNOTATION) if is_controlled(account, owner.uid) else None
     facades = {role: caches[POOLS].get(key.namespace, pool_name(key.name, role)) or {} for role in POOL_ROLES}
@@ -119,6 +133,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         withdrawable=tuple(
             (kind, each) for kind in WITHDRAWN if kind in caches for each in _ours(caches[kind].of(key), owner)
         ),
+        gateway_service=next(iter(_ours((service,), owner)), {}),
         crews=teams,
     )
 

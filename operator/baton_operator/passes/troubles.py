@@ -43,7 +43,7 @@ WORST = (
     ("MissingSecret", "MissingConfigMap", "MissingClaim", "VolumeFails", "SandboxFails"),
     ("InsufficientAccelerators", "Unschedulable", "NodeRefuses", "ImagePull", "ContainerConfig"),
     ("ModelFetchFailed", "GatewayFails", "NewTemplateFails", "WorkersFail"),
-    ("GatewayNotScaled",),
+    ("GatewayNotScaled", "RouteNotAccepted", "NoAddress"),
     ("Replacing", "QueuedByKueue", "SchedulingGated", "FetchingModel", "PullingImage", "ContainerCreating"),
     ("NodeNotReady", "ProbeFails"),
     ("NoGateway",),

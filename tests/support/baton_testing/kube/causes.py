@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from baton_operator.kube.kinds import AUTOSCALERS, JOBS, PODS, POOLS, SERVICES
+from baton_operator.kube.kinds import AUTOSCALERS, JOBS, PODS, POOLS, ROUTES, SERVICES
 from baton_operator.kube.kube_api import Forbidden, KubeError
 from baton_operator.objects.metadata import FETCH_ROLE
 from baton_operator.passes.diagnosis import MEASURED_WITHIN_S
@@ -206,6 +206,18 @@ def _can_measure(world: World) -> None:
     world.store.set_status(AUTOSCALERS, SPACE, f"{NAME}-gateway", {"conditions": [active]})
 
 
+async def _route_refused(world: World) -> None:
+    world.user_applies(gateway={"route": {"parent": "edge"}, "openAccess": True})
+    await until(lambda: world.store.peek(ROUTES, SPACE, f"{NAME}-gateway") is not None, WITHIN_S)
+    _route_is(world, "False", "NotAllowedByListeners")
+
+
+def _route_is(world: World, status: str, reason: str) -> None:
+    accepted: Json = {"type": "Accepted", "status": status, "reason": reason, "message": "", "observedGeneration": 1}
+    parent: Json = {"parentRef": {"name": "edge"}, "controllerName": "example.com/edge", "conditions": [accepted]}
+    world.store.set_status(ROUTES, SPACE, f"{NAME}-gateway", {"parents": [parent]})
+
+
 def _new_template(affliction: Affliction) -> Callable[[World], Awaitable[None]]:
     async def plant(world: World) -> None:
         world.cluster.weather.afflicts = lambda pod: affliction if "2Gi" in str(pod["spec"]) else None
@@ -345,6 +357,8 @@ CAUSES = (
             _writes("horizontalpodautoscalers", Forbidden(DENIED), gateway={"autoscaling": {"max": 4}}), _clear),
     Planted("autoscaler without metrics", "GatewayNotScaled", _cannot_measure, _can_measure, is_ready=True,
             is_running=True),
+    Planted("route refused", "RouteNotAccepted", _route_refused,
+            lambda world: _route_is(world, "True", "Accepted"), is_ready=True, is_running=True),
     Planted("flag of Baton's own", "InvalidSpec", _edits(decode__arguments=[{"name": "keys", "value": "/tmp"}]), _fixed,
             says="spec.decode.arguments[0].name"),
     Planted("namespace ends", "NamespaceTerminating", _writes("services", Forbidden(ENDING)), _clear),
