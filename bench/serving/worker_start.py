@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,8 @@ STARTS: Final[Mapping[str, tuple[str, bool]]] = {
     "ahead, warm": ("b", True),
 }
 """Triton's cache, and whether workers are told of the folder."""
+COMPILED: Final = re.compile(r"compiled here: (.+)$|kernel (\w+) was compiled while serving", re.MULTILINE)
+FEW: Final = 4
 COLUMNS: Final = (
     *(
         "start",
@@ -57,7 +60,7 @@ COLUMNS: Final = (
         "graphs",
         "warm-up",
     ),
-    *("hand-over", "fingerprint", "connecting", "found", "compiled"),
+    *("hand-over", "fingerprint", "connecting", "found", "compiled", "which"),
 )
 
 
@@ -106,6 +109,9 @@ def started(name: str, folder: Path, shape: Shape) -> list[dict[str, Cell]]:
             row |= {stage: round(seconds, 2) for stage, seconds in stages.items()}
             for origin in ("found", "compiled"):
                 row[origin] = sum(value for labels, value in counts.items() if origin in labels)
+            found = COMPILED.findall(worker.child.output())
+            named = sorted({each for before, later in found for each in (*before.split(", "), later) if each})
+            row["which"] = ", ".join(named) if len(named) <= FEW else f"{len(named)} of them"
             rows.append(row)
     return rows
 
