@@ -39,7 +39,7 @@ from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import OpenSlot, StepPlan
 from baton_gateway.shapes.answer_shape import json_shape
 from baton_gateway.shapes.definition import definition_of
-from baton_wire.messages.values import Grammar, RequestKey, SamplingParams
+from baton_wire.messages.values import RequestKey, SamplingParams
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TINY: Final = ROOT / "examples" / "tiny-llama"
@@ -59,7 +59,8 @@ ITEM: Final[dict[str, Any]] = {
     "additionalProperties": False,
 }
 SCHEMA: Final[dict[str, Any]] = {"type": "array", "items": ITEM, "minItems": 1_000}
-GRAMMAR: Final = Grammar(definition_of(json_shape(SCHEMA, "schema", is_strict=True)))
+SHAPE: Final = json_shape(SCHEMA, "schema", is_strict=True)
+GRAMMAR: Final = SHAPE.grammar(definition_of(SHAPE))
 PLAIN: Final = SamplingParams(max_tokens=OUTPUT, temperature=0.0)
 BOUND: Final = SamplingParams(max_tokens=OUTPUT, temperature=0.0, grammar=GRAMMAR, stop_token_ids=(END,))
 

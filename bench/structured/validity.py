@@ -121,7 +121,8 @@ def main(arguments: list[str]) -> int:
     refused = 0
     for schema in schemas(options.schemas, options.seed, options.suite):
         try:
-            followed.append(Followed(schema, Grammar(definition_of(json_shape(schema, "schema", is_strict=True)))))
+            shape = json_shape(schema, "schema", is_strict=True)
+            followed.append(Followed(schema, shape.grammar(definition_of(shape))))
         except RefusedError:
             refused += 1
     notes = [

@@ -92,7 +92,7 @@ DOWN: list[Message] = [
         prompt_tokens=2,
         choices=(0,),
         sampling=SamplingParams(
-            max_tokens=5, grammar=Grammar('{"grammars": []}'), thought=Thought(end=(9, 8), start=(7,), max_tokens=0)
+            max_tokens=5, grammar=Grammar('{"grammars": []}', 32), thought=Thought(end=(9, 8), start=(7,), max_tokens=0)
         ),
         timeout_s=30.0,
         salt="",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from baton_engine.grammars.answer_matcher import AnswerMatcher, CompiledGrammar
+from baton_engine.grammars.blank_runs import TEXT
 from baton_engine.grammars.thought_tracker import ThoughtStage, ThoughtTracker
 from baton_engine.grammars.vocabulary import Vocabulary, Words, bits_of, ids_in, spelling_begins
 from baton_kernels.token_mask import WORD_BITS, looking
@@ -87,6 +88,16 @@ class ConstrainedRow:
         self._thought = None if sampling.thought is None else ThoughtTracker(sampling.thought)
         self.is_plain = self._thought is None and compiled is not None
         """A grammar alone binds it, from the first token to the end."""
+        max_blanks = None if sampling.grammar is None else sampling.grammar.max_blanks
+        self._counts_blanks = max_blanks is not None
+        self._max_blanks = max_blanks or 0
+        self._blank_runs, self._blank_ids = vocabulary.blank_runs, vocabulary.blank_ids
+        self._blanks = 0
+        """As `blank_runs` counts them."""
+        self.are_blanks_over = False
+        """As many stand in a row as may: `forbid_blanks` belongs to the next mask."""
+        self.is_mask_due = True
+        """The matcher has moved since its mask was computed; whoever computes it unsets this."""
         self._index = 0
         self.is_over = False
         """The answer has ended."""
@@ -155,7 +166,9 @@ class ConstrainedRow:
         if self.is_over or token in self.ends.ids:
             self.is_over = True
             return True
-        self._consume(token)
+        if not self._counts_blanks or not self._goes_on_with_blanks(token):
+            self._consume(token)
+            self.is_mask_due = True
         return False
 
     def _take_beside_thought(self, token: int) -> bool:
@@ -172,6 +185,14 @@ class ConstrainedRow:
         else:
             self._take_answer(token)
         return self.is_free
+
+    def forbid_blanks(self, words: Words) -> None:
+        """Take tokens that begin with a blank out of the matcher's mask [W]. Something else may always follow in JSON;
+        a vocabulary without a token for it goes on with blanks.
+        """
+        others = words & self._vocabulary.unblank
+        if others.any():
+            words[:] = others
 
     def fill(self, words: Words) -> None:
         """Write what may come next into [W]. Where it is the matcher's to say, its part is written there already."""
@@ -197,6 +218,8 @@ class ConstrainedRow:
 
     def _begin_answer(self) -> None:
         self._answer = None if self._compiled is None else AnswerMatcher(self._compiled)
+        self._blanks = 0
+        self.are_blanks_over = False
 
     def _take_answer(self, token: int) -> None:
         """The token belongs to the answer, or may still belong to the mark that opens a thought."""
@@ -205,10 +228,25 @@ class ConstrainedRow:
         elif self._answer is None:
             if self._compiled is not None and self._stage is not ThoughtStage.OPENING:
                 self._failure = "the row left the mark that opens its thought"
-        elif self._stage is not ThoughtStage.OPENING:
-            self._answer.take(token)
-        elif self._answer.matcher.try_consume_tokens([token]) == 0:
+        elif self._stage is ThoughtStage.OPENING and self._answer.matcher.try_consume_tokens([token]) == 0:
             self._answer = None  # only the mark goes on
+        else:
+            goes_on = self._counts_blanks and self._goes_on_with_blanks(token)
+            if self._stage is not ThoughtStage.OPENING and not goes_on:
+                self._answer.take(token)
+                self.is_mask_due = True
+
+    def _goes_on_with_blanks(self, token: int) -> bool:
+        """Count the token's blanks. True: they go on behind others, in an indentation that has no end for the matcher.
+        So it stays where it is and is not told, and its mask is the last one.
+        """
+        before = self._blanks
+        self._blanks = after = self._blank_runs[token][before]
+        self.are_blanks_over = self._max_blanks <= after < TEXT
+        if not 0 < before < TEXT or token not in self._blank_ids:
+            return False
+        self.is_mask_due = self.is_mask_due or self.are_blanks_over
+        return True
 
     def _finish(self, words: Words) -> None:
         """The row's stop ids instead of the vocabulary's own ends, the opening mark, and nothing that is no token."""

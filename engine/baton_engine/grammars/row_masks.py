@@ -35,8 +35,8 @@ class _Batch:
 
     slots: tuple[int, ...]
     rows: tuple[ConstrainedRow, ...]
-    computations: tuple[tuple[Callable[[int, int], None], int], ...]
-    """Of the matchers' masks, each with where it belongs."""
+    computations: tuple[tuple[ConstrainedRow, Callable[[int, int], None], int, Words], ...]
+    """Of the matchers' masks, each with its row, its address and itself [W]."""
     firsts: tuple[tuple[Words, int], ...]
     """Masks [W] of answers that begin, each with its row."""
     words: Words
@@ -108,10 +108,14 @@ class RowMasks:
             batch = self._batch_of(slots)
             self._batch = batch if batch.is_plain and not batch.firsts else None
         row_bytes = batch.words.strides[0]
-        for compute, pointer in batch.computations:
-            compute(pointer, row_bytes)
-        for mask, row in batch.firsts:
-            batch.words[row] = mask
+        for row, compute, pointer, mask in batch.computations:
+            if row.is_mask_due:
+                compute(pointer, row_bytes)
+                row.is_mask_due = False
+                if row.are_blanks_over:
+                    row.forbid_blanks(mask)
+        for first, place in batch.firsts:
+            batch.words[place] = first
         found = batch.constraints if batch.is_plain and not batch.holds_an_end() else _finished(batch)
         self.observe_masks(time.perf_counter() - begin)
         return found
@@ -120,7 +124,7 @@ class RowMasks:
         places: list[int] = []
         rows: list[ConstrainedRow] = []
         failures: list[SlotFailure] = []
-        computations: list[tuple[Callable[[int, int], None], int]] = []
+        computations: list[tuple[ConstrainedRow, Callable[[int, int], None], int]] = []
         firsts: list[tuple[Words, int]] = []
         is_plain = True
         for place, slot in enumerate(slots):
@@ -140,7 +144,8 @@ class RowMasks:
                 if (first := row.first_mask) is not None:
                     firsts.append((first, len(rows)))
                 elif (matcher := row.matcher) is not None:
-                    computations.append((matcher.unsafe_compute_mask_ptr, len(rows)))
+                    computations.append((row, matcher.unsafe_compute_mask_ptr, len(rows)))
+                    row.is_mask_due = True  # another batch, other memory
             places.append(place)
             rows.append(row)
         words, pointer = self._words_of(rows)
@@ -150,7 +155,10 @@ class RowMasks:
         return _Batch(
             slots=tuple(slots),
             rows=tuple(rows),
-            computations=tuple((compute, pointer + row * words.strides[0]) for compute, row in computations),
+            computations=tuple(
+                (row, compute, pointer + number * words.strides[0], words[number])
+                for row, compute, number in computations
+            ),
             firsts=tuple(firsts),
             words=words,
             ends=ends,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLTokenizer
 
+from baton_engine.grammars.blank_runs import blank_runs
 from baton_kernels.token_mask import WORD_BITS, mask_words
 
 Words = npt.NDArray[np.uint32]
@@ -32,6 +33,12 @@ class Vocabulary:
     """[W]: of them those that stand for no text: the ends, and such as the beginning of a turn."""
     end_ids: tuple[int, ...]
     """What a matcher allows where a text may end."""
+    unblank: Words
+    """[W]: every id but those whose text begins with a space or a tab."""
+    blank_runs: tuple[bytes, ...]
+    """By id, what it does to a run of blanks."""
+    blank_ids: frozenset[int]
+    """Those of nothing but spaces and tabs."""
 
     @property
     def words(self) -> int:
@@ -71,7 +78,17 @@ def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: i
     words = mask_words(size)
     named = tuple(tokenizer.eos_tokens)
     marks = tuple(token for token in range(own) if tokenizer.is_special_token(token))
-    return Vocabulary(tokenizer, bits_of(range(own), words), bits_of((*marks, *named), words), named)
+    texts = [tokenizer.decode_bytes([token]) for token in range(own)]
+    led = tuple(token for token, text in enumerate(texts) if text.startswith((b" ", b"\t")))
+    return Vocabulary(
+        tokenizer=tokenizer,
+        known=bits_of(range(own), words),
+        marks=bits_of((*marks, *named), words),
+        end_ids=named,
+        unblank=~bits_of(led, words),
+        blank_runs=blank_runs([*texts, *[b""] * (words * WORD_BITS - own)]),
+        blank_ids=frozenset(token for token in led if not texts[token].strip(b" \t")),
+    )
 
 
 def spelling_begins(vocabulary: Vocabulary, mark: int) -> tuple[int, ...]:

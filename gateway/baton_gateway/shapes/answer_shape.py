@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from baton_gateway.shapes.lark import MAX_BLANKS
 from baton_gateway.shapes.members import MemberForm
 from baton_gateway.shapes.shape_errors import refused
+from baton_wire.messages.values import Grammar
 
 MAX_DEFINITION_BYTES = 64 << 10
 MAX_CHOICES = 1_024
@@ -59,6 +61,10 @@ class AnswerShape(msgspec.Struct, frozen=True):
     schemas: tuple[NamedSchema, ...] = ()
     marks: tuple[tuple[str, int], ...] = ()
     """Texts in a composed grammar that are one special token each, with its id."""
+
+    def grammar(self, definition: str) -> Grammar:
+        """`definition`, made of this shape, with what is counted beside it."""
+        return Grammar(definition, MAX_BLANKS if self.kind is ShapeKind.JSON else None)
 
     def encoded(self) -> bytes:
         return _encode(self)

@@ -15,13 +15,15 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from baton_gateway.errors import RefusedError
 from baton_gateway.shapes.answer_shape import AnswerShape, ShapeAnswer, ShapeKind
 from baton_gateway.shapes.json_schema import CheckedSchema, check_schema
-from baton_gateway.shapes.lark import JSON_OPTIONS, check_lark, json_term, literal
+from baton_gateway.shapes.lark import check_lark, json_options, json_term, literal
 from baton_gateway.shapes.members import member_rules
 from baton_gateway.shapes.pattern import PatternError, common_pattern
 from baton_gateway.shapes.plain_schema import is_plain
 from baton_gateway.shapes.shape_errors import refused
 from baton_wire.messages.values import MAX_GRAMMAR_CHARS
 
+ANSWER_OPTIONS = json_options(indentation="*")
+"""Of an answer that is JSON and nothing else. Its blanks are counted beside the grammar: see `AnswerShape.grammar`."""
 LIMITS = LLParserLimits(verbose_errors=False)
 _BYTES = LLTokenizer("byte")
 """A vocabulary of the 256 bytes: what can be followed with it is followed with any other."""
@@ -50,7 +52,7 @@ def definition_of(shape: AnswerShape) -> str:
 
 def json_definition(schema: dict[str, Any]) -> str:
     """As `LLMatcher.grammar_from_json_schema` with our options, which takes thirty times as long."""
-    grammar = {"name": "json_schema", "json_schema": schema | {"x-guidance": JSON_OPTIONS}, "lark_grammar": None}
+    grammar = {"name": "json_schema", "json_schema": schema | {"x-guidance": ANSWER_OPTIONS}, "lark_grammar": None}
     return _encode({"grammars": [grammar], "max_tokens": None}).decode()
 
 

@@ -12,14 +12,20 @@ from baton_gateway.shapes.pattern import MAX_STATES, PatternError, common_patter
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-JSON_OPTIONS: JsonCompileOptions = {
-    "whitespace_pattern": r"[ ]|\r?\n[ \t]{0,32}",
-    "json_allowed_escapes": 'nrbtf\\"',
-}
-"""How JSON is written where a grammar leaves it open. One space, or a new line with its indentation: without a bound a
-model could go on with blanks until its tokens are spent. No `\\uXXXX`: with it a name has several spellings, and the
-compiler takes another spelling of a name for another name, whose value it does not check.
-"""
+MAX_BLANKS = 32
+"""Of an indentation. Without a bound a model could go on with blanks until its tokens are spent."""
+
+
+def json_options(indentation: str) -> JsonCompileOptions:
+    """How JSON is written where a grammar leaves it open. One space, or a new line with its indentation, which may be
+    so long. No `\\uXXXX`: with it a name has several spellings, and the compiler takes another spelling of a name for
+    another name, whose value it does not check.
+    """
+    return {"whitespace_pattern": rf"[ ]|\r?\n[ \t]{indentation}", "json_allowed_escapes": 'nrbtf\\"'}
+
+
+PART_OPTIONS = json_options(indentation=f"{{0,{MAX_BLANKS}}}")
+"""Of JSON that is a part of a grammar. The grammar itself bounds its blanks."""
 
 _TOKEN = re.compile(
     r"""(?P<blank>\s+|//[^\n]*|\#[^\n]*)
@@ -75,7 +81,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 def json_term(schema: dict[str, Any]) -> str:
     """JSON of a schema from `check_schema`, as a term of a rule."""
-    return f"%json {json.dumps(schema | {'x-guidance': JSON_OPTIONS}, ensure_ascii=False)}"
+    return f"%json {json.dumps(schema | {'x-guidance': PART_OPTIONS}, ensure_ascii=False)}"
 
 
 def check_lark(source: str) -> None:

@@ -86,7 +86,7 @@ class ShapeCompiler:
         self._tell(how, time.monotonic() - began)
         if answer.definition is None:
             raise invalid(answer.param, answer.message, answer.code)
-        return Grammar(answer.definition)
+        return shape.grammar(answer.definition)
 
     async def _new(self, shape: AnswerShape, key: bytes) -> ShapeAnswer | None:
         """The answer is waited for also after the client is gone: stopping the process would cost the next one more."""

@@ -16,16 +16,19 @@ from baton_engine.grammars.constrained_row import Allowance
 from baton_engine.grammars.grammar_compiler import GrammarCompiler, GrammarError
 from baton_engine.grammars.vocabulary import ids_in
 from baton_testing.engine.grammars import (
+    BLANK,
     END,
     NO_FORCING,
     SPECIAL,
     VOCAB,
     allowed_by,
     allowed_by_hand,
+    blanks_behind,
     compiling,
     of_lark,
     of_regex,
     of_schema,
+    of_spaced,
     row_of,
     sampling_of,
     token_bytes,
@@ -100,6 +103,58 @@ def test_text_that_is_certain_may_be_forced_into_the_tokenizers_own_ids(compiler
         row.take(ids[-1])
         if ids[-1] == END:
             break
+
+
+@pytest.mark.parametrize("head", [NO_FORCING, ""], ids=["any ids", "certain text"])
+@pytest.mark.parametrize("seed", range(40))
+def test_masks_of_spaced_json_are_those_by_hand_without_a_blank_too_many(
+    compiler: GrammarCompiler, seed: int, head: str
+) -> None:
+    chance, most = random.Random(seed), random.Random(seed).choice((1, 2, 5))
+    schema, pattern = random_schema(chance, blank=BLANK)
+    sampling = sampling_of(of_spaced(schema, most, head))
+    row, ids = row_of(compiler, sampling), list[int]()
+    blank = {token for token, text in enumerate(token_bytes()) if text[:1] in (b" ", b"\t")}
+    for _ in range(40):
+        allowed, by_hand = allowed_by(row), allowed_by_hand(pattern, ids)
+        assert allowed
+        if blanks_behind(ids) >= most:
+            by_hand -= blank
+        assert allowed == by_hand or (head == "" and len(allowed) == 1 and allowed < by_hand), (schema, ids)
+        assert allowed_by(row_of(compiler, sampling, ids)) == allowed, "rebuilt from its ids"
+        likely = sorted(allowed & blank) if chance.random() < 0.7 else []
+        ids.append(chance.choice(likely or sorted(allowed)))
+        row.take(ids[-1])
+        if ids[-1] == END:
+            jsonschema.validate(msgspec.json.decode(b"".join(token_bytes()[token] for token in ids[:-1])), schema)
+            break
+
+
+def test_blanks_within_texts_and_without_a_bound_are_not_counted(compiler: GrammarCompiler) -> None:
+    schema = {"type": "array", "items": {"type": "string"}}
+    space, line, quote, bracket = (token_bytes().index(text) for text in (b" ", b"\n", b'"', b"["))
+    inside = row_of(compiler, sampling_of(of_spaced(schema, 2)), [bracket, quote, *[space] * 40])
+    assert space in (allowed_by(inside) or ())
+    endless = row_of(compiler, sampling_of(of_spaced(schema, None)), [bracket, line, *[space] * 40])
+    assert space in (allowed_by(endless) or ())
+    bounded = row_of(compiler, sampling_of(of_spaced(schema, 40)), [bracket, line, *[space] * 40])
+    allowed = allowed_by(bounded)
+    assert allowed
+    assert space not in allowed
+    assert quote in allowed
+
+
+def test_blanks_are_counted_anew_behind_a_thought_and_along_its_opening_mark(compiler: GrammarCompiler) -> None:
+    """The mark begins as an answer may: a quotation mark in it opens a text."""
+    schema = {"type": "string"}
+    quote, space, letter = (token_bytes().index(text) for text in (b'"', b" ", b"a"))
+    sampling = sampling_of(of_spaced(schema, 1), Thought(end=(CLOSE,), start=(quote, letter, CLOSE)))
+    text = row_of(compiler, sampling, [quote, letter, space, space])
+    assert space in (allowed_by(text) or ()), "within a text"
+    behind = row_of(compiler, sampling, [quote, letter, CLOSE, space, space, CLOSE])
+    assert quote in (allowed_by(behind) or ())
+    again = row_of(compiler, sampling, [quote, letter, CLOSE, space, CLOSE, quote, space, space])
+    assert space in (allowed_by(again) or ())
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -17,7 +17,17 @@ from baton_engine.grammars.answer_matcher import CompiledGrammar
 from baton_engine.grammars.grammar_compiler import GrammarCompiler
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.events import SequenceSpec
-from baton_testing.engine.grammars import END, VOCAB, masking, of_regex, of_schema, sampling_of, token_bytes, vocabulary
+from baton_testing.engine.grammars import (
+    END,
+    VOCAB,
+    masking,
+    of_regex,
+    of_schema,
+    of_spaced,
+    sampling_of,
+    token_bytes,
+    vocabulary,
+)
 from baton_testing.engine.model_steps import RunnerSteps, chunk, opened
 from baton_testing.engine.random_grammars import random_schema
 from baton_testing.engine.structured_engine import (
@@ -40,11 +50,12 @@ def mixed(seed: int, count: int = 8) -> list[SequenceSpec]:
     specs = []
     for number in range(1, count + 1):
         prompt = [chance.randrange(5, VOCAB) for _ in range(chance.randint(1, 60))]
-        grammar = None if number % 3 == 0 else of_schema(random_schema(chance)[0], head=chance.choice(("", "\n")))
+        schema, head = random_schema(chance)[0], chance.choice(("", "\n"))
+        grammar = chance.choice((of_schema(schema, head), of_spaced(schema, chance.choice((2, 32)), head)))
         start, budget = chance.choice([((), 4), ((1,), None), ((1,), 3), ((1, 40, 41), 3), ((), 0)])
         thought = chance.choice([None, None, Thought(end=(CLOSE, 9), start=start, max_tokens=budget)])
         sampling = sampling_of(
-            grammar,
+            None if number % 3 == 0 else grammar,
             thought,
             max_tokens=chance.randint(1, 60),
             temperature=chance.choice((0.0, 1.0)),

@@ -19,6 +19,8 @@ from baton_gateway.shapes.answer_shape import (
     text_shape,
 )
 from baton_gateway.shapes.definition import definition_of
+from baton_gateway.shapes.lark import MAX_BLANKS
+from baton_wire.messages.values import Grammar
 
 BYTES = LLTokenizer("byte")
 
@@ -216,9 +218,18 @@ def test_a_name_has_one_spelling() -> None:
 
 
 def test_blanks_are_bounded() -> None:
-    assert allows({"type": "array"}, "[\n    1, 2\n]")
-    assert not allows({"type": "array"}, "[" + "\n" * 2 + "]")
-    assert not allows({"type": "array"}, "[" + " " * 40 + "]")
+    """Of an answer that is JSON the worker counts them; a part of a grammar bounds its own."""
+    part = composed_shape("start: a", [named_schema({"type": "array"}, "f", rule="a")], "f")
+    for shape in (whole := json_shape({"type": "array"}, "f"), part):
+        assert follows(shape, "[\n    1, 2\n]")
+        assert not follows(shape, "[" + "\n" * 2 + "]")
+        assert not follows(shape, "[" + " " * 40 + "]")
+        assert not follows(shape, "[1]\n"), "an end is an end"
+    indented = "[\n" + " " * 40 + "]"
+    assert follows(whole, indented)
+    assert not follows(part, indented)
+    assert whole.grammar("{}") == Grammar("{}", MAX_BLANKS)
+    assert part.grammar("{}") == text_shape(ShapeKind.LARK, "start: A", "f").grammar("{}") == Grammar("{}")
 
 
 def test_dates_are_of_the_calendar() -> None:

@@ -11,9 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from baton_engine.grammars.grammar_compiler import _parser_limits
 from baton_gateway.shapes.answer_shape import json_shape
-from baton_gateway.shapes.definition import answers_of
+from baton_gateway.shapes.definition import ANSWER_OPTIONS, answers_of
 from baton_gateway.shapes.json_schema import check_schema
-from baton_gateway.shapes.lark import JSON_OPTIONS
 from baton_gateway.shapes.plain_schema import MAX_INTEGER, MAX_ITEMS, MAX_LENGTH, is_plain
 
 BYTES = LLTokenizer("byte")
@@ -75,7 +74,7 @@ def test_the_compiler_takes_every_plain_schema(schema: dict[str, Any]) -> None:
     early, judged = answers_of(json_shape(schema, "f"))
     assert early.is_early
     assert early.definition is not None
-    assert early.definition == LLMatcher.grammar_from_json_schema(checked, overrides=JSON_OPTIONS)
+    assert early.definition == LLMatcher.grammar_from_json_schema(checked, overrides=ANSWER_OPTIONS)
     assert (judged.definition, judged.is_early) == (early.definition, False)
     matcher = LLMatcher(BYTES, early.definition, log_level=0, limits=_parser_limits())
     matcher.compute_bitmask()

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """Version of every message type below and of how frames travel; both ends of a link agree on one in the handshake."""
 
 MAX_FRAME_BYTES = 4 << 20
@@ -148,6 +148,9 @@ class Grammar(NestedValue, frozen=True):
 
     definition: Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
     """In llguidance's own serialised form, validated by the gateway. Only the worker's matcher looks into it."""
+    max_blanks: Annotated[int, Meta(ge=1, le=250)] | None = None
+    """Of a definition of JSON that lets blanks go on without end: behind so many spaces and tabs in a row, outside of
+    texts, no token is drawn that begins with another. None: nothing is counted beside the definition."""
 
 
 class Thought(NestedValue, frozen=True):

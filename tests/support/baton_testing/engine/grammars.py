@@ -59,6 +59,24 @@ def of_schema(schema: dict[str, Any], head: str = NO_FORCING) -> Grammar:
     return of_lark(f"start: %json {json.dumps({'x-guidance': options, **schema})}", head)
 
 
+BLANK = r"(?: |\r?\n[ \t]*)?"
+"""What `of_spaced` allows between the parts of JSON."""
+
+
+def of_spaced(schema: dict[str, Any], max_blanks: int | None, head: str = NO_FORCING) -> Grammar:
+    """With whitespace between tokens: a space, or a new line with an indentation that the definition does not bound."""
+    options = {"whitespace_pattern": r"[ ]|\r?\n[ \t]*"}
+    definition = of_lark(f"start: %json {json.dumps({'x-guidance': options, **schema})}", head).definition
+    return Grammar(definition, max_blanks)
+
+
+def blanks_behind(outputs: Sequence[int]) -> int:
+    """Spaces and tabs at the end of JSON that was begun, 0 within its texts."""
+    text = b"".join(token_bytes()[token] for token in outputs)
+    outside = regex.sub(rb'"(?:[^"\\]|\\.)*"', b".", text)
+    return 0 if b'"' in outside else len(outside) - len(outside.rstrip(b" \t"))
+
+
 def of_lark(text: str, head: str = NO_FORCING) -> Grammar:
     return Grammar(LLMatcher.grammar_from_lark(head + text))
 
@@ -80,6 +98,8 @@ def allowed_by(row: ConstrainedRow) -> set[int] | None:
     if row.allowance is Allowance.MATCHER:
         assert row.matcher is not None
         row.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if row.are_blanks_over:
+            row.forbid_blanks(words)
     row.fill(words)
     return {token for token in range(len(words) * 32) if words[token // 32] >> (token % 32) & 1}
 

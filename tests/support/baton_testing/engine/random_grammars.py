@@ -29,8 +29,10 @@ def random_regex(chance: random.Random, depth: int = 0) -> str:
     return part + random_regex(chance, depth + 1)
 
 
-def random_schema(chance: random.Random, depth: int = 0) -> tuple[dict[str, Any], str]:
-    """A schema, and an expression of the documents that it allows without whitespace, keys in their order."""
+def random_schema(chance: random.Random, depth: int = 0, blank: str = "") -> tuple[dict[str, Any], str]:
+    """A schema, and an expression of the documents that it allows, keys in their order. `blank`: an expression of what
+    may stand between their parts.
+    """
     kind = chance.random()
     if depth == MAX_DEPTH or kind < 0.15:
         values = chance.sample(["red", "reddish", 'a "quote"', 7, 70, True, False, None], chance.randint(1, 4))
@@ -42,19 +44,23 @@ def random_schema(chance: random.Random, depth: int = 0) -> tuple[dict[str, Any]
     if kind < 0.5:
         return {"type": "string", "pattern": "^[a-z]{0,3}$"}, STRING
     if kind < 0.7:
-        schema, pattern = random_schema(chance, depth + 1)
+        schema, pattern = random_schema(chance, depth + 1, blank)
         least = chance.randint(0, 2)
         most = least + chance.randint(0, 2)
-        items = rf"{pattern}(?:,{pattern}){{{max(0, least - 1)},{max(0, most - 1)}}}" if most else ""
-        whole = rf"\[(?:{items}){'' if least else '?'}\]"
+        more = rf"{{{max(0, least - 1)},{max(0, most - 1)}}}"
+        items = rf"{pattern}{blank}(?:,{blank}{pattern}{blank}){more}" if most else ""
+        whole = rf"\[{blank}(?:{items}){'' if least else '?'}\]"
         return {"type": "array", "items": schema, "minItems": least, "maxItems": most}, whole
     names = chance.sample(["name", "nam", "age", "x y", 'q"'], chance.randint(1, 3))
-    parts = [random_schema(chance, depth + 1) for _ in names]
-    fields = ",".join(rf"{re.escape(json.dumps(name))}:{part}" for name, (_, part) in zip(names, parts, strict=True))
+    parts = [random_schema(chance, depth + 1, blank) for _ in names]
+    fields = f",{blank}".join(
+        rf"{re.escape(json.dumps(name))}{blank}:{blank}{part}{blank}"
+        for name, (_, part) in zip(names, parts, strict=True)
+    )
     schema = {
         "type": "object",
         "properties": {name: part for name, (part, _) in zip(names, parts, strict=True)},
         "required": names,
         "additionalProperties": False,
     }
-    return schema, rf"\{{{fields}\}}"
+    return schema, rf"\{{{blank}{fields}\}}"
