@@ -191,6 +191,7 @@ def measure(
     row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
     row |= shares([served for served, _, _ in found])
     row["gateway CPU %"] = round(100 * (service.gateway.cpu_s() - cpu_s) / wall_s, 1)
+    row["wall s"] = round(wall_s, 1)
     row["client late ms"] = round(1e3 * float(np.percentile([late_s for _, late_s, _ in found], 99)), 2)
     for letter, worker in workers.items():
         after = counted(worker)
@@ -200,7 +201,7 @@ def measure(
         queue = [state["waiting_tokens"] for state in inside] or [0]
         rows = [state["running"] for state in inside] or [0]
         row[f"{letter} busy %"] = round(100 * step_s / wall_s, 1)
-        row[f"{letter} step ms"] = round(1e3 * step_s / max(1, steps), 2)
+        row[f"{letter} step ms"], row[f"{letter} steps"] = round(1e3 * step_s / max(1, steps), 2), round(steps)
         row[f"{letter} queue"], row[f"{letter} queue max"] = round(float(np.mean(queue))), max(queue)
         row[f"{letter} rows"], row[f"{letter} rows max"] = round(float(np.mean(rows)), 1), max(rows)
         row[f"{letter} waiting max"] = max((state["waiting"] for state in inside), default=0)

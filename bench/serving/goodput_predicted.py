@@ -219,6 +219,10 @@ class World:
         self._events_of(machine)
         for end_s in machine.launch(self.now):
             self.at(end_s, lambda: self._stepped(machine))
+        looks_s = self.now + machine.spare_s(self.now)
+        if looks_s > self.now and looks_s != machine.looks_s:
+            machine.looks_s = looks_s
+            self.at(looks_s, lambda: self._moved(machine))
         self._events_of(machine)
 
     def _stepped(self, machine: Machine) -> None:

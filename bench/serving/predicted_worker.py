@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from baton_engine.running.step_load import LoadMeter, StepLoad
+from baton_engine.running.stepper import planning_s
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import SlotTokens, StepPlan, StepResult
 from baton_gateway.workers.linked_workers import LinkedWorker
@@ -63,11 +64,21 @@ class Machine:
     steps: int = 0
     step_s: float = 0.0
     timings: list[StepTiming] = field(default_factory=list)
+    looks_s: float = 0.0
+    """When it looks again by itself, if nothing comes before."""
+
+    def spare_s(self, now: float) -> float:
+        """As `Stepper.spare_s`: how long the next step need not be planned yet."""
+        if len(self.in_flight) != 1:
+            return 0.0
+        ((_, load, seconds),) = self.in_flight
+        expected_s = self.scheduler.expected_s(load.decode_rows, load.prefill_tokens)
+        return 0.0 if expected_s is None else max(0.0, self.free_s - seconds + planning_s(expected_s) - now)
 
     def launch(self, now: float) -> list[float]:
-        """Plans up to two steps ahead; when each is done."""
-        ends = []
-        while len(self.in_flight) < 2:
+        """Plans at most one step ahead of the one that runs, and not early; when each is done."""
+        ends: list[float] = []
+        while len(self.in_flight) < 2 and not self.spare_s(now):
             plan = self.scheduler.plan(now)
             if plan is None:
                 break
