@@ -32,7 +32,6 @@ from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler
 from baton_operator.passes.object_events import AGAIN_S, ObjectEvents
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
-from baton_operator.passes.reach import unreached
 from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
 from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
 from baton_operator.passes.role_labels import RoleLabels
@@ -46,6 +45,7 @@ from baton_operator.passes.template_records import MAX_GOOD_BYTES, Record, newes
 from baton_operator.passes.template_records import manifest as record_manifest
 from baton_operator.passes.troubles import Trouble
 from baton_operator.passes.verdict import View, status_of
+from baton_operator.passes.way_in import unreached
 from baton_operator.passes.worker_pods import Crew, Readiness, placement_s
 from baton_operator.telemetry import Heard, Telemetry
 from baton_wire.messages.values import POOL_ROLES, Role

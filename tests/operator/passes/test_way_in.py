@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from baton_operator.kube.kinds import DEPLOYMENTS, ROUTES, SERVICES
-from baton_operator.passes.reach import FOUND_WITHIN_S
+from baton_operator.passes.way_in import FOUND_WITHIN_S
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.planted_causes import until
 from baton_testing.kube.store import Json
