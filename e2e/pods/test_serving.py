@@ -67,25 +67,23 @@ def test_a_drain_of_each_node_costs_no_request(world: World) -> None:
 
 def test_a_rolling_restart_of_one_of_each_costs_no_request(world: World) -> None:
     """One after the other, all at once, and by the annotation."""
-    ours = f"baton.dev/deployment={NAME}"
     for count in range(1, ROUNDS + 1):
         before = pods_of(world)
         with serving(world, f"rollout-restart-{count}", is_ready_throughout=True):
-            for each in world.kubectl.all("deployments", ours):
-                name = f"deployment/{each['metadata']['name']}"
+            for name in running(world):
                 world.kubectl.run("rollout", "restart", name)
                 world.kubectl.run("rollout", "status", name, "--timeout=240s", timeout_s=250)
             world.wait_until_settled(1, 1)
         assert before.keys().isdisjoint(pods_of(world))
         with serving(world, f"restart-at-once-{count}", is_ready_throughout=True):
-            names = [each["metadata"]["name"] for each in world.kubectl.all("deployments", ours)]
-            world.kubectl.run("rollout", "restart", *(f"deployment/{each}" for each in names))
-            for each in names:
-                world.kubectl.run("rollout", "status", f"deployment/{each}", "--timeout=240s", timeout_s=250)
+            names = running(world)
+            world.kubectl.run("rollout", "restart", *names)
+            for name in names:
+                world.kubectl.run("rollout", "status", name, "--timeout=240s", timeout_s=250)
             world.wait_until_settled(1, 1)
         old = templates(world, "decode")
         with serving(world, f"restart-by-annotation-{count}", is_ready_throughout=True):
-            world.kubectl.run("annotate", "llm", NAME, f"baton.dev/restart={count}", "--overwrite")
+            world.kubectl.run("annotate", "llm", NAME, f"baton.dev/restart={time.time_ns()}", "--overwrite")
             until("a new template", lambda old=old: templates(world, "decode") - old, 120)  # type: ignore[misc]
             world.note(f"restart by annotation, {count}", seconds=round(world.wait_until_settled(1, 1), 1))
 
@@ -287,6 +285,12 @@ def pods_of(world: World) -> dict[str, int]:
     """Restarts of each worker and gateway, by uid."""
     pods = world.kubectl.pods(f"baton.dev/deployment={NAME}")
     return {uid_of(pod): restarts(pod) for pod in pods}
+
+
+def running(world: World) -> list[str]:
+    """Deployments of gateways and workers; that of a former template has no Pods, and goes when it is cleaned up."""
+    made = world.kubectl.all("deployments", f"baton.dev/deployment={NAME}")
+    return [f"deployment/{each['metadata']['name']}" for each in made if each["spec"]["replicas"]]
 
 
 def templates(world: World, role: str) -> set[str]:
