@@ -26,7 +26,11 @@ from baton_gateway.shapes.schema_keywords import ENFORCED, REFUSED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "structured.md"
 BEGIN, END = "<!-- support: written by `python -m bench structured_support` -->", "<!-- end of support -->"
-ONLY = {"uniqueItems": "false only", "oneOf": "enforced where the cases exclude each other"}
+ONLY = {
+    "uniqueItems": "false only",
+    "oneOf": "enforced where the cases exclude each other",
+    "nullable": "OpenAPI's: beside `type` null is allowed too",
+}
 _BYTES = LLTokenizer("byte")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from baton_gateway.shapes.pattern import PatternError, check_writable, common_pattern
+from baton_gateway.shapes.property_names import NameRule, name_rule
 from baton_gateway.shapes.schema_keywords import ENFORCED, FORMATS, NO_SAY, REFUSED, TYPES
 from baton_gateway.shapes.schema_whole import PartError, check_ends, check_patterns, resolve_one_of
 from baton_gateway.shapes.shape_errors import refused, step
@@ -64,7 +65,6 @@ class _SchemaReader:
         self._left = MAX_SCHEMAS
         self._multiple = 1
         self._readers: dict[str, Callable[[Any, str, int], Any]] = {
-            "type": self._types,
             "const": self._const,
             "enum": self._enum,
             "$ref": self._reference,
@@ -122,6 +122,8 @@ class _SchemaReader:
         self.pointers[id(found)] = pointer
         for keyword, content in value.items():
             self._keyword(found, value, keyword, content, step(pointer, keyword), depth + 1)
+        if "propertyNames" in value and (rule := name_rule(value["propertyNames"])) is not None:
+            self._bind_names(found, rule, pointer)
         self._check_together(found, pointer)
         return found
 
@@ -132,8 +134,8 @@ class _SchemaReader:
             return
         if keyword == "$id" and depth == 1 and schema is self._root:
             return
-        if keyword == "propertyNames" and _takes_all_names(content):
-            return
+        if keyword == "propertyNames" and name_rule(content) is not None:
+            return  # see `_bind_names`, which needs what stands beside it
         if keyword not in ENFORCED:
             raise self._refuse(place, f"this keyword is not supported: {REFUSED.get(keyword, 'it is not known')}")
         match keyword:
@@ -148,6 +150,15 @@ class _SchemaReader:
                 found["items"] = self._schema(content, place, depth)
             case "additionalItems":
                 pass  # read beside a list of `items`; without one it has no say
+            case "type":
+                found["type"] = self._types(content, place, depth)
+                if schema.get("nullable") is True:
+                    found["type"] = _with_null(found["type"])
+            case "nullable":
+                if not isinstance(content, bool):
+                    raise self._refuse(place, "it must be true or false")
+                if content and "type" not in schema:
+                    raise self._refuse(place, "it has a say beside 'type' alone; write 'anyOf' with the type 'null'")
             case "uniqueItems":
                 if content is not False:
                     raise self._refuse(place, "this keyword is not supported: no grammar can remember all items")
@@ -155,6 +166,25 @@ class _SchemaReader:
                 _all_of(found).append({"pattern": self._pattern(content, place, depth)})
             case _:
                 found[keyword] = self._readers[keyword](content, place, depth)
+
+    def _bind_names(self, found: dict[str, Any], rule: NameRule, pointer: str) -> None:
+        """Names of `propertyNames` become properties, of which nothing else is allowed; a pattern likewise."""
+        place = step(pointer, "propertyNames")
+        if rule.names is None and rule.pattern is None:
+            return
+        if "patternProperties" in found or (rule.pattern is not None and "properties" in found):
+            raise self._refuse(place, "beside other keywords of names it is not supported: write them out")
+        others = found.get("additionalProperties", True)
+        found["additionalProperties"] = False
+        if rule.pattern is not None:
+            found["patternProperties"] = {self._pattern(rule.pattern, step(place, "pattern"), 0): others}
+            return
+        if isinstance(others, dict):  # once, however many names have it
+            target = step(pointer, "additionalProperties")
+            others = {"$ref": f"#/$defs/{self._names.setdefault(target, f'd{len(self._names)}')}"}
+        own, names = found.get("properties", {}), dict.fromkeys(rule.names or ())
+        ordered = (*(name for name in own if name in names), *(name for name in names if name not in own))
+        found["properties"] = {self._text(name, place): own.get(name, others) for name in ordered}
 
     def _check_together(self, found: dict[str, Any], pointer: str) -> None:
         for low, high in _PAIRS:
@@ -328,13 +358,9 @@ def _is_anything(schema: Any) -> bool:
     return schema is True or (isinstance(schema, dict) and not schema.keys() - NO_SAY)
 
 
-def _takes_all_names(schema: Any) -> bool:
-    """So zod writes a record's names. They are strings anyway."""
-    if not isinstance(schema, dict):
-        return schema is True
-    types = schema.get("type", "string")
-    is_string = types == "string" or (isinstance(types, list) and "string" in types)
-    return is_string and not schema.keys() - NO_SAY - {"type"}
+def _with_null(types: Any) -> Any:
+    several = types if isinstance(types, list) else [types]
+    return types if "null" in several else [*several, "null"]
 
 
 def _all_of(found: dict[str, Any]) -> list[Any]:

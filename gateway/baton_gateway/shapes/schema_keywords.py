@@ -17,9 +17,9 @@ ENFORCED = frozenset({
     "$ref", "type", "enum", "const", "allOf", "anyOf", "oneOf", "properties", "patternProperties",
     "additionalProperties", "required", "minProperties", "maxProperties", "items", "prefixItems", "additionalItems",
     "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
-    "exclusiveMaximum", "multipleOf", "uniqueItems",
+    "exclusiveMaximum", "multipleOf", "uniqueItems", "nullable",
 })  # fmt: skip
-"""`uniqueItems` where it is false."""
+"""`uniqueItems` where it is false. `nullable` is OpenAPI's."""
 
 _NO_GRAMMAR = "no grammar can follow it"
 REFUSED = {

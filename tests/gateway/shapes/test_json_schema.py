@@ -19,6 +19,7 @@ from baton_gateway.shapes.answer_shape import (
     text_shape,
 )
 from baton_gateway.shapes.definition import definition_of
+from baton_gateway.shapes.json_schema import check_schema
 from baton_gateway.shapes.lark import MAX_BLANKS
 from baton_wire.messages.values import Grammar
 
@@ -129,7 +130,7 @@ def test_a_grammar_without_an_end_is_told_in_words() -> None:
     assert refusal(text_shape(ShapeKind.LARK, "start: start", "f")) == "'f': no answer can match."
 
 
-KEYWORDS = "not if then else contains propertyNames dependentRequired dependentSchemas dependencies $dynamicRef"
+KEYWORDS = "not if then else contains dependentRequired dependentSchemas dependencies $dynamicRef"
 
 
 @pytest.mark.parametrize("keyword", [*KEYWORDS.split(), "unevaluatedProperties", "unevaluatedItems", "uniqueItems"])
@@ -147,10 +148,60 @@ def test_names_that_may_be_any_are_taken(names: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [False, {"type": "integer"}, {"minLength": 1}, {"enum": ["a"]}, {"type": "string", "x": 1}]
+    "names", [False, {"type": "integer"}, {"minLength": 1}, {"enum": []}, {"enum": ["a"], "pattern": "a"}]
 )
 def test_names_that_may_not_be_any_are_refused(names: Any) -> None:
     assert refusal(json_shape({"propertyNames": names}, "f")).startswith("'f' at '/propertyNames': this keyword")
+
+
+def test_names_that_are_listed_are_those_of_the_object() -> None:
+    """zod's record of an enumeration. What another name would have, each listed one has."""
+    integers: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "integer"}}
+    for names in ({"type": "string", "enum": ["b", "a"]}, {"enum": ["b", 7, "a", "b"]}):
+        record = integers | {"propertyNames": names}
+        assert allows(record, '{"b": 1, "a": 2}')
+        assert allows(record, "{}")
+        assert not allows(record, '{"c": 1}')
+        assert not allows(record, '{"b": "x"}')
+    beside = record | {"properties": {"a": {"type": "null"}, "c": {}}, "required": ["b"]}
+    assert allows(beside, '{"a": null, "b": 2}')
+    assert not allows(beside, '{"a": null}')
+    assert not allows(beside, '{"b": 1, "c": 1}')
+    assert allows({"type": "object", "propertyNames": {"const": "a"}}, '{"a": [{}]}')
+    inner = whole(**{"~/%": integers | {"propertyNames": {"enum": ["x"]}, "additionalProperties": {"enum": [2]}}})
+    assert allows(inner, '{"~/%": {"x": 2}}')
+    assert not allows(inner, '{"~/%": {"x": 3}}')
+    assert refusal(json_shape(record | {"required": ["c"]}, "f")).startswith("'f' at '/required/0'")
+
+
+def test_names_of_a_pattern_are_those_of_the_object() -> None:
+    record = {"type": "object", "propertyNames": {"pattern": "^[a-c]{2}$"}, "additionalProperties": {"type": "null"}}
+    assert allows(record, '{"ab": null, "ca": null}')
+    assert not allows(record, '{"abc": null}')
+    assert not allows(record, '{"ab": 1}')
+    for beside in ("properties", "patternProperties"):
+        assert refusal(json_shape(record | {beside: {"ab": {}}}, "f")).startswith("'f' at '/propertyNames': beside")
+    wrong = record | {"propertyNames": {"pattern": "(?=a)"}}
+    assert refusal(json_shape(wrong, "f")).startswith("'f' at '/propertyNames/pattern'")
+
+
+def test_names_that_all_have_one_large_schema_have_it_once() -> None:
+    others = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(200)}}
+    names = [f"n{number}" for number in range(1_000)]
+    checked = check_schema({"propertyNames": {"enum": names}, "additionalProperties": others}, "f", is_strict=False)
+    assert len(json.dumps(checked.schema)) < 100_000
+
+
+def test_openapis_nullable_adds_null_to_a_type() -> None:
+    schema = {"type": "string", "maxLength": 1, "nullable": True}
+    assert allows(schema, "null")
+    assert allows(schema, '"a"')
+    assert not allows(schema, "1")
+    assert not allows(schema | {"nullable": False}, "null")
+    assert allows({"nullable": True, "type": ["integer", "null"]}, "null")
+    assert not allows(schema | {"enum": ["a"]}, "null"), "OpenAPI 3.0.3: an enumeration has to name it"
+    assert refusal(json_shape(whole(a={"nullable": True}), "f")).startswith("'f' at '/properties/a/nullable'")
+    assert refusal(json_shape(schema | {"nullable": 1}, "f")).startswith("'f' at '/nullable'")
 
 
 @pytest.mark.parametrize("never", [{"not": {}}, {"not": True}, {"not": {"description": "never"}, "title": "x"}])
