@@ -1,9 +1,9 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, windows, models,
-offloading; all without arguments; each takes a minute or two) builds models of random bf16 weights on the device, fills
-pools with random KV and times real runner steps, one step ahead. The table goes to `bench/results/gpu.json`;
-BATON_COMMIT names the commit where git is not at hand.
+`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, expert_layers, windows,
+models, offloading; all without arguments; each takes a minute or two) builds models of random bf16 weights on the
+device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
+`bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at hand.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from bench.engine.gpu_model import SAMPLED, SHAPES, Bench, gpu_facts, graph_us
 from bench.kernels import gpu as gpu_kernels
+from bench.kernels.expert_layers import expert_layers
 from bench.kernels.gpu import Row, row
 from bench.machine import this_machine
 from bench.results import publish
@@ -247,6 +248,7 @@ PARTS: Final = (
     "kernels",
     "weights",
     "experts",
+    "expert_layers",
     "windows",
     "models",
     "offloading",
@@ -285,6 +287,8 @@ def main() -> None:
             rows += quantised()
         if "experts" in parts:
             rows += experts()
+        if "expert_layers" in parts:
+            rows += expert_layers()
         if "windows" in parts:
             rows += windows()
         if "models" in parts:

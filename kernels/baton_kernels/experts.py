@@ -14,6 +14,7 @@ from torch.nn import functional
 from baton_kernels.gated_activations import clamped_gate, clamped_gate_reference
 from baton_kernels.mxfp4_weight import Mxfp4Stack, dequantise_mxfp4
 from baton_kernels.quantised_stack import QuantisedStack
+from baton_kernels.quantised_weight import GROUP, dequantise
 from baton_kernels.swiglu import swiglu, swiglu_reference
 
 FEW_TOKENS = 1
@@ -98,11 +99,54 @@ def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, ex
 def quantised_experts(
     x: Tensor, gate_up: QuantisedStack, down: QuantisedStack, shares: Tensor, experts: Tensor
 ) -> Tensor:
-    """As `experts_reference` with weights of 8 bits, on a Hopper GPU in bfloat16. Rows of x and F have whole 16 bytes.
-    The host never waits for the device."""
+    """As `experts_reference` with weights of 8 or 4 bits, on a Hopper GPU in bfloat16. Rows of x and F have whole 16
+    bytes. Many pairs for each expert are rounded to 8 bits (`rounded_experts_reference`) where the weights say that
+    they may be. The host never waits for the device."""
     from baton_kernels.gpu.streamed_stacks import quantised_experts_gluon
 
     return quantised_experts_gluon(x, gate_up, down, shares, experts)
+
+
+def rounded_experts_reference(
+    x: Tensor, gate_up: QuantisedStack, down: QuantisedStack, shares: Tensor, experts: Tensor
+) -> Tensor:
+    """The formula where rows are rounded to 8 bits before both products: a scale a row, or where weights have blocks
+    one for each 128 columns, by their greatest value. Two stacks of 8 bits that are stored alike."""
+    kind = torch.int8 if gate_up.values.dtype == torch.int8 else torch.float8_e4m3fn
+    group = GROUP if gate_up.has_blocks else 0
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    rounded = rounded_rows(x.float(), kind, group)
+    for expert in range(gate_up.values.shape[0]):
+        tokens, place = (experts == expert).nonzero(as_tuple=True)
+        wide_gate_up, wide_down = (dequantise(stack.part(expert), torch.float32) for stack in (gate_up, down))
+        gate, up = (rounded[tokens] @ wide_gate_up.t()).chunk(2, -1)
+        if group:  # within the first product
+            inner = functional.silu(gate) * up
+        else:
+            inner = swiglu_reference(torch.cat((gate, up), -1).to(x.dtype)).float()
+        out = (rounded_rows(inner, kind, group) @ wide_down.t()).to(x.dtype)
+        total.index_add_(0, tokens, out.float() * shares[tokens, place][:, None])
+    return total.to(x.dtype)
+
+
+def rounded_rows(x: Tensor, kind: torch.dtype, group: int = 0) -> Tensor:
+    """float32 rows [T, K] rounded to e4m3 or int8 with a scale a row, or one for each `group` columns, and brought
+    back."""
+    rows, columns = x.shape
+    width = group or columns
+    parts = functional.pad(x, (0, -columns % width)).view(rows, -(-columns // width), width)
+    top = 127.0 if kind == torch.int8 else 448.0
+    scales = parts.abs().amax(2, keepdim=True).clamp(min=1e-12) / top
+    scaled = parts / scales
+    codes = scaled.round() if kind == torch.int8 else scaled.to(kind).float()
+    return (codes * scales).flatten(1)[:, :columns]
+
+
+def launched_tokens(count: int, per_token: int, most_tokens: int) -> tuple[int, ...]:
+    """On a GPU: numbers of tokens of which `most_tokens` and fewer launch no other kernels than these do."""
+    from baton_kernels.gpu.expert_launches import least_of_each_kind
+
+    return least_of_each_kind(count, per_token, most_tokens)
 
 
 def biased_experts_reference(

@@ -25,6 +25,8 @@ class QuantisedStack:
     bits: int = 8
     zeros: Tensor | None = None
     """Of 4 bits with zero points: plus 128, bfloat16 [E, K / 128, N]."""
+    rounds_inputs: bool = False
+    """Whether many rows are multiplied in 8 bits too, as in `QuantisedWeight`."""
 
     @property
     def has_blocks(self) -> bool:
@@ -37,7 +39,8 @@ class QuantisedStack:
             scales = scales.repeat_interleave(GROUP, 0).t().contiguous()
         zeros = None if self.zeros is None else self.zeros[expert]
         arrived = torch.zeros(0, dtype=torch.int32, device=scales.device)
-        return QuantisedWeight(self.values[expert], scales, zeros, self.columns, self.bits, arrived)
+        values, rounds = self.values[expert], self.rounds_inputs
+        return QuantisedWeight(values, scales, zeros, self.columns, self.bits, arrived, rounds_inputs=rounds)
 
 
 def stacked(parts: Sequence[QuantisedWeight], sides: int) -> QuantisedStack | None:
@@ -49,17 +52,17 @@ def stacked(parts: Sequence[QuantisedWeight], sides: int) -> QuantisedStack | No
         kinds = [(p.bits, p.is_float, p.zeros is None, p.blocks is None, p.scales.dim()) for p in (part, first)]
         if part.order is not None or kinds[0] != kinds[1]:
             return None
-    values = torch.stack([part.values for part in parts])
+    values, rounds = torch.stack([part.values for part in parts]), all(part.rounds_inputs for part in parts)
     if first.bits == 4:
         zeros = [part.zeros for part in parts if part.zeros is not None]
         scales = torch.stack([part.scales for part in parts])
         return QuantisedStack(values, scales, first.columns, 4, torch.stack(zeros) if zeros else None)
     if first.scales.dim() == 1:
-        return QuantisedStack(values, torch.stack([part.scales for part in parts]), first.columns)
+        return QuantisedStack(values, torch.stack([p.scales for p in parts]), first.columns, rounds_inputs=rounds)
     blocks = [part.blocks for part in parts if part.blocks is not None]
     if not blocks or first.values.shape[0] // sides % GROUP:
         return None
-    return QuantisedStack(values, torch.stack(blocks), first.columns)
+    return QuantisedStack(values, torch.stack(blocks), first.columns, rounds_inputs=rounds)
 
 
 def dequantise_stack(stack: QuantisedStack, dtype: torch.dtype) -> Tensor:

@@ -114,6 +114,19 @@ for tokens in (1, 700):
 """,
         {"_product_kernel", "_sum_kernel"},
     ),
+    "experts with rows of 8 bits": (
+        """
+from baton_kernels.gpu.rounded_stacks import rounded_experts_gluon
+from baton_kernels.quantised_stack import QuantisedStack
+channels, blocks = ((8, 1024), (8, 256)), ((8, 8, 2), (8, 2, 4))
+for dtype, scales, tokens in ((torch.int8, channels, 700), (torch.uint8, channels, 3), (torch.uint8, blocks, 5000)):
+    gate_up = QuantisedStack(rows(8, 1024, 256, dtype=dtype), torch.ones(scales[0]), 256)
+    down = QuantisedStack(rows(8, 256, 512, dtype=dtype), torch.ones(scales[1]), 512)
+    chosen = rows(tokens, 2, dtype=torch.float32), rows(tokens, 2, dtype=torch.int64)
+    rounded_experts_gluon(rows(tokens, 256), gate_up, down, *chosen)
+""",
+        {"_rounded_stack_kernel", "_rows_kernel", "_sort_kernel", "_place_kernel", "_sum_kernel"},
+    ),
     "experts of 8 and 4 bits": (
         """
 from baton_kernels.gpu.streamed_stacks import quantised_experts_gluon

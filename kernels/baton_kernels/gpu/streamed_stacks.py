@@ -27,6 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton_kernels.gpu.expert_sort import MAX_PAIRS, Sorted, sort_by_expert
+from baton_kernels.gpu.rounded_stacks import rounded_experts_gluon, rounds
 from baton_kernels.gpu.streamed_experts import LARGE_TILES_FROM, PLAIN, SWIGLU, row_block, sum_of_experts
 from baton_kernels.gpu.streamed_linear import SHARED_BYTES
 from baton_kernels.gpu.streamed_quantised import _WIDEN_E4M3, _WIDEN_INT4, _WIDEN_INT8, _as_operand
@@ -329,13 +330,18 @@ def quantised_experts_gluon(
     x: Tensor, gate_up: QuantisedStack, down: QuantisedStack, shares: Tensor, experts: Tensor,
     config: StackConfig | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.quantised_experts`, in pieces of up to MAX_PAIRS pairs."""
+    """As `baton_kernels.experts.quantised_experts`, in pieces of up to MAX_PAIRS pairs. With a config rows keep their
+    16 bits."""
     tokens, per_token = experts.shape
     if not tokens:
         return torch.empty_like(x)
     if experts.numel() > MAX_PAIRS:
         pieces = (torch.split(each, MAX_PAIRS // per_token) for each in (x, shares, experts))
-        return torch.cat([quantised_experts_gluon(x, gate_up, down, s, e) for x, s, e in zip(*pieces, strict=True)])
+        return torch.cat(
+            [quantised_experts_gluon(x, gate_up, down, s, e, config) for x, s, e in zip(*pieces, strict=True)]
+        )
+    if config is None and rounds(gate_up, down, experts.numel()):
+        return rounded_experts_gluon(x, gate_up, down, shares, experts)
     count = gate_up.values.shape[0]
     config = config or stack_config(experts.numel(), count, gate_up.has_blocks, min(gate_up.bits, down.bits))
     plan = sort_by_expert(x, experts, count, config.rows)

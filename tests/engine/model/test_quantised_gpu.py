@@ -31,7 +31,7 @@ FORMS |= {"int4": written.packed(4, 128, True), "awq": written.awq(128)}
 def test_logits_are_those_of_transformers_but_for_rounding(
     family: str, sizes: dict[str, Any], block: type, name: str, tmp_path: Path
 ) -> None:
-    """Of 40 rows, whose activations keep 16 bits, and of 120, whose are rounded to 8 outside of experts; e4m3 has three
+    """Of 40 rows, whose activations keep 16 bits, and of 120, whose are rounded to 8, in experts too; e4m3 has three
     bits after its first. Tokens whose router stands between two experts may go either way: the middle one counts."""
     source = write_random_model(tmp_path / "model", family, **sizes)
     made = written.write_quantised(source, tmp_path / "copies", FORMS[name])
