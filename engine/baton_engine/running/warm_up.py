@@ -16,14 +16,19 @@ from torch import Tensor
 
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import LastRows, StepRows
+from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, StackedExperts
+from baton_engine.model.layers.linear import Projection
 from baton_engine.running.sampler import Sampler, TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.experts import launched_tokens
 from baton_kernels.token_mask import mask_words
 from baton_wire.messages.values import SamplingParams
 
 GPU_PROMPTS: Final = (1, 16, 37, 128, 1024, 2001)
 """Triton compiles anew for arguments that are 1 or multiples of 16; long ones are attended to in splits."""
+EXPERT_TOKENS: Final = 8_192
+"""Of a step, at most, for which a mixture's kernels are compiled: they differ by tokens for each expert."""
 CPU_PROMPTS: Final = (1,)
 """One token is enough for what is compiled."""
 DRAWS: Final = (
@@ -53,7 +58,22 @@ def rehearse(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_token
     """What `warm_up` launches on a GPU, for `compiled_together`: nothing that is computed is an index."""
     model = model if model.ring is not None else model.sample()
     _run_prompts(model, kv_pool, GPU_PROMPTS, max_context_tokens)
+    for number, layer in enumerate(model.layers):
+        if model.ring is not None:
+            model.ring.enter(number)
+        run_experts(layer.mlp, EXPERT_TOKENS)
+        if model.ring is not None:
+            model.ring.leave(number)
     _run_draws(model, vocab_size, kv_pool.device, [_without_counts(sampling) for sampling in DRAWS])
+
+
+def run_experts(block: Projection, most_tokens: int) -> None:
+    """A mixture for numbers of tokens up to `most_tokens`, all that it may launch."""
+    if not isinstance(block, StackedExperts | QuantisedExperts | BiasedExperts):
+        return
+    router = block.router
+    for tokens in launched_tokens(router.weight.shape[0], router.per_token, most_tokens):
+        block(torch.zeros(tokens, router.weight.shape[1], dtype=router.weight.dtype, device=router.weight.device))
 
 
 def _run_draws(model: Decoder, vocab_size: int, device: torch.device, draws: Sequence[SamplingParams]) -> None:

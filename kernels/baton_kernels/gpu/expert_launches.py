@@ -1,0 +1,24 @@
+"""Which numbers of tokens a mixture of experts launches kernels of its own for: what is run once has them compiled."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from baton_kernels.gpu import rounded_stacks
+from baton_kernels.gpu.expert_sort import MAX_PAIRS, bins_of_sort
+from baton_kernels.gpu.streamed_experts import LARGE_TILES_FROM, LIBRARY_BEYOND, row_block
+from baton_kernels.gpu.streamed_stacks import LARGEST_TILES_FROM
+
+
+@cache
+def least_of_each_kind(count: int, per_token: int, most_tokens: int) -> tuple[int, ...]:
+    """Of 1 to `most_tokens` tokens that take `per_token` of `count` experts each: any other number launches the kernels
+    of one of these, whatever the weights' form."""
+    found = dict[tuple[object, ...], int]()
+    for tokens in range(1, most_tokens + 1):
+        pairs = tokens * per_token
+        borders = (LARGE_TILES_FROM, LARGEST_TILES_FROM, rounded_stacks.ROUNDED_FROM or 0)
+        reached = tuple(pairs >= border * count for border in borders)
+        kind = (tokens == 1, *bins_of_sort(min(pairs, MAX_PAIRS)), row_block(pairs, count), *reached)
+        found.setdefault((*kind, pairs > LIBRARY_BEYOND * count, pairs > MAX_PAIRS), tokens)
+    return tuple(found.values())

@@ -1,0 +1,80 @@
+"""A mixture of experts launches other kernels for other numbers of tokens. All of them are compiled before a worker is
+ready. No GPU is needed: kernels are compiled, not launched. In a process of its own: here kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton_testing.processes.child_process import run_to_end
+
+PROGRAM = """
+import sys
+import torch
+from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, Router, StackedExperts
+from baton_engine.running.warm_up import EXPERT_TOKENS, run_experts
+from baton_kernels.compiling import compiled_together
+from baton_kernels.described_gpu import GPUS, META, compiling_for
+from baton_kernels.experts import Mxfp4Stacks
+from baton_kernels.kernel_folder import CompiledHere, use_folder
+from baton_kernels.mxfp4_weight import Mxfp4Stack
+from baton_kernels.quantised_stack import QuantisedStack
+from baton_wire.models.decoder_spec import ClampedGate
+
+folder, form, count, per_token = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+H, F = 256, 384
+
+def blank(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device=META)
+
+def eight(features, columns):
+    shape = (features // 128, columns // 128) if form == "block" else (features,)
+    dtype = torch.int8 if form == "int8" else torch.uint8
+    scales = blank(count, *shape, dtype=torch.float32)
+    return QuantisedStack(blank(count, features, columns, dtype=dtype), scales, columns, rounds_inputs=True)
+
+def four(features, columns):
+    values = blank(count, features, -(-columns // 256) * 128, dtype=torch.uint8)
+    return QuantisedStack(values, blank(count, columns // 128, features), columns, 4)
+
+router = Router(blank(count, H), None, per_token, True)
+if form == "bf16":
+    block = StackedExperts(router, blank(count, 2 * F, H), blank(count, H, F))
+else:
+    stack = four if form == "int4" else eight
+    block = QuantisedExperts(router, stack(2 * F, H), stack(H, F))
+
+from pathlib import Path
+use_folder(Path(folder))
+here = CompiledHere()
+here.watch()
+torch.set_grad_enabled(False)
+with compiling_for(GPUS["h100"]):
+    with compiled_together():
+        run_experts(block, EXPERT_TOKENS)
+    before = len(here.names)
+    print(*here.names)
+    with compiled_together():
+        for tokens in (*range(1, 70), *range(70, EXPERT_TOKENS, 127), 1023, 1025, 2001, 4096, 4097, EXPERT_TOKENS):
+            block(blank(tokens, H))
+print(*here.names[before:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "count", "per_token"), [("bf16", 128, 8), ("int4", 8, 2), ("block", 128, 8), ("int8", 512, 10)]
+)
+def test_experts_of_any_number_of_tokens_are_compiled_once(
+    form: str, count: int, per_token: int, tmp_path: Path
+) -> None:
+    environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "own")}
+    arguments = ["-c", PROGRAM, str(tmp_path / "kernels"), form, str(count), str(per_token)]
+    ended = run_to_end(arguments, 300, environment)
+    assert ended.code == 0, ended.stderr
+    start, late, *_ = [*ended.stdout.splitlines(), ""]
+    assert "_sort_kernel" in start.split()
+    assert "_place_kernel" in start.split()
+    assert ("_rounded_stack_kernel" in start.split()) == (form in ("block", "int8"))
+    assert late == ""
