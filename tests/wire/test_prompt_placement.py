@@ -175,12 +175,18 @@ def test_with_too_many_rows_for_one_both_workers_do_both_and_take_turns() -> Non
     assert not is_shared(replace(there, base_s=0.0041), many, TARGETS), "one could do with all rows"
     busy = replace(there, coming_tokens_s=45_000)
     assert not is_shared(busy, many, TARGETS), "with half of the prompts neither keeps the target"
+    # (6 + 9.2) / 2 = 7.6 ms of rows; half of the prompts, at 20.5 µs a token, may take what is left to 10.
+    assert is_shared(replace(there, coming_tokens_s=23_100), many, TARGETS)
+    assert not is_shared(replace(there, coming_tokens_s=23_700), many, TARGETS), "prompts would pile up at both"
     assert not is_shared(replace(there, may_keep=False), many, TARGETS)
     assert not is_shared(there, FULL_HERE, TARGETS), "nobody knows what few rows cost"
 
 
 def test_where_no_slot_is_left_the_answer_is_kept_whatever_steps_take() -> None:
-    none = replace(HERE, has_slot=False)
-    assert placement(KEEPER, none, TARGETS) is Placement.KEPT
-    assert placement(replace(KEEPER, base_s=None, token_s=None), none, TARGETS) is Placement.KEPT
+    none, keeper = replace(HERE, has_slot=False), replace(KEEPER, has_slot=True)
+    assert placement(keeper, none, TARGETS) is Placement.KEPT
+    assert placement(replace(keeper, base_s=None, token_s=None), none, TARGETS) is Placement.KEPT
+    assert placement(replace(keeper, may_keep=False), none, TARGETS) is Placement.KEPT, "half of its slots are taken"
+    assert placement(replace(keeper, may_keep=False), HERE, TARGETS) is not Placement.KEPT
+    assert placement(KEEPER, none, TARGETS) is not Placement.KEPT, "it has no slot either"
     assert placement(THERE, none, TARGETS) is not Placement.KEPT

@@ -9,7 +9,7 @@ worker probably still holds counts as tokens saved.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
@@ -22,6 +22,8 @@ from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placem
 
 FULL_S = 0.1
 """A wait for slots that is shorter may be that for the next step."""
+FOR_PROMPTS = 0.125
+"""Of a prefill worker's slots, those that answers never take: prompts are computed in them."""
 SEQUENCE_COST_TOKENS = 64
 """One more sequence on a decode worker weighs as much as so many prompt tokens that it would have to receive."""
 
@@ -237,7 +239,10 @@ def _placement(
     """Without targets every prompt is handed over."""
     if targets is None:
         return Placement.HANDED_OVER
-    there = _prefill_side(prefill, _missing(prefill, query, affinity), may_keep=_may_keep(prefill, query))
+    missing = _missing(prefill, query, affinity)
+    there = replace(
+        _prefill_side(prefill, missing, may_keep=_may_keep(prefill, query)), has_slot=_has_slot(prefill, query)
+    )
     here = DecodeSide(
         *(decode.load_sequences, decode.rows_s, decode.piece_token_s, decode.prompt_tokens),
         missing_tokens=_missing(decode, query, affinity),
@@ -254,9 +259,15 @@ def _can_keep(prefill: WorkerView, query: RouteQuery) -> bool:
 
 def _may_keep(prefill: WorkerView, query: RouteQuery) -> bool:
     """Rows leave room for the prompts that come: half of the slots, and as many blocks as the answer may need."""
+    return _has_slot(prefill, query) and 2 * (prefill.rows + query.choices) <= prefill.max_sequences
+
+
+def _has_slot(prefill: WorkerView, query: RouteQuery) -> bool:
+    """It has slots besides those that prompts need while they are computed, and blocks for the answer."""
     blocks = -(-query.total_tokens // prefill.block_tokens)
     has_blocks = prefill.blocks_free is None or prefill.blocks_free >= blocks
-    return _can_keep(prefill, query) and 2 * (prefill.rows + query.choices) <= prefill.max_sequences and has_blocks
+    taken = prefill.load_sequences + query.choices
+    return _can_keep(prefill, query) and taken <= (1.0 - FOR_PROMPTS) * prefill.max_sequences and has_blocks
 
 
 def _missing(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> int:

@@ -75,6 +75,9 @@ def test_a_decode_worker_without_a_slot_leaves_the_answer_to_a_prefill_worker_wh
     assert route(keeps, view(Role.DECODE, load_sequences=63), policy).decode != keeps.epoch
     assert route(keeps, view(Role.DECODE, load_sequences=64), policy).is_kept
     assert not route(view(Role.PREFILL), view(Role.DECODE, load_sequences=64), policy).is_kept
+    full = view(Role.DECODE, load_sequences=64)
+    assert route(replace(keeps, rows=40, load_sequences=55), full, policy).is_kept, "it has many answers already"
+    assert not route(replace(keeps, load_sequences=56), full, policy).is_kept, "prompts need the slots that are left"
 
 
 @pytest.mark.parametrize(

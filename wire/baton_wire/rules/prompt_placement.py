@@ -21,8 +21,6 @@ SOONER: Final = 0.8
 """The first token must come in this part of the time: predictions are no better than that."""
 FULL: Final = 0.8
 """Of the target between tokens: where steps take so much of it on average, answers are better kept elsewhere."""
-EVEN: Final = 1.1
-"""Of the target: what halves of rows and prompts may take by estimates that are no better."""
 SHORTER: Final = 0.9
 """Steps elsewhere must be this part as long: a prefill worker without rows computes prompts faster."""
 EARLY: Final = 0.3
@@ -59,6 +57,8 @@ class PrefillSide:
     """What a prompt token adds to it; None: not seen, taken to be `more_token_s`."""
     coming_tokens_s: float = 0.0
     """Prompt tokens a second that come to it to be computed."""
+    has_slot: bool = False
+    """Whether it can hold one more answer at all, be it better off elsewhere or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Placement(enum.Enum):
 
 def placement(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> Placement:
     """Where a request's prompt is computed and its answer decoded."""
-    if there.may_keep and not here.has_slot:
+    if there.has_slot and not here.has_slot:  # elsewhere it would wait behind its first token, for whole answers to end
         return Placement.KEPT
     there_s = first_there_s(there, targets)
     if is_shared(there, here, targets):
@@ -118,7 +118,7 @@ def is_shared(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> 
     if there_rows_s + here_rows_s - here.least_s <= AIM * targets.tpot_s:
         return False
     token_s, tokens_s = (there_token_s + here_token_s) / 2, (there.coming_tokens_s + here.coming_tokens_s) / 2
-    return mean_step_s((there_rows_s + here_rows_s) / 2, token_s, tokens_s) <= EVEN * targets.tpot_s
+    return mean_step_s((there_rows_s + here_rows_s) / 2, token_s, tokens_s) <= targets.tpot_s
 
 
 def is_kept(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> bool:
