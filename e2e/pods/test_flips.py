@@ -163,7 +163,7 @@ def test_a_pod_that_flipped_and_is_killed_is_replaced_in_the_role_it_had(world: 
     killed = flip(world, load, 1, 2)
     name = next(p["metadata"]["name"] for p in world.kubectl.all("pods", WORKERS) if p["metadata"]["uid"] == killed)
     world.kubectl.run("delete", "pod", name, "--grace-period=0", "--force")
-    until("it is gone", lambda: killed not in roles(world), 60)
+    until("it is gone", lambda: killed not in roles(world), 180)
     world.note("a flipped Pod killed", until_right_s=round(wait_until_right(world, 1, 2), 1))
     load.wait_for(5)
     assert not load.lines("FAIL"), load.lines("FAIL")
@@ -181,7 +181,7 @@ def test_a_process_that_ends_begins_again_as_what_its_pod_says(world: World, loa
                 os.kill(int(each.name), signal.SIGKILL)
         except OSError:
             continue  # it has ended
-    until("another process", lambda: processes(world).get(flipped) == 1, 60)
+    until("another process", lambda: processes(world).get(flipped) == 1, 180)
     wait_until_right(world, 1, 2)
     load.wait_for(5)
     assert len(told(world)) == known, "it needed no order"
