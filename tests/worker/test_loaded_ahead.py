@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,6 +77,30 @@ def test_one_that_hangs_is_waited_for_within_its_bound_and_does_not_hold_the_pro
 
 def _wait(event: threading.Event) -> None:
     event.wait(60)
+
+
+SLOW = """
+import time
+from dataclasses import replace
+from baton_kv_transfer.transports.table import TABLE
+from baton_wire.messages.values import Role
+from baton_worker.building import transfer
+from baton_worker.config import parse
+
+def load():
+    time.sleep(0.5)
+    print("loaded", flush=True)
+
+transfer.transports = lambda config: (replace(TABLE[-1], load=load),)
+transfer.LoadedAhead(parse(Role.DECODE, ("--model=/m", "--served-name=t", "--listen=127.0.0.1:0", "--keys=/k")))
+raise SystemExit(2)
+"""
+
+
+def test_a_start_that_fails_meanwhile_ends_with_its_own_status() -> None:
+    """UCX in another thread of a process that ends would call `terminate`."""
+    done = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.split()) == (2, ["loaded"]), done.stderr
 
 
 def test_a_transport_that_is_not_installed_is_refused_before_anything_is_loaded(

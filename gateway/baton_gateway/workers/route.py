@@ -9,7 +9,7 @@ worker probably still holds counts as tokens saved.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
@@ -221,7 +221,7 @@ def _work_s(worker: WorkerView, others: Sequence[WorkerView], tpot_s: float | No
     return prompts_s(_prefill_side(worker, 0), worker.load_tokens, tpot_s) or 0.0
 
 
-def _prefill_side(worker: WorkerView, missing: int, *, may_keep: bool = False) -> PrefillSide:
+def _prefill_side(worker: WorkerView, missing: int, *, may_keep: bool = False, has_slot: bool = False) -> PrefillSide:
     """What a prompt of so many missing tokens meets there."""
     return PrefillSide(
         *(worker.token_s, worker.more_token_s, worker.load_tokens, missing),
@@ -230,6 +230,7 @@ def _prefill_side(worker: WorkerView, missing: int, *, may_keep: bool = False) -
         base_s=worker.rows_s,
         piece_token_s=worker.piece_token_s,
         coming_tokens_s=worker.coming_tokens_s,
+        has_slot=has_slot,
     )
 
 
@@ -239,10 +240,8 @@ def _placement(
     """Without targets every prompt is handed over."""
     if targets is None:
         return Placement.HANDED_OVER
-    missing = _missing(prefill, query, affinity)
-    there = replace(
-        _prefill_side(prefill, missing, may_keep=_may_keep(prefill, query)), has_slot=_has_slot(prefill, query)
-    )
+    may_keep, has_slot = _may_keep(prefill, query), _has_slot(prefill, query)
+    there = _prefill_side(prefill, _missing(prefill, query, affinity), may_keep=may_keep, has_slot=has_slot)
     here = DecodeSide(
         *(decode.load_sequences, decode.rows_s, decode.piece_token_s, decode.prompt_tokens),
         missing_tokens=_missing(decode, query, affinity),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from dataclasses import replace
 from threading import Thread
@@ -41,6 +42,7 @@ class LoadedAhead:
         ]
         for thread in self._threads:
             thread.start()
+        atexit.register(self.wait)  # a process that ends while UCX starts is aborted, whatever its exit status was
 
     def wait(self) -> None:
         """Until all are there, and no longer than `LOAD_S` for each."""
@@ -66,7 +68,7 @@ def transfer_config(config: WorkerConfig, side: Role) -> TransferConfig:
 
     Raises ConfigError when this machine lacks what they need.
     """
-    transports(config)
+    transports(config)  # refused here, too: an emulated worker loads nothing ahead
     transport = TransportChoice(config.transport)
     common = TransferConfig(verify=Verify(config.verify), transport=transport, min_bytes_per_s=config.min_bandwidth)
     if config.device != "cuda":
