@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil, log
+from math import ceil, inf, log
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,9 @@ from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.spec import Targets
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
-from baton_control.twin.twin import Scope, Twin
+from baton_control.twin.decode_pool import answers_end
+from baton_control.twin.prefill_pool import first_tokens
+from baton_control.twin.twin import Twin
 from baton_wire.messages.values import Role
 
 GROUP = {Role.PREFILL: 6, Role.DECODE: 3}
@@ -54,6 +56,9 @@ class Mix:
         return max(1.0, float(self.tokens(role).mean()))
 
 
+NOT_ASKED = -inf, inf
+
+
 class Sizer(Protocol):
     """Answers how many workers a load needs. The real one asks the twin; tests take a rule of their own."""
 
@@ -72,16 +77,20 @@ class TwinSizer:
     targets: Targets
     prefix_affinity: float = 0.9
     max_workers: int = 1024
-    _seen: dict[tuple[Role, Mix, int, int], float] = field(default_factory=dict)
+    _mix: Mix | None = None
+    """Of the answers below; those for an earlier one are forgotten."""
+    _shares: dict[tuple[Role, int, int], float] = field(default_factory=dict)
+    """By pool, group and step of the load of each worker."""
+    _borders: dict[tuple[Role, int], tuple[float, float]] = field(default_factory=dict)
+    """By pool and group, the highest step known to keep the percentile and the lowest known not to."""
 
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
         """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
-        wanted = self.reachable_share(role, mix)
         low = max(1, ceil(rate_per_s / self.most_per_s(role, mix)))
         if low >= self.max_workers:
             return self.max_workers
         high, stride = low, 1
-        while self.share_met(role, mix, rate_per_s, high) < wanted:
+        while not self._keeps(role, mix, rate_per_s, high):
             if high >= self.max_workers:
                 return self.max_workers
             low = high + 1
@@ -89,7 +98,7 @@ class TwinSizer:
             stride *= 2
         while low < high:
             middle = (low + high) // 2
-            if self.share_met(role, mix, rate_per_s, middle) >= wanted:
+            if self._keeps(role, mix, rate_per_s, middle):
                 high = middle
             else:
                 low = middle + 1
@@ -104,14 +113,36 @@ class TwinSizer:
         """Predicted share of requests within the pool's target."""
         if rate_per_s <= 0:
             return 1.0
-        group = min(workers, GROUP[role])
-        step = ceil(log(rate_per_s / workers) / log(GRID) - 1e-9)
-        key = (role, mix, group, step)
-        if key not in self._seen:
-            if len(self._seen) > 4096:
-                self._seen.clear()
-            self._seen[key] = self._simulate(role, mix, group, GRID**step * group)
-        return self._seen[key]
+        self._of(mix)
+        group, step = _question(role, rate_per_s, workers)
+        key = (role, group, step)
+        if key not in self._shares:
+            self._shares[key] = self._simulate(role, mix, group, GRID**step * group)
+        return self._shares[key]
+
+    def _keeps(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> bool:
+        """Whether the percentile is met. What keeps it at some load does so at less, and so do more at that of each:
+        the twin is asked only about loads in between."""
+        if rate_per_s <= 0:
+            return True
+        self._of(mix)
+        group, step = _question(role, rate_per_s, workers)
+        kept, missed = self._borders.get((role, group), NOT_ASKED)
+        if not kept < step < missed:
+            return step <= kept
+        share = self.share_met(role, mix, rate_per_s, workers)
+        # Whether all are met when they are alone is asked only where it matters.
+        is_kept = share >= self.targets.share(role) or share >= self.reachable_share(role, mix)
+        for other in range(group, GROUP[role] + 1) if is_kept else range(1, group + 1):
+            kept, missed = self._borders.get((role, other), NOT_ASKED)
+            self._borders[role, other] = (max(kept, step), missed) if is_kept else (kept, min(missed, step))
+        return is_kept
+
+    def _of(self, mix: Mix) -> None:
+        if mix is not self._mix:
+            self._mix = mix
+            self._shares.clear()
+            self._borders.clear()
 
     def most_per_s(self, role: Role, mix: Mix) -> float:
         """Requests that one worker can do: prefill at all, decode with as many at once as keep TPOT."""
@@ -120,28 +151,29 @@ class TwinSizer:
         return _batch(self.model, self.targets.tpot_s, mix) / (mix.mean_tokens(role) * self.targets.tpot_s)
 
     def _simulate(self, role: Role, mix: Mix, group: int, load: float) -> float:
-        prefill = role is Role.PREFILL
-        fewest, most = PREFILL_REQUESTS
-        count = int(min(most, max(fewest, load * PREFILL_SECONDS))) if prefill else self._decode_requests(mix, load)
-        workload = draw(mix, load, count)
-        twin = self._twin(workload, Scope.PREFILL if prefill else Scope.DECODE)
-        for _ in range(group):
-            twin.add(role, 0.0)
-        twin.run_until(0.0)
-        twin.run_out()
-        ttft, tpot = latencies(twin, workload)
-        warm = len(workload) // (5 if prefill else 2)
-        met = ttft <= self.targets.ttft_s if prefill else tpot <= self.targets.tpot_s
-        return float(np.mean(met[warm:]))
-
-    def _twin(self, workload: Workload, stage: Scope) -> Twin:
-        return Twin(self.model, workload, stage, prefix_affinity=self.prefix_affinity, ttft_s=self.targets.ttft_s)
+        if role is Role.PREFILL:
+            fewest, most = PREFILL_REQUESTS
+            workload = draw(mix, load, int(min(most, max(fewest, load * PREFILL_SECONDS))))
+            first = first_tokens(self.model, workload, group, self.prefix_affinity, self.targets.ttft_s)
+            met = first - workload.arrival_s <= self.targets.ttft_s
+            return float(np.mean(met[len(met) // 5 :]))
+        workload = draw(mix, load, self._decode_requests(mix, load))
+        later = slice(len(workload) // 2, None)
+        seconds = (answers_end(self.model, workload, group) - workload.arrival_s)[later]
+        outputs = workload.output_tokens[later]
+        met = seconds / np.maximum(1, outputs - 1) <= self.targets.tpot_s
+        return float(np.mean(met | (outputs <= 1)))
 
     def _decode_requests(self, mix: Mix, load: float) -> int:
         """Enough that the second half starts with as many sequences running as there will be."""
         residence_s = float(np.mean([shape.output_tokens for shape in mix.shapes])) * self.targets.tpot_s
         low, high = DECODE_REQUESTS
         return int(min(high, max(low, 4 * load * residence_s)))
+
+
+def _question(role: Role, rate_per_s: float, workers: int) -> tuple[int, int]:
+    """The group that stands for so many workers, and the load of each in steps of `GRID`."""
+    return min(workers, GROUP[role]), ceil(log(rate_per_s / workers) / log(GRID) - 1e-9)
 
 
 @lru_cache(maxsize=64)

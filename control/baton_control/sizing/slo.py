@@ -68,10 +68,9 @@ def size(
     if memory.mix is None:
         return _floor(spec, seen, memory, now, epoch_s)
     wanted = demands(spec, seen, memory, memory.mix, sizer, now)
-    needed = {role: sizer.required(role, memory.mix, wanted[role].rate_per_s) for role in POOL_ROLES}
     pools: dict[Role, PoolDecision] = {}
     for role in POOL_ROLES:
-        pool, kept = _decide_pool(spec, role, seen.pool(role), wanted[role], needed[role], memory, now, sizer, epoch_s)
+        pool, kept = _decide_pool(spec, role, seen.pool(role), wanted[role], memory, now, sizer, epoch_s)
         pools[role] = pool
         memory = memory.with_pool(role, kept)
     pools = _wake_together(spec, pools)
@@ -104,7 +103,6 @@ def _decide_pool(
     role: Role,
     pool: PoolSeen,
     demand: Demand,
-    needed: int,
     memory: SizingMemory,
     now: float,
     sizer: Sizer,
@@ -112,9 +110,11 @@ def _decide_pool(
 ) -> tuple[PoolDecision, PoolMemory]:
     mix = memory.mix
     assert mix is not None
-    relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)
-    likely_share = _likely_share(role, pool.workers, demand, mix, sizer) if needed > pool.workers else 0.0
-    is_kept = likely_share >= spec.targets.share(role)
+    relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)  # mostly the most: it answers the other
+    needed = sizer.required(role, mix, demand.rate_per_s)
+    share = spec.targets.share(role)
+    likely_share = _likely_share(role, pool.workers, demand, mix, sizer, share) if needed > pool.workers else 0.0
+    is_kept = likely_share >= share
     target, shrunk = (
         spec.clamped(role, workers, epoch_s) for workers in (pool.workers if is_kept else needed, relaxed)
     )
@@ -127,13 +127,20 @@ def _decide_pool(
     return PoolDecision(workers, text, needed), kept
 
 
-def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer) -> float:
+def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer, wanted: float) -> float:
     """Predicted share within the pool's target of all requests that are likely to come, in bursts and between them;
-    0 while that is not known, or nobody works."""
-    total = sum(demand.likely)
+    0 while that is not known, nobody works, or it is surely less than `wanted`."""
+    total = left = sum(demand.likely)
     if not workers or not total:
         return 0.0
-    return sum(rate * sizer.share_met(role, mix, rate, workers) for rate in demand.likely) / total
+    met, share = 0.0, 0.0
+    for rate in sorted(demand.likely, reverse=True):
+        if share < 1.0:  # else no more are late at less
+            share = sizer.share_met(role, mix, rate, workers)
+        met, left = met + rate * share, left - rate
+        if met + left < wanted * total:
+            return 0.0
+    return met / total
 
 
 def _reason(

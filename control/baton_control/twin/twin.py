@@ -24,14 +24,6 @@ from baton_wire.rules.prompt_order import PromptOrder
 Worker = PrefillWorker | DecodeWorker
 
 
-class Scope(enum.Enum):
-    """Which pools take part. One alone is sized with the other taken as free."""
-
-    BOTH = enum.auto()
-    PREFILL = enum.auto()
-    DECODE = enum.auto()
-
-
 class Kind(enum.IntEnum):
     """Of an event on the heap."""
 
@@ -48,14 +40,12 @@ class Twin:
         self,
         model: WorkerModel,
         workload: Workload,
-        stage: Scope = Scope.BOTH,
         patience_s: float = inf,
         prefix_affinity: float = 0.9,
         ttft_s: float | None = None,
     ) -> None:
         """`ttft_s`: the target by which prompts wait their turn; without one they go in order of arrival."""
         self.model = model
-        self.stage = stage
         self.patience_s = patience_s
         self.prefix_affinity = prefix_affinity
         self.now = 0.0
@@ -226,10 +216,6 @@ class Twin:
     # --- a request ---------------------------------------------------------------------------------------------
 
     def _arrive(self, request: int) -> None:
-        if self.stage is Scope.DECODE:
-            self.first_s[request] = self.now
-            self._reserve(request)
-            return
         prefill = self.model.prefill
         self.gateway.push(request, self.now, prefill.fixed_s + prefill.prompt_s(*self._uncached(request)))
         self.gateway_tokens += self._prompt_now[request]
@@ -238,7 +224,7 @@ class Twin:
     def _dispatch(self) -> None:
         """Give queued prompts to prefill workers that can start them with their next step."""
         gateway, now = self.gateway, self.now
-        while gateway and self.routable_prefill and (self.routable_decode or self.stage is Scope.PREFILL):
+        while gateway and self.routable_prefill and self.routable_decode:
             request = gateway.first(now)
             if now - self.arrival_s[request] > self.patience_s and self.first_s[request] != self.first_s[request]:
                 self._take()
@@ -254,7 +240,7 @@ class Twin:
             self._granted_s[request] = inf
             self._is_computed[request] = False
             worker.enqueue(request, tokens, cached, self.model.prefill)
-            if self.stage is Scope.BOTH and self._to_go[request] > 0:
+            if self._to_go[request] > 0:
                 self._reserve(request)
             self._start(worker)
 
@@ -271,10 +257,6 @@ class Twin:
         return self._prompt_now[request] - cached, cached
 
     def _reserve(self, request: int) -> None:
-        if not self.routable_decode:
-            assert self.stage is Scope.DECODE
-            self._to_go[request] = 0
-            return
         worker = min(self.routable_decode, key=least_room)
         self._decode_of[request] = worker
         if worker.reserve(request, self._prompt_now[request]):
@@ -282,12 +264,9 @@ class Twin:
 
     def _granted(self, request: int) -> None:
         self._granted_s[request] = self.now
-        if self.stage is Scope.DECODE:
-            self._push(self.now + self.model.hand_over_s, Kind.LANDED, request, self._attempt[request], None)
-        else:
-            worker = self._prefill_of[request]
-            if worker is not None and self._is_computed[request]:
-                self._send(request, worker, self.now)
+        worker = self._prefill_of[request]
+        if worker is not None and self._is_computed[request]:
+            self._send(request, worker, self.now)
 
     def _start(self, worker: PrefillWorker) -> None:
         end_s = worker.start_batch(self.now, self.model)
@@ -299,7 +278,7 @@ class Twin:
         for request in batch:
             if self.first_s[request] != self.first_s[request]:
                 self.first_s[request] = self.now + self.model.gateway_s
-            if self._to_go[request] == 0 or self.stage is Scope.PREFILL:
+            if self._to_go[request] == 0:
                 worker.pinned_tokens -= self._prompt_now[request]
                 self._prefill_of[request] = None
                 self._finish(request, self.first_s[request])
@@ -364,9 +343,6 @@ class Twin:
         self.retries += 1
         self._attempt[request] += 1
         self._release_legs(request)
-        if self.stage is Scope.DECODE:
-            self._reserve(request)
-            return
         self.gateway.push_front(request)
         self.gateway_tokens += self._prompt_now[request]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,20 @@ def test_more_load_never_needs_fewer_workers_and_answers_hold_when_verified() ->
     workers = (sizer.required(Role.PREFILL, mix, 80.0), sizer.required(Role.DECODE, mix, 80.0))
     assert min(_shares_met(sizer, mix, 80.0, workers)) >= 0.93
     assert _shares_met(sizer, mix, 80.0, (1, 1))[0] < 0.9
+
+
+def test_what_is_known_of_other_loads_gives_the_answer_that_asking_would() -> None:
+    random = np.random.default_rng(6)
+    rows = zip(random.integers(100, 3000, 100).tolist(), random.integers(2, 400, 100).tolist(), strict=True)
+    mix = Mix(tuple(RequestShape(p, o) for p, o in rows), 4.0)
+    sizer = TwinSizer(worker_model(LLAMA_8B, H200, max_step_tokens=4096), Targets(0.5, 0.025))
+    asked = TwinSizer(sizer.model, sizer.targets)
+    for role in (Role.PREFILL, Role.DECODE):
+        wanted = asked.reachable_share(role, mix)
+        for rate in random.uniform(5.0, 90.0, 40).tolist():
+            least = max(1, ceil(rate / asked.most_per_s(role, mix)))
+            keep = (count for count in range(least, 50) if asked.share_met(role, mix, rate, count) >= wanted)
+            assert sizer.required(role, mix, rate) == next(keep)
 
 
 def _shares_met(sizer: TwinSizer, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:

@@ -10,7 +10,9 @@ import pytest
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
-from baton_control.twin.twin import Scope, Twin
+from baton_control.twin.decode_pool import answers_end
+from baton_control.twin.prefill_pool import first_tokens
+from baton_control.twin.twin import Twin
 from baton_simulate.synthetic import Shape, synthetic
 from baton_testing.sizing.builders import ROUND_WORKER, requests
 from baton_wire.messages.values import Role
@@ -69,11 +71,44 @@ def test_prompts_that_can_be_in_time_go_before_those_that_are_late() -> None:
 
 def test_many_steps_at_once_end_when_single_steps_would() -> None:
     rows = [(0.1 * i, 200 + 37 * i, 5 + 11 * (i % 7)) for i in range(30)]
-    twin = Twin(ROUND_WORKER, requests(rows), Scope.DECODE)
-    twin.add(Role.DECODE, 0.0)
-    twin.run_until(0.0)
-    twin.run_out()
-    assert twin.done_s == pytest.approx(_reference(rows), abs=1e-9)
+    assert answers_end(ROUND_WORKER, requests(rows), 1) == pytest.approx(_reference(rows), abs=1e-9)
+
+
+def test_answers_that_fill_the_pool_all_end_and_more_workers_end_them_sooner() -> None:
+    rows = [(0.05 * i, 300 + 37 * (i % 11), 5 + 40 * (i % 7)) for i in range(60)]
+    tight = replace(ROUND_WORKER, kv_capacity_tokens=2500)
+    roomy, one, two = (
+        answers_end(model, requests(rows), count) for model, count in ((ROUND_WORKER, 1), (tight, 1), (tight, 2))
+    )
+    assert one.max() < np.inf
+    assert roomy.mean() < two.mean() < one.mean(), "some waited for blocks, or were put back"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("hold_s", [None, 0.02])
+@pytest.mark.parametrize("ttft_s", [None, 0.5])
+def test_prompts_by_themselves_start_when_the_whole_twin_starts_them(
+    workers: int, hold_s: float | None, ttft_s: float | None
+) -> None:
+    random = np.random.default_rng(workers)
+    model = replace(ROUND_WORKER, hold_s=hold_s)
+    for rate in (2.0, 6.0, 12.0):
+        rows = list(
+            zip(
+                np.cumsum(random.gamma(0.3, 1 / (0.3 * rate * workers), 400)).tolist(),
+                random.integers(1, 2500, 400).tolist(),
+                [1] * 400,
+                strict=True,
+            )
+        )
+        workload = replace(requests(rows), cached_tokens=random.integers(0, 900, 400))
+        twin = Twin(model, workload, ttft_s=ttft_s)
+        for role, count in ((Role.PREFILL, workers), (Role.DECODE, 1)):
+            for _ in range(count):
+                twin.add(role, 0.0)
+        twin.run_until(0.0)
+        twin.run_out()
+        assert twin.first_s == first_tokens(model, workload, workers, 0.9, ttft_s).tolist()
 
 
 def _reference(rows: list[tuple[float, int, int]]) -> list[float]:
