@@ -81,8 +81,9 @@ class TwinSizer:
     """Of the answers below; those for an earlier one are forgotten."""
     _shares: dict[tuple[Role, int, int], float] = field(default_factory=dict)
     """By pool, group and step of the load of each worker."""
-    _borders: dict[tuple[Role, int], tuple[float, float]] = field(default_factory=dict)
-    """By pool and group, the highest step known to keep the percentile and the lowest known not to."""
+    _borders: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By group of decode workers, the highest step known to keep the percentile and the lowest known not to: what keeps
+    it at some load does so at less, and so do more workers at that of each."""
 
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
         """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
@@ -121,21 +122,22 @@ class TwinSizer:
         return self._shares[key]
 
     def _keeps(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> bool:
-        """Whether the percentile is met. What keeps it at some load does so at less, and so do more at that of each:
-        the twin is asked only about loads in between."""
+        """Whether the percentile is met."""
         if rate_per_s <= 0:
             return True
         self._of(mix)
         group, step = _question(role, rate_per_s, workers)
-        kept, missed = self._borders.get((role, group), NOT_ASKED)
-        if not kept < step < missed:
+        kept, missed = self._borders.get(group, NOT_ASKED)
+        # Prompts that are late wait last, so now and then fewer are late at more load: that is asked each time.
+        if role is Role.DECODE and not kept < step < missed:
             return step <= kept
         share = self.share_met(role, mix, rate_per_s, workers)
         # Whether all are met when they are alone is asked only where it matters.
         is_kept = share >= self.targets.share(role) or share >= self.reachable_share(role, mix)
-        for other in range(group, GROUP[role] + 1) if is_kept else range(1, group + 1):
-            kept, missed = self._borders.get((role, other), NOT_ASKED)
-            self._borders[role, other] = (max(kept, step), missed) if is_kept else (kept, min(missed, step))
+        if role is Role.DECODE:
+            for other in range(group, GROUP[role] + 1) if is_kept else range(1, group + 1):
+                kept, missed = self._borders.get(other, NOT_ASKED)
+                self._borders[other] = (max(kept, step), missed) if is_kept else (kept, min(missed, step))
         return is_kept
 
     def _of(self, mix: Mix) -> None:
