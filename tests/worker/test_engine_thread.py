@@ -13,6 +13,7 @@ from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, Reserved, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_plan import StepResult
 from baton_testing.engine.runners import ToyRunner
 from baton_wire.messages.values import Finish, Grammar, RequestKey, SamplingParams
 from baton_worker.reporting.reports import worker_state
@@ -150,6 +151,31 @@ def test_a_broken_loop_is_reported_once() -> None:
 
 def _fail(step: int, load: StepLoad, seconds: float) -> None:
     raise ZeroDivisionError("a bug in the loop")
+
+
+def test_what_comes_while_a_step_runs_is_planned_behind_it_before_that_is_over() -> None:
+    heard, is_over = Heard(), threading.Event()
+    scheduler = Scheduler(CONFIG)
+    runner = ToyRunner(CONFIG.block_tokens, scheduler.pool, is_ready=is_over.is_set)
+    collect = runner.collect
+
+    def collect_when_over() -> StepResult:
+        assert is_over.wait(60.0)
+        return collect()
+
+    runner.collect = collect_when_over  # type: ignore[method-assign]
+    thread = EngineThread(scheduler, Stepper(scheduler, runner), heard.events, heard.cancelled, heard.crashed)
+    thread.start()
+    held = replace(spec(), hold=True)
+    thread.post(Submit(held))
+    heard.wait_for(1)  # it is being computed
+    thread.post(Submit(replace(held, key=RequestKey(b"r" * 16, 1))))
+    heard.wait_for(2)
+    assert not is_over.is_set()
+    assert [len(plan.prefill) for plan in runner.plans] == [1, 1]
+    is_over.set()
+    assert thread.stop(60.0)
+    assert heard.crash is None
 
 
 def test_load_is_what_runs_what_waits_and_what_was_not_looked_at_yet() -> None:

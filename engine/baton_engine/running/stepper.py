@@ -77,6 +77,16 @@ class Stepper:
         """Prompt tokens of steps that are launched and whose results are not applied yet."""
         return sum(step.load.prefill_tokens for step in self._launched)
 
+    @property
+    def is_computing(self) -> bool:
+        """The oldest launched step is not over."""
+        return bool(self._launched) and not self._runner.is_done()
+
+    @property
+    def is_launched(self) -> bool:
+        """Of some launched step the result was not taken yet."""
+        return bool(self._launched)
+
     def turn(self, now: float) -> bool:
         """Move on by one step. False when there was nothing to do.
 
@@ -99,8 +109,11 @@ class Stepper:
         expected_s = self._scheduler.expected_s(running.load.decode_rows, running.load.prefill_tokens)
         return 0.0 if expected_s is None else max(0.0, self._began_s + planning_s(expected_s, self._launch_s) - now)
 
-    def go_on(self, clock: Callable[[], float]) -> bool:
-        """Plan and launch a step, or wait for one. False when there was nothing to do."""
+    def go_on(self, clock: Callable[[], float], *, waits: bool = True) -> bool:
+        """Plan and launch a step, or else wait for the one that runs. False when there was nothing to do.
+
+        `waits` False: whoever asks waits himself, and so hears what may be planned meanwhile.
+        """
         began_s = clock()
         plan = self._scheduler.plan(began_s)
         if plan is not None:
@@ -117,7 +130,7 @@ class Stepper:
             if self._runner.is_done():
                 self._collect(clock, is_done=True)
             return True
-        if self._launched:
+        if self._launched and waits:
             self._collect(clock, is_done=False)
             return True
         return False

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 IDLE_WAIT_S = 0.05
 """Longest sleep of an idle engine: deadlines of waiting requests are looked at this often."""
 
+LOOK_S = 0.00025
+"""Behind a step that nothing could be planned after: how often is looked whether it is over, while no command comes."""
+
 SPARE_S = 0.05
 """Longest wait for commands before a step is planned, however long the one before it is."""
 
@@ -160,7 +163,7 @@ class EngineThread:
         self._stepper.settle(self._clock)
         if not self._take_commands_while_spare():
             return False
-        if not self._go_on() and self._commands.empty():
+        if not self._go_on(waits=False) and self._commands.empty():
             self._wait()
         return True
 
@@ -173,9 +176,9 @@ class EngineThread:
         self._stepper.settle(self._clock)
         return self._go_on()
 
-    def _go_on(self) -> bool:
-        """One step and the events that came of it."""
-        busy = self._stepper.go_on(self._clock)
+    def _go_on(self, *, waits: bool = True) -> bool:
+        """One step and the events that came of it. `waits`: as of `Stepper.go_on`."""
+        busy = self._stepper.go_on(self._clock, waits=waits)
         self._publish()
         self._hand_out_events()
         return busy
@@ -215,10 +218,19 @@ class EngineThread:
         return False
 
     def _wait(self) -> None:
-        try:
-            command = self._commands.get(timeout=IDLE_WAIT_S)
-        except queue.Empty:
-            return
+        """For a command, or for the end of the step that runs: a prompt that comes meanwhile is planned behind it, not
+        together with all that come until it is over."""
+        while True:
+            is_launched = self._stepper.is_launched
+            if is_launched and not self._stepper.is_computing:
+                return
+            try:
+                command = self._commands.get(timeout=LOOK_S if is_launched else IDLE_WAIT_S)
+            except queue.Empty:
+                if is_launched:
+                    continue
+                return
+            break
         if command is None:
             self._commands.put(None)
         else:
