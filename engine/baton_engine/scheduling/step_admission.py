@@ -1,6 +1,7 @@
 """What is computed in a step besides the running rows: whole prompts, several a step, within a budget of tokens.
 
-Order: prompts already started, preempted sequences, then new prompts by their turns. A prompt starts when all its
+Order: prompts already started, preempted sequences, then new prompts by their turns. Where nothing decodes, none begins
+in a step that is long enough without it: whose turn is first shall have its token first. A prompt starts when all its
 blocks and slots are there, so that a started one never waits for memory; groups with a window give theirs back as it
 advances. Prompts are cut only when they exceed the budget. Where a grammar is still being compiled when a prompt is
 computed, its logits are kept, and a chunk without tokens draws from them.
@@ -41,7 +42,10 @@ def fill_step(state: EngineState, draft: StepDraft) -> None:
 
 def _admit_new(state: EngineState, draft: StepDraft) -> None:
     first = [*state.returning[:1], *itertools.islice(state.queued.values(), 1)]
+    enough = state.pieces.enough_tokens(len(state.batch.rows))
     for stem in tuple(state.waiting.values()):
+        if draft.prefill_tokens >= enough:
+            break
         if any(other.order < stem.order for other in first):
             break  # it waits for blocks, and its turn is before this one's
         if _exceeds_share(state, stem) or not may_take_slots(state, stem):

@@ -120,6 +120,31 @@ def test_steps_keep_the_target_while_costs_drift(base_s: float, token_s: float, 
         assert pieces.tokens(32) >= min(MOST, left / token_s - TILE_ROWS), "room is used"
 
 
+def test_a_prompt_alone_that_takes_long_enough_is_enough() -> None:
+    pieces = PieceSize(MOST, 0.01)
+    assert pieces.enough_tokens(0) == MOST, "nothing was seen"
+    pieces.observe(0, 1_000, 0.025)
+    assert pieces.enough_tokens(0) == 800
+    assert pieces.enough_tokens(3) == MOST, "beside rows the target is the bound"
+
+
+def test_prompts_that_wait_go_one_behind_the_other_in_steps_of_enough() -> None:
+    scheduler = Scheduler(EngineConfig(num_blocks=2_000, block_tokens=16, max_slots=16, max_context_tokens=4_096))
+    for number, tokens in enumerate((2_000, 300, 600, 900, 100, 100)):
+        scheduler.submit(replace(spec(number, tokens), hold=True), 0.0)
+    steps = []
+    while (plan := scheduler.plan(0.0)) is not None:
+        lengths = [len(chunk.tokens) for chunk in plan.prefill]
+        drawing = tuple(SlotTokens(slot, (7,)) for chunk in plan.prefill for slot in chunk.sample)
+        scheduler.apply(StepResult(plan.step, drawing, 25e-6 * sum(lengths)), 0.0)
+        steps.append(lengths)
+        if len(steps) == 1:
+            for number, tokens in enumerate((2_000, 300, 600, 900, 100, 100), 10):
+                scheduler.submit(replace(spec(number, tokens), hold=True), 0.0)
+    assert steps[0] == [2_000, 300, 600, 900, 100, 100], "what a token takes is not known yet"
+    assert [each for each in steps[1:] if each] == [[2_000], [300, 600], [900], [100, 100]]
+
+
 def longest_step(config: EngineConfig, tpot_s: float | None = None) -> tuple[float, int]:
     """Seconds of the longest step in which rows decoded, while long prompts arrive; and answers that were complete.
 

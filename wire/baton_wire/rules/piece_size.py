@@ -13,6 +13,7 @@ Theory). Where prompts were computed alone before, their seconds per token are t
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Final
 
 LEAST_TOKENS: Final = 64
@@ -28,6 +29,9 @@ SCALE_TOKENS: Final = 128
 """A piece that differs so much from the one before it corrects `token_s` well."""
 ALONE_TOKENS: Final = 256
 """A step of so many prompt tokens and no rows tells what a token costs."""
+ENOUGH_S: Final = 0.02
+"""A step of prompts alone that lasts so long has enough of them: of a shorter one the fixed part (2 to 4 ms) is much.
+In a longer one first tokens wait for prompts that came later."""
 BOUND: Final = 2.0
 """A token adds to rows at most so many times what it takes in a step of prompts alone, and at least as many times less.
 """
@@ -112,6 +116,12 @@ class PieceSize:
         if self._base_s is None or self.token_s is None:
             return min(LEAST_TOKENS, self._most_tokens)
         return piece_tokens(rows, self._base_s, self.token_s, self.target_s, self._most_tokens)
+
+    def enough_tokens(self, rows: int) -> int:
+        """Of prompts, in a step with so many decode rows: with these in it no further prompt begins."""
+        if rows or self._alone_s is None:
+            return self._most_tokens
+        return ceil(ENOUGH_S / self._alone_s)
 
     def _bounded(self, token_s: float) -> float:
         if self._alone_s is None:
