@@ -71,6 +71,8 @@ GIB: Final = 1 << 30
 BESIDE_KV_GIB: Final = 20
 """A worker's weights, graphs and libraries."""
 STAGE: Final = re.compile(r'^baton_startup_seconds\{.*stage="([^"]+)".*\} (\S+)$', re.MULTILINE)
+COMPILED: Final = re.compile(r"compiled here: (.+)$|kernel (\w+) was compiled while serving", re.MULTILINE)
+FEW: Final = 4
 SERIES: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -268,7 +270,10 @@ def main() -> None:
             TwoGpus(folder / "run", shape, kv_gib) as service,
         ):
             notes.append(f"ready after {time.monotonic() - began:.1f} s")
-            notes += [f"{worker.child.name}: {_stages(worker)}" for worker in service.workers]
+            notes += [
+                f"{worker.child.name}: {_stages(worker)}; compiled: {compiled_here(worker) or 'nothing'}"
+                for worker in service.workers
+            ]
             print("\n".join(notes), flush=True)
             for (number, point), seed in itertools.product(enumerate(points), options.seeds):
                 if time.monotonic() - began + options.seconds + AROUND_S > options.most_s:
@@ -290,6 +295,13 @@ def _kv_gib(shape: Shape) -> dict[str, int]:
     free = torch.cuda.get_device_properties(0).total_memory // GIB - BESIDE_KV_GIB
     first = (free - BESIDE_KV_GIB) // 2 if shape.decode > 1 else free
     return {"prefill-0": first, "decode-0": free, "decode-1": first}
+
+
+def compiled_here(worker: Worker) -> str:
+    """Kernels that nobody had compiled before it, by name if they are few."""
+    found = COMPILED.findall(worker.child.output())
+    named = sorted({each for before, later in found for each in (*before.split(", "), later) if each})
+    return ", ".join(named) if len(named) <= FEW else f"{len(named)} of them"
 
 
 def _stages(worker: Worker) -> str:

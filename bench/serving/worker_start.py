@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ import torch
 from bench.engine.gpu import LLAMA_8B
 from bench.machine import this_machine
 from bench.results import FOLDER, Cell, publish, write
-from bench.serving.goodput import SERIES, STAGE
+from bench.serving.goodput import SERIES, STAGE, compiled_here
 from bench.serving.offline import model_folder
 
 from baton_kernels.described_gpu import GPUS
@@ -44,8 +43,6 @@ STARTS: Final[Mapping[str, tuple[str, bool]]] = {
     "ahead, warm": ("b", True),
 }
 """Triton's cache, and whether workers are told of the folder."""
-COMPILED: Final = re.compile(r"compiled here: (.+)$|kernel (\w+) was compiled while serving", re.MULTILINE)
-FEW: Final = 4
 COLUMNS: Final = (
     *(
         "start",
@@ -109,9 +106,7 @@ def started(name: str, folder: Path, shape: Shape) -> list[dict[str, Cell]]:
             row |= {stage: round(seconds, 2) for stage, seconds in stages.items()}
             for origin in ("found", "compiled"):
                 row[origin] = sum(value for labels, value in counts.items() if origin in labels)
-            found = COMPILED.findall(worker.child.output())
-            named = sorted({each for before, later in found for each in (*before.split(", "), later) if each})
-            row["which"] = ", ".join(named) if len(named) <= FEW else f"{len(named)} of them"
+            row["which"] = compiled_here(worker)
             rows.append(row)
     return rows
 
