@@ -6,6 +6,7 @@ Run first, and with the bare `pytest` executable: a package called `operator` ke
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -58,9 +59,14 @@ def python_files() -> list[Path]:
     return [path for path in tracked() if path.suffix == ".py"]
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.AST:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
+
+
 def trees() -> Iterator[tuple[Path, ast.AST]]:
     for path in python_files():
-        yield path, ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
+        yield path, tree_of(path)
 
 
 def test_operator_is_the_standard_librarys() -> None:

@@ -5,6 +5,7 @@ another type, and none stands there that the API does not have.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,15 @@ def extras(value: Any, path: str = "") -> Iterator[str]:
             yield from extras(each, f"{path}[{place}]")
 
 
+@functools.cache
+def adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
+    """Made once: a stream's events are a union of some fifty types."""
+    return pydantic.TypeAdapter(kind)
+
+
 def check(kind: Any, told: dict[str, Any]) -> None:
     """Raises for what is not of the type."""
-    found = pydantic.TypeAdapter(kind).validate_python(told)
+    found = adapter(kind).validate_python(told)
     assert [path for path in extras(found) if path.rpartition(".")[2] not in OURS] == [], told
 
 
