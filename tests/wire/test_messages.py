@@ -224,6 +224,14 @@ MEASURES = WorkerMeasures(
 )
 
 
+def test_a_worker_that_moved_much_kv_is_still_understood() -> None:
+    moved = 5 << 50  # some weeks of a full link
+    state = gateway_link.WorkerState(False, 0, 0, 0, 9, 9, 1, 0.01, kv_bytes=moved)
+    assert decode(encode(state), gateway_link.ToGateway) == state
+    measures = msgspec.structs.replace(MEASURES, kv_bytes=moved)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(measures), type=WorkerMeasures) == measures
+
+
 @pytest.mark.parametrize("value", [PAIR[0], HELLO, MEASURES], ids=lambda value: type(value).__name__)
 def test_only_a_worker_says_hello_or_is_measured_as_one(value: msgspec.Struct) -> None:
     frame = msgspec.msgpack.encode(value)

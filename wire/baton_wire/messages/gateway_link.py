@@ -13,6 +13,7 @@ from msgspec import Meta
 from baton_wire.messages.measures import Lanes, StepTiming
 from baton_wire.messages.values import (
     Attempt,
+    ByteCount,
     Choice,
     Count,
     Digest,
@@ -118,7 +119,7 @@ class WorkerState(Message, frozen=True, tag=5):
     """Smoothed duration of recent engine steps; 0 before the first."""
     startup_s: Seconds | None = None
     """From the start of the process until it was ready; None: not known."""
-    kv_bytes: Count | None = None
+    kv_bytes: ByteCount | None = None
     """KV sent or received so far; None: not known."""
     timings: Annotated[tuple[StepTiming, ...], Meta(max_length=MAX_STATE_TIMINGS)] = ()
     """Some of the steps since the last state."""

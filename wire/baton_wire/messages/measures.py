@@ -7,7 +7,17 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from baton_wire.messages.values import Address, Count, Epoch, NestedValue, Role, Seconds, TokenCount, check_worker
+from baton_wire.messages.values import (
+    Address,
+    ByteCount,
+    Count,
+    Epoch,
+    NestedValue,
+    Role,
+    Seconds,
+    TokenCount,
+    check_worker,
+)
 from baton_wire.sketch import SketchData
 
 MAX_TIMINGS = 32
@@ -75,7 +85,7 @@ class WorkerMeasures(NestedValue, frozen=True):
     block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
     blocks_total: Count
     blocks_free: Count | None
-    kv_bytes: Count | None
+    kv_bytes: ByteCount | None
     """KV sent or received since the worker started."""
     startup_s: Seconds | None
     """From the start of its process until it was ready."""

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 """Version of every message type below and of how frames travel; both ends of a link agree on one in the handshake."""
 
 MAX_FRAME_BYTES = 4 << 20
@@ -43,6 +43,8 @@ Digest = Annotated[str, Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$"
 ShortText = Annotated[str, Meta(max_length=256)]
 Salt = Annotated[str, Meta(max_length=128)]
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+ByteCount = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""Of all that was ever moved: a worker hands over 2^40 bytes of KV within minutes."""
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=1e7)]
