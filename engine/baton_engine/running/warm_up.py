@@ -22,6 +22,8 @@ from baton_engine.running.sampler import Sampler, TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention_inputs import DecodeRows, PrefillRows
 from baton_kernels.experts import launched_tokens
+from baton_kernels.penalties import apply_penalties
+from baton_kernels.sampling_inputs import Penalties
 from baton_kernels.token_mask import mask_words
 from baton_wire.messages.values import SamplingParams
 
@@ -65,6 +67,14 @@ def rehearse(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_token
         if model.ring is not None:
             model.ring.leave(number)
     _run_draws(model, vocab_size, kv_pool.device, [_without_counts(sampling) for sampling in DRAWS])
+    _run_penalties(vocab_size, kv_pool.device)
+
+
+def _run_penalties(vocab_size: int, device: torch.device) -> None:
+    """As a draw runs them, without counting what is drawn."""
+    logits, neutral = torch.zeros(1, vocab_size, device=device), torch.ones(1, device=device)
+    in_prompt, counts = torch.zeros_like(logits, dtype=torch.bool), torch.zeros_like(logits, dtype=torch.int32)
+    apply_penalties(logits, in_prompt, counts, Penalties(neutral, neutral, neutral))
 
 
 def run_experts(block: Projection, most_tokens: int) -> None:

@@ -38,6 +38,8 @@ from baton_kernels.attention_inputs import DecodeRows, PrefillRows
 from baton_kernels.compiling import compiled_together
 from baton_kernels.described_gpu import GPUS, META, compiling_for
 from baton_kernels.kernel_folder import CompiledHere, use_folder
+from baton_kernels.penalties import apply_penalties
+from baton_kernels.sampling_inputs import Penalties
 
 folder, model_folder, memory, *roles = sys.argv[1:]
 device = torch.device(memory)
@@ -96,6 +98,10 @@ with compiling_for(GPUS["h200"]):
             for chunks in (1, 2, 3, 4, 5, 16, 17, 33, 34, 40, 64) if memory == "meta" else ():
                 for drawing in {1, chunks}:
                     step([length] * chunks, drawing)
+        for rows in (1, 3, SLOTS) if memory == "meta" else ():
+            shape = rows, config.vocab_size
+            zeros = [torch.zeros(shape, dtype=dtype, device=META) for dtype in (torch.float32, torch.bool, torch.int32)]
+            apply_penalties(*zeros, Penalties(*(torch.ones(rows, device=META) for _ in range(3))))
 print(*here.names[before:])
 """
 
