@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLTokenizer
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from baton_engine.grammars.blank_runs import blank_runs
+from baton_engine.grammars.kept_spellings import KeptSpellings
 from baton_kernels.token_mask import WORD_BITS, mask_words
 
 Words = npt.NDArray[np.uint32]
@@ -72,13 +73,14 @@ def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: i
         own = _own_size(msgspec.json.decode(tokenizer_json, type=_TokenizerFile))
         size = max(own, vocab_size)
         ends = [token for token in end_ids if token < size] or None
-        tokenizer = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends)
+        spelling = KeptSpellings(LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends, slices=[]))
+        tokenizer = LLTokenizer(TokenizerWrapper(spelling), eos_token=ends)
     except (ValueError, msgspec.DecodeError) as error:
         raise VocabularyError(f"tokenizer.json: {error}") from error
     words = mask_words(size)
     named = tuple(tokenizer.eos_tokens)
     marks = tuple(token for token in range(own) if tokenizer.is_special_token(token))
-    texts = [tokenizer.decode_bytes([token]) for token in range(own)]
+    texts = spelling.tokens[:own]
     led = tuple(token for token, text in enumerate(texts) if text.startswith((b" ", b"\t")))
     return Vocabulary(
         tokenizer=tokenizer,
