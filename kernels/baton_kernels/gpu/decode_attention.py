@@ -2,12 +2,19 @@
 one product.
 
 Grid (kv head, sequence, split), so that sequences begin in their order, all heads of one together. Each program runs
-the online softmax over its share of the context and leaves a partial result (maximum, sum, weighted values, float32);
-the merge kernel joins the splits. The grid depends on shapes only, so a captured graph serves every length.
+the online softmax over its share of the context and leaves a partial result (maximum, sum, weighted values, float32).
+A second kernel joins the splits. The grid depends on shapes only, so a captured graph serves every length.
 
 Few sequences have equally many splits each. Among many the contexts differ: one of 4,000 tokens in one piece took as
 long as all the others together. So a first kernel deals out *seats* once a step, in proportion to lengths, and the
-grid is (kv head, seat). A sequence with one seat writes its result at once; padding has none.
+grid is (kv head, seat). A sequence with one seat writes its result at once, as padding does its zeros. Of others the
+last program of a kv head to arrive joins the splits, in their order, so that the same bits come out each time: most
+sequences have nothing to join, and a kernel for them all took 4 to 9 µs to find that out. One sequence's 32 splits are
+joined faster by a kernel, by as many programs as there are heads.
+
+float8 keys become halves as their product wants them. Values lie across it: a thread would have to gather single bytes.
+So they are read in words of 4 neighbours, two tokens' words are turned into four pairs, and four products have a fourth
+of the head's dimensions each, every fourth one.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -37,9 +44,12 @@ class DecodeConfig:
 
 
 BLOCK_N = 64
-ONE_WAVE = DecodeConfig(BLOCK_N, 2, 5)
-"""Up to two programs a multiprocessor, and float8 always: each keeps more loads under way."""
-MANY = DecodeConfig(BLOCK_N, 2, 3)
+DEEP = DecodeConfig(BLOCK_N, 2, 7)
+"""For up to two programs a multiprocessor, of float8 four: each keeps more loads under way."""
+SHALLOW = DecodeConfig(BLOCK_N, 2, 3)
+"""For more programs, of float8 six."""
+DEEP_WAVE, SHALLOW_WAVE = (4 * 132, 43.5), (6 * 132, 57.4)
+"""Programs of float8 that an H200 runs at once, and the µs that they take for 1,100 tokens each."""
 FEW = 4
 MAX_SPLITS = 32
 SEATS_A_WAVE = 2
@@ -47,23 +57,77 @@ SEATS_A_WAVE = 2
 PROGRAMS_WANTED = 264
 """Two programs for each of an H200's 132 multiprocessors; float8 tiles are half as large, so four."""
 
+MERGED = 4096
+"""Values of partial results that a program holds at once, which takes registers."""
+LEAST_WORDS = 16
+"""Of a head, from which products of a fourth of it are as wide as the matrix unit's."""
+
+_FOUR_PAIRS: tl.constexpr = tl.constexpr("""{
+    .reg .b32 low, high;
+    .reg .b16 a, b, c, d;
+    prmt.b32 low, $4, $5, 0x5140;
+    prmt.b32 high, $4, $5, 0x7362;
+    mov.b32 {a, b}, low;
+    mov.b32 {c, d}, high;
+    cvt.rn.f16x2.e4m3x2 $0, a;
+    cvt.rn.f16x2.e4m3x2 $1, b;
+    cvt.rn.f16x2.e4m3x2 $2, c;
+    cvt.rn.f16x2.e4m3x2 $3, d;
+}""")
+"""Of one word of two tokens: its bytes side by side, as halves."""
+
+
+@triton.jit
+def _merge(
+    maximum_ptr, sum_ptr, partial_ptr, out_ptr, first, stride, splits,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Partial results first + split · stride + head of GROUP heads → out [GROUP, D]."""
+    lane = tl.arange(0, BLOCK_D)
+    head = tl.arange(0, HEADS)
+    is_head = head < GROUP
+    highest = tl.full([HEADS], float("-inf"), tl.float32)
+    denominator = tl.zeros([HEADS], tl.float32)
+    merged = tl.zeros([HEADS, BLOCK_D], tl.float32)
+    for start in range(0, splits, CHUNK):
+        split = start + tl.arange(0, CHUNK)
+        place = first + split[:, None] * stride + head[None, :]  # [CHUNK, HEADS]
+        known = (split < splits)[:, None] & is_head[None, :]
+        maximum = tl.load(maximum_ptr + place, mask=known, other=float("-inf"), cache_modifier=".cg")
+        total = tl.load(sum_ptr + place, mask=known, other=0.0, cache_modifier=".cg")
+        inside = known[:, :, None] & (lane < D)[None, None, :]
+        parts_ptr = partial_ptr + place[:, :, None] * D + lane[None, None, :]
+        partial = tl.load(parts_ptr, mask=inside, other=0.0, cache_modifier=".cg")  # [CHUNK, HEADS, D]
+        raised = tl.maximum(highest, tl.max(maximum, axis=0))
+        # An empty split has maximum -inf and weighs nothing; so does every split of an empty context.
+        floor = tl.where(raised == float("-inf"), 0.0, raised)
+        weight = tl.exp2(maximum - floor[None, :])
+        shrink = tl.exp2(highest - floor)
+        denominator = denominator * shrink + tl.sum(weight * total, axis=0)
+        merged = merged * shrink[:, None] + tl.sum(weight[:, :, None] * partial, axis=0)
+        highest = raised
+    merged = merged / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
+    place = head[:, None] * D + lane[None, :]
+    tl.store(out_ptr + place, merged.to(out_ptr.dtype.element_ty), mask=is_head[:, None] & (lane < D)[None, :])
+
 
 @triton.jit(do_not_specialize=["table_stride", "layer", "splits", "window"])
 def _decode_split_kernel(
     q_ptr, pool_ptr, tables_ptr, lens_ptr, scales_ptr, sinks_ptr, maximum_ptr, sum_ptr, partial_ptr,
-    out_ptr, seats_ptr, table_stride, block_stride, layer, layer_stride, scale, window, splits,
+    out_ptr, seats_ptr, arrived_ptr, table_stride, block_stride, layer, layer_stride, scale, window, splits,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
-    ONE_SPLIT: tl.constexpr, SCALED: tl.constexpr, SINKS: tl.constexpr, LOG2E: tl.constexpr, CHAINED: tl.constexpr,
-    SEATED: tl.constexpr,
+    SCALED: tl.constexpr, SINKS: tl.constexpr, LOG2E: tl.constexpr, CHAINED: tl.constexpr, SEATED: tl.constexpr,
+    WORDS: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     after_previous(CHAINED)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     kv_head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
-    seat = sequence
+    seat = sequence * splits + split
     if SEATED:
+        seat = sequence
         taken = seats_ptr + sequence * 3
         sequence = tl.load(taken).to(tl.int64)
         split = tl.load(taken + 1)
@@ -100,7 +164,8 @@ def _decode_split_kernel(
         sink = tl.load(sinks_ptr + kv_head * GROUP + group, mask=group < GROUP, other=0.0) * LOG2E
         maximum = tl.where(split == 0, sink, maximum)
         total = tl.where(split == 0, 1.0, total)
-    weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    weighted = tl.zeros([BLOCK_M, BLOCK_D // 4 if WORDS else BLOCK_D], tl.float32)
+    second, third, fourth = weighted, weighted, weighted
     for start in range(begin, end, BLOCK_N):
         token = start + tile
         is_seen = (token < end) & (token >= visible)
@@ -122,7 +187,6 @@ def _decode_split_kernel(
             is_loaded = is_loaded & is_lane[None, :]
         key_ptr = pool_ptr + place[:, None] + lane[None, :]
         key = tl.load(key_ptr, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
-        value = tl.load(key_ptr + KV_HEADS * BLOCK_TOKENS * D, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
         scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(is_seen[None, :], scores, float("-inf"))
         raised = tl.maximum(maximum, tl.max(scores, axis=1))
@@ -131,32 +195,67 @@ def _decode_split_kernel(
         weights = tl.exp2(scores - floor[:, None])
         shrink = tl.exp2(maximum - floor)
         total = total * shrink + tl.sum(weights, axis=1)
-        weighted = weighted * shrink[:, None] + tl.dot(weights.to(DOT), value, input_precision="ieee")
+        weighted *= shrink[:, None]
+        weights = weights.to(DOT)
+        if WORDS:
+            word = tl.arange(0, BLOCK_D // 4)
+            is_word = is_seen[:, None]
+            if D != BLOCK_D:
+                is_word = is_word & (word < D // 4)[None, :]
+            word_ptr = (pool_ptr + place).to(tl.pointer_type(tl.uint32))[:, None] + word[None, :]
+            words = tl.load(word_ptr + KV_HEADS * BLOCK_TOKENS * D // 4, mask=is_word, other=0)  # [BLOCK_N, D / 4]
+            halves: tl.constexpr = (tl.float16, tl.float16, tl.float16, tl.float16)
+            v0, v1, v2, v3 = tl.inline_asm_elementwise(_FOUR_PAIRS, "=r,=r,=r,=r,r,r", [words], halves, True, 2)
+            weighted += tl.dot(weights, v0)
+            second = second * shrink[:, None] + tl.dot(weights, v1)
+            third = third * shrink[:, None] + tl.dot(weights, v2)
+            fourth = fourth * shrink[:, None] + tl.dot(weights, v3)
+        else:
+            value = tl.load(key_ptr + KV_HEADS * BLOCK_TOKENS * D, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
+            weighted += tl.dot(weights, value, input_precision="ieee")
         maximum = raised
 
+    if WORDS:
+        weighted = tl.reshape(tl.join(tl.join(weighted, third), tl.join(second, fourth)), (BLOCK_M, BLOCK_D))
     if SCALED:
         weighted *= value_scale
-    if ONE_SPLIT:
+    if splits == 1:
         result = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(partial_ptr + head[:, None] * D + lane[None, :], result.to(partial_ptr.dtype.element_ty), mask=is_row)
-        return
-    out = head * splits + split  # [BLOCK_M]
-    is_part = group < GROUP
-    if SEATED:
-        out = seat * Q_HEADS + kv_head * GROUP + group
-        result = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
-        place = head[:, None] * D + lane[None, :]
-        tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=is_row & (splits == 1))
-        is_part = is_part & (splits > 1)
-        is_row = is_row & (splits > 1)
-    tl.store(maximum_ptr + out, maximum, mask=is_part)
-    tl.store(sum_ptr + out, total, mask=is_part)
-    tl.store(partial_ptr + out[:, None] * D + lane[None, :], weighted, mask=is_row)
+        tl.store(out_ptr + head[:, None] * D + lane[None, :], result.to(out_ptr.dtype.element_ty), mask=is_row)
+    else:
+        row = seat * Q_HEADS + kv_head * GROUP  # [seats, Q_HEADS]
+        own = row + group
+        tl.store(maximum_ptr + own, maximum, mask=group < GROUP)
+        tl.store(sum_ptr + own, total, mask=group < GROUP)
+        tl.store(partial_ptr + own[:, None] * D + lane[None, :], weighted, mask=is_row)
+        if SEATED:
+            tl.debug_barrier()  # all threads' results lie there before the program says so
+            counter_ptr = arrived_ptr + sequence * KV_HEADS + kv_head
+            before = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
+            if before < splits - 1:
+                return
+            tl.store(counter_ptr, 0)
+            first_head = sequence * Q_HEADS + kv_head * GROUP
+            _merge(maximum_ptr, sum_ptr, partial_ptr, out_ptr + first_head * D, row - split * Q_HEADS, Q_HEADS, splits,
+                   GROUP, D, BLOCK_D, HEADS, CHUNK)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _decode_merge_kernel(
+    maximum_ptr, sum_ptr, partial_ptr, out_ptr, splits,
+    Q_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    after_previous(CHAINED)
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    out_ptr += (sequence * Q_HEADS + head) * D
+    first = sequence * splits * Q_HEADS + head
+    _merge(maximum_ptr, sum_ptr, partial_ptr, out_ptr, first, Q_HEADS, splits, 1, D, BLOCK_D, 1, BLOCK_SPLITS)
 
 
 @triton.jit(do_not_specialize=["sequences", "seats", "spare"])
 def _seats_kernel(
-    lens_ptr, seats_ptr, rows_ptr, sequences, seats, spare,
+    lens_ptr, seats_ptr, sequences, seats, spare,
     BLOCK_N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SEATS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, BLOCK_ROWS)
@@ -165,11 +264,8 @@ def _seats_kernel(
     # A sequence has a seat, and one more for each further share of all tokens: never more than sequences + spare.
     share = tl.maximum(tl.cdiv(tl.sum(length, axis=0), spare), 2 * BLOCK_N)
     count = tl.minimum(tl.maximum((length + share // 4) // share, 1), MOST)
-    count = tl.where(length > 0, count, 0)
-    end = tl.cumsum(count, axis=0)
-    first = end - count
-    tl.store(rows_ptr + row * 2, first, mask=is_row)
-    tl.store(rows_ptr + row * 2 + 1, count, mask=is_row)
+    count = tl.where(is_row, count, 0)
+    first = tl.cumsum(count, axis=0) - count
     for split in range(0, MOST):
         taken = seats_ptr + (first + split) * 3
         tl.store(taken, row, mask=split < count)
@@ -177,61 +273,6 @@ def _seats_kernel(
         tl.store(taken + 2, count, mask=split < count)
     seat = tl.arange(0, BLOCK_SEATS)
     tl.store(seats_ptr + seat * 3, -1, mask=(seat >= tl.sum(count, axis=0)) & (seat < seats))
-
-
-@triton.jit
-def _seated_merge_kernel(
-    maximum_ptr, sum_ptr, partial_ptr, out_ptr, rows_ptr,
-    Q_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr, CHAINED: tl.constexpr,
-):  # fmt: skip
-    after_previous(CHAINED)
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    first = tl.load(rows_ptr + sequence * 2).to(tl.int64)
-    count = tl.load(rows_ptr + sequence * 2 + 1)
-    if count == 1:
-        return
-    split = tl.arange(0, BLOCK_SPLITS)
-    lane = tl.arange(0, BLOCK_D)
-    is_split = split < count
-    place = (first + split) * Q_HEADS + head
-    maximum = tl.load(maximum_ptr + place, mask=is_split, other=float("-inf"))  # [splits]
-    total = tl.load(sum_ptr + place, mask=is_split, other=0.0)  # [splits]
-    is_loaded = is_split[:, None] & (lane < D)[None, :]
-    partial = tl.load(partial_ptr + place[:, None] * D + lane[None, :], mask=is_loaded, other=0.0)  # [splits, D]
-    highest = tl.max(maximum, axis=0)
-    weight = tl.where(
-        maximum == float("-inf"), 0.0, tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
-    )
-    denominator = tl.sum(weight * total, axis=0)
-    merged = tl.sum(weight[:, None] * partial, axis=0) / tl.where(denominator == 0.0, 1.0, denominator)
-    row = sequence * Q_HEADS + head
-    tl.store(out_ptr + row * D + lane, merged.to(out_ptr.dtype.element_ty), mask=lane < D)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def _decode_merge_kernel(
-    maximum_ptr, sum_ptr, partial_ptr, out_ptr, splits,
-    D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr, CHAINED: tl.constexpr,
-):  # fmt: skip
-    after_previous(CHAINED)
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, BLOCK_SPLITS)
-    lane = tl.arange(0, BLOCK_D)
-    is_split = split < splits
-    maximum = tl.load(maximum_ptr + row * splits + split, mask=is_split, other=float("-inf"))  # [splits]
-    total = tl.load(sum_ptr + row * splits + split, mask=is_split, other=0.0)  # [splits]
-    is_loaded = is_split[:, None] & (lane < D)[None, :]
-    place = (row * splits + split)[:, None] * D + lane[None, :]
-    partial = tl.load(partial_ptr + place, mask=is_loaded, other=0.0)  # [splits, D]
-    highest = tl.max(maximum, axis=0)
-    # An empty split has maximum -inf and weighs nothing; so does every split of an empty context.
-    weight = tl.where(
-        maximum == float("-inf"), 0.0, tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
-    )
-    denominator = tl.sum(weight * total, axis=0)
-    merged = tl.sum(weight[:, None] * partial, axis=0) / tl.where(denominator == 0.0, 1.0, denominator)
-    tl.store(out_ptr + row * D + lane, merged.to(out_ptr.dtype.element_ty), mask=lane < D)
 
 
 def paged_decode_attention_triton(
@@ -246,72 +287,23 @@ def paged_decode_attention_triton(
     config: DecodeConfig | None = None,
 ) -> Tensor:
     """As `baton_kernels.decode_attention.paged_decode_attention`; `splits` is chosen from the shapes unless given."""
-    kv_pool, kv_scales, block_tables = kv.pool, kv.scales, rows.block_tables
-    sequences, q_heads, head_dim = q.shape
-    _, _, _, kv_heads, block_tokens, _ = kv_pool.shape
+    sequences = q.shape[0]
+    _, _, _, kv_heads, block_tokens, _ = kv.pool.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if sequences == 0:
         return out
-    wanted = PROGRAMS_WANTED if kv_scales is None else 2 * PROGRAMS_WANTED
+    wanted = PROGRAMS_WANTED if kv.scales is None else 2 * PROGRAMS_WANTED
     if splits is None and window is None and sequences > FEW:
-        return _seated(q, kv, rows, scale, out, sinks, wanted, config)
-    splits = splits or _choose_splits(sequences * kv_heads, wanted, block_tables.shape[1] * block_tokens)
-    in_one_wave = sequences * kv_heads * splits <= wanted
-    config = config or (ONE_WAVE if in_one_wave or kv_scales is not None else MANY)
-    heads = sequences * q_heads
+        _seated(q, kv, rows, scale, out, sinks, wanted, config)
+        return out
+    splits = splits or _choose_splits(sequences * kv_heads, wanted, rows.block_tables.shape[1] * block_tokens)
+    programs = sequences * kv_heads * splits
+    in_one_wave = programs <= wanted
     # Launched ahead, this many programs are spread unevenly: 8.3 ms a step at 32 × 4k against 8.1.
     launch = {} if sequences > FEW and in_one_wave else chain(q)
-    maximum = torch.empty(heads, splits, dtype=torch.float32, device=q.device)
-    total = torch.empty_like(maximum)
-    partial = out if splits == 1 else torch.empty(heads, splits, head_dim, dtype=torch.float32, device=q.device)
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    _decode_split_kernel[(kv_heads, sequences, splits)](
-        q.contiguous(), kv_pool, block_tables, rows.context_lens, maximum if kv_scales is None else kv_scales,
-        maximum if sinks is None else sinks, maximum, total, partial, out, maximum,
-        block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, window or 0, splits,
-        q_heads, kv_heads, head_dim, block_tokens,
-        max(16, triton.next_power_of_2(q_heads // kv_heads)), config.block_n, block_d, window is not None,
-        dot_dtype(q, kv_pool), splits == 1, kv_scales is not None,
-        sinks is not None, LOG2_E, bool(launch), False,
-        num_warps=config.warps, num_stages=config.stages, **launch,
-    )  # fmt: skip
-    if splits > 1:
-        _decode_merge_kernel[(heads,)](
-            maximum,
-            total,
-            partial,
-            out,
-            splits,
-            head_dim,
-            triton.next_power_of_2(max(MAX_SPLITS, splits)),  # one kernel for any context
-            block_d,
-            bool(launch),
-            num_warps=2,
-            **launch,
-        )
+    grid = (kv_heads, sequences, splits)
+    _launch(q, kv, rows, scale, window, out, sinks, grid, None, config or _config(kv, programs), launch)
     return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Seats:
-    """Who sits where in one step."""
-
-    seats: Tensor
-    """[seats, 3] int32: sequence (-1: nobody), split, splits of the sequence."""
-    rows: Tensor
-    """[sequences, 2] int32: first seat, number of seats."""
-
-
-def _seats(lens: Tensor, spare: int) -> _Seats:
-    """Every sequence has a seat; long ones share `spare` more by their lengths."""
-    sequences = lens.numel()
-    count = sequences + spare
-    seats = torch.empty(count, 3, dtype=torch.int32, device=lens.device)
-    rows = torch.empty(sequences, 2, dtype=torch.int32, device=lens.device)
-    block_rows = max(64, triton.next_power_of_2(sequences))
-    blocks = (block_rows, triton.next_power_of_2(block_rows + spare))
-    _seats_kernel[(1,)](lens, seats, rows, sequences, count, spare, BLOCK_N, *blocks, MAX_SPLITS, num_warps=4)
-    return _Seats(seats, rows)
 
 
 def _seated(
@@ -323,37 +315,77 @@ def _seated(
     sinks: Tensor | None,
     wanted: int,
     config: DecodeConfig | None,
-) -> Tensor:
+) -> None:
     """Attention of sequences whose splits follow their lengths, dealt out for the first layer of a step."""
+    sequences, kv_heads = q.shape[0], kv.pool.shape[3]
+    in_one_wave = sequences * kv_heads <= wanted
+    spare = max(1, (1 if in_one_wave else SEATS_A_WAVE) * wanted // kv_heads)
+    seats = rows.memo.once(("seats", spare), lambda: _seats(rows.context_lens, spare))
+    launch = {} if in_one_wave else chain(q)
+    grid = (kv_heads, len(seats), 1)
+    _launch(q, kv, rows, scale, None, out, sinks, grid, seats, config or _config(kv, sequences * kv_heads), launch)
+
+
+def _config(kv: KvLayer, programs: int) -> DecodeConfig:
+    if kv.scales is None:
+        return DEEP if programs <= PROGRAMS_WANTED else SHALLOW
+    deep, shallow = (triton.cdiv(programs, at_once) * us for at_once, us in (DEEP_WAVE, SHALLOW_WAVE))
+    return DEEP if deep <= shallow else SHALLOW
+
+
+def _launch(
+    q: Tensor,
+    kv: KvLayer,
+    rows: DecodeRows,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+    sinks: Tensor | None,
+    grid: tuple[int, int, int],
+    seats: Tensor | None,
+    config: DecodeConfig,
+    launch: dict[str, bool],
+) -> None:
+    """Of (kv heads, sequences, splits), or (kv heads, seats, 1)."""
     kv_pool, kv_scales, block_tables = kv.pool, kv.scales, rows.block_tables
     sequences, q_heads, head_dim = q.shape
     _, _, _, kv_heads, block_tokens, _ = kv_pool.shape
-    in_one_wave = sequences * kv_heads <= wanted
-    spare = max(1, (1 if in_one_wave else SEATS_A_WAVE) * wanted // kv_heads)
-    dealt = rows.memo.once(("seats", spare), lambda: _seats(rows.context_lens, spare))
-    config = config or (ONE_WAVE if in_one_wave or kv_scales is not None else MANY)
-    launch = {} if in_one_wave else chain(q)
-    seats = sequences + spare
-    maximum = torch.empty(seats, q_heads, dtype=torch.float32, device=q.device)
+    group, block_d = q_heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
+    heads = triton.next_power_of_2(group)
+    arrived = None
+    if seats is not None:
+        size = sequences * kv_heads
+        arrived = rows.memo.once(("arrived", size), lambda: torch.zeros(size, dtype=torch.int32, device=q.device))
+    pieces, splits = grid[1] * grid[2], grid[2]
+    maximum = torch.empty(pieces, q_heads, dtype=torch.float32, device=q.device)
     total = torch.empty_like(maximum)
-    partial = torch.empty(seats, q_heads, head_dim, dtype=torch.float32, device=q.device)
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    _decode_split_kernel[(kv_heads, seats, 1)](
+    partial = torch.empty(pieces, q_heads, head_dim, dtype=torch.float32, device=q.device)
+    in_words = kv_scales is not None and head_dim % 4 == 0 and block_d >= 4 * LEAST_WORDS
+    _decode_split_kernel[grid](
         q.contiguous(), kv_pool, block_tables, rows.context_lens, maximum if kv_scales is None else kv_scales,
-        maximum if sinks is None else sinks, maximum, total, partial, out, dealt.seats,
-        block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, 0, 1,
-        q_heads, kv_heads, head_dim, block_tokens,
-        max(16, triton.next_power_of_2(q_heads // kv_heads)), config.block_n, block_d, False,
-        dot_dtype(q, kv_pool), False, kv_scales is not None,
-        sinks is not None, LOG2_E, bool(launch), True,
+        maximum if sinks is None else sinks, maximum, total, partial, out, seats,
+        arrived, block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, window or 0,
+        splits, q_heads, kv_heads, head_dim, block_tokens, max(16, heads), config.block_n, block_d,
+        window is not None, dot_dtype(q, kv_pool), kv_scales is not None, sinks is not None, LOG2_E, bool(launch),
+        seats is not None, in_words, heads, max(1, MERGED // (heads * block_d)),
         num_warps=config.warps, num_stages=config.stages, **launch,
     )  # fmt: skip
-    _seated_merge_kernel[(sequences, q_heads)](
-        *(maximum, total, partial, out, dealt.rows, q_heads, head_dim, MAX_SPLITS, block_d, bool(launch)),
-        num_warps=2,
-        **launch,
-    )
-    return out
+    if splits > 1:
+        most = triton.next_power_of_2(max(MAX_SPLITS, splits))  # one kernel for any context
+        _decode_merge_kernel[(sequences, q_heads)](
+            maximum, total, partial, out, splits, q_heads, head_dim, most, block_d, bool(launch), num_warps=2, **launch
+        )
+
+
+def _seats(lens: Tensor, spare: int) -> Tensor:
+    """[seats, 3] int32: sequence (-1: nobody), split, splits of the sequence. Every sequence has a seat; long ones
+    share `spare` more by their lengths."""
+    sequences = lens.numel()
+    seats = torch.empty(sequences + spare, 3, dtype=torch.int32, device=lens.device)
+    block_rows = max(64, triton.next_power_of_2(sequences))
+    blocks = (block_rows, triton.next_power_of_2(block_rows + spare))
+    _seats_kernel[(1,)](lens, seats, sequences, len(seats), spare, BLOCK_N, *blocks, MAX_SPLITS, num_warps=4)
+    return seats
 
 
 def _choose_splits(programs: int, wanted: int, longest: int) -> int:
