@@ -19,7 +19,7 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
     ("features", "columns", "gated"),
     [(256, 256, True), (512, 384, False), (1000, 1280, False), (4096, 4096, False), (96, 640, True)],
 )
-@pytest.mark.parametrize("rows", [1, 33, 64, 100, 128, 200])
+@pytest.mark.parametrize("rows", [1, 33, 64, 100, 128, 160, 200, 256, 300])
 def test_tens_of_rows_equal_the_formula(
     features: int, columns: int, gated: bool, rows: int, zeros: bool, bias: bool
 ) -> None:

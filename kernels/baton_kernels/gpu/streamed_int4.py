@@ -94,9 +94,10 @@ def _copy_weight(
 
 @gluon.jit
 def _copy_x(x, x_boxes, bar, stage, step):
+    row = gl.program_id(2) * x.block_shape[0]
     for plane in gl.static_range(2):
         column = step // 2 * 256 + plane * 128 + step % 2 * 64
-        tma.async_copy_global_to_shared(x, [0, column], bar, x_boxes.index(stage * 2 + plane))
+        tma.async_copy_global_to_shared(x, [row, column], bar, x_boxes.index(stage * 2 + plane))
 
 
 @gluon.jit
@@ -175,7 +176,7 @@ def _multiply(
         mbarrier.arrive(free.index(stage), count=1)
 
     column = feature + gl.arange(0, FEATURES, gl.SliceLayout(1, MMA))
-    row = gl.arange(0, R, gl.SliceLayout(0, MMA))
+    row = gl.program_id(2) * R + gl.arange(0, R, gl.SliceLayout(0, MMA))
     last = features if GATED else features - other
     if SPLIT:
         gdc_wait()
@@ -257,22 +258,29 @@ def streamed_int4(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated
     gated) a multiple of 8. More than MAX_ROWS rows read the weight again."""
     features = weight.values.shape[0] // (2 if gated else 1)
     out = torch.empty(x.shape[0], features, dtype=x.dtype, device=x.device)
-    for rows, target in zip(torch.split(x, MAX_ROWS), torch.split(out, MAX_ROWS), strict=True):
+    # A piece has a power of two of rows.
+    at_once = len(x) if is_one_launch(len(x)) else MAX_ROWS
+    for rows, target in zip(torch.split(x, at_once), torch.split(out, at_once), strict=True):
         multiply(rows, weight, bias, gated, target, int4_config(rows.shape[0], weight, gated))
     return out
+
+
+def is_one_launch(rows: int) -> bool:
+    """Whether the last of their pieces is not mostly padding."""
+    return rows <= MAX_ROWS or not 0 < rows % MAX_ROWS <= MAX_ROWS // 2
 
 
 def multiply(
     x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated: bool, out: Tensor, config: Int4Config
 ) -> None:
-    """Up to MAX_ROWS rows into `out`; `gated` ones in one split."""
+    """Rows, in pieces of up to MAX_ROWS, into `out`; `gated` ones in one split."""
     rows, features = out.shape
     programs = triton.cdiv(features, FEATURES.value * (1 if gated else 2))
     target = out
     if config.splits > 1:
         target = torch.empty(config.splits, rows, features, dtype=torch.float32, device=x.device)
     scales, zeros = weight.scales, weight.scales if weight.zeros is None else weight.zeros
-    _int4_kernel[(programs, config.splits)](
+    _int4_kernel[(programs, config.splits, pieces_of(rows))](
         _boxes(x, x_rows(rows), WIDTH.value, 128), _boxes(weight.values, FEATURES.value, WIDTH.value, 64),
         _boxes(scales, 1, FEATURES.value, 0), _boxes(zeros, 1, FEATURES.value, 0), x if bias is None else bias, target,
         rows, features, triton.cdiv(steps_of(weight), config.splits), config.stages, weight.zeros is not None,
@@ -295,7 +303,7 @@ def int4_config(rows: int, weight: QuantisedWeight, gated: bool) -> Int4Config:
     """All the steps under way that fit; programs for about every multiprocessor, with eight steps or more."""
     step = 2 * FEATURES.value * WIDTH.value + 4 * x_rows(rows) * WIDTH.value + 8 * FEATURES.value
     step += 0 if weight.zeros is None else 8 * FEATURES.value
-    programs = triton.cdiv(weight.values.shape[0], 2 * FEATURES.value)
+    programs = triton.cdiv(weight.values.shape[0], 2 * FEATURES.value) * pieces_of(rows)
     splits = 1 if gated else max(1, min(8, MULTIPROCESSORS // programs, steps_of(weight) // 8))
     return Int4Config(SHARED_BYTES // step, splits)
 
@@ -307,7 +315,12 @@ def steps_of(weight: QuantisedWeight) -> int:
 
 def x_rows(rows: int) -> int:
     """Of a box of x."""
-    return max(8, int(triton.next_power_of_2(rows)))
+    return max(8, int(triton.next_power_of_2(min(rows, MAX_ROWS))))
+
+
+def pieces_of(rows: int) -> int:
+    """Boxes of x below each other."""
+    return int(triton.cdiv(rows, MAX_ROWS))
 
 
 def _boxes(tensor: Tensor, height: int, width: int, swizzle: int) -> TensorDescriptor:
