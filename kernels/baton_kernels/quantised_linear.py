@@ -26,6 +26,7 @@ from baton_kernels.quantised_weight import (
     pack_int4,
     pack_int8,
 )
+from baton_kernels.rounded_rows import RoundedRows, ScaledProduct, plain
 from baton_kernels.swiglu import swiglu_reference
 
 INT8_ZERO = 0x80
@@ -97,28 +98,71 @@ def int4_reference(
     return _reference(x, int4_weight(values, scale, zero), bias, gated)
 
 
-def quantised_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated: bool = False) -> Tensor:
+def quantised_linear(
+    x: Tensor | RoundedRows, weight: QuantisedWeight, bias: Tensor | None, gated: bool = False
+) -> Tensor:
     """x [T, K] contiguous, bias [N] → [T, N], or [T, N / 2] when `gated`, in x's dtype."""
+    rows = plain(x)
     if weight.order is not None:
-        x = x.index_select(1, weight.order)
-    if x.is_cuda:
+        rows = x = rows.index_select(1, weight.order)
+    if rows.is_cuda:
         from baton_kernels.gpu.quantised_linear import quantised_linear_cuda
 
         return quantised_linear_cuda(x, weight, bias, gated)
-    return linear(x, dequantise(weight, x.dtype), bias, gated)
+    return linear(rows, dequantise(weight, rows.dtype), bias, gated)
+
+
+def quantised_product(x: Tensor | RoundedRows, weight: QuantisedWeight, bias: Tensor | None) -> Tensor | ScaledProduct:
+    """The same, not gated; its scales may be left to what reads it."""
+    rows = plain(x)
+    if weight.order is not None or not rows.is_cuda:
+        return quantised_linear(x, weight, bias)
+    from baton_kernels.gpu.quantised_linear import quantised_product_cuda
+
+    return quantised_product_cuda(x, weight, bias)
+
+
+def rounded_dtype(rows: Tensor, weight: QuantisedWeight, gated: bool) -> torch.dtype | None:
+    """Of RoundedRows that spare the product with the weight from rounding such rows [T, K] itself; None: it rounds
+    none, or not so."""
+    if not rows.is_cuda:
+        return None
+    from baton_kernels.gpu import quantised_linear as on_gpu
+
+    return on_gpu.rounded_dtype(rows, weight, gated)
 
 
 def quantised_mlp(
-    x: Tensor, gate_up: QuantisedWeight, gate_up_bias: Tensor | None, down: QuantisedWeight, down_bias: Tensor | None
+    x: Tensor | RoundedRows,
+    gate_up: QuantisedWeight,
+    gate_up_bias: Tensor | None,
+    down: QuantisedWeight,
+    down_bias: Tensor | None,
 ) -> Tensor:
     """x [T, K] → down of SwiGLU of gate and up, [T, K]. Many rows of 8 bits stay in 8 bits between the two."""
-    if x.is_cuda and gate_up.order is None:
+    y = quantised_mlp_product(x, gate_up, gate_up_bias, down, down_bias)
+    if not isinstance(y, ScaledProduct):
+        return y
+    from baton_kernels.gpu.quantised_linear import finished
+
+    return finished(y)
+
+
+def quantised_mlp_product(
+    x: Tensor | RoundedRows,
+    gate_up: QuantisedWeight,
+    gate_up_bias: Tensor | None,
+    down: QuantisedWeight,
+    down_bias: Tensor | None,
+) -> Tensor | ScaledProduct:
+    """The same; the scales of down may be left to what reads it."""
+    if plain(x).is_cuda and gate_up.order is None:
         from baton_kernels.gpu.quantised_linear import quantised_mlp_cuda
 
         y = quantised_mlp_cuda(x, gate_up, gate_up_bias, down, down_bias)
         if y is not None:
             return y
-    return quantised_linear(quantised_linear(x, gate_up, gate_up_bias, gated=True), down, down_bias)
+    return quantised_product(quantised_linear(x, gate_up, gate_up_bias, gated=True), down, down_bias)
 
 
 def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:

@@ -5,6 +5,9 @@
 The mean and the division are done in float32 and rounded to x's dtype before the weight is applied, as the Hugging
 Face models do. The weight may be float32 whatever x is.
 
+Where products have 8 bits on both sides, the scales of the product before it and the rounding of its result go along
+(`rounded_rows`).
+
 Bytes: rms_norm reads and writes T·H elements; add_rms_norm reads 2·T·H and writes 2·T·H (unfused: one read more).
 """
 
@@ -12,6 +15,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from baton_kernels.rounded_rows import RoundedRows, ScaledProduct
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -36,14 +41,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _rms_norm_cpu(x, weight, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor | ScaledProduct, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Add, then normalise: x, residual [T, H] → (normed [T, H], new residual [T, H]). The inputs are not changed."""
-    if x.is_cuda:
+    if residual.is_cuda:
         from baton_kernels.gpu.rms_norm import add_rms_norm_triton
 
         return add_rms_norm_triton(x, residual, weight, eps)
+    x = x.product() if isinstance(x, ScaledProduct) else x
     total = x + residual
     return _rms_norm_cpu(total, weight, eps), total
+
+
+def add_rms_norm_rounded(
+    x: Tensor | ScaledProduct, residual: Tensor, weight: Tensor, eps: float, codes: torch.dtype
+) -> tuple[RoundedRows, Tensor]:
+    """The same on a GPU, with the normed rows also in codes of e4m3 or int8. H is a multiple of 16."""
+    from baton_kernels.gpu import rms_norm as on_gpu
+
+    return on_gpu.add_rms_norm_rounded(x, residual, weight, eps, codes)
 
 
 def _rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -19,6 +19,7 @@ from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
 from baton_kernels.cpu.compiled.rope_kv_write import compiled_rope_kv_write
 from baton_kernels.cpu.rope_kv_write import rope_kv_write_cpu
 from baton_kernels.kv_scales import as_bytes, to_pool
+from baton_kernels.rounded_rows import ScaledProduct
 
 
 def rope_kv_write_reference(
@@ -54,16 +55,17 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 
 def rope_kv_write(
-    qkv: Tensor, kv: KvLayer, rows: PlacedRows, num_q_heads: int, norms: HeadNorms | None = None
+    qkv: Tensor | ScaledProduct, kv: KvLayer, rows: PlacedRows, num_q_heads: int, norms: HeadNorms | None = None
 ) -> Tensor:
     """Rotate Q and K, write K and V: qkv [T, (Hq + 2·Hkv)·D] contiguous → q [T, Hq, D].
 
     `qkv` belongs to the op afterwards: it may be overwritten, and the result may be a view of it.
     """
-    if qkv.is_cuda:
+    if kv.pool.is_cuda:
         from baton_kernels.gpu.rope_kv_write import rope_kv_write_triton
 
         return rope_kv_write_triton(qkv, kv, rows, num_q_heads, norms)
+    qkv = qkv.product() if isinstance(qkv, ScaledProduct) else qkv
     if (compiled := compiled_rope_kv_write(qkv, kv.pool, num_q_heads, norms is not None)) is not None:
         return compiled(qkv, kv, rows, norms)
     return rope_kv_write_cpu(qkv, kv, rows, num_q_heads, norms)

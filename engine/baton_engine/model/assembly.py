@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack, unpac
 from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
-from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm
+from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm, read_by
 from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.offloading import assembled
 from baton_engine.model.weights import WeightSource
@@ -210,6 +210,11 @@ def assemble(
         return _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
 
     layers, ring = assembled(config.num_layers, offloaded, device, build)
+    readers = (layer.qkv for layer in layers[1:])
+    layers = tuple(
+        replace(layer, mlp_norm=read_by(layer.mlp_norm, layer.mlp), next_norm=read_by(layer.next_norm, reader))
+        for layer, reader in zip(layers, (*readers, None), strict=True)
+    )
     return Decoder(
         embedding=embedding,
         embedding_scale=float(torch.tensor(config.embedding_scale).to(dtype)),

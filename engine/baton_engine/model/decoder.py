@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton_engine.model.layers.attention import StepRows, attend
-from baton_engine.model.layers.linear import Linear, Projection
+from baton_engine.model.layers.linear import Linear, Projection, product
 from baton_engine.model.layers.norm import RmsNorm
 from baton_engine.model.layers.rope import RopeTables
 from baton_engine.model.offloading import LayerRing
@@ -25,6 +25,7 @@ from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
 from baton_kernels.decode_attention import paged_decode_attention
 from baton_kernels.kv_scales import KV_FP8
 from baton_kernels.rope_kv_write import rope_kv_write
+from baton_kernels.rounded_rows import RoundedRows, plain
 from baton_wire.kv_shape import LayerPlace
 
 SPARED_ROWS: Final = 512
@@ -86,10 +87,10 @@ class Decoder:
         """
         last, groups, scales = rows.last, rows.groups, self._scales(kv_pool)
         placed = [self._placed(rows.positions, group.slot_mapping) for group in groups]
-        x = functional.embedding(token_ids, self.embedding)
+        residual = functional.embedding(token_ids, self.embedding)
         if self.embedding_scale != 1.0:
-            x = x * self.embedding_scale
-        residual, x = x, self.first_norm(x)
+            residual = residual * self.embedding_scale
+        x: Tensor | RoundedRows = self.first_norm(residual)
         for number, layer in enumerate(self.layers):
             if self.ring is not None:
                 self.ring.enter(number)
@@ -97,19 +98,19 @@ class Decoder:
             kv = KvLayer(kv_pool, at.layer, None if scales is None else scales[at.kv_group])
             ending = last if number == len(self.layers) - 1 else None
             qkv, num_q_heads = layer.qkv, self.num_q_heads
-            if ending is not None and layer.key_value is not None and _pays(x, ending.rows):
+            if ending is not None and layer.key_value is not None and _pays(residual, ending.rows):
                 qkv, num_q_heads = layer.key_value, 0
-            q = rope_kv_write(qkv(x), kv, placed[at.kv_group][layer.rope], num_q_heads, layer.head_norms)
+            q = rope_kv_write(product(qkv, x), kv, placed[at.kv_group][layer.rope], num_q_heads, layer.head_norms)
             if written is not None:
                 written(number + 1)
             if ending is not None:
                 if not ending.rows.numel():
-                    return x[:0]
+                    return plain(x)[:0]
                 residual = residual.index_select(0, ending.rows)
                 if num_q_heads:
                     q = q.index_select(0, ending.rows)
                 else:  # their K and V stand, and may be on their way to another worker: not written twice
-                    again, nowhere = layer.qkv(x.index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
+                    again, nowhere = layer.qkv(plain(x).index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
                     unplaced = self._placed(rows.positions.index_select(0, ending.rows), nowhere)
                     q = rope_kv_write(again, kv, unplaced[layer.rope], self.num_q_heads, layer.head_norms)
                 attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window, sinks=layer.sinks)
@@ -119,7 +120,7 @@ class Decoder:
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
             if self.ring is not None:
                 self.ring.leave(number)
-        return x
+        return plain(x)
 
     def sample(self) -> Decoder:
         """This decoder with one layer of each kind, the last one behind them: all that it runs, in little time. What

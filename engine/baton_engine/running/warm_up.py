@@ -27,8 +27,9 @@ from baton_kernels.sampling_inputs import Penalties
 from baton_kernels.token_mask import mask_words
 from baton_wire.messages.values import SamplingParams
 
-GPU_PROMPTS: Final = (1, 16, 37, 128, 1024, 2001)
-"""Triton compiles anew for arguments that are 1 or multiples of 16; long ones are attended to in splits."""
+GPU_PROMPTS: Final = (1, 16, 37, 128, 200, 1024, 2001)
+"""Triton compiles anew for arguments that are 1 or multiples of 16; long ones are attended to in splits. Quantised
+products go other ways up to 128 rows, up to 256 and beyond 512."""
 EXPERT_TOKENS: Final = 8_192
 """Of a step, at most, for which a mixture's kernels are compiled: they differ by tokens for each expert."""
 CPU_PROMPTS: Final = (1,)

@@ -21,6 +21,7 @@ from baton_kernels.gpu.rounded_activations import (
 )
 from baton_kernels.gpu.streamed_quantised import LINE, MAX_ROWS, MOST_ROWS, QuantisedConfig, streamed_quantised, x_rows
 from baton_kernels.quantised_weight import QuantisedWeight
+from baton_kernels.rounded_rows import RoundedRows, ScaledProduct, plain
 from baton_kernels.swiglu import swiglu
 
 SHARED_BYTES = 228 * 1024
@@ -33,12 +34,18 @@ LIBRARY_COLUMNS = 512
 """cuBLAS lays out scales of blocks four columns of blocks at a time; with others it gives wrong sums, not an error."""
 MANY_ROWS = 512
 """From more rows on the library's products with a scale a row are as fast as those without."""
+GATED_ROWS = (range(1, 129), range(225, 257))
+"""Rows of gate and up that are faster with a scale a row in the library's product than with one brought afterwards: its
+tiles have 128 rows."""
 PROGRAM_BYTES = 3584
 """Of them, a program's beside its tiles."""
 
 
-def quantised_linear_cuda(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> Tensor:
+def quantised_linear_cuda(
+    rows: Tensor | RoundedRows, weight: QuantisedWeight, bias: Tensor | None, gated: bool
+) -> Tensor:
     """As `baton_kernels.quantised_linear.quantised_linear`."""
+    x = plain(rows)
     features, size = weight.values.shape
     if weight.bits == 4 and streams(x[:1], features, gated) and streamed_int4.pays(x.shape[0], weight, gated):
         return streamed_int4.streamed_int4(x, weight, bias, gated)
@@ -48,7 +55,7 @@ def quantised_linear_cuda(x: Tensor, weight: QuantisedWeight, bias: Tensor | Non
         config = default_config(x_rows(x.shape[0]), features, size, weight.bits, group_bytes, gated)
         return streamed_quantised(x, weight, bias, config, gated)
     if rounds(x, weight):
-        y = _rounded_product(x, weight, bias)
+        y = _rounded_product(rows, weight, bias)
         return swiglu(y) if gated else y
     if weight.bits == 8 and x.shape[0] <= PIECED_ROWS and streams(x[:1], features, gated):
         return _in_pieces(x, weight, bias, gated)
@@ -66,23 +73,50 @@ def _in_pieces(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated: b
     return streamed_quantised(x, weight, bias, wide_config(features, size, gated), gated)
 
 
+def quantised_product_cuda(
+    rows: Tensor | RoundedRows, weight: QuantisedWeight, bias: Tensor | None
+) -> Tensor | ScaledProduct:
+    """As `baton_kernels.quantised_linear.quantised_product`."""
+    x = plain(rows)
+    if streams(x, weight.values.shape[0], False) or not rounds(x, weight) or weight.blocks is not None:
+        return quantised_linear_cuda(rows, weight, bias, False)
+    return _product_of_codes(*_rounded(rows, weight), weight, bias, x.dtype)
+
+
+def rounded_dtype(x: Tensor, weight: QuantisedWeight, gated: bool) -> torch.dtype | None:
+    """In which rows x are multiplied with the weight, if not in their own: each with one scale."""
+    rounded = rounds(x, weight) and not streams(x, weight.values.shape[0], gated)
+    return _codes(weight) if rounded and weight.blocks is None and weight.order is None else None
+
+
+def finished(y: Tensor | ScaledProduct) -> Tensor:
+    return scale_product(y.values, y.row_scales, y.scales, None) if isinstance(y, ScaledProduct) else y
+
+
 def quantised_mlp_cuda(
-    x: Tensor, gate_up: QuantisedWeight, gate_up_bias: Tensor | None, down: QuantisedWeight, down_bias: Tensor | None
-) -> Tensor | None:
-    """As `baton_kernels.quantised_linear.quantised_mlp`, without rounding to 16 bits between; None where the two
-    products are not made so."""
+    rows: Tensor | RoundedRows,
+    gate_up: QuantisedWeight,
+    gate_up_bias: Tensor | None,
+    down: QuantisedWeight,
+    down_bias: Tensor | None,
+) -> Tensor | ScaledProduct | None:
+    """As `baton_kernels.quantised_linear.quantised_mlp_product`, without rounding to 16 bits between; None where the
+    two products are not made so."""
+    x = plain(rows)
     channels = gate_up.scales.dim() == 1 and down.scales.dim() == 1 and down.order is None
     alike = rounds(x, gate_up) and rounds(x, down) and gate_up.is_float == down.is_float
     if streams(x, gate_up.values.shape[0], True) or not (channels and alike):
         return None
     kind = _codes(gate_up)
-    codes, scales = quantise_rows(x, kind)
-    if gate_up.is_float and x.shape[0] <= MANY_ROWS:
-        y = _unscaled(codes, gate_up, x.dtype)
-        inner, inner_scales = swiglu_rounded(y, scales, gate_up.scales, gate_up_bias, kind)
+    codes, scales = _rounded(rows, gate_up)
+    if not gate_up.is_float:
+        inner = gate_rounded(int8_product(codes, scales, gate_up, gate_up_bias, x.dtype), kind)
+    elif len(x) > MANY_ROWS or any(len(x) in few for few in GATED_ROWS):
+        inner = gate_rounded(_scaled(codes, scales, gate_up, gate_up_bias, x.dtype), kind)
     else:
-        inner, inner_scales = gate_rounded(_product(codes, scales, gate_up, gate_up_bias, x.dtype), kind)
-    return _product(inner, inner_scales, down, down_bias, x.dtype)
+        y = _unscaled(codes, gate_up, x.dtype)
+        inner = swiglu_rounded(y, scales, gate_up.scales, gate_up_bias, kind)
+    return _product_of_codes(*inner, down, down_bias, x.dtype)
 
 
 def rounds(x: Tensor, weight: QuantisedWeight) -> bool:
@@ -97,22 +131,39 @@ def _codes(weight: QuantisedWeight) -> torch.dtype:
     return torch.float8_e4m3fn if weight.is_float else torch.int8
 
 
-def _rounded_product(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
+def _rounded(rows: Tensor | RoundedRows, weight: QuantisedWeight) -> tuple[Tensor, Tensor]:
+    """Codes [T, K] for the weight and scales [T, 1]."""
+    kind = _codes(weight)
+    if isinstance(rows, RoundedRows) and rows.codes.dtype == kind:
+        return rows.codes, rows.scales
+    return quantise_rows(plain(rows), kind)
+
+
+def _rounded_product(rows: Tensor | RoundedRows, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
     """With activations in 8 bits: [T, N]."""
+    x = plain(rows)
     if weight.blocks is None:
-        return _product(*quantise_rows(x, _codes(weight)), weight, bias, x.dtype)
+        return finished(_product_of_codes(*_rounded(rows, weight), weight, bias, x.dtype))
     codes, scales = quantise_groups(x)
     values = weight.values.view(torch.float8_e4m3fn).t()
     y = torch._scaled_mm(codes, values, scales, weight.blocks.t(), out_dtype=x.dtype)[: len(x)]
     return y if bias is None else y.add_(bias)
 
 
-def _product(codes: Tensor, scales: Tensor, weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _product_of_codes(
+    codes: Tensor, scales: Tensor, weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor | ScaledProduct:
     """Of codes [T, K] and scales [T, 1]: [T, N]."""
     if not weight.is_float:
         return int8_product(codes, scales, weight, bias, dtype)
-    if codes.shape[0] <= MANY_ROWS:
-        return scale_product(_unscaled(codes, weight, dtype), scales, weight.scales, bias)
+    if codes.shape[0] > MANY_ROWS:
+        return _scaled(codes, scales, weight, bias, dtype)
+    y = _unscaled(codes, weight, dtype)
+    return ScaledProduct(y, scales, weight.scales) if bias is None else scale_product(y, scales, weight.scales, bias)
+
+
+def _scaled(codes: Tensor, scales: Tensor, weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The product of e4m3 codes, scales within it."""
     values = weight.values.view(torch.float8_e4m3fn).t()
     wide = weight.scales[None, :]
     return torch._scaled_mm(codes, values, scales, wide, bias=bias, out_dtype=dtype, use_fast_accum=True)

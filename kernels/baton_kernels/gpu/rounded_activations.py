@@ -165,9 +165,10 @@ def _gated_codes(
     out_scales = torch.empty(rows, 1, dtype=torch.float32, device=y.device)
     block = triton.next_power_of_2(inner)
     launch = chain(y)
+    warps = min(16 if is_scaled else 32, max(1, block // 512))
     _swiglu_kernel[(rows,)](
         y, row_scales, scales, scales if bias is None else bias, out, out_scales, inner, block, GREATEST[codes],
-        is_scaled, bias is not None, bool(launch), num_warps=min(16, max(1, block // 512)), **launch,
+        is_scaled, bias is not None, bool(launch), num_warps=warps, **launch,
     )  # fmt: skip
     return out, out_scales
 

@@ -45,6 +45,7 @@ def test_a_norm_and_what_it_leaves_to_the_next_layer_make_rms_norm(dtype: torch.
     projection = RowMethod().pack(torch.eye(40, dtype=dtype), None)
     expected = functional.rms_norm(x + residual, (40,), weight, 1e-3)
     normed, total = packed.norm.after(projection, x, residual.clone())
+    assert isinstance(normed, torch.Tensor)
     torch.testing.assert_close(normed * scale, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
     torch.testing.assert_close(total, x + residual)
     torch.testing.assert_close(packed.norm(total) * scale, normed * scale)

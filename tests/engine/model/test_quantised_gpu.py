@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from baton_engine.model.layers.experts import QuantisedExperts
 from baton_engine.model.layers.mlp import QuantisedMlp
+from baton_engine.model.layers.norm import RmsNorm, RoundingRmsNorm, WeightedRmsNorm
 from baton_engine.model.loading import load_model
 from baton_testing.engine import quantised_models as written
 from baton_testing.engine.model_steps import ModelSteps, chunk
@@ -45,3 +47,24 @@ def test_logits_are_those_of_transformers_but_for_rounding(
         apart = (got - expected).norm(dim=1) / expected.norm(dim=1)
         assert float(apart.median()) < allowed
         assert not got.isnan().any()
+
+
+@pytest.mark.parametrize("name", ["fp8 channel", "int8"])
+def test_norms_that_round_for_the_next_product_change_no_bit(name: str, tmp_path: Path) -> None:
+    source = write_random_model(tmp_path / "model", "llama-gqa", **SIZES)
+    made = written.write_quantised(source, tmp_path / "copies", FORMS[name])
+    loaded = load_model(made.quantised, torch.bfloat16, torch.device("cuda"))
+
+    def plain(norm: RmsNorm) -> RmsNorm:
+        return WeightedRmsNorm(norm.weight, norm.eps) if isinstance(norm, RoundingRmsNorm) else norm
+
+    layers = tuple(
+        replace(layer, mlp_norm=plain(layer.mlp_norm), next_norm=plain(layer.next_norm))
+        for layer in loaded.model.layers
+    )
+    assert any(isinstance(layer.mlp_norm, RoundingRmsNorm) for layer in loaded.model.layers)
+    assert any(isinstance(layer.next_norm, RoundingRmsNorm) for layer in loaded.model.layers)
+    apart = replace(loaded, model=replace(loaded.model, layers=layers))
+    tokens = [3 + 7 * at % 190 for at in range(120)]
+    fused, separate = (ModelSteps(each).prefill(chunk(0, tokens)) for each in (loaded, apart))
+    assert torch.equal(fused, separate)

@@ -8,6 +8,7 @@ A quantised weight stays as small as it is stored where the method has a product
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -17,9 +18,16 @@ from torch import Tensor
 from baton_engine.memory.host_memory import HugePageArena
 from baton_engine.model.formats.stored_weight import StoredWeight
 from baton_kernels.linear import linear, pack_linear, packs_linear
-from baton_kernels.quantised_linear import pack_panels, pack_quantised, quantised_linear
+from baton_kernels.quantised_linear import (
+    pack_panels,
+    pack_quantised,
+    quantised_linear,
+    quantised_product,
+    rounded_dtype,
+)
 from baton_kernels.quantised_weight import QuantisedWeight
 from baton_kernels.rms_norm import rms_norm
+from baton_kernels.rounded_rows import RoundedRows, ScaledProduct, plain
 from baton_kernels.swiglu import swiglu
 
 PANEL_COLUMNS: Final = 384
@@ -41,6 +49,28 @@ class Projection(Protocol):
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """total += y, total [T, out_features]."""
         ...
+
+
+class ReadsRounded(ABC):
+    """A projection of rows that the kernel before it may have rounded, whose scales the kernel behind it may bring."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, x: Tensor | RoundedRows) -> Tensor: ...
+
+    @abstractmethod
+    def product(self, x: Tensor | RoundedRows) -> Tensor | ScaledProduct:
+        """As called."""
+
+    @abstractmethod
+    def rounded_dtype(self, rows: Tensor) -> torch.dtype | None:
+        """Of the codes that rows [T, in_features] are to be rounded to; None: to none."""
+
+
+def product(projection: Projection, x: Tensor | RoundedRows) -> Tensor | ScaledProduct:
+    """projection(x), for a kernel that brings scales which the projection leaves."""
+    return projection.product(x) if isinstance(projection, ReadsRounded) else projection(plain(x))
 
 
 class Linear(Projection, Protocol):
@@ -105,14 +135,20 @@ class RowLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedLinear:
+class QuantisedLinear(ReadsRounded):
     """The weight as small as it is stored."""
 
     weight: QuantisedWeight
     bias: Tensor | None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | RoundedRows) -> Tensor:
         return quantised_linear(x, self.weight, self.bias)
+
+    def product(self, x: Tensor | RoundedRows) -> Tensor | ScaledProduct:
+        return quantised_product(x, self.weight, self.bias)
+
+    def rounded_dtype(self, rows: Tensor) -> torch.dtype | None:
+        return rounded_dtype(rows, self.weight, gated=False)
 
     def gated(self, x: Tensor) -> Tensor:
         return quantised_linear(x, self.weight, self.bias, gated=True)

@@ -8,9 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from baton_engine.model.layers.linear import Linear, QuantisedLinear
+from baton_engine.model.layers.linear import Linear, QuantisedLinear, ReadsRounded
 from baton_kernels.gated_activations import clamped_gate, geglu
-from baton_kernels.quantised_linear import quantised_mlp
+from baton_kernels.quantised_linear import quantised_mlp, quantised_mlp_product, rounded_dtype
+from baton_kernels.rounded_rows import RoundedRows, ScaledProduct
 from baton_wire.models.decoder_spec import ClampedGate, GeluGate
 
 TILE_BYTES: Final = 3 << 19
@@ -40,14 +41,20 @@ class GatedMlp:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedMlp:
+class QuantisedMlp(ReadsRounded):
     """Of two quantised weights, on a GPU."""
 
     gate_up: QuantisedLinear
     down: QuantisedLinear
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | RoundedRows) -> Tensor:
         return quantised_mlp(x, self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)
+
+    def product(self, x: Tensor | RoundedRows) -> Tensor | ScaledProduct:
+        return quantised_mlp_product(x, self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)
+
+    def rounded_dtype(self, rows: Tensor) -> torch.dtype | None:
+        return rounded_dtype(rows, self.gate_up.weight, gated=True)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))

@@ -10,14 +10,16 @@ All forms differ by rounding only. Elsewhere the kernels' fused op is used, noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from baton_engine.model.layers.linear import Projection
-from baton_kernels.rms_norm import add_rms_norm, rms_norm
+from baton_engine.model.layers.linear import Projection, ReadsRounded, product
+from baton_kernels.rms_norm import add_rms_norm, add_rms_norm_rounded, rms_norm
+from baton_kernels.rounded_rows import RoundedRows, plain
 
 
 class RmsNorm(Protocol):
@@ -25,7 +27,9 @@ class RmsNorm(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
-    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def after(
+        self, projection: Projection, x: Tensor | RoundedRows, residual: Tensor
+    ) -> tuple[Tensor | RoundedRows, Tensor]:
         """(norm(residual + projection(x)), residual + projection(x)). `residual` belongs to the op afterwards."""
         ...
 
@@ -40,8 +44,36 @@ class WeightedRmsNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(projection(x), residual, self.weight, self.eps)
+    def after(self, projection: Projection, x: Tensor | RoundedRows, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(product(projection, x), residual, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingRmsNorm:
+    """The same before a projection that multiplies many rows in 8 bits: it gets them rounded."""
+
+    weight: Tensor  # [H]
+    eps: float
+    rounded_dtype: Callable[[Tensor], torch.dtype | None]
+    """Of the projection."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def after(
+        self, projection: Projection, x: Tensor | RoundedRows, residual: Tensor
+    ) -> tuple[Tensor | RoundedRows, Tensor]:
+        y, codes = product(projection, x), self.rounded_dtype(residual)
+        if codes is None:
+            return add_rms_norm(y, residual, self.weight, self.eps)
+        return add_rms_norm_rounded(y, residual, self.weight, self.eps, codes)
+
+
+def read_by(norm: RmsNorm, projection: Projection | None) -> RmsNorm:
+    """The norm in the form that the projection behind it reads best."""
+    if isinstance(norm, WeightedRmsNorm) and isinstance(projection, ReadsRounded):
+        return RoundingRmsNorm(norm.weight, norm.eps, projection.rounded_dtype)
+    return norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +85,8 @@ class FoldedRmsNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return x.div(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor))
 
-    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        projection.add_to(residual, x)
+    def after(self, projection: Projection, x: Tensor | RoundedRows, residual: Tensor) -> tuple[Tensor, Tensor]:
+        projection.add_to(residual, plain(x))
         return self(residual), residual
 
 
@@ -78,8 +110,8 @@ class DeferredRmsNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
-    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        projection.add_to(residual, x)
+    def after(self, projection: Projection, x: Tensor | RoundedRows, residual: Tensor) -> tuple[Tensor, Tensor]:
+        projection.add_to(residual, plain(x))
         return residual, residual
 
 
