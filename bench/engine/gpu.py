@@ -93,6 +93,7 @@ def float8(blocks: int) -> Iterator[Row]:
 
 NO_GOALS: Final = (None, None, None, None)
 QUANTISED: Final[Mapping[tuple[str, torch.dtype], tuple[float | None, ...]]] = {
+    ("bf16", torch.bfloat16): NO_GOALS,
     ("fp8", torch.bfloat16): (2.6, 3.8, 7.4, 13.0),
     ("fp8", KV_FP8): (2.6, 3.3, 5.6, 9.3),
     ("fp8-block", torch.bfloat16): (2.6, 3.8, 7.4, 13.0),

@@ -1,8 +1,9 @@
 """Throughput without latency targets: sets of requests through `baton batch`'s own run, on one engine.
 
-`python -m bench offline [--device cuda] [--model CONFIG.json] [--sets chat long] [--block-tokens N]`. Without --model
-the shape is Llama-3.1-8B's on a GPU and the tiny model's here. Prompts are random ids, outputs have a fixed length (end
-ids are ignored), the prefix cache cannot hit. A first small set warms up; loading and capturing are reported apart.
+`python -m bench offline [--device cuda] [--model CONFIG.json] [--weights fp8] [--kv-cache-dtype fp8] [--sets chat long]
+[--block-tokens N]`. Without --model the shape is Llama-3.1-8B's on a GPU and the tiny model's here. Prompts are random
+ids, outputs have a fixed length (end ids are ignored), the prefix cache cannot hit. A first small set warms up; loading
+and capturing are reported apart.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final
 
 import torch
 from bench.engine.gpu import LLAMA_8B
+from bench.engine.gpu_model import WEIGHTS
 from bench.machine import this_machine
 from bench.results import Cell, publish
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -155,14 +157,17 @@ def model_folder(config: dict[str, object], folder: Path) -> str:
     return f"random://{folder / 'config.json'}"
 
 
-def measure(names: Sequence[str], config: dict[str, object], device: str, share: float, block_tokens: int) -> None:
+def measure(
+    names: Sequence[str], config: dict[str, object], device: str, share: float, block_tokens: int, kv_dtype: str
+) -> None:
     rows: list[dict[str, Cell]] = []
-    notes = [torch.cuda.get_device_name() if device == "cuda" else "float32, one thread"]
+    notes = [torch.cuda.get_device_name() if device == "cuda" else "float32, one thread", f"KV {kv_dtype}"]
     with tempfile.TemporaryDirectory() as place:
         source = model_folder(config, Path(place))
         flags = [f"--model={source}", f"--served-name={NAME}", "--listen=127.0.0.1:0", "--keys=.", f"--device={device}"]
         flags += [f"--dtype={'float32' if device == 'cpu' else 'bfloat16'}", "--max-context-tokens=4096"]
         flags += [f"--max-sequences={64 if device == 'cpu' else 512}", f"--block-tokens={block_tokens}"]
+        flags += [f"--kv-cache-dtype={kv_dtype}", "--quantization=auto"]
         meter = Meter()
         began = time.perf_counter()
         engine = build(parse(Role.PREFILL, flags), meter.add, alone=True)
@@ -215,14 +220,17 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=sorted(SETS), default=["chat", "long"])
     parser.add_argument("--share", type=float, default=1.0, help="part of each set")
     parser.add_argument("--block-tokens", type=int, help="default: `baton batch`'s")
+    parser.add_argument("--weights", choices=sorted(WEIGHTS), default="bf16", help="bf16: as the config says")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     options = parser.parse_args()
     if options.model:
         config = json.loads(options.model.read_text())
     else:
         config = dict(LLAMA_8B) if options.device == "cuda" else json.loads(TINY.read_text())
+    config |= WEIGHTS[options.weights]
     config = {**config, "max_position_embeddings": max(4096, int(config["max_position_embeddings"]))}
     blocks = options.block_tokens or (GPU_BLOCK_TOKENS if options.device == "cuda" else 16)
-    measure(options.sets, config, options.device, options.share, blocks)
+    measure(options.sets, config, options.device, options.share, blocks, options.kv_cache_dtype)
 
 
 if __name__ == "__main__":
