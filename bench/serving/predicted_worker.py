@@ -43,7 +43,7 @@ class StepTimes:
 
 
 STEP_TIMES: Final = {
-    "h200": StepTimes(4.63e-3, 6.5e-6, 22.4e-6, 144, 28.7e-9, 0.9e-3, 0.63e-9, 3.5e-3),
+    "h200": StepTimes(4.15e-3, 6.5e-6, 22.4e-6, 144, 38.9e-9, 0.9e-3, 0.63e-9, 2.5e-3),
     "h100": StepTimes(5.53e-3, 8e-6, 20e-6, 176, 48.5e-9, 0.8e-3, 1.25e-9, 3.5e-3),
 }
 """Of two workers under load (docs/log/goodput.md). Alone a step of few rows takes an H200 3.95 ms."""
