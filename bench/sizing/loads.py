@@ -115,10 +115,6 @@ FORMER_TEST = (
     Load("a noon of the second day x5", _part(DAYS, 35 * HOUR_S, 36.5 * HOUR_S, 5.0)),
     Load("jobs of programs", lambda traces, random: jobs(random, 3.0, 1.0)),
     Load("swells", lambda traces, random: bells(random, 3.0, 12.0, 1.0)),
-)
-"""Looked at on 2026-11-23, with two candidates that lost; eight of them, from the afternoon on, with the rule of
-2026-11-25, and the last four with a candidate of that day that lost."""
-TEST = (
     Load("prompts that grow", lambda traces, random: drifting(random, 6.0, 1.0)),
     Load("writing and reading that sway", lambda traces, random: swaying(random, 1.0)),
     Load(
@@ -127,7 +123,10 @@ TEST = (
         is_long=True,
     ),
 )
-"""Written on 2026-11-25. Nobody has run anything on them; too few for a judgement without others."""
+"""Looked at on 2026-11-23, with two candidates that lost; eight of them, from the afternoon on, with the rule of
+2026-11-25, four with a candidate of that day that lost, and the last three with the rule of 2026-11-26."""
+TEST: tuple[Load, ...] = ()
+"""To be written before the next rule is chosen."""
 SPLITS = {"development": DEVELOPMENT, "former-test": FORMER_TEST, "test": TEST}
 
 

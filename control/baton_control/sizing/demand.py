@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 
 from baton_control.sizing.capacity import Mix, Sizer
-from baton_control.sizing.forecast import forecast
+from baton_control.sizing.forecast import forecast, means
 from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, Observed, PoolSeen, Unknown
 from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Orders, SizingMemory
 from baton_control.sizing.request_shape import RequestShape
@@ -44,6 +44,8 @@ class Demand:
     """Of the present mix's mean request: prompt tokens to compute, or of its answer."""
     held: int | None
     """Workers that the answers which run now fill, at the pace of TPOT; 0 of prefill. None: nobody knows what runs."""
+    past: tuple[float, ...]
+    """Requests per second of the present mix, in each interval that is remembered, as means over `ACTUAL_S`."""
     likely: tuple[float, ...]
     """Rates at the horizon that are as likely as each other; empty: a step, requests that are late, or too little
     history."""
@@ -115,7 +117,8 @@ def demands(
         draining = left / (DRAIN_SHARE * ahead_s)
         rate = max(ahead.high, ahead.mean + draining)
         likely = () if is_late else ahead.likely
-        result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, each, held, likely)
+        past = tuple(means(loads, spec.interval_s).tolist())
+        result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, each, held, past, likely)
     return result
 
 

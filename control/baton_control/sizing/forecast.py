@@ -81,7 +81,7 @@ def forecast(
     """
     values = np.asarray(series, dtype=np.float64)
     ahead = max(1, round(horizon_s / bucket_s))
-    actual = _smoothed(values, max(1, round(ACTUAL_S / bucket_s)))
+    actual = means(values, bucket_s)
     expected, predicted = _expected(values, actual, bucket_s, ahead, quantile, spread, predictors)
     levels, noise, are_jumps = _jumps(values, predicted, bucket_s, spread)
     if not are_jumps[-1]:
@@ -212,6 +212,11 @@ def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: in
     places = np.arange(len(values))
     believed = places - np.maximum.accumulate(np.where(steps, places, 0)) >= width
     return np.maximum(0.5 * level, level + predictor.damping * slope * (ahead + half / 2) * believed)
+
+
+def means(series: Sequence[float] | Floats, bucket_s: float) -> Floats:
+    """Of the last `ACTUAL_S` up to each place."""
+    return _smoothed(np.asarray(series, dtype=np.float64), max(1, round(ACTUAL_S / bucket_s)))
 
 
 def _smoothed(values: Floats, width: int) -> Floats:

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from baton_control.sizing.capacity import Mix
+from baton_control.sizing.readings import Served
 from baton_control.sizing.request_shape import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -54,6 +55,8 @@ class PoolMemory:
     """Workers asked for lately and when they should be routable."""
     wanted: int | None = None
     """The last decision."""
+    served: tuple[tuple[int, Served], ...] = ()
+    """In each interval, how many workers were routable and what clients saw"""
 
 
 @dataclass(frozen=True, slots=True)

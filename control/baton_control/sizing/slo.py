@@ -17,6 +17,7 @@ from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.demand import Demand, demands, learned, together
 from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resized
+from baton_control.sizing.look_back import enough, with_served
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
 from baton_control.sizing.remembered import PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
@@ -60,6 +61,9 @@ def size(
     """One decision. `epoch_s` is the wall clock for schedules; `now` may be any clock that only goes forward."""
     if isinstance(seen.arrivals, Unknown):
         return _hold(spec, seen, memory, seen.arrivals.why)
+    for role in POOL_ROLES:
+        served = seen.served.get(role)
+        memory = memory.with_pool(role, with_served(memory.pools[role], seen.pool(role), served))
     memory = learned(memory, seen.arrivals, sizer, now, spec.interval_s, seen.late)
     if not _is_idle(seen):
         memory = replace(memory, last_arrival_s=now)
@@ -119,7 +123,16 @@ def _decide_pool(
         spec.clamped(role, workers, epoch_s) for workers in (pool.workers if is_kept else needed, relaxed)
     )
     workers, why, kept = stabilised(
-        spec, pool, memory.pools[role], target, shrunk, demand.is_late, memory.since_s, demand.horizon_s, now
+        spec,
+        pool,
+        memory.pools[role],
+        target,
+        shrunk,
+        demand.is_late,
+        memory.since_s,
+        demand.horizon_s,
+        now,
+        lambda: enough(spec, role, memory.pools[role], demand.past, pool.workers, mix, sizer),
     )
     if is_kept and not why:
         why = f"{pool.workers} would keep {likely_share:.1%} of all that is likely to come"

@@ -199,6 +199,22 @@ def test_a_pool_rests_for_as_long_as_a_new_worker_takes_before_it_shrinks() -> N
     assert walk.workers[0] < grown[0]
 
 
+def test_a_pool_that_turned_often_does_not_keep_the_size_of_a_spike_for_its_long_rest() -> None:
+    walk = Walk(spec())
+    walk.step(arrivals(4), 150)
+    turns = tuple(walk.now - 100.0 * number for number in range(8))
+    for role, pool in walk.memory.pools.items():
+        walk.memory = walk.memory.with_pool(role, replace(pool, turns=turns))
+    walk.step(arrivals(40), 2)
+    grown = walk.workers[0]
+    assert grown >= 5
+    walk.step(arrivals(4), 3)
+    assert walk.workers[0] == grown, "a start-up has to be over"
+    told = [walk.step(arrivals(4)).reason for _ in range(15)]
+    assert walk.workers[0] < grown, "it would rest for 16 start-ups"
+    assert any("would have been enough for the last half hour" in reason for reason in told)
+
+
 def test_a_step_in_requests_is_one_in_prompt_tokens_although_their_lengths_vary() -> None:
     long = RequestShape(8000, 100)
     short = replace(long, prompt_tokens=100)

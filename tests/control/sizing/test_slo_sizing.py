@@ -51,6 +51,7 @@ class Run:
     number: int = 0
     placement_s: float | None = None
     linked: tuple[WorkerMeasures, ...] = ()
+    served: Served = field(default_factory=lambda: Served(EMPTY, EMPTY, 0))
     gateways: int | None = None
     """Pods whose reports make a whole; None: as many as the spec says."""
 
@@ -63,7 +64,7 @@ class Run:
         sample = (RequestLengths(1000, 100, 0),) * min(count if lengths is None else lengths, 8)
         arrived = ArrivalCounts(count, 0, 0, EMPTY, EMPTY, EMPTY, sample)
         backlog = Backlog(parked, parked, 0.0, 1000 * parked)
-        summary = Summary(self.number, 1e9, seconds, arrived, Served(EMPTY, EMPTY, 0), backlog, self.linked, 0, "")
+        summary = Summary(self.number, 1e9, seconds, arrived, self.served, backlog, self.linked, 0, "")
         self.store.told(GATEWAY, summary, self.now)
 
     def decide(self) -> Sized:
@@ -101,6 +102,19 @@ def test_who_has_to_wait_for_nodes_and_images_looks_further_ahead() -> None:
     sized = run.step(40)
     assert "prefill_startup_s 123" in (sized.inputs or ""), "an empty pool will need it, too"
     assert "at +133 s" in sized.reasons[Role.PREFILL]
+
+
+def test_what_clients_saw_late_is_remembered_with_how_many_served() -> None:
+    run = Run(chat(), workers=2)
+    run.step(40)
+    run.served = Served(SketchData(total=8.0, bins=((-100, 6), (200, 2))), SketchData(total=1.0, bins=((-300, 4),)), 1)
+    run.step(40)
+    state = run.sizing._known[KEY].state
+    told = {role: pool.served[-1] for role, pool in state.memory.pools.items()}
+    assert [(routable, seen.requests, round(seen.late, 6)) for routable, seen in told.values()] == [
+        (2, 9, 3),
+        (2, 5, 1),
+    ]
 
 
 def test_asked_again_with_nothing_new_it_answers_the_same() -> None:
