@@ -59,9 +59,17 @@ def test_a_decode_worker_whose_rows_use_the_target_up_computes_none() -> None:
 
 
 def test_a_step_over_the_target_now_and_then_is_not_over_it_on_average() -> None:
-    late, nearly = replace(THERE, queued_tokens=10**6), replace(HERE, base_s=0.0093)
+    late, nearly = replace(THERE, queued_tokens=10**6), replace(HERE, base_s=0.0093, missing_tokens=300)
     assert is_computed_here(late, nearly, TARGETS), "only steps with a piece are too long"
     assert not is_computed_here(late, replace(nearly, coming_tokens_s=5_000), TARGETS), "there are many of them"
+
+
+def test_a_prompt_that_would_itself_break_the_target_on_average_is_not_taken() -> None:
+    here = replace(HERE, base_s=0.0091, coming_tokens_s=2_000.0)
+    assert mean_step_s(here.base_s or 0.0, 1.7e-5, here.coming_tokens_s) < AIM * TARGETS.tpot_s
+    assert first_here_s(replace(here, missing_tokens=100), THERE, TARGETS) is not None
+    assert first_here_s(replace(here, missing_tokens=1_000), THERE, TARGETS) is None
+    assert first_here_s(replace(here, missing_tokens=100, queued_tokens=900), THERE, TARGETS) is None
 
 
 def test_one_odd_step_keeps_prompts_away_for_no_longer_than_it_lasts() -> None:
@@ -91,11 +99,12 @@ def test_a_prompt_here_takes_its_work_in_steps_within_the_target(
     here = DecodeSide(rows, base_s, token_s, queued, missing)
     targets = LatencyTargets(0.5, tpot_s)
     found = first_here_s(here, THERE, targets)
-    if found is None:
-        assert base_s > AIM * tpot_s
-        return
     assert THERE.more_token_s is not None
     token_s = min(token_s, BOUND * THERE.more_token_s)
+    if found is None:
+        assert base_s + LEAST_TOKENS * token_s > tpot_s, "the least piece is too long"
+        assert mean_step_s(base_s, token_s, (queued + missing) / 0.5) > AIM * tpot_s
+        return
     work_s = (queued + missing) * token_s
     assert found >= (work_s + base_s) * (1 - 1e-9), "at least one step, and all tokens"
     steps = round((found - work_s) / base_s)

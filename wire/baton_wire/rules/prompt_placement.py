@@ -189,14 +189,15 @@ def prompts_s(there: PrefillSide, tokens: int, tpot_s: float) -> float | None:
 
 
 def first_here_s(here: DecodeSide, there: PrefillSide, targets: LatencyTargets) -> float | None:
-    """The same at the decode worker; None: unknown, or the target between tokens leaves no room."""
+    """The same at the decode worker; None: unknown, or the target between tokens leaves no room: neither for the least
+    piece in a step, nor on average for the prompts that come, those in line and this one."""
     tokens, token_s = here.queued_tokens + here.missing_tokens, _piece_token_s(here.token_s, there)
     if token_s is None:
         return None
     if here.rows == 0 or here.base_s is None:
         return tokens * max(token_s, there.token_s or 0.0)
     piece = piece_tokens(here.rows, here.base_s, token_s, targets.tpot_s, MOST_TOKENS)
-    mean_s = mean_step_s(here.base_s, token_s, here.coming_tokens_s)
+    mean_s = mean_step_s(here.base_s, token_s, here.coming_tokens_s + tokens / targets.ttft_s)
     if here.base_s + piece * token_s > targets.tpot_s and mean_s > AIM * targets.tpot_s:
         return None
     return ceil(tokens / piece) * here.base_s + tokens * token_s
