@@ -297,11 +297,9 @@ def paged_decode_attention_triton(
         _seated(q, kv, rows, scale, out, sinks, wanted, config)
         return out
     splits = splits or _choose_splits(sequences * kv_heads, wanted, rows.block_tables.shape[1] * block_tokens)
-    programs = sequences * kv_heads * splits
-    in_one_wave = programs <= wanted
-    # Launched ahead, this many programs are spread unevenly: 8.3 ms a step at 32 × 4k against 8.1.
-    launch = {} if sequences > FEW and in_one_wave else chain(q)
-    grid = (kv_heads, sequences, splits)
+    grid, programs = (kv_heads, sequences, splits), sequences * kv_heads * splits
+    # Windows of many sequences were never measured launched ahead.
+    launch = {} if sequences > FEW and programs <= wanted else chain(q)
     _launch(q, kv, rows, scale, window, out, sinks, grid, None, config or _config(kv, programs), launch)
     return out
 
@@ -321,9 +319,8 @@ def _seated(
     in_one_wave = sequences * kv_heads <= wanted
     spare = max(1, (1 if in_one_wave else SEATS_A_WAVE) * wanted // kv_heads)
     seats = rows.memo.once(("seats", spare), lambda: _seats(rows.context_lens, spare))
-    launch = {} if in_one_wave else chain(q)
-    grid = (kv_heads, len(seats), 1)
-    _launch(q, kv, rows, scale, None, out, sinks, grid, seats, config or _config(kv, sequences * kv_heads), launch)
+    grid, chosen = (kv_heads, len(seats), 1), config or _config(kv, sequences * kv_heads)
+    _launch(q, kv, rows, scale, None, out, sinks, grid, seats, chosen, chain(q))
 
 
 def _config(kv: KvLayer, programs: int) -> DecodeConfig:

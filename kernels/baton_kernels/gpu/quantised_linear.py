@@ -216,9 +216,11 @@ def default_config(rows: int, features: int, size: int, bits: int, group_bytes: 
     sides = 2 if gated else 1
     programs = triton.cdiv(features // sides, 64)
     few = rows <= 16
-    lines = 2 if bits == 8 and few else 1
+    # Of 8 bits two lines a tile halve the waits. Up to 32 rows that pays where outputs alone make many programs.
+    wide = bits == 8 and rows == 32 and group_bytes == 0 and (gated or programs > 64)
+    lines = 2 if (bits == 8 and few) or wide else 1
     tiles = triton.cdiv(size, LINE.value * lines)
-    most = 528 if bits == 4 and few else 384
+    most = 264 if wide else 528 if bits == 4 and few else 384
     splits = 1
     while not gated and splits < 8 and programs * splits * 2 <= most and tiles >= 6 * splits:
         splits *= 2

@@ -15,6 +15,9 @@ from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.rounded_activations import GREATEST, _codes, _greatest
 from baton_kernels.rounded_rows import RoundedRows, ScaledProduct, scales_apart
 
+ROUNDED_ROWS = 512
+"""Up to so many rows their rounding gains from twice the warps: hardly any program has a multiprocessor's company."""
+
 
 @triton.jit
 def _rms_norm_kernel(
@@ -104,7 +107,8 @@ def _launch(
     if rows == 0:
         return
     block = triton.next_power_of_2(hidden)
-    warps = 4 if block <= 2048 else 8
+    many = rounded is not None and rows <= ROUNDED_ROWS
+    warps = min(16 if many else 8, max(4, block // (256 if many else 512)))
     launch = chain(residual)
     values, row_scales, scales = scales_apart(x)
     codes, code_scales = (out, weight) if rounded is None else rounded
