@@ -30,18 +30,20 @@ def enough(
     role: Role,
     memory: PoolMemory,
     rates_per_s: Sequence[float],
+    least: int,
     workers: int,
     mix: Mix,
     sizer: Sizer,
 ) -> int:
-    """The fewest workers, from `workers` on downwards, that would have been enough for all of the past.
+    """The fewest workers, from `workers` on down to `least`, that would have been enough for all of the past.
 
     `rates_per_s`: requests of this mix in each interval of the past.
     """
     allowed = 1.0 - spec.targets.share(role)
-    least = workers
-    while least > 1 and not _was_too_few(spec, memory, least - 1, SEEN_SHARE * allowed):
-        least -= 1
+    lowest = workers
+    while lowest > least and not _was_too_few(spec, memory, lowest - 1, SEEN_SHARE * allowed):
+        lowest -= 1
+    least = lowest
     while least < workers:
         middle = (least + workers) // 2
         least, workers = (

@@ -132,7 +132,7 @@ def _decide_pool(
         memory.since_s,
         demand.horizon_s,
         now,
-        lambda: enough(spec, role, memory.pools[role], demand.past, pool.workers, mix, sizer),
+        lambda least: enough(spec, role, memory.pools[role], demand.past, least, pool.workers, mix, sizer),
     )
     if is_kept and not why:
         why = f"{pool.workers} would keep {likely_share:.1%} of all that is likely to come"

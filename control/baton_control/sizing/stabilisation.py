@@ -23,13 +23,13 @@ def stabilised(
     known_since_s: float | None,
     horizon_s: float,
     now: float,
-    enough: Callable[[], int],
+    enough: Callable[[int], int],
 ) -> tuple[int, str, PoolMemory]:
     """Workers to have now, why not fewer, and the pool's memory.
 
     `target`: needed now, a backlog included; `shrunk`: for the forecast alone with the margin. Only the latter is
-    remembered: what worked off a backlog is free as soon as that is gone. `enough`: workers that would have been so for
-    the last half hour; asked only while the pool rests for longer than a start.
+    remembered: what worked off a backlog is free as soon as that is gone. `enough`: at least so many workers, as would
+    have been so for the last half hour; asked only while the pool rests for longer than a start.
     """
     memory = replace(memory, turns=tuple(at for at in memory.turns if now - at < HOUR_S))
     needs = tuple((at, need) for at, need in memory.needs if now - at < spec.stabilisation_s)
@@ -50,7 +50,7 @@ def stabilised(
     rested_s = inf if memory.changed_s is None else now - memory.changed_s
     why = f"needed at most {most} for {spec.stabilisation_s:.0f} s"
     if rested_s < rest_s:
-        least = workers if rested_s < horizon_s else max(most, enough())
+        least = workers if rested_s < horizon_s else enough(most)
         if least >= workers:
             text = f"could be {most}, but it changed {rested_s:.0f} s ago and rests for {rest_s:.0f} s"
             return workers, text, memory

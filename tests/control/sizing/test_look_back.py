@@ -26,7 +26,7 @@ def remembered(*seen: tuple[int, float]) -> PoolMemory:
 
 
 def found(memory: PoolMemory, rates: list[float], workers: int = 6) -> int:
-    return enough(spec(), Role.PREFILL, memory, rates, workers, MIX, PerWorker())
+    return enough(spec(), Role.PREFILL, memory, rates, 1, workers, MIX, PerWorker())
 
 
 @pytest.mark.parametrize(("spikes", "wanted"), [(0, 1), (2, 1), (3, 2), (4, 3), (30, 4)])
