@@ -8,9 +8,9 @@ from random import Random
 from baton_control.sizing.readings import (
     MAX_SAMPLE,
     ArrivalReading,
+    Lateness,
     Observed,
     PoolSeen,
-    Served,
     StepSeen,
     arrivals_reading,
     number_reading,
@@ -104,7 +104,7 @@ class TwinMetrics:
         ]
         return arrivals_reading(float(last - first), seconds, sample, twin.now, twin.now)
 
-    def _served_lately(self, ended: list[int]) -> dict[Role, Served]:
+    def _served_lately(self, ended: list[int]) -> dict[Role, Lateness]:
         """What clients saw in the last minute, as far as it has ended."""
         twin, targets = self._twin, self._targets
         late = {
@@ -119,7 +119,7 @@ class TwinMetrics:
             self._served.popleft()
         requests = sum(count for _, count, _ in self._served)
         return {
-            role: Served(requests, sum(late[role] for _, _, late in self._served)) for role in POOL_ROLES if requests
+            role: Lateness(requests, sum(late[role] for _, _, late in self._served)) for role in POOL_ROLES if requests
         }
 
     def _ended_lately(self) -> list[int]:

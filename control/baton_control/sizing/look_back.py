@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from baton_control.sizing.capacity import Mix, Sizer
-from baton_control.sizing.readings import PoolSeen, Served
+from baton_control.sizing.readings import Lateness, PoolSeen
 from baton_control.sizing.remembered import HISTORY, PoolMemory
 from baton_control.sizing.spec import SizingSpec
 from baton_wire.messages.values import Role
@@ -18,7 +18,7 @@ SEEN_SHARE = 0.5
 """Of the misses that a percentile allows, what clients may have seen while as many workers served."""
 
 
-def with_served(memory: PoolMemory, pool: PoolSeen, served: Served | None) -> PoolMemory:
+def with_served(memory: PoolMemory, pool: PoolSeen, served: Lateness | None) -> PoolMemory:
     """The memory with one more interval, when it is known what clients saw and how many workers served."""
     if served is None or pool.routable is None:
         return memory

@@ -71,7 +71,7 @@ ArrivalReading = Arrivals | ProvenZero | Unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Lateness:
     """What clients saw of one pool lately."""
 
     requests: int
@@ -102,7 +102,7 @@ class Observed:
     """Prompt tokens that wait for a prefill step, at gateways and workers."""
     running: Reading = Unknown("not measured")  # frozen
     """Sequences at work in the workers."""
-    served: Mapping[Role, Served] = field(default_factory=dict)
+    served: Mapping[Role, Lateness] = field(default_factory=dict)
     """In the last minute; a pool that nothing is known of is not in it."""
     late: tuple[RequestShape, ...] = ()
     """Lengths of requests that came earlier and became known only now: they waited for a first worker."""

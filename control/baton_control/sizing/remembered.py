@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from baton_control.sizing.capacity import Mix
-from baton_control.sizing.readings import Served
+from baton_control.sizing.readings import Lateness
 from baton_control.sizing.request_shape import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -55,7 +55,7 @@ class PoolMemory:
     """Workers asked for lately and when they should be routable."""
     wanted: int | None = None
     """The last decision."""
-    served: tuple[tuple[int, Served], ...] = ()
+    served: tuple[tuple[int, Lateness], ...] = ()
     """In each interval, how many workers were routable and what clients saw"""
 
 

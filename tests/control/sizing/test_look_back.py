@@ -6,7 +6,7 @@ import pytest
 
 from baton_control.sizing.capacity import Mix
 from baton_control.sizing.look_back import enough, with_served
-from baton_control.sizing.readings import PoolSeen, Served
+from baton_control.sizing.readings import Lateness, PoolSeen
 from baton_control.sizing.remembered import PoolMemory
 from baton_control.sizing.request_shape import RequestShape
 from baton_testing.sizing.builders import PerWorker, spec
@@ -21,7 +21,7 @@ def remembered(*seen: tuple[int, float]) -> PoolMemory:
     """(workers that were routable, share of a hundred requests that were late) in each interval."""
     memory = PoolMemory()
     for routable, late in seen:
-        memory = with_served(memory, PoolSeen(9, routable), Served(100, 100 * late))
+        memory = with_served(memory, PoolSeen(9, routable), Lateness(100, 100 * late))
     return memory
 
 
@@ -50,5 +50,5 @@ def test_who_was_late_behind_a_start_counts_for_those_who_served_before_it() -> 
 
 def test_nothing_is_remembered_of_unknown_workers_or_unknown_clients() -> None:
     memory = remembered((2, 0.0))
-    assert with_served(memory, PoolSeen(2, None), Served(10, 5.0)) is memory
+    assert with_served(memory, PoolSeen(2, None), Lateness(10, 5.0)) is memory
     assert with_served(memory, PoolSeen(2, 2), None) is memory
