@@ -57,6 +57,7 @@ class Mix:
 
 
 NOT_ASKED = -inf, inf
+"""Borders of a group of decode workers of which nothing is known yet."""
 
 
 class Sizer(Protocol):

@@ -40,10 +40,9 @@ def enough(
     `rates_per_s`: requests of this mix in each interval of the past.
     """
     allowed = 1.0 - spec.targets.share(role)
-    lowest = workers
-    while lowest > least and not _was_too_few(spec, memory, lowest - 1, SEEN_SHARE * allowed):
-        lowest -= 1
-    least = lowest
+    for served, seen in _by_workers(spec, memory).items():
+        if served < workers and seen.late > SEEN_SHARE * allowed * seen.requests:
+            least = max(least, served + 1)
     while least < workers:
         middle = (least + workers) // 2
         least, workers = (
@@ -64,14 +63,15 @@ def _is_kept(role: Role, rates_per_s: Sequence[float], workers: int, allowed: fl
     return budget >= 0.0
 
 
-def _was_too_few(spec: SizingSpec, memory: PoolMemory, workers: int, allowed: float) -> bool:
-    """Whether more than this share was late while so many served.
+def _by_workers(spec: SizingSpec, memory: PoolMemory) -> dict[int, Lateness]:
+    """What clients saw, by how many workers served.
 
     Who is late now came before: each interval counts for the fewest that served in the minute that it tells of.
     """
     back = round(spec.stabilisation_s / spec.interval_s)
-    requests, late = 0, 0.0
-    for place, (_, served) in enumerate(memory.served):
-        if min(routable for routable, _ in memory.served[max(0, place - back) : place + 1]) == workers:
-            requests, late = requests + served.requests, late + served.late
-    return late > allowed * requests
+    found: dict[int, Lateness] = {}
+    for place, (_, seen) in enumerate(memory.served):
+        fewest = min(routable for routable, _ in memory.served[max(0, place - back) : place + 1])
+        before = found.get(fewest, Lateness(0, 0.0))
+        found[fewest] = Lateness(before.requests + seen.requests, before.late + seen.late)
+    return found
