@@ -123,6 +123,9 @@ def test_steps_keep_the_target_while_costs_drift(base_s: float, token_s: float, 
 def test_a_prompt_alone_that_takes_long_enough_is_enough() -> None:
     pieces = PieceSize(MOST, 0.01)
     assert pieces.enough_tokens(0) == MOST, "nothing was seen"
+    pieces.observe(0, 1_000, 0.0)
+    assert pieces.enough_tokens(0) == MOST, "a clock that did not move tells nothing"
+    pieces = PieceSize(MOST, 0.01)
     pieces.observe(0, 1_000, 0.025)
     assert pieces.enough_tokens(0) == 800
     assert pieces.enough_tokens(3) == MOST, "beside rows the target is the bound"

@@ -119,7 +119,7 @@ class PieceSize:
 
     def enough_tokens(self, rows: int) -> int:
         """Of prompts, in a step with so many decode rows: with these in it no further prompt begins."""
-        if rows or self._alone_s is None:
+        if rows or not self._alone_s:  # nothing was seen, or tokens that take no time
             return self._most_tokens
         return ceil(ENOUGH_S / self._alone_s)
 
