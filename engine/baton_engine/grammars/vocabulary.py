@@ -79,7 +79,7 @@ def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: i
         raise VocabularyError(f"tokenizer.json: {error}") from error
     words = mask_words(size)
     named = tuple(tokenizer.eos_tokens)
-    marks = tuple(token for token in range(own) if tokenizer.is_special_token(token))
+    marks = tuple(token for token in spelling.special_token_ids if token < own)
     texts = spelling.tokens[:own]
     led = tuple(token for token, text in enumerate(texts) if text.startswith((b" ", b"\t")))
     return Vocabulary(
