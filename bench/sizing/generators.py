@@ -32,7 +32,7 @@ def clients(random: np.random.Generator, rate: float, hours: float, count: int =
     times = np.sort(np.concatenate(gaps))
     low = 1.0 - tide * (0.5 - 0.5 * np.cos(2 * np.pi * times / (6 * HOUR_S) + np.pi))
     times = times[random.uniform(0.0, 1.0, len(times)) < low]
-    return _with_lengths(times, random, *CHAT_LENGTHS)
+    return with_lengths(times, random, *CHAT_LENGTHS)
 
 
 def on_off(random: np.random.Generator, low: float, high: float, hours: float) -> Workload:
@@ -44,7 +44,7 @@ def on_off(random: np.random.Generator, low: float, high: float, hours: float) -
         parts.append(np.sort(random.uniform(at, at + seconds, count)))
         at, is_high = at + seconds, not is_high
     times = np.concatenate(parts)
-    return _with_lengths(times[times < hours * HOUR_S], random, *CHAT_LENGTHS)
+    return with_lengths(times[times < hours * HOUR_S], random, *CHAT_LENGTHS)
 
 
 def sessions(random: np.random.Generator, rate: float, hours: float) -> Workload:
@@ -73,7 +73,7 @@ def flash_crowds(random: np.random.Generator, rate: float, times: float, hours: 
         since = seconds - start * hours * HOUR_S
         risen = np.clip(since / 30.0, 0.0, 1.0)
         extra = np.maximum(extra, risen * 0.5 ** (np.maximum(0.0, since - 30.0) / 300.0))
-    return _with_lengths(_by_second(random, rate * (1.0 + (times - 1.0) * extra)), random, *CHAT_LENGTHS)
+    return with_lengths(by_second(random, rate * (1.0 + (times - 1.0) * extra)), random, *CHAT_LENGTHS)
 
 
 def wandering(random: np.random.Generator, rate: float, hours: float) -> Workload:
@@ -89,10 +89,10 @@ def wandering(random: np.random.Generator, rate: float, hours: float) -> Workloa
             levels.append(level)
         return np.repeat(np.array(levels), 10)
 
-    times = _by_second(random, rate * np.exp(0.5 * wander()))
+    times = by_second(random, rate * np.exp(0.5 * wander()))
     share = 1.0 / (1.0 + np.exp(-1.5 - 1.5 * wander()))
-    load = _with_lengths(times, random, *CHAT_LENGTHS)
-    long = _with_lengths(times, random, (4000.0, 0.5), (150.0, 0.7))
+    load = with_lengths(times, random, *CHAT_LENGTHS)
+    long = with_lengths(times, random, (4000.0, 0.5), (150.0, 0.7))
     is_chat = random.uniform(0.0, 1.0, len(times)) < share[np.minimum(len(share) - 1, times.astype(np.int64))]
     prompts, outputs = (
         np.where(is_chat, getattr(load, name), getattr(long, name)) for name in ("prompt_tokens", "output_tokens")
@@ -105,7 +105,7 @@ def with_batches(random: np.random.Generator, rate: float, size: int, hours: flo
     calm = np.sort(random.uniform(0.0, hours * HOUR_S, random.poisson(rate * hours * HOUR_S)))
     starts = random.uniform(0.0, hours * HOUR_S - 5.0, random.poisson(hours * HOUR_S / 240.0))
     batches = [start + random.uniform(0.0, 5.0, size) for start in starts]
-    return _with_lengths(np.sort(np.concatenate([calm, *batches])), random, *CHAT_LENGTHS)
+    return with_lengths(np.sort(np.concatenate([calm, *batches])), random, *CHAT_LENGTHS)
 
 
 def essays_and_papers(random: np.random.Generator, seconds: float = 300.0, count: int = 8) -> Workload:
@@ -138,7 +138,7 @@ def office_days(random: np.random.Generator, rate: float, days: float, night: fl
     hour = seconds / HOUR_S % 24
     level = night + (1.0 - night) * np.clip(np.minimum(hour - 8.0, 19.0 - hour), 0.0, 1.0)
     each = random.uniform(0.85, 1.15, int(np.ceil(days)))[(seconds // (24 * HOUR_S)).astype(np.int64)]
-    return _with_lengths(_by_second(random, rate * level * each), random, *CHAT_LENGTHS)
+    return with_lengths(by_second(random, rate * level * each), random, *CHAT_LENGTHS)
 
 
 def waves(
@@ -152,7 +152,7 @@ def waves(
         since = seconds - (number + random.uniform(-0.1, 0.1)) * period_s
         wave = np.clip(np.minimum(since / (wave_s / 3), (wave_s - since) / (wave_s * 2 / 3)), 0.0, 1.0)
         extra = np.maximum(extra, random.uniform(0.8, 1.2) * wave)
-    return _with_lengths(_by_second(random, low + (high - low) * extra), random, *CHAT_LENGTHS)
+    return with_lengths(by_second(random, low + (high - low) * extra), random, *CHAT_LENGTHS)
 
 
 def contagious(random: np.random.Generator, rate: float, hours: float) -> Workload:
@@ -165,7 +165,7 @@ def contagious(random: np.random.Generator, rate: float, hours: float) -> Worklo
         born = np.repeat(born, children) + random.exponential(20.0 / np.log(2.0), int(children.sum()))
         born = born[born < duration_s]
         times.append(born)
-    return _with_lengths(np.sort(np.concatenate(times)), random, *CHAT_LENGTHS)
+    return with_lengths(np.sort(np.concatenate(times)), random, *CHAT_LENGTHS)
 
 
 def levels(random: np.random.Generator, low: float, high: float, hours: float) -> Workload:
@@ -177,7 +177,7 @@ def levels(random: np.random.Generator, low: float, high: float, hours: float) -
         parts.append(np.sort(random.uniform(at, at + seconds, random.poisson(rate * seconds))))
         at += seconds
     times = np.concatenate(parts)
-    return _with_lengths(times[times < hours * HOUR_S], random, *CHAT_LENGTHS)
+    return with_lengths(times[times < hours * HOUR_S], random, *CHAT_LENGTHS)
 
 
 def shifts(random: np.random.Generator, hours: float) -> Workload:
@@ -203,7 +203,7 @@ def growing_desks(random: np.random.Generator, rate: float, hours: float, count:
     for start in random.uniform(0.0, duration_s * 2 / 3, count) * (np.arange(count) >= count // 3):
         gaps = random.weibull(0.6, int(each * duration_s * 1.5) + 50) / each / 1.5046  # the mean of that shape
         times.append((arrivals := start + np.cumsum(gaps))[arrivals < duration_s])
-    return _with_lengths(np.sort(np.concatenate(times)), random, (1400.0, 0.9), (180.0, 0.8))
+    return with_lengths(np.sort(np.concatenate(times)), random, (1400.0, 0.9), (180.0, 0.8))
 
 
 def documents(random: np.random.Generator, hours: float) -> Workload:
@@ -212,8 +212,8 @@ def documents(random: np.random.Generator, hours: float) -> Workload:
     seconds = np.arange(0.0, hours * HOUR_S)
     heights = random.uniform(0.4, 1.6, int(hours * HOUR_S / 1500.0) + 2)[(seconds / 1500.0).astype(np.int64)]
     swell = heights * (0.5 - 0.5 * np.cos(2 * np.pi * seconds / 1500.0))
-    chat = _with_lengths(_by_second(random, np.full(len(seconds), 3.0)), random, *CHAT_LENGTHS)
-    long = _with_lengths(_by_second(random, 0.3 + 2.0 * swell), random, (16_000.0, 0.5), (120.0, 0.7))
+    chat = with_lengths(by_second(random, np.full(len(seconds), 3.0)), random, *CHAT_LENGTHS)
+    long = with_lengths(by_second(random, 0.3 + 2.0 * swell), random, (16_000.0, 0.5), (120.0, 0.7))
     times = np.concatenate([chat.arrival_s, long.arrival_s])
     prompts = np.concatenate([chat.prompt_tokens, long.prompt_tokens])
     outputs = np.concatenate([chat.output_tokens, long.output_tokens])
@@ -230,7 +230,7 @@ def jobs(random: np.random.Generator, rate: float, hours: float) -> Workload:
         seconds, each = 60.0 * (1.0 + random.pareto(1.4)), random.lognormal(np.log(1.5), 0.6)
         sent = random.uniform(start, start + seconds, random.poisson(each * seconds))
         times.append(sent[(sent >= 0.0) & (sent < duration_s)])
-    return _with_lengths(np.sort(np.concatenate(times)), random, *CHAT_LENGTHS)
+    return with_lengths(np.sort(np.concatenate(times)), random, *CHAT_LENGTHS)
 
 
 def bells(
@@ -243,15 +243,15 @@ def bells(
     for centre in random.uniform(0.1, 0.95, count) * hours * HOUR_S:
         width, height = random.uniform(120.0, 420.0), random.uniform(0.5, 1.2)
         extra = np.maximum(extra, height * np.exp(-0.5 * ((seconds - centre) / width) ** 2))
-    return _with_lengths(_by_second(random, low + (high - low) * extra), random, *lengths)
+    return with_lengths(by_second(random, low + (high - low) * extra), random, *lengths)
 
 
 def drifting(random: np.random.Generator, rate: float, hours: float) -> Workload:
     """A rate that stays, while prompts grow evenly in their logarithm from 500 to 5,000 tokens in the median and
     answers shrink from 500 to 80."""
-    times = _by_second(random, np.full(int(hours * HOUR_S), rate))
+    times = by_second(random, np.full(int(hours * HOUR_S), rate))
     grown = times / (hours * HOUR_S)
-    load = _with_lengths(times, random, (1.0, 0.0), (1.0, 0.0))
+    load = with_lengths(times, random, (1.0, 0.0), (1.0, 0.0))
     prompts = np.exp(np.log(500.0) + np.log(10.0) * grown + random.normal(0.0, 0.6, len(times)))
     outputs = np.exp(np.log(500.0) - np.log(500.0 / 80.0) * grown + random.normal(0.0, 0.6, len(times)))
     prompts, outputs = np.clip(prompts, 1, 32_768).astype(np.int64), np.clip(outputs, 1, 4096).astype(np.int64)
@@ -263,8 +263,8 @@ def swaying(random: np.random.Generator, hours: float, period_s: float = 1100.0)
     7,000 tokens with short answers at the other."""
     seconds = np.arange(0.0, hours * HOUR_S)
     share = 0.5 - 0.5 * np.cos(2 * np.pi * seconds / period_s + random.uniform(0.0, 2 * np.pi))
-    writing = _with_lengths(_by_second(random, 14.0 * share), random, (300.0, 0.6), (1100.0, 0.4))
-    reading = _with_lengths(_by_second(random, 4.0 * (1.0 - share)), random, (7000.0, 0.5), (90.0, 0.6))
+    writing = with_lengths(by_second(random, 14.0 * share), random, (300.0, 0.6), (1100.0, 0.4))
+    reading = with_lengths(by_second(random, 4.0 * (1.0 - share)), random, (7000.0, 0.5), (90.0, 0.6))
     order = np.argsort(np.concatenate([writing.arrival_s, reading.arrival_s]), kind="stable")
     times, prompts, outputs, cached = (
         np.concatenate([getattr(writing, name), getattr(reading, name)])[order]
@@ -273,7 +273,7 @@ def swaying(random: np.random.Generator, hours: float, period_s: float = 1100.0)
     return Workload(times, prompts, outputs, cached)
 
 
-def _by_second(random: np.random.Generator, rates: Floats) -> Floats:
+def by_second(random: np.random.Generator, rates: Floats) -> Floats:
     """Poisson arrivals at a rate of each second."""
     counts = random.poisson(rates)
     return np.sort(np.repeat(np.arange(len(rates)), counts) + random.uniform(0.0, 1.0, int(counts.sum())))
@@ -284,7 +284,7 @@ def _bursty(random: np.random.Generator, rate: float, duration_s: float) -> Floa
     return (times := np.cumsum(random.gamma(0.25, 4.0 / rate, count)))[times < duration_s]
 
 
-def _with_lengths(
+def with_lengths(
     times: Floats, random: np.random.Generator, prompt: tuple[float, float], output: tuple[float, float]
 ) -> Workload:
     count = len(times)

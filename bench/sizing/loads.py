@@ -37,6 +37,7 @@ from bench.sizing.generators import (
     waves,
     with_batches,
 )
+from bench.sizing.later_generators import agents, contracts, rollout, self_similar, shop_days, timers
 from bench.sizing.scenarios import CHAT, CHAT_SPEC, LONG, LONG_SPEC, Case
 
 from baton_control.sizing.workload import Workload
@@ -125,8 +126,19 @@ FORMER_TEST = (
 )
 """Looked at on 2026-11-23, with two candidates that lost; eight of them, from the afternoon on, with the rule of
 2026-11-25, four with a candidate of that day that lost, and the last three with the rule of 2026-11-26."""
-TEST: tuple[Load, ...] = ()
-"""To be written before the next rule is chosen."""
+TEST: tuple[Load, ...] = (
+    Load("a forenoon of the first day x5", _part(DAYS, 8 * HOUR_S, 10 * HOUR_S, 5.0)),
+    Load("a late afternoon of the first day x5", _part(DAYS, 15.5 * HOUR_S, 17 * HOUR_S, 5.0)),
+    Load("a midday of the second day x5", _part(DAYS, 36.5 * HOUR_S, 38 * HOUR_S, 5.0)),
+    Load("a night of the first day x6", _part(DAYS, 0.0, 5 * HOUR_S, 6.0)),
+    Load("a rollout in steps", lambda traces, random: rollout(random, 12.0, 0.95)),
+    Load("jobs by timers", lambda traces, random: timers(random, 4.0, 0.75)),
+    Load("groups of agents", lambda traces, random: agents(random, 18.0, 0.75), is_long=True),
+    Load("a rate like itself", lambda traces, random: self_similar(random, 7.0, 0.9)),
+    Load("contracts that get fewer", lambda traces, random: contracts(random, 9.0, 2.0, 0.8), is_long=True),
+    Load("shop days", lambda traces, random: shop_days(random, 5.0, 1.5)),
+)
+"""Written on 2026-11-26 after the rule of that day, and before any other. Nobody ran them."""
 SPLITS = {"development": DEVELOPMENT, "former-test": FORMER_TEST, "test": TEST}
 
 
