@@ -67,6 +67,34 @@ def test_ready_is_said_once_and_a_later_loss_is_told() -> None:
     assert supervisor.heard_routable(True) == [Say("routable again")]
 
 
+def test_ready_waits_for_a_worker_of_each_pool_though_one_pool_answers_alone() -> None:
+    supervisor = started()
+    supervisor.announced("gw", at(1), 1.0)
+    supervisor.announced("p0", at(2), 10.0)
+    assert supervisor.heard_routable(True) == []
+    supervisor.announced("d0", at(3), 12.0)
+    assert supervisor.heard_routable(True) == [Ready()]
+
+
+def test_a_worker_that_refuses_ends_the_first_start_though_another_answers_already() -> None:
+    supervisor = started()
+    supervisor.announced("gw", at(1), 1.0)
+    supervisor.announced("p0", at(2), 10.0)
+    supervisor.heard_routable(True)
+    assert Signal("gw", signal.SIGTERM) in supervisor.exited("d0", 2, "argument --kv-cache-bytes: too few", 11.0)
+    assert (supervisor.stopping, supervisor.cause) == (True, "argument --kv-cache-bytes: too few")
+
+
+def test_a_worker_more_that_refuses_ends_nothing_once_its_pool_serves() -> None:
+    supervisor = started()
+    supervisor.add("d1", Role.DECODE, 0.0)
+    for port, name in enumerate(("gw", "p0", "d0"), 1):
+        supervisor.announced(name, at(port), 10.0)
+    assert supervisor.heard_routable(True) == [Ready()]
+    assert quiet(supervisor.exited("d1", 2, "no room", 11.0)) == []
+    assert not supervisor.stopping
+
+
 def test_a_dead_worker_is_unpublished_and_started_again_after_a_growing_pause() -> None:
     supervisor = running()
     now, pauses = 20.0, []

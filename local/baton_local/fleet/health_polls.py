@@ -48,7 +48,8 @@ class HealthPolls:
             is_up = any(post.role is Role.GATEWAY and post.phase is Phase.READY for post in posts)
             routable = is_up and await self._routes(session)
             self._act(self._supervisor.heard_routable(routable))
-            await asyncio.sleep(ROUTABLE_POLL_S if not routable else 10 * ROUTABLE_POLL_S)
+            calm = routable and self._supervisor.was_ready
+            await asyncio.sleep(10 * ROUTABLE_POLL_S if calm else ROUTABLE_POLL_S)
 
     async def _routes(self, session: aiohttp.ClientSession) -> bool:
         """Whether the gateway is routable: at first every process of it, asked over fresh connections so often that

@@ -2,7 +2,8 @@
 
 A machine of plain values: events with `now` go in, actions come out; `up` carries them out. A *post* is a place for one
 process; each start of its process is an *incarnation*. Until the deployment was ready once, a process that cannot work
-(bad configuration, or too many crashes) ends everything; afterwards everything is tried again, slower each time.
+(bad configuration, or too many crashes) ends everything; afterwards everything is tried again, slower each time. Ready
+is more than routable: a prefill worker may answer alone while the only decode worker refuses what it was told.
 A process that hangs is no better than one that ended: it is killed, and the same follows.
 """
 
@@ -81,7 +82,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The deployment answers requests, for the first time."""
+    """The deployment answers requests and each pool that has workers has one that is ready, for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +199,16 @@ class Supervisor:
         return actions + self._failed(post, what, now)
 
     def heard_routable(self, routable: bool) -> list[Action]:
-        """Whether the gateway has a fitting pair now."""
+        """Whether the gateway has workers now that can answer."""
         before, self.routable = self.routable, routable
-        if self.stopping or routable == before:
+        if self.stopping:
             return []
-        if not routable:
-            return [Say("not routable: no prefill and decode worker that fit are linked")]
-        first, self.was_ready = not self.was_ready, True
-        return [Ready()] if first else [Say("routable again")]
+        if routable and not self.was_ready:
+            self.was_ready = not self._roles_without_ready()
+            return [Ready()] if self.was_ready else []
+        if routable == before:
+            return []
+        return [Say("routable again" if routable else "not routable: no prefill and decode worker that fit are linked")]
 
     def tick(self, now: float) -> list[Action]:
         """Everything that is due."""
@@ -290,6 +293,10 @@ class Supervisor:
         posts = self.posts.values()
         workers = (post.announcement for post in posts if post.role is role and post.phase is Phase.READY)
         return [Publish(role, tuple(worker for worker in workers if worker is not None))]
+
+    def _roles_without_ready(self) -> set[Role]:
+        ready = {post.role for post in self.posts.values() if post.phase is Phase.READY}
+        return {post.role for post in self.posts.values()} - ready
 
     def _missing(self) -> str:
         waiting = [post.name for post in self.posts.values() if post.phase is not Phase.READY]
