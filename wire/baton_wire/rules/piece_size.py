@@ -8,7 +8,8 @@ Both coefficients are learned from the steps themselves. `base_s` is what the ro
 batch, which changes little from step to step: each step corrects it by a share of what was predicted wrongly. `token_s`
 is a property of the machine. It learns from what a step takes more than the one before it, for so many tokens more:
 steps with equal pieces cannot tell a long piece from slow rows (normalised least mean squares; Haykin, Adaptive Filter
-Theory). Where prompts were computed alone before, their seconds per token are the first guess, and bound the estimate.
+Theory). Two pieces tell the first guess, the lesser of both: one step may be odd. Where prompts were computed alone
+before, their seconds per token are the first guess, and bound the estimate.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class PieceSize:
         """By steps without prompts alone."""
         self._least_s: float | None = None
         self._token_s: float | None = None
+        self._first_token_s: float | None = None
+        """By the first piece beside rows alone. The second says whether that step was odd."""
         self._alone_s: float | None = None
         """Seconds per token of steps of prompts alone."""
         self._last: tuple[int, float] | None = None
@@ -80,8 +83,11 @@ class PieceSize:
             self._base_s = max(seconds / 2, seconds - prompt_tokens * (self._alone_s or 0.0))
         elif prompt_tokens and self._token_s is None:
             if seconds > self._base_s:
-                least = self._base_s / LEAST_TOKENS  # no more than that the least piece takes as long as the rows
-                self._token_s = self._bounded(min((seconds - self._base_s) / prompt_tokens, least))
+                first_s, token_s = self._first_token_s, (seconds - self._base_s) / prompt_tokens
+                if first_s is None:
+                    self._first_token_s = token_s
+                else:
+                    self._token_s = self._bounded(min(first_s, token_s))
         else:
             self._correct(prompt_tokens, seconds)
         self._last = prompt_tokens, seconds
