@@ -30,7 +30,7 @@ OTHER: Final[dict[str, Quantised]] = {
             "quant_method": "bitsandbytes",
         },
         (),
-        refused='quantization_config.quant_method: "bitsandbytes" is not supported; allowed: awq, compressed-tensors',
+        refused='quantization_config.quant_method: "bitsandbytes" is not supported; allowed: auto-round, awq',
     ),
     "nvidia/Llama-3.1-8B-Instruct-FP4": Quantised(
         "meta-llama/Llama-3.1-8B-Instruct",

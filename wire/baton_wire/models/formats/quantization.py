@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from baton_wire.models.config_fields import ConfigFields
+from baton_wire.models.formats.auto_round import read_auto_round
 from baton_wire.models.formats.compressed_tensors import read_compressed_tensors
 from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.layer_formats import FormatRule, WeightFormats
@@ -16,7 +17,7 @@ from baton_wire.models.formats.layer_names import PATTERN, LayerNames, Matching,
 from baton_wire.models.formats.mxfp4 import Mxfp4
 from baton_wire.models.formats.packed_integers import Awq, Gptq, read_group_size
 
-METHODS: Final = "awq, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt, and mxfp4 for gpt_oss"
+METHODS: Final = "auto-round, awq, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt, and mxfp4 for gpt_oss"
 _EVERY: Final = LayerNames(every_linear=True)
 _HEAD: Final = LayerNames(frozenset(("lm_head",)))
 
@@ -39,6 +40,8 @@ def read_weight_formats(fields: ConfigFields) -> WeightFormats:
             return _gptq(section)
         case "awq":
             return _awq(section)
+        case "auto-round":
+            return read_auto_round(section)
         case "mxfp4" if fields.raw("model_type") == "gpt_oss":
             return WeightFormats("mxfp4", stacks=Mxfp4())
     raise section.error("quant_method", METHODS)
