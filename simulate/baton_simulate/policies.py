@@ -22,8 +22,8 @@ from baton_control.sizing.workload import Workload
 from baton_simulate.baselines.apa import Apa
 from baton_simulate.baselines.dynamo import Dynamo
 from baton_simulate.baselines.hpa import Hpa
-from baton_simulate.baselines.kpa import Kpa
-from baton_simulate.baselines.llmd import QUEUE_LIMIT, LlmdV1, LlmdV2
+from baton_simulate.baselines.kpa import UTILISATION, Kpa
+from baton_simulate.baselines.llmd import QUEUE_LIMIT, UP_SHARE, LlmdV1, LlmdV2
 from baton_simulate.baselines.plain import HELD_S, Plain
 from baton_simulate.baselines.signals import Policy, Sizes
 from baton_simulate.twin_metrics import TwinMetrics
@@ -39,13 +39,19 @@ QUEUE_SHARE = 0.35
 """Little's law at the edge of the target: 0.8 of a worker's rate times a mean TTFT of 0.4 of its 95th percentile."""
 LOOK_S = 10.0
 KNOBS = {
-    "slo": 60.0,
+    "slo": 0.95,
     "hpa-queue": TUNED_SHARE,
-    "apa": TUNED_SHARE,
+    "hpa-kv": TUNED_SHARE,
+    "kpa": UTILISATION,
+    "dynamo": 1.0,
     "llmd-v1": QUEUE_LIMIT,
+    "llmd-v2": UP_SHARE,
+    "apa": TUNED_SHARE,
     "plain": HELD_S,
 }
-"""One natural knob and its default: seconds that a need is held, the share of a worker that is used, prompts queued."""
+"""The one knob that who runs it would turn first, and its default. Mode SLO: the percentile that is asked for. HPA, KPA
+and APA: the share of a worker that is used. Dynamo: the part of both targets that it is told. llm-d: prompts queued,
+and the share of supply at which it grows. The plain rule: seconds that a need is held."""
 
 
 @dataclass(slots=True)
@@ -125,9 +131,9 @@ def player(
     if fixed is not None:
         return Scripted(lambda now: fixed)
     value = KNOBS.get(name, 0.0) if knob is None else knob
-    tuned_share = value if name in ("hpa-queue", "apa") else TUNED_SHARE
-    if name == "slo":
-        spec = replace(spec, stabilisation_s=value)
+    tuned_share = value if name in ("hpa-queue", "hpa-kv", "apa") else TUNED_SHARE
+    if name == "slo" and knob is not None:
+        spec = replace(spec, targets=replace(spec.targets, ttft_share=value, tpot_share=value))
     concurrency = tuned_concurrency(believed, spec, needs.mean_shape)
     share = min(0.8, concurrency[Role.DECODE] * needs.context / believed.kv_capacity_tokens)
     tuned = {role: max(1.0, tuned_share * concurrency[role]) for role in POOL_ROLES}
@@ -136,15 +142,21 @@ def player(
         "static": lambda: Scripted(lambda now: needs.most()),
         "oracle": lambda: Scripted(lambda now: needs.between(now, now + 1.3 * startup_s + 2 * LOOK_S)),
         "hpa-queue": lambda: Baseline(Hpa(spec, tuned)),
-        "hpa-kv": lambda: Baseline(Hpa(spec, tuned, kv_target=max(0.02, TUNED_SHARE * share))),
-        "kpa": lambda: Baseline(Kpa(spec, concurrency)),
-        "dynamo": lambda: Baseline(Dynamo(spec, believed)),
+        "hpa-kv": lambda: Baseline(Hpa(spec, tuned, kv_target=max(0.02, tuned_share * share))),
+        "kpa": lambda: Baseline(Kpa(spec, concurrency, value)),
+        "dynamo": lambda: Baseline(Dynamo(_told(spec, value), believed)),
         "llmd-v1": lambda: Baseline(LlmdV1(spec, value)),
-        "llmd-v2": lambda: Baseline(LlmdV2(spec, believed.kv_capacity_tokens, believed.max_sequences)),
+        "llmd-v2": lambda: Baseline(LlmdV2(spec, believed, value)),
         "apa": lambda: Baseline(Apa(spec, tuned[Role.PREFILL], max(0.02, tuned_share * share))),
         "plain": lambda: Baseline(Plain(spec, believed, value)),
     }
     return makers[name]()
+
+
+def _told(spec: SizingSpec, part: float) -> SizingSpec:
+    """With so much of both targets."""
+    targets = replace(spec.targets, ttft_s=part * spec.targets.ttft_s, tpot_s=part * spec.targets.tpot_s)
+    return replace(spec, targets=targets)
 
 
 def fixed_sizes(name: str) -> Sizes | None:

@@ -66,10 +66,25 @@ def test_kpa_never_shrinks_in_panic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "use", "wanted"), [(4, 0.54, 4), (4, 0.6, 5), (4, 2.0, 8), (4, 0.41, 4), (4, 0.3, 3), (8, 0.05, 4)]
+    ("workers", "use", "wanted"), [(4, 0.54, 4), (4, 0.6, 5), (4, 2.0, 8), (4, 0.46, 4), (4, 0.3, 3), (8, 0.05, 4)]
 )
 def test_apa_has_two_tolerances_and_two_rates(workers: int, use: float, wanted: int) -> None:
     assert apa.target_replicas(workers, use, 0.5) == wanted
+
+
+def test_apa_shrinks_to_the_most_of_five_minutes() -> None:
+    rule = apa.Apa(spec(maximum=64), 2.0, 0.5)
+    assert rule.decide(signals(), 0.0) == {Role.PREFILL: 4, Role.DECODE: 4}
+    calm = signals(running=1.0, kv_use=0.1)
+    for at in range(10, 300, 10):
+        assert rule.decide(calm, float(at)) == {Role.PREFILL: 4, Role.DECODE: 4}
+    assert rule.decide(calm, 340.0) == {Role.PREFILL: 2, Role.DECODE: 2}
+
+
+def test_llmd_v2_takes_what_its_steps_can_renew_before_a_queue_was_seen() -> None:
+    model = replace(ROUND_WORKER, max_step_tokens=2200, max_sequences=64)
+    assert llmd.first_supply(model, 1000.0, 100.0) == pytest.approx(64 * 1050.0), "200 by steps"
+    assert llmd.first_supply(model, 1099.0, 1.0) == pytest.approx(2.0 * 1099.5)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +131,18 @@ def test_dynamo_moves_by_one_and_waits_for_what_is_starting() -> None:
     assert rule.decide(hot, 5.0) == {Role.PREFILL: 5, Role.DECODE: 4}
     assert rule.decide(replace(hot, prefill=replace(hot.prefill, ready=3)), 10.0) == {Role.PREFILL: 4, Role.DECODE: 4}
     assert rule.decide(None, 15.0) is None
+
+
+def test_dynamo_shrinks_when_every_evaluation_of_three_minutes_says_so() -> None:
+    rule = dynamo.Dynamo(spec(), ROUND_WORKER, next_throughput_s=1e9)
+    calm, hot = signals(running=4.0, kv_tokens=4000.0), signals(running=240.0, queued_tokens=40_000.0)
+    for at in range(5, 185, 5):
+        assert rule.decide(calm, float(at)) == {Role.PREFILL: 4, Role.DECODE: 4}
+    assert rule.decide(calm, 185.0) == {Role.PREFILL: 3, Role.DECODE: 3}
+    for at in range(190, 300, 5):
+        rule.decide(calm, float(at))
+    rule.decide(hot, 300.0)
+    assert rule.decide(calm, 370.0) == {Role.PREFILL: 4, Role.DECODE: 4}, "watched anew"
 
 
 def test_the_plain_rule_counts_prompt_seconds_and_decode_rate_and_keeps_the_most_of_its_window() -> None:

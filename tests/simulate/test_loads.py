@@ -27,6 +27,7 @@ from bench.sizing.generators import (
     waves,
     with_batches,
 )
+from bench.sizing.later_generators import agents, contracts, rollout, self_similar, shop_days, timers
 from bench.sizing.loads import DEVELOPMENT, SPLITS
 
 from baton_control.sizing.workload import Workload
@@ -179,3 +180,47 @@ def test_writing_and_reading_sway() -> None:
     assert max(shares) > 5 * min(shares)
     again = [float(np.mean(load.between(at, at + 100).prompt_tokens > 3000)) for at in range(1200, 2400, 100)]
     assert np.corrcoef(shares, again)[0, 1] > 0.9
+
+
+def test_a_rollout_goes_up_in_steps_and_back_once() -> None:
+    load = rollout(np.random.default_rng(3), 12.0, 1.0)
+    rates = np.array([_rate(load, start, start + 60.0) for start in range(0, 3540, 60)])
+    assert rates[:5].max() < 2.0
+    assert rates[-5:].min() > 8.0
+    top = int(np.argmax(rates > 2.0))
+    assert rates[top:].min() < 1.5, "everybody is shut out again"
+
+
+def test_timers_start_jobs_on_the_minute() -> None:
+    load = timers(np.random.default_rng(3), 4.0, 1.0)
+    jobs = [_rate(load, at, at + 90.0) - _rate(load, at + 150.0, at + 400.0) for at in range(600, 3000, 600)]
+    assert np.mean(jobs) > 1.0
+    assert all(len(load.between(at, at + 2.0)) > 40 for at in range(420, 3500, 420))
+
+
+def test_agents_ask_one_after_another_with_what_was_said_before() -> None:
+    load = agents(np.random.default_rng(3), 18.0, 0.5)
+    assert np.all(np.diff(load.arrival_s) >= 0)
+    assert np.all(load.cached_tokens < load.prompt_tokens)
+    assert load.cached_tokens.sum() > 0.8 * load.prompt_tokens.sum()
+
+
+def test_a_rate_like_itself_is_as_uneven_over_minutes_as_over_seconds() -> None:
+    load = self_similar(np.random.default_rng(3), 20.0, 4.0)
+    spreads = []
+    for width in (10.0, 100.0, 1000.0):
+        counts = np.histogram(load.arrival_s, np.arange(0.0, 14_400.0, width))[0]
+        spreads.append(float(counts.std() / counts.mean()))
+    assert spreads[2] > 0.4 * spreads[0], "chance alone would leave a tenth"
+
+
+def test_contracts_get_fewer_and_one_prompt_in_ten_is_long() -> None:
+    load = contracts(np.random.default_rng(3), 9.0, 2.0, 1.0)
+    assert _rate(load, 0, 600) > 2.5 * _rate(load, 3000, 3600)
+    assert np.mean(load.prompt_tokens > 8000) == pytest.approx(0.1, abs=0.02)
+
+
+def test_shop_days_have_two_tops() -> None:
+    load = shop_days(np.random.default_rng(3), 1.0, 1.0)
+    rates = [_rate(load, hour * 3600.0, (hour + 1) * 3600.0) for hour in range(24)]
+    assert min(rates[10], rates[20]) > 3 * max(rates[3], rates[15])

@@ -1,7 +1,8 @@
 """AIBrix's APA with its defaults: HPA's ratio with two tolerances and rate limits, on a 30 s mean.
 
-Up when metric/target > 1.1, to ceil(n · ratio) but at most 2n; down when < 0.8, to ceil(n · ratio) but at least
-n/2. Decode on KV use (target 0.5 in its examples), prefill on requests. Lost metrics: no change.
+Up when metric/target > 1.1, to ceil(n · ratio) but at most 2n; down when < 0.9, to ceil(n · ratio) but at least n/2,
+and no further than the most of 300 s (its scale-down cool-down). Decode on KV use (target 0.5 in its examples), prefill
+on requests. Lost metrics: no change.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from baton_control.sizing.spec import SizingSpec
 from baton_simulate.baselines.signals import Signals, Sizes, Window, window
 from baton_wire.messages.values import POOL_ROLES, Role
 
-UP_TOLERANCE, DOWN_TOLERANCE, UP_RATE, DOWN_RATE, WINDOW_S = 0.1, 0.2, 2.0, 2.0, 30.0
+UP_TOLERANCE, DOWN_TOLERANCE, UP_RATE, DOWN_RATE, WINDOW_S, COOL_DOWN_S = 0.1, 0.1, 2.0, 2.0, 30.0, 300.0
 
 
 def target_replicas(workers: int, use: float, target: float) -> int:
@@ -33,6 +34,7 @@ class Apa:
     kv_target: float
     interval_s: float = 10.0
     windows: dict[Role, Window] = field(default_factory=lambda: {role: window(WINDOW_S) for role in POOL_ROLES})
+    proposals: dict[Role, Window] = field(default_factory=lambda: {role: window(COOL_DOWN_S) for role in POOL_ROLES})
 
     def decide(self, signals: Signals | None, now: float) -> Sizes | None:
         if signals is None:
@@ -45,5 +47,8 @@ class Apa:
             wanted = target_replicas(pool.ready, self.windows[role].mean(), target) if pool.ready else pool.workers
             if pool.ready < pool.workers:
                 wanted = max(wanted, pool.workers)  # it counts ready pods; what starts is not taken back
+            self.proposals[role].add(now, wanted)
+            if wanted < pool.workers:
+                wanted = min(pool.workers, int(self.proposals[role].most()))
             sizes[role] = min(bounds.maximum, max(bounds.minimum, wanted))
         return sizes

@@ -4,8 +4,8 @@ docs/sizing.md#baselines.
 Throughput: replicas = ceil(predicted rate / best rate of one engine whose mean TTFT (ITL) meets the target), from
 means of the last interval and its default kind of predictor (here the local linear trend with its published
 noise). Load: +1 when every engine's estimate exceeds the target, -1 when N - 1 engines would stay under 80 % of
-it; the throughput answer is a lower bound. A pool that is still scaling holds its load loop. Lost metrics: the
-cycle is skipped.
+it, as each of its evaluations said for 180 s; the throughput answer is a lower bound. A pool that is still scaling
+holds its load loop. Lost metrics: the cycle is skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton_simulate.baselines.signals import PoolSignals, Signals, Sizes
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.step_times import attended_pairs
 
-THROUGHPUT_S, LOAD_S, SENSITIVITY = 180.0, 5.0, 0.8
+THROUGHPUT_S, LOAD_S, SENSITIVITY, SUSTAINED_S = 180.0, 5.0, 0.8, 180.0
 MAX_CANDIDATES = 128
 
 
@@ -77,6 +77,8 @@ class Dynamo:
     bounds: Sizes = field(default_factory=dict)
     next_throughput_s: float = THROUGHPUT_S
     counts: list[float] = field(default_factory=list)
+    down_since: dict[Role, float] = field(default_factory=dict)
+    """Since when every evaluation of a pool has asked for fewer."""
     predictors: tuple[Kalman, Kalman, Kalman, Kalman] = field(
         default_factory=lambda: (Kalman(), Kalman(), Kalman(), Kalman())
     )
@@ -88,7 +90,7 @@ class Dynamo:
         if now >= self.next_throughput_s:
             self._throughput(signals)
             self.next_throughput_s = now + THROUGHPUT_S
-        sizes = {role: self._load(role, signals) for role in POOL_ROLES}
+        sizes = {role: self._load(role, signals, now) for role in POOL_ROLES}
         return self._budgeted(sizes)
 
     def _throughput(self, signals: Signals) -> None:
@@ -103,13 +105,19 @@ class Dynamo:
             Role.DECODE: ceil(rate / decode_rate(self.model, prompt, output, targets.tpot_s)),
         }
 
-    def _load(self, role: Role, signals: Signals) -> int:
+    def _load(self, role: Role, signals: Signals, now: float) -> int:
         pool, limits = signals.of(role), self.spec.bounds_of[role]
         wanted = pool.workers
         if pool.ready == pool.workers and pool.ready > 0:
             step = self._prefill_step(pool, signals) if role is Role.PREFILL else self._decode_step(pool)
             wanted += step
         wanted = max(wanted, self.bounds.get(role, 0))
+        if wanted >= pool.workers:
+            self.down_since.pop(role, None)
+        elif now - self.down_since.setdefault(role, now) < SUSTAINED_S:
+            wanted = pool.workers
+        else:
+            del self.down_since[role]  # one worker less, and it is watched anew
         return min(limits.maximum, max(limits.minimum, 1, wanted))
 
     def _prefill_step(self, pool: PoolSignals, signals: Signals) -> int:

@@ -44,6 +44,7 @@ class Kpa:
 
     spec: SizingSpec
     concurrency: dict[Role, float]
+    utilisation: float = UTILISATION
     interval_s: float = 2.0
     states: dict[Role, _State] = field(default_factory=lambda: {role: _State() for role in POOL_ROLES})
 
@@ -56,7 +57,7 @@ class Kpa:
         state, bounds = self.states[role], self.spec.bounds_of[role]
         state.stable.add(now, pool.running + pool.queued)
         state.panic.add(now, pool.running + pool.queued)
-        target = UTILISATION * self.concurrency[role]
+        target = self.utilisation * self.concurrency[role]
         by_stable, by_panic, panics = counts(state.stable.mean(), state.panic.mean(), pool.ready, target)
         if panics:
             state.panic_most = state.panic_most if state.panic_since is not None else 0

@@ -1,10 +1,10 @@
 """llm-d's autoscaling controller: saturation engine v1 and v2. Sources: docs/sizing.md#baselines.
 
 v1: a replica is saturated at KV ≥ 0.80 or queue ≥ 5; +1 when mean spare KV < 0.10 or mean spare queue < 3; -1 when
-the same load over one replica less stays inside these limits, with two unsaturated ones. v2 counts tokens: supply
-per replica 0.80 of its KV (or what it held while it queued), +n when demand/0.85 exceeds what is there or
-starting, -n when supply exceeds demand/0.70. HPA applies both (300 s window down). Lost metrics read as zero (its
-issues 360 and 1543).
+the same load over one replica less stays inside these limits, with two unsaturated ones. v2 counts tokens: supply per
+replica 0.80 of its KV, or what it held while it queued, and before that what as many sequences hold as its steps of
+prompts can renew; +n when demand/0.85 exceeds what is there or starting, -n when supply exceeds demand/0.70. HPA
+applies both (300 s window down). Lost metrics read as zero (its issues 360 and 1543).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.worker_model import WorkerModel
 from baton_simulate.baselines.hpa import DOWN_WINDOW_S, stabilised
 from baton_simulate.baselines.signals import PoolSignals, Signals, Sizes, Window, window
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -37,12 +38,18 @@ def saturation_v1(workers: int, ready: int, kv_use: float, queue: float, queue_l
     return workers
 
 
-def saturation_v2(workers: int, demand: float, supply_per_replica: float) -> int:
+def first_supply(model: WorkerModel, prompt: float, output: float) -> float:
+    """Tokens that a replica holds before a queue was seen: its sequences, in the middle of their answers."""
+    sequences = min(model.max_step_tokens * output / max(1.0, prompt + output), float(model.max_sequences))
+    return sequences * (prompt + output / 2)
+
+
+def saturation_v2(workers: int, demand: float, supply_per_replica: float, up_share: float = UP_SHARE) -> int:
     """Workers wanted; all in tokens, starting replicas counted."""
-    required = demand / UP_SHARE - workers * supply_per_replica
+    required = demand / up_share - workers * supply_per_replica
     if required > 0:
         return workers + ceil(required / supply_per_replica)
-    spare = workers * supply_per_replica - demand / DOWN_SHARE
+    spare = workers * supply_per_replica - demand / (up_share * DOWN_SHARE / UP_SHARE)
     return workers - int(spare // supply_per_replica) if spare > 0 else workers
 
 
@@ -69,8 +76,8 @@ class LlmdV1:
 @dataclass(slots=True)
 class LlmdV2:
     spec: SizingSpec
-    kv_capacity_tokens: int
-    max_sequences: int
+    model: WorkerModel
+    up_share: float = UP_SHARE
     interval_s: float = 15.0
     proposals: dict[Role, Window] = field(default_factory=lambda: {role: window(DOWN_WINDOW_S) for role in POOL_ROLES})
     queued_use: dict[Role, deque[float]] = field(
@@ -83,20 +90,21 @@ class LlmdV2:
         for role in POOL_ROLES:
             workers = self.last.get(role, 1) if signals is None else signals.of(role).workers
             demand, supply = (0.0, 1.0) if signals is None else self._balance(role, signals)
-            wanted = max(1, saturation_v2(workers, demand, supply))
+            wanted = max(1, saturation_v2(workers, demand, supply, self.up_share))
             sizes[role] = stabilised(self.spec, self.proposals[role], role, workers, wanted, now)
         self.last = sizes
         return sizes
 
     def _balance(self, role: Role, signals: Signals) -> tuple[float, float]:
         pool = signals.of(role)
-        k1 = self.kv_capacity_tokens * KV_LIMIT
+        k1 = self.model.kv_capacity_tokens * KV_LIMIT
         per_replica = pool.kv_tokens / max(1, pool.ready)
         if pool.queued / max(1, pool.ready) >= QUEUE_LIMIT and per_replica > 0:
             self.queued_use[role].append(per_replica)
         seen = self.queued_use[role]
         k2 = sum(seen) / len(seen) if seen else k1
-        if not seen and role is Role.DECODE and signals.mean_output:
-            k2 = self.max_sequences * (signals.mean_prompt + signals.mean_output / 2)
+        if not seen and signals.mean_output:
+            output = signals.mean_output if role is Role.DECODE else 1.0  # a prefill replica answers with one token
+            k2 = first_supply(self.model, signals.mean_prompt, output)
         of_queue = signals.mean_prompt + (signals.mean_output if role is Role.DECODE else 0.0)
         return pool.kv_tokens + pool.queued * of_queue, max(1.0, min(k1, k2))

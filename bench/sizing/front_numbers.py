@@ -1,0 +1,213 @@
+"""What the fronts say, as numbers. Pure: rows go in.
+
+A point is a policy at one value of its knob: means over the seeds of a load. A front is the points that no cheaper one
+of the same policy keeps as well. Between two of them the logarithm of misses is a line over GPU-hours. More GPU-hours
+than the dearest point of a front buy nothing more, and with fewer than the cheapest there is no answer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+from bench.sizing.front_rows import FIXED, Row
+
+SLO, ORACLE = "slo", "oracle"
+OURS = (SLO, "slo-flips")
+KNOWING = (FIXED, ORACLE)
+"""Picked or decided with the whole load known, so no peers."""
+ADDED = 0.001
+"""To all misses, so that none is no endless ratio."""
+KEPT = 0.05
+"""The most that may miss each target."""
+SHORT_S, DAY_S = 3600.0, 8 * 3600.0
+"""Loads shorter than this are compared with the best fixed pool; those of this length or more are days."""
+DRAWS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    gpu_hours: float
+    misses: float
+    keeps: bool
+    """Both percentiles."""
+    knob: str = ""
+
+
+Points = Mapping[str, Sequence[Point]]
+"""By policy, of one load and start-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    load: str
+    startup_s: float
+    seconds: float
+    points: Points
+
+    @property
+    def ours(self) -> Point | None:
+        """Mode SLO as it is, with its default."""
+        return next((point for point in self.points.get(SLO, ()) if not point.knob), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One figure over loads, with what 95 of 100 draws of the seeds lie between."""
+
+    mean: float
+    low: float
+    high: float
+    worst: float
+    """Of one load."""
+    loads: int
+
+
+def cases(rows: Iterable[Row], seeds: Sequence[int] | None = None) -> list[Case]:
+    """Means over seeds; over `seeds`, each as often as it is in there, when they are given."""
+    runs: dict[tuple[str, float], dict[str, dict[str, list[Row]]]] = defaultdict(lambda: defaultdict(dict))
+    fixed: dict[str, dict[str, list[Row]]] = defaultdict(dict)
+    lengths: dict[str, float] = {}
+    for row in rows:
+        count = 1 if seeds is None else seeds.count(row.seed)
+        lengths[row.load] = row.seconds
+        into = fixed[row.load] if row.policy == FIXED else runs[row.load, row.startup_s][row.policy]
+        into.setdefault(row.knob, []).extend([row] * count)
+    found = []
+    for (load, startup_s), by_policy in sorted(runs.items()):
+        by_policy = {**by_policy, FIXED: fixed[load]}
+        of_own = max((len(each) for each in by_policy.get(SLO, {}).values()), default=0)
+        # A fixed size that only some seeds tried is no point: its mean would be of other loads.
+        points = {
+            policy: [_mean(knob, each) for knob, each in by_knob.items() if each and len(each) >= of_own]
+            for policy, by_knob in by_policy.items()
+        }
+        found.append(Case(load, startup_s, lengths[load], points))
+    return found
+
+
+def _mean(knob: str, rows: Sequence[Row]) -> Point:
+    ttft, tpot, misses, hours = (
+        float(np.mean([getattr(row, name) for row in rows])) for name in ("ttft", "tpot", "misses", "gpu_hours")
+    )
+    return Point(hours, misses, max(ttft, tpot) <= KEPT, knob)
+
+
+def front(points: Iterable[Point]) -> list[Point]:
+    """From the cheapest on, each with fewer misses than all before."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda each: (each.gpu_hours, each.misses)):
+        if not kept or point.misses < kept[-1].misses:
+            kept.append(point)
+    return kept
+
+
+def misses_at(points: Iterable[Point], gpu_hours: float, is_whole: bool = False) -> float | None:
+    """Of a policy at this cost, on its front; None: it has no run that is so cheap.
+
+    `is_whole`: there is nothing between two points, as between two sizes of a fixed pool.
+    """
+    line = front(points)
+    below = [point for point in line if point.gpu_hours <= gpu_hours * (1 + 1e-9)]
+    if not below:
+        return None
+    if len(below) == len(line) or is_whole:
+        return below[-1].misses
+    one, other = below[-1], line[len(below)]
+    part = (gpu_hours - one.gpu_hours) / (other.gpu_hours - one.gpu_hours)
+    return exp((1 - part) * log(one.misses + ADDED) + part * log(other.misses + ADDED)) - ADDED
+
+
+def peers(points: Points) -> list[str]:
+    return [policy for policy in points if policy not in (*OURS, *KNOWING)]
+
+
+def beside_peers(case: Case) -> float | None:
+    """Misses over those of the best tuned peer at the same GPU-hours."""
+    at = [_at(case, case.points[policy]) for policy in peers(case.points)]
+    return _over(case, [each for each in at if each is not None])
+
+
+def beside_fixed(case: Case) -> float | None:
+    """Misses over those of the best fixed pool of no more GPU-hours, on loads of less than an hour."""
+    if case.seconds >= SHORT_S or case.ours is None:
+        return None
+    best = misses_at(case.points.get(FIXED, ()), case.ours.gpu_hours, is_whole=True)
+    return _over(case, [] if best is None else [best])
+
+
+def beside_cheapest(case: Case) -> float | None:
+    """GPU-hours over those of the cheapest that keeps both percentiles, where mode SLO does."""
+    ours = case.ours
+    if ours is None or not ours.keeps:
+        return None
+    others = (point for policy, points in case.points.items() if policy not in (*OURS, ORACLE) for point in points)
+    cheapest = min((point.gpu_hours for point in others if point.keeps), default=None)
+    return None if cheapest is None else ours.gpu_hours / cheapest
+
+
+def beside_fixed_days(case: Case) -> float | None:
+    """GPU-hours over those of the smallest fixed pool with as few misses, on days."""
+    ours = case.ours
+    if ours is None or case.seconds < DAY_S:
+        return None
+    as_good = (p.gpu_hours for p in case.points.get(FIXED, ()) if p.misses <= ours.misses)
+    smallest = min(as_good, default=None)
+    return None if smallest is None else ours.gpu_hours / smallest
+
+
+def _at(case: Case, points: Iterable[Point]) -> float | None:
+    return None if case.ours is None else misses_at(points, case.ours.gpu_hours)
+
+
+def _over(case: Case, others: Sequence[float]) -> float | None:
+    return (case.ours.misses + ADDED) / (min(others) + ADDED) if others and case.ours is not None else None
+
+
+RATIOS: Mapping[str, tuple[Callable[[Case], float | None], float]] = {
+    "misses, over the best tuned peer at the same GPU-hours": (beside_peers, 0.5),
+    "misses, over the best fixed pool at no more GPU-hours, loads under an hour": (beside_fixed, 1.15),
+    "GPU-hours, over the cheapest that keeps both percentiles": (beside_cheapest, 1.03),
+    "GPU-hours, over the smallest fixed pool with as few misses, days": (beside_fixed_days, 0.65),
+}
+"""What is asked of each case, and the goal: the mean is to be no more."""
+
+
+def numbers(rows: Sequence[Row], draws: int = DRAWS) -> dict[str, Number]:
+    """Each ratio: geometric mean over loads and start-ups, interval over the seeds, and the worst."""
+    seeds = sorted({row.seed for row in rows})
+    random = np.random.default_rng(1)
+    drawn = [cases(rows, random.choice(seeds, len(seeds)).tolist()) for _ in range(draws)] if len(seeds) > 1 else []
+    whole = cases(rows)
+    result = {}
+    for name, (ratio, _) in RATIOS.items():
+        found = [each for each in map(ratio, whole) if each is not None]
+        if not found:
+            continue
+        means = [_geometric(ratio, each) for each in drawn]
+        known = [each for each in means if each is not None] or [float(np.exp(np.mean(np.log(found))))]
+        low, high = np.quantile(known, [0.025, 0.975]).tolist()
+        result[name] = Number(float(np.exp(np.mean(np.log(found)))), low, high, max(found), len(found))
+    return result
+
+
+def _geometric(ratio: Callable[[Case], float | None], of: Iterable[Case]) -> float | None:
+    found = [each for each in map(ratio, of) if each is not None]
+    return float(np.exp(np.mean(np.log(found)))) if found else None
+
+
+def kept_where_possible(rows: Iterable[Row]) -> tuple[int, int]:
+    """Runs of mode SLO that keep both percentiles, of those in which the oracle does."""
+    keeps = {
+        (row.load, row.seed, row.startup_s, row.policy): max(row.ttft, row.tpot) <= KEPT
+        for row in rows
+        if row.policy in (SLO, ORACLE) and not row.knob
+    }
+    possible = [
+        (load, seed, startup) for (load, seed, startup, policy), kept in keeps.items() if policy == ORACLE and kept
+    ]
+    ours = [keeps[*each, SLO] for each in possible if (*each, SLO) in keeps]
+    return sum(ours), len(ours)
