@@ -16,6 +16,8 @@ from baton_control.sizing.worker_model import WorkerModel
 
 WATERMARK = 0.98
 """Of the KV pool, what reservations may fill; the rest is for the running sequences to grow."""
+PER_SEQUENCE = 256.0
+"""Tokens that a sequence counts for on top of its own, where a worker is chosen."""
 
 
 class DecodeWorker:
@@ -200,4 +202,4 @@ class DecodeWorker:
 
 def least_room(worker: DecodeWorker) -> float:
     """Sort key for routing: KV held, promised and asked for, as of the last event, and a little for each sequence."""
-    return worker.kv_tokens + worker.reserved_tokens + worker.waiting_tokens + 256.0 * len(worker.active)
+    return worker.kv_tokens + worker.reserved_tokens + worker.waiting_tokens + PER_SEQUENCE * len(worker.active)

@@ -2,19 +2,123 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from math import inf
+from math import ceil, inf, sqrt
 
 import numpy as np
 
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
-from baton_control.twin.decode import DecodeWorker, least_room
+from baton_control.twin.decode import PER_SEQUENCE, WATERMARK, DecodeWorker, least_room
 
 
 def answers_end(model: WorkerModel, workload: Workload, workers: int) -> Floats:
     """When each answer of the workload ends, in seconds, if so many workers serve from the start and first tokens come
     as the requests arrive."""
+    done_s = _with_room(model, workload, workers)
+    return _with_full_pools(model, workload, workers) if done_s is None else done_s
+
+
+def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats | None:
+    """The same, written out for speed, while no pool of KV is full and no worker has all sequences that it may; else
+    None. What it computes is `DecodeWorker`'s to the last digit."""
+    arrivals = [*workload.arrival_s.tolist(), inf]
+    tokens = workload.prompt_tokens.tolist()
+    to_go = np.maximum(0, workload.output_tokens - 1).tolist()
+    done_s, joined = [inf] * len(tokens), [0] * len(tokens)
+    hand_over_s, per_kv_s, capacity = model.hand_over_s, model.decode.per_kv_token_s, model.kv_capacity_tokens
+    most_tokens, most = capacity * WATERMARK, model.max_sequences
+    base_s = [model.decode.base_s(0)]
+    """By the size of the batch."""
+    each = range(workers)
+    batch, coming, kv, reserved, steps, planned = ([0] * workers for _ in range(6))
+    since, pace, rooms = ([0.0] * workers for _ in range(3))
+    finishing: list[list[tuple[int, int]]] = [[] for _ in each]
+    landed: list[list[int]] = [[] for _ in each]
+    borders = [inf] * workers
+    landings: deque[tuple[float, int, int]] = deque()
+    request, border, landing_s, arrival_s = 0, inf, inf, arrivals[0]
+    while True:
+        if arrival_s < border and arrival_s < landing_s:
+            place = rooms.index(min(rooms)) if workers > 1 else 0
+            size = tokens[request]
+            held = kv[place] + reserved[place]
+            if held and (held + size > most_tokens or batch[place] + coming[place] >= most):
+                return None
+            reserved[place] += size
+            coming[place] += 1
+            rooms[place] += size
+            landings.append((arrival_s + hand_over_s, request, place))
+            landing_s = landings[0][0]
+            request += 1
+            arrival_s = arrivals[request]
+            continue
+        if landing_s <= border:
+            if landing_s == inf:
+                return np.array(done_s)
+            now, joining, place = landings.popleft()
+            landing_s = landings[0][0] if landings else inf
+            landed[place].append(joining)
+            if len(landed[place]) > 1:
+                continue
+            count = batch[place]
+        else:
+            now, place = border, borders.index(border)
+            count, step = batch[place], steps[place] + planned[place]
+            held = kv[place] + planned[place] * count
+            ends = finishing[place]
+            while ends and ends[0][0] <= step:
+                end, ended = heapq.heappop(ends)
+                held -= tokens[ended] + end - joined[ended]
+                done_s[ended] = now
+                count -= 1
+            if count > 1 and held + reserved[place] + count > capacity:
+                return None
+            for joining in landed[place]:
+                reserved[place] -= tokens[joining]
+                held += tokens[joining]
+                joined[joining] = step
+                heapq.heappush(ends, (step + to_go[joining], joining))
+                count += 1
+            coming[place] -= len(landed[place])
+            landed[place].clear()
+            while len(base_s) <= count:
+                base_s.append(model.decode.base_s(len(base_s)))
+            batch[place], kv[place], steps[place], since[place] = count, held, step, now
+            planned[place], pace[place] = 0, base_s[count]
+            rooms[place] = held + reserved[place] + PER_SEQUENCE * count
+            if not count:
+                borders[place] = inf
+                border = min(borders)
+                continue
+        if not count:
+            since[place], planned[place], borders[place] = now, 0, now
+        else:
+            more = finishing[place][0][0] - steps[place]
+            if count > 1:
+                more = min(more, max(1, (capacity - kv[place] - reserved[place]) // count))
+            linear = pace[place] + per_kv_s * kv[place]
+            growth = per_kv_s * count
+            if landed[place]:
+                elapsed = now - since[place]
+                if elapsed <= 0:
+                    more = min(more, 0)
+                else:
+                    half = growth / 2
+                    least = linear - half
+                    if half <= 0:
+                        until = elapsed / least
+                    else:
+                        until = (sqrt(least * least + 4 * half * elapsed) - least) / (2 * half)
+                    more = min(more, max(1, ceil(until - 1e-9)))
+            planned[place] = more
+            borders[place] = max(now, since[place] + (more * linear + growth * more * (more - 1) / 2))
+        border = min(borders)
+
+
+def _with_full_pools(model: WorkerModel, workload: Workload, workers: int) -> Floats:
+    """The same, whatever is full."""
     arrivals = [*workload.arrival_s.tolist(), inf]
     tokens = workload.prompt_tokens.tolist()
     to_go = np.maximum(0, workload.output_tokens - 1).tolist()

@@ -10,12 +10,13 @@ import pytest
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
-from baton_control.twin.decode_pool import answers_end
+from baton_control.twin.decode_pool import _with_full_pools, _with_room, answers_end
 from baton_control.twin.prefill_pool import first_tokens
 from baton_control.twin.twin import Twin
 from baton_simulate.synthetic import Shape, synthetic
 from baton_testing.sizing.builders import ROUND_WORKER, requests
 from baton_wire.messages.values import Role
+from baton_wire.rules.step_times import DecodeTimes
 
 
 def started(workload: Workload, prefill: int = 1, decode: int = 1, model: WorkerModel = ROUND_WORKER) -> Twin:
@@ -82,6 +83,25 @@ def test_answers_that_fill_the_pool_all_end_and_more_workers_end_them_sooner() -
     )
     assert one.max() < np.inf
     assert roomy.mean() < two.mean() < one.mean(), "some waited for blocks, or were put back"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("per_kv_s", [0.0, 1e-7])
+def test_a_pool_with_room_is_played_faster_and_ends_to_the_last_digit_as_any_other(
+    workers: int, per_kv_s: float
+) -> None:
+    random = np.random.default_rng(workers)
+    decode = DecodeTimes(0.01, 1e-4, 0.0, per_kv_s, knee=128.0, pad_to=1)
+    model = replace(ROUND_WORKER, decode=decode, max_sequences=400, kv_capacity_tokens=10_000_000)
+    for rate in (0.5, 5.0, 20.0):
+        times = np.cumsum(random.gamma(0.3, 1 / (0.3 * rate * workers), 300)).tolist()
+        prompts, answers = random.integers(1, 900, 300).tolist(), random.integers(1, 200, 300).tolist()
+        load = requests(list(zip(times, prompts, answers, strict=True)))
+        fast = _with_room(model, load, workers)
+        assert fast is not None
+        assert fast.tolist() == _with_full_pools(model, load, workers).tolist()
+    for full in (replace(model, kv_capacity_tokens=2500), replace(model, max_sequences=2)):
+        assert _with_room(full, load, workers) is None, "this is left to the other"
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
