@@ -53,8 +53,6 @@ class PoolMemory:
     direction: int = 0
     orders: Orders = ()
     """Workers asked for lately and when they should be routable."""
-    wanted: int | None = None
-    """The last decision."""
     served: tuple[tuple[int, Lateness], ...] = ()
     """In each interval, how many workers were routable and what clients saw"""
 
@@ -73,8 +71,6 @@ class SizingMemory:
     mix: Mix | None = None
     mix_s: float = 0.0
     pools: Mapping[Role, PoolMemory] = field(default_factory=lambda: {role: PoolMemory() for role in POOL_ROLES})
-    pair: PoolMemory = PoolMemory()  # frozen
-    """Of both together, where workers change role."""
 
     def with_pool(self, role: Role, pool: PoolMemory) -> SizingMemory:
         return replace(self, pools={**self.pools, role: pool})
@@ -83,13 +79,13 @@ class SizingMemory:
 class _Saved(msgspec.Struct, frozen=True):
     """What is kept of a memory. Times are ages in seconds; short names, because a status has little room."""
 
-    v: Literal[3]
+    v: Literal[4]
     at: float
     last: float | None
     mix: list[tuple[int, int, int]]
     """(prompt, output, cached) tokens"""
-    pools: dict[Role, tuple[float | None, list[float], int, int | None]]
-    """(since the last change, since each turn, direction, wanted)"""
+    pools: dict[Role, tuple[float | None, list[float], int]]
+    """(since the last change, since each turn, direction)"""
     req: list[float]
     work: dict[Role, list[float]]
 
@@ -108,12 +104,12 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
     history = memory.history
     while True:
         kept = _Saved(
-            v=3,
+            v=4,
             at=round(now if epoch_s is None else epoch_s),
             last=ago(memory.last_arrival_s),
             mix=[(shape.prompt_tokens, shape.output_tokens, shape.cached_tokens) for shape in shapes],
             pools={
-                role: (ago(pool.changed_s), [round(now - at) for at in pool.turns], pool.direction, pool.wanted)
+                role: (ago(pool.changed_s), [round(now - at) for at in pool.turns], pool.direction)
                 for role, pool in memory.pools.items()
             },
             req=[float(f"{interval.requests_per_s:.3g}") for interval in history],
@@ -138,12 +134,11 @@ def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemor
     if not 0 <= gap < HOUR_S:
         return SizingMemory()
     pools = dict(SizingMemory().pools)
-    for role, (changed, turns, direction, wanted) in kept.pools.items():
+    for role, (changed, turns, direction) in kept.pools.items():
         pools[role] = PoolMemory(
             changed_s=None if changed is None else now - gap - changed,
             turns=tuple(now - gap - ago for ago in turns),
             direction=direction,
-            wanted=wanted,
         )
     return SizingMemory(
         last_arrival_s=None if kept.last is None else now - gap - kept.last,

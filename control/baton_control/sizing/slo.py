@@ -83,7 +83,7 @@ def size(
     rates = {role: wanted[role].rate_per_s for role in POOL_ROLES}
     pools = _affordable(spec, seen, pools, rates, memory.mix, sizer)
     flips = None if spec.flip_s is None else flips_of(seen, {role: pool.workers for role, pool in pools.items()})
-    memory = _remembered(_ordered(memory, seen, pools, wanted, flips, now), pools)
+    memory = _ordered(memory, seen, pools, wanted, flips, now)
     inputs = {f"{role.value}_forecast_per_s": wanted[role].rate_per_s for role in POOL_ROLES}
     inputs["arrivals_per_s"] = seen.arrivals.per_s if isinstance(seen.arrivals, Arrivals) else 0.0
     return SloDecision(pools, memory, False, inputs, flips)
@@ -98,7 +98,7 @@ def wake(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, par
         move = f"{role.value} {have}→{workers}" if workers != have else f"{role.value} {have}"
         wait = "1 request waits" if parked == 1 else f"{parked} requests wait"
         pools[role] = PoolDecision(workers, f"{move}: {wait} for a first pair of workers", workers)
-    memory = replace(_remembered(memory, pools), last_arrival_s=now)
+    memory = replace(memory, last_arrival_s=now)
     return SloDecision(pools, memory, False, {"parked": float(parked)})
 
 
@@ -210,7 +210,7 @@ def _asleep(spec: SizingSpec, memory: SizingMemory, now: float) -> SloDecision:
     since = now - (memory.last_arrival_s or now)
     pools = {role: PoolDecision(0, f"{role.value} 0: no request for {since:.0f} s", 0) for role in POOL_ROLES}
     for role in POOL_ROLES:
-        memory = memory.with_pool(role, replace(memory.pools[role], needs=(), wanted=0))
+        memory = memory.with_pool(role, replace(memory.pools[role], needs=()))
     return SloDecision(pools, memory, False, {"quiet_s": since})
 
 
@@ -221,7 +221,7 @@ def _floor(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, e
         workers = spec.clamped(role, seen.pool(role).workers, epoch_s)
         pools[role] = PoolDecision(workers, f"{role.value} {workers}: no request seen yet", workers)
     pools = _affordable(spec, seen, pools, {}, None, None)
-    return SloDecision(pools, _remembered(memory, pools), False, {"arrivals_per_s": 0.0})
+    return SloDecision(pools, memory, False, {"arrivals_per_s": 0.0})
 
 
 def _wake_together(spec: SizingSpec, pools: dict[Role, PoolDecision]) -> dict[Role, PoolDecision]:
@@ -335,9 +335,3 @@ def _cut_floor(spec: SizingSpec, role: Role, pool: PoolSeen) -> int:
     """What the budget may not cut below: the minimum, and what one step down allows when that is known to be safe."""
     slowest = pool.workers if pool.routable is None else pool.workers - spec.max_step_down
     return max(spec.bounds_of[role].minimum, slowest)
-
-
-def _remembered(memory: SizingMemory, pools: Mapping[Role, PoolDecision]) -> SizingMemory:
-    for role, pool in pools.items():
-        memory = memory.with_pool(role, replace(memory.pools[role], wanted=pool.workers))
-    return memory

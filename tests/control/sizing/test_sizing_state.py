@@ -100,7 +100,6 @@ def test_a_restart_keeps_fits_and_history_within_4_kib() -> None:
     again = restored(text, ROUND_WORKER, a_spec, now=5.0, epoch_s=1.7e9 + 60)
     assert again.model.prefill.seconds(1000, 5e5) == pytest.approx(state.model.prefill.seconds(1000, 5e5), rel=0.06)
     assert len(again.memory.history) > 50
-    assert again.memory.pools[Role.PREFILL].wanted == state.memory.pools[Role.PREFILL].wanted
     for torn in ("", "{}", text[:200], "[1]", '{"p":1,"d":2,"m":3}'):
         assert restored(torn, ROUND_WORKER, a_spec, 5.0, 1.7e9).memory.history == ()
 

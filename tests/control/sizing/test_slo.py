@@ -266,7 +266,6 @@ def test_memory_survives_a_restart_in_four_kilobytes() -> None:
     text = saved(walk.memory, walk.now)
     assert len(text.encode()) <= MAX_SAVED_BYTES
     again = restored(text, walk.now + 30)
-    assert again.pools[Role.DECODE].wanted == walk.memory.pools[Role.DECODE].wanted
     assert again.history[-1].requests_per_s == pytest.approx(walk.memory.history[-1].requests_per_s, rel=0.01)
     assert again.since_s is None, "nothing shrinks until a new window was seen"
 
@@ -279,7 +278,7 @@ def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        ('"v":3', '"v":2'),
+        ('"v":4', '"v":3'),
         ('"at":1000', '"at":"x"'),
         ('"at":1000', '"at":1e999'),
         ('"req":[', '"req":[1.0,'),
