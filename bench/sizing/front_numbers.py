@@ -66,26 +66,24 @@ class Number:
     loads: int
 
 
-def cases(rows: Iterable[Row], seeds: Sequence[int] | None = None) -> list[Case]:
-    """Means over seeds; over `seeds`, each as often as it is in there, when they are given."""
-    runs: dict[tuple[str, float], dict[str, dict[str, list[Row]]]] = defaultdict(lambda: defaultdict(dict))
-    fixed: dict[str, dict[str, list[Row]]] = defaultdict(dict)
-    lengths: dict[str, float] = {}
+def cases(rows: Iterable[Row], drawn: Callable[[list[int]], list[int]] | None = None) -> list[Case]:
+    """Means over the seeds of each load and start-up; over those that are `drawn` from them, when that is given."""
+    runs: dict[tuple[str, float], list[Row]] = defaultdict(list)
+    fixed: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        count = 1 if seeds is None else seeds.count(row.seed)
-        lengths[row.load] = row.seconds
-        into = fixed[row.load] if row.policy == FIXED else runs[row.load, row.startup_s][row.policy]
-        into.setdefault(row.knob, []).extend([row] * count)
+        (fixed[row.load] if row.policy == FIXED else runs[row.load, row.startup_s]).append(row)
     found = []
-    for (load, startup_s), by_policy in sorted(runs.items()):
-        by_policy = {**by_policy, FIXED: fixed[load]}
-        of_own = max((len(each) for each in by_policy.get(SLO, {}).values()), default=0)
-        # A fixed size that only some seeds tried is no point: its mean would be of other loads.
-        points = {
-            policy: [_mean(knob, each) for knob, each in by_knob.items() if each and len(each) >= of_own]
-            for policy, by_knob in by_policy.items()
-        }
-        found.append(Case(load, startup_s, lengths[load], points))
+    for (load, startup_s), mine in sorted(runs.items()):
+        seeds = sorted({row.seed for row in mine if row.policy == SLO})
+        taken = seeds if drawn is None else drawn(seeds)
+        by_knob: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        for row in [*mine, *fixed[load]]:
+            by_knob[row.policy, row.knob] += [row] * taken.count(row.seed)
+        points: dict[str, list[Point]] = defaultdict(list)
+        for (policy, knob), each in by_knob.items():
+            if len(each) == len(taken):  # a size that only some seeds tried is no point: its mean would be of others
+                points[policy].append(_mean(knob, each))
+        found.append(Case(load, startup_s, mine[0].seconds, points))
     return found
 
 
@@ -178,18 +176,16 @@ RATIOS: Mapping[str, tuple[Callable[[Case], float | None], float]] = {
 
 def numbers(rows: Sequence[Row], draws: int = DRAWS) -> dict[str, Number]:
     """Each ratio: geometric mean over loads and start-ups, interval over the seeds, and the worst."""
-    seeds = sorted({row.seed for row in rows})
     random = np.random.default_rng(1)
-    drawn = [cases(rows, random.choice(seeds, len(seeds)).tolist()) for _ in range(draws)] if len(seeds) > 1 else []
+    drawn = [cases(rows, lambda seeds: random.choice(seeds, len(seeds)).tolist()) for _ in range(draws)]
     whole = cases(rows)
     result = {}
     for name, (ratio, _) in RATIOS.items():
         found = [each for each in map(ratio, whole) if each is not None]
         if not found:
             continue
-        means = [_geometric(ratio, each) for each in drawn]
-        known = [each for each in means if each is not None] or [float(np.exp(np.mean(np.log(found))))]
-        low, high = np.quantile(known, [0.025, 0.975]).tolist()
+        means = [each for each in (_geometric(ratio, draw) for draw in drawn) if each is not None]
+        low, high = np.quantile(means, [0.025, 0.975]).tolist()
         result[name] = Number(float(np.exp(np.mean(np.log(found)))), low, high, max(found), len(found))
     return result
 
