@@ -262,7 +262,7 @@ BAD: list[tuple[str, JsonObject, str]] = [
     ("more experts a token", OSS | {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 .* 1 to 8"),
     ("negative clamp", OSS | {"swiglu_limit": -7.0}, "swiglu_limit: -7"),
     ("one layer type too few", OSS | {"layer_types": ["full_attention"]}, "layer_types.*2 entries"),
-    ("unknown family", llama(model_type="gpt2"), r"model_type: \"gpt2\".*llama, mistral, qwen2, qwen3"),
+    ("unknown family", llama(model_type="gpt2"), r"model_type: \"gpt2\".*llama, mistral, ministral3, qwen2, qwen3"),
     ("no family", without(LLAMA, "model_type"), "model_type: is missing|model_type.*string"),
     ("unknown mixture of experts", llama(model_type="deepseek_v3"), 'model_type: "deepseek_v3"'),
     ("more experts a token than there are", MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 .* 1 to 8"),

@@ -202,8 +202,10 @@ class DecoderSpec:
     def rope_digest(self, context: int) -> str:
         """SHA-256 over the RoPE options of a served context, hexadecimal: equal on two workers whose rotated keys may
         be mixed."""
-        content = [
-            {"rope": asdict(rope), "type": type(rope.scaling).__name__, "long": rope.is_long(context)}
-            for rope in self.ropes
-        ]
+
+        def rotation(rope: RopeConfig) -> dict[str, object]:
+            options = {name: value for name, value in asdict(rope).items() if name != "even_positions"}  # of queries
+            return {"rope": options, "type": type(rope.scaling).__name__, "long": rope.is_long(context)}
+
+        content = [rotation(rope) for rope in self.ropes]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

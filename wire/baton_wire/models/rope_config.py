@@ -20,6 +20,7 @@ SUPPORTED = ("default", "linear", "dynamic", "llama3", "yarn")
 LONGROPE = ("longrope", "su")
 """Two names of one type."""
 _LONGROPE = frozenset(("short_factor", "long_factor"))
+_QUERY_SCALES = frozenset(("llama_4_scaling_beta", "max_position_embeddings"))
 _KNOWN = frozenset(
     (
         *("rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"),
@@ -83,6 +84,8 @@ class RopeConfig:
     """Of a head's dimensions, the first ones, that are rotated."""
     interleaved: bool = False
     """Whether neighbouring dimensions are rotated against each other, else those half of the rotated ones apart."""
+    even_positions: int | None = None
+    """From this position on queries would be scaled (Llama 4's temperature). That is not computed: contexts end."""
 
     def rotated(self, head_dim: int) -> int:
         """Dimensions of a head that are rotated."""
@@ -91,8 +94,8 @@ class RopeConfig:
     def reach(self, positions: int) -> int:
         """Positions that a model made for so many is good for."""
         if isinstance(self.scaling, YarnScaling):
-            return max(positions, int(self.scaling.original_positions * self.scaling.factor))
-        return positions
+            positions = max(positions, int(self.scaling.original_positions * self.scaling.factor))
+        return min(positions, self.even_positions or positions)
 
     def is_long(self, context: int) -> bool:
         """Whether a served context takes LongRoPE's factors for long ones. All positions take the same: keys that are
@@ -111,6 +114,8 @@ class RopeOptions:
     interleaved: bool = False
     original_positions: int | None = None
     """Default of `original_max_position_embeddings`; None: the greatest position."""
+    scales_queries: bool = False
+    """Whether `llama_4_scaling_beta` is understood: queries are scaled by 1 + beta * ln(1 + position // original)."""
 
 
 def read_rope(config: ConfigFields, max_positions: int, options: RopeOptions = RopeOptions()) -> RopeConfig:
@@ -132,6 +137,7 @@ def read_rope_section(
     if (kind := section.text(_type_field(section), "default")) not in options.types:
         raise section.error(_type_field(section), ", ".join(options.types))
     known = _KNOWN | (_LONGROPE if kind in LONGROPE else frozenset())
+    known |= _QUERY_SCALES if options.scales_queries else frozenset()
     for name in section.names():
         if name not in known and section.has(name):
             raise section.error(name, f"one of {', '.join(sorted(known))}")
@@ -140,7 +146,8 @@ def read_rope_section(
     # transformers: a length at the top of the config wins over the one in the section, which wins over the maximum.
     original = section.integer("original_max_position_embeddings", options.original_positions or max_positions)
     original = config.integer("original_max_position_embeddings", original)
-    return RopeConfig(theta, _read_scaling(section, kind, original, max_positions), share, options.interleaved)
+    even = original if options.scales_queries and section.number("llama_4_scaling_beta") else None
+    return RopeConfig(theta, _read_scaling(section, kind, original, max_positions), share, options.interleaved, even)
 
 
 def _read_share(fields: ConfigFields, options: RopeOptions, default: float) -> float:

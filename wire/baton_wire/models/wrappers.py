@@ -27,8 +27,8 @@ class Wrapper:
     """One such `model_type`."""
 
     architecture: str
-    family: str
-    """`model_type` of the language model."""
+    families: tuple[str, ...]
+    """`model_type` of the language model: one of these."""
     defaults: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     """transformers' own, which published files leave out."""
 
@@ -37,7 +37,7 @@ WRAPPERS: Final = MappingProxyType[str, Wrapper](
     {
         "gemma3": Wrapper(
             "Gemma3ForConditionalGeneration",
-            "gemma3_text",
+            ("gemma3_text",),
             MappingProxyType(
                 {
                     "vocab_size": 262_208,
@@ -49,7 +49,7 @@ WRAPPERS: Final = MappingProxyType[str, Wrapper](
                 }
             ),
         ),
-        "mistral3": Wrapper("Mistral3ForConditionalGeneration", "mistral"),
+        "mistral3": Wrapper("Mistral3ForConditionalGeneration", ("mistral", "ministral3")),
     }
 )
 
@@ -62,9 +62,10 @@ def language_model(whole: ConfigFields) -> ConfigFields:
         return whole
     whole.only("architectures", [wrapper.architecture], f'["{wrapper.architecture}"] for this model_type')
     text = whole.section("text_config")
-    text.only("model_type", wrapper.family, f'"{wrapper.family}"')
+    if (family := text.text("model_type", wrapper.families[0])) not in wrapper.families:
+        raise text.error("model_type", " or ".join(f'"{each}"' for each in wrapper.families))
     given = {name: text.raw(name) for name in text.names() if text.has(name) or name not in wrapper.defaults}
-    own = {"model_type": wrapper.family, "architectures": None}
+    own = {"model_type": family, "architectures": None}
     return ConfigFields({**wrapper.defaults, **given, **own}, "text_config.")
 
 

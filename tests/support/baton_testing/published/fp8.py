@@ -20,7 +20,21 @@ _QWEN_FP8: Final = (
     "model.layers.{layer}.post_attention_layernorm",
 )
 
+_MINISTRAL: Final = {
+    "activation_scheme": "static",
+    "dequantize": False,
+    "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+    "quant_method": "fp8",
+    "weight_block_size": None,
+}
+
 FP8: Final[dict[str, Quantised]] = {
+    "mistralai/Ministral-3-8B-Instruct-2512": Quantised(
+        "mistralai/Ministral-3-8B-Instruct-2512-BF16",
+        _MINISTRAL,
+        ((ALL, "fp8-tensor-transformers"),),
+        beside=("activation_scale",),
+    ),
     "Qwen/Qwen3-8B-FP8": Quantised("Qwen/Qwen3-8B", _BLOCKS, ((ALL, "fp8-block"),)),
     "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8": Quantised(
         "Qwen/Qwen3-30B-A3B-Instruct-2507",

@@ -50,6 +50,19 @@ def _mixtral(hidden: int, inner: int, layers: int, heads: int, vocabulary: int, 
     )
 
 
+def _ministral3() -> Config:
+    text = without(_mistral(4096, 14336, 34, 32, 131072), "architectures", "rope_theta", "torch_dtype")
+    yarn = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    rope = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0}
+    own: Config = {
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "model_type": "ministral3",
+        "rope_parameters": {**yarn, **rope, "rope_type": "yarn", "type": "yarn"},
+    }
+    return {**_mistral3(), "text_config": {**text, **own}, "tie_word_embeddings": False}
+
+
 def _mistral3(**fields: Any) -> Config:
     text = _mistral(5120, 32768, 40, 32, 131072, head_dim=128, max_position_embeddings=131072, rope_theta=1000000000.0)
     for name in ("architectures", "bos_token_id", "eos_token_id", "tie_word_embeddings", "torch_dtype"):
@@ -100,6 +113,7 @@ MISTRAL: Final[dict[str, Published]] = {
         _mistral(12288, 28672, 88, 96, 32768, head_dim=128, max_position_embeddings=131072), 122.61
     ),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": Published(_mistral3(), 23.572),
+    "mistralai/Ministral-3-8B-Instruct-2512-BF16": Published(_ministral3(), 8.49),
     "a Mistral saved by transformers 5": Published(
         {
             **without(_mistral(4096, 14336, 32, 32, 32000), "rope_theta", "torch_dtype"),

@@ -58,7 +58,10 @@ FORMS: Final[dict[str, Form]] = {
     "awq-128": written.awq(128),
 }
 LINEAR: Final = (*PROJECTIONS, "qkv_proj", "gate_up_proj", "lm_head")
-RENAMED: Final = {"fp8-block-ct": ("fp8-block", "weight_scale_inv", "weight_scale")}
+RENAMED: Final = {
+    "fp8-block-ct": ("fp8-block", "weight_scale_inv", "weight_scale"),
+    "fp8-tensor-transformers": ("fp8-tensor", "weight_scale", "weight_scale_inv"),
+}
 """A form whose tensor has another name in files of another tool."""
 
 

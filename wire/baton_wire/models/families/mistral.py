@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases, a window in every layer or in none."""
+"""Mistral: Llama without biases, a window in every layer or in none. Ministral 3 scales queries of late positions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from baton_wire.models.reading import (
     read_window,
     refuse_mlp_bias,
 )
-from baton_wire.models.rope_config import read_rope
+from baton_wire.models.rope_config import RopeOptions, read_rope
 
 
-def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
+def _mistral(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
+    return _layers(fields, positions, RopeOptions())
+
+
+def _ministral3(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
+    return _layers(fields, positions, RopeOptions(scales_queries=True))
+
+
+def _layers(fields: ConfigFields, positions: int, rope: RopeOptions) -> tuple[LayerSpec, ...]:
     heads = read_heads(fields)
     fixed_attention_bias(fields, False)
     refuse_mlp_bias(fields)
@@ -26,11 +34,12 @@ def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
         heads.q_heads,
         heads.kv_heads,
         heads.head_dim,
-        read_rope(fields, positions),
+        read_rope(fields, positions, rope),
         heads.head_dim**-0.5,
         read_window(fields),
     )
     return (LayerSpec(mixer, Dense(fields.integer("intermediate_size"))),) * read_layer_count(fields)
 
 
-MISTRAL: Final = Family("MistralForCausalLM", _layers)
+MISTRAL: Final = Family("MistralForCausalLM", _mistral)
+MINISTRAL3: Final = Family("Ministral3ForCausalLM", _ministral3, default_eps=1e-5)

@@ -12,6 +12,7 @@ FAMILIES: Final = MappingProxyType[str, Family](
     {
         "llama": llama.LLAMA,
         "mistral": mistral.MISTRAL,
+        "ministral3": mistral.MINISTRAL3,
         "qwen2": qwen.QWEN2,
         "qwen3": qwen.QWEN3,
         "mixtral": mixtral.MIXTRAL,

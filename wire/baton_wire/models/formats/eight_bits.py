@@ -1,10 +1,10 @@
 """Weights with one byte an element as it is: e4m3 floats, or signed integers; a scale of the tensor, of each output
 channel, of blocks or of groups of columns.
 
-Files of several origins: `quant_method: fp8` (DeepSeek and Qwen; the scale of blocks is called `weight_scale_inv` and
-multiplies nevertheless), `fbgemm_fp8`, `modelopt`, and `compressed-tensors` (float-quantized and int-quantized). Scales
-of activations in a file are not read: Baton keeps activations in the bits that they have, or scales each row of them by
-its own greatest value.
+Files of several origins: `quant_method: fp8` (DeepSeek, Qwen, Mistral, as transformers names tensors; the scale is
+called `weight_scale_inv` and multiplies nevertheless; or as AutoFP8 names them), `fbgemm_fp8`, `modelopt`, and
+`compressed-tensors` (float-quantized and int-quantized). Scales of activations in a file are not read: Baton keeps
+activations in the bits that they have, or scales each row of them by its own greatest value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class EightBits:
         if not self.symmetric:
             forms["weight_zero_point"] = TensorForm(scale.shapes, ("I8",))
         if self.has_input_scale:
-            forms["input_scale"] = TensorForm(((), (1,)), FLOATS, optional=True)
+            name = "activation_scale" if self.scale_name == "weight_scale_inv" else "input_scale"
+            forms[name] = TensorForm(((), (1,)), FLOATS, optional=True)
             if self.dtype == "I8":
                 forms["input_zero_point"] = TensorForm(((), (1,)), ("I8",), optional=True)
         return forms

@@ -55,6 +55,8 @@ def _fp8(section: ConfigFields) -> WeightFormats:
     if section.has("weight_block_size"):
         section.only("weight_block_size", [128, 128], "[128, 128]")
         stored = EightBits("F8_E4M3", (128, 128), "weight_scale_inv", has_input_scale=static)
+    elif "weight_block_size" in section.names():  # transformers writes null; AutoFP8 does not know the field
+        stored = EightBits("F8_E4M3", (0, 0), "weight_scale_inv", has_input_scale=static)
     else:
         stored = EightBits("F8_E4M3", (0, 0), has_input_scale=static)
     ignored = read_names(section, "modules_to_not_convert", Matching.TAIL)
