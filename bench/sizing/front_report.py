@@ -8,7 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.results import shrink_plot
-from bench.sizing.front_numbers import RATIOS, Case, Point, cases, front, kept_where_possible, misses_at, numbers, peers
+from bench.sizing.front_numbers import (
+    RATIOS,
+    SLO,
+    Case,
+    Point,
+    cases,
+    front,
+    kept_where_possible,
+    misses_at,
+    numbers,
+    peers,
+)
 from bench.sizing.front_rows import FIXED, Row
 
 from baton_simulate.policies import KNOBS
@@ -28,7 +39,7 @@ def tables(rows: Sequence[Row], part: str) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for case in cases(mine):
-        seeds = len({row.seed for row in mine if row.load == case.load and row.startup_s == case.startup_s})
+        seeds = len({r.seed for r in mine if (r.load, r.startup_s, r.policy) == (case.load, case.startup_s, SLO)})
         cells = [_default(case, "oracle"), _default(case, "slo"), _best_peer(case), _cheapest(case), _fixed(case)]
         lines.append(f"| {case.load} | {case.startup_s:.0f} s | {seeds} | " + " | ".join(cells) + " |")
     lines += ["", "| ratio | goal | geometric mean | 95 of 100 | worst | loads |", "|---|---|---|---|---|---|"]

@@ -21,8 +21,7 @@ def answers_end(model: WorkerModel, workload: Workload, workers: int) -> Floats:
 
 
 def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats | None:
-    """The same, written out for speed, while no pool of KV is full and no worker has all sequences that it may; else
-    None. What it computes is `DecodeWorker`'s to the last digit."""
+    """The same, written out for speed; None when somebody would be preempted. It is `DecodeWorker` to the last digit."""
     arrivals = [*workload.arrival_s.tolist(), inf]
     tokens = workload.prompt_tokens.tolist()
     to_go = np.maximum(0, workload.output_tokens - 1).tolist()
@@ -31,11 +30,12 @@ def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats |
     most_tokens, most = capacity * WATERMARK, model.max_sequences
     base_s = [model.decode.base_s(0)]
     """By the size of the batch."""
-    each = range(workers)
+    places = range(workers)
     batch, coming, kv, reserved, steps, planned = ([0] * workers for _ in range(6))
     since, pace, rooms = ([0.0] * workers for _ in range(3))
-    finishing: list[list[tuple[int, int]]] = [[] for _ in each]
-    landed: list[list[int]] = [[] for _ in each]
+    finishing: list[list[tuple[int, int]]] = [[] for _ in places]
+    landed: list[list[int]] = [[] for _ in places]
+    waiting: list[deque[int]] = [deque() for _ in places]
     borders = [inf] * workers
     landings: deque[tuple[float, int, int]] = deque()
     request, border, landing_s, arrival_s = 0, inf, inf, arrivals[0]
@@ -44,13 +44,14 @@ def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats |
             place = rooms.index(min(rooms)) if workers > 1 else 0
             size = tokens[request]
             held = kv[place] + reserved[place]
-            if held and (held + size > most_tokens or batch[place] + coming[place] >= most):
-                return None
-            reserved[place] += size
-            coming[place] += 1
             rooms[place] += size
-            landings.append((arrival_s + hand_over_s, request, place))
-            landing_s = landings[0][0]
+            if waiting[place] or (held and (held + size > most_tokens or batch[place] + coming[place] >= most)):
+                waiting[place].append(request)
+            else:
+                reserved[place] += size
+                coming[place] += 1
+                landings.append((arrival_s + hand_over_s, request, place))
+                landing_s = landings[0][0]
             request += 1
             arrival_s = arrivals[request]
             continue
@@ -83,11 +84,21 @@ def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats |
                 count += 1
             coming[place] -= len(landed[place])
             landed[place].clear()
+            queue, missing = waiting[place], 0
+            while queue:
+                size, promised = tokens[queue[0]], held + reserved[place]
+                if promised and (promised + size > most_tokens or count + coming[place] >= most):
+                    missing = sum(tokens[each] for each in queue)
+                    break
+                reserved[place] += size
+                coming[place] += 1
+                landings.append((now + hand_over_s, queue.popleft(), place))
+                landing_s = landings[0][0]
             while len(base_s) <= count:
                 base_s.append(model.decode.base_s(len(base_s)))
             batch[place], kv[place], steps[place], since[place] = count, held, step, now
             planned[place], pace[place] = 0, base_s[count]
-            rooms[place] = held + reserved[place] + PER_SEQUENCE * count
+            rooms[place] = held + reserved[place] + missing + PER_SEQUENCE * count
             if not count:
                 borders[place] = inf
                 border = min(borders)

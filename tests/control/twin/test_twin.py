@@ -97,11 +97,14 @@ def test_a_pool_with_room_is_played_faster_and_ends_to_the_last_digit_as_any_oth
         times = np.cumsum(random.gamma(0.3, 1 / (0.3 * rate * workers), 300)).tolist()
         prompts, answers = random.integers(1, 900, 300).tolist(), random.integers(1, 200, 300).tolist()
         load = requests(list(zip(times, prompts, answers, strict=True)))
-        fast = _with_room(model, load, workers)
+        fast, other = _with_room(model, load, workers), _with_full_pools(model, load, workers)
         assert fast is not None
-        assert fast.tolist() == _with_full_pools(model, load, workers).tolist()
-    for full in (replace(model, kv_capacity_tokens=2500), replace(model, max_sequences=2)):
-        assert _with_room(full, load, workers) is None, "this is left to the other"
+        assert fast.tolist() == other.tolist()
+    waits = _with_room(replace(model, max_sequences=3), load, workers)
+    assert waits is not None
+    assert waits.tolist() == _with_full_pools(replace(model, max_sequences=3), load, workers).tolist()
+    assert waits.mean() > 2 * other.mean(), "they waited for a place"
+    assert _with_room(replace(model, kv_capacity_tokens=2500), load, workers) is None, "this is left to the other"
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
