@@ -21,7 +21,7 @@ def answers_end(model: WorkerModel, workload: Workload, workers: int) -> Floats:
 
 
 def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats | None:
-    """The same, written out for speed; None when somebody would be preempted. It is `DecodeWorker` to the last digit."""
+    """The same, written out for speed; None when somebody would be preempted. Else `DecodeWorker` to the last digit."""
     arrivals = [*workload.arrival_s.tolist(), inf]
     tokens = workload.prompt_tokens.tolist()
     to_go = np.maximum(0, workload.output_tokens - 1).tolist()
