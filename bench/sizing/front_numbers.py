@@ -23,7 +23,7 @@ ADDED = 0.001
 """To all misses, so that none is no endless ratio."""
 KEPT = 0.05
 """The most that may miss each target."""
-SHORT_S, DAY_S = 3600.0, 8 * 3600.0
+SHORT_S, DAY_S = 3600.0, 7 * 3600.0
 """Loads shorter than this are compared with the best fixed pool; those of this length or more are days."""
 DRAWS = 200
 
