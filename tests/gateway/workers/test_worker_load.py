@@ -56,7 +56,7 @@ def test_only_prompts_that_it_computes_are_in_a_decode_workers_line() -> None:
 def test_steps_with_rows_tell_what_a_piece_of_a_prompt_costs() -> None:
     worker = linked([10.0])
     assert (worker.view().rows_s, worker.view().piece_token_s) == (None, None)
-    steps = [(0, 0.006), (100, 0.008)]
+    steps = [(0, 0.006), (100, 0.008), (100, 0.008)]
     timings = tuple(
         StepTiming(number, tokens, 0.0, 40, 50_000, seconds) for number, (tokens, seconds) in enumerate(steps)
     )
