@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_wire.rules.piece_size import AIM, BOUND, LEAST_TOKENS
 from baton_wire.rules.prompt_placement import (
+    FULL,
     DecodeSide,
     LatencyTargets,
     Placement,
@@ -20,6 +22,7 @@ from baton_wire.rules.prompt_placement import (
     is_shared,
     mean_step_s,
     placement,
+    prompts_share,
 )
 
 TARGETS = LatencyTargets(ttft_s=0.5, tpot_s=0.01)
@@ -138,6 +141,71 @@ def test_a_prefill_worker_that_prompts_keep_busy_keeps_no_answers() -> None:
     assert placement(busy, FULL_HERE, TARGETS) is not Placement.KEPT, "its steps would be longer still"
     assert placement(replace(KEEPER, coming_tokens_s=5_000), FULL_HERE, TARGETS) is Placement.KEPT
     assert not is_kept(replace(KEEPER, queued_tokens=20_000), FULL_HERE, TARGETS), "what is in line comes, too"
+
+
+@pytest.mark.parametrize("rows", [0, 8])
+@pytest.mark.parametrize("queued", [0, 2_000, 6_000])
+@pytest.mark.parametrize("base_s", [0.007, 0.010, 0.017])
+def test_no_answer_is_kept_where_both_workers_are_needed_for_prompts(rows: int, queued: int, base_s: float) -> None:
+    """As seen at 47 requests a second and 25 ms; once the decode worker's rows seemed to take 17 ms (goodput.md)."""
+    token_s, coming, targets = 22.4e-6, 54_300.0, LatencyTargets(0.5, 0.025)
+    there_s = 0.0052 if rows else None
+    there = PrefillSide(
+        token_s, token_s, queued, 1_000, True, rows, there_s, token_s, coming_tokens_s=0.53 * coming, has_slot=True
+    )
+    here = DecodeSide(120, base_s, token_s, 0, 1_000, coming_tokens_s=0.47 * coming, least_s=0.00415)
+    assert placement(there, here, targets) is not Placement.KEPT
+    assert not is_kept(there, here, targets)
+    fewer = replace(there, coming_tokens_s=4_000.0, queued_tokens=0)
+    full = replace(here, base_s=0.021, coming_tokens_s=4_000.0)
+    assert is_kept(fewer, full, targets), "what keeping is for: long answers and few prompts"
+
+
+@given(
+    st.integers(0, 128),
+    st.floats(0.004, 0.03),
+    st.integers(1, 256),
+    st.floats(0.004, 0.03),
+    st.floats(1e-6, 1e-4),
+    st.floats(0, 1e5),
+    st.floats(0, 1e5),
+    st.integers(0, 20_000),
+    st.sampled_from([0.01, 0.015, 0.025]),
+)
+def test_prompts_that_come_are_computed_in_time_beside_each_answer_that_is_kept(
+    rows: int,
+    there_s: float,
+    here_rows: int,
+    here_s: float,
+    token_s: float,
+    coming: float,
+    here_coming: float,
+    queued: int,
+    tpot_s: float,
+) -> None:
+    targets = LatencyTargets(0.5, tpot_s)
+    there = PrefillSide(
+        token_s, token_s, queued, 500, True, rows, there_s if rows else None, token_s, coming, has_slot=True
+    )
+    here = DecodeSide(here_rows, here_s, token_s, 0, 500, here_coming, least_s=0.004)
+    rows_s = there_s if rows else 0.004
+    room = sum(max(0.0, 1 - each_s / (AIM * tpot_s)) for each_s in (rows_s, here_s)) / token_s
+    tokens_s = coming + here_coming + queued / targets.ttft_s
+    if is_kept(there, here, targets):
+        assert tokens_s <= FULL * room * (1 + 1e-9)
+        assert rows_s < AIM * tpot_s or here_s < AIM * tpot_s, "somebody can compute prompts"
+    more = replace(there, coming_tokens_s=coming + 1_000)
+    assert prompts_share(there, here, targets) <= prompts_share(more, here, targets), "more prompts, a larger share"
+    if rows:
+        slower = replace(there, base_s=there_s * 1.1)
+        assert prompts_share(there, here, targets) <= prompts_share(slower, here, targets), "more rows, less room"
+
+
+def test_tokens_that_take_no_time_leave_all_the_room() -> None:
+    free = replace(KEEPER, token_s=0.0, more_token_s=0.0, piece_token_s=0.0)
+    assert prompts_share(free, replace(FULL_HERE, token_s=0.0), TARGETS) == 0.0
+    unknown = replace(free, piece_token_s=None, more_token_s=None)
+    assert prompts_share(unknown, FULL_HERE, TARGETS) == float("inf")
 
 
 def test_a_kept_answer_may_wait_a_little_and_no_longer_than_another_place_takes() -> None:

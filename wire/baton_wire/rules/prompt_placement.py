@@ -4,8 +4,8 @@ Pure; the gateway decides by it, and the twin predicts by it. The first token is
 is queued at the prefill worker, and in the pieces that the decode worker's steps have room for (`piece_size`). It goes
 where it comes sooner. The sequences that decode there wait no longer than their target for it: pieces see to that.
 Where rows alone use the target up, even the least piece would break it for all of them, and the prompt stays away.
-Then a prefill worker that may decode keeps the answer, too, as long as it can still compute the prompts that come. With
-more rows than the decode worker alone can serve, both workers do both.
+Then a prefill worker that may decode keeps the answer, too, as long as both can still compute the prompts that come.
+With more rows than the decode worker alone can serve, both workers do both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from baton_wire.rules.piece_size import AIM, BOUND, piece_tokens
 SOONER: Final = 0.8
 """The first token must come in this part of the time: predictions are no better than that."""
 FULL: Final = 0.8
-"""Of the target between tokens: where steps take so much of it on average, answers are better kept elsewhere."""
+"""Of the target between tokens: where steps take so much of it on average, answers are better kept elsewhere. And of
+what workers can compute of prompts: where more comes, lines grow with each error of an estimate."""
 SHORTER: Final = 0.9
 """Steps elsewhere must be this part as long: a prefill worker without rows computes prompts faster."""
 EARLY: Final = 0.3
@@ -123,12 +124,37 @@ def is_shared(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> 
 
 def is_kept(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> bool:
     """Whether the prefill worker decodes the answer, too: the decode worker's steps are long on average, and those of
-    the prefill worker would be shorter, with the prompts that come and those that are there. Unknown costs keep none.
+    the prefill worker would be shorter, with the prompts that come and those that are there. Both still have to compute
+    all of these in time. Unknown costs keep none.
     """
-    if _step_costs(there, here) is None:
-        return False
     there_s, here_s = _mean_steps(there, here, targets)
-    return here_s > FULL * targets.tpot_s and there_s < SHORTER * here_s
+    if not (here_s > FULL * targets.tpot_s and there_s < SHORTER * here_s):
+        return False
+    return prompts_share(there, here, targets) <= FULL
+
+
+def prompts_share(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> float:
+    """What comes and what is in line, of all prompt tokens that both can compute beside rows; infinite: unknown.
+
+    Without rows a prefill worker's steps hold prompts alone. With the first answer that it keeps they become as short
+    as the target wants, and each has the rows in it. What the decode worker's rows leave no room for comes there, too.
+    """
+    costs = _step_costs(there, here)
+    if costs is None:
+        return float("inf")
+    there_rows_s, here_rows_s, there_token_s, here_token_s = costs
+    queued = there.queued_tokens + here.queued_tokens
+    tokens_s = there.coming_tokens_s + here.coming_tokens_s + queued / targets.ttft_s
+    step_s = AIM * targets.tpot_s
+    room = _room_tokens_s(there_rows_s, there_token_s, step_s) + _room_tokens_s(here_rows_s, here_token_s, step_s)
+    return tokens_s / room if room else float("inf")
+
+
+def _room_tokens_s(rows_s: float, token_s: float, step_s: float) -> float:
+    """Prompt tokens a second in steps of `step_s` whose rows take `rows_s`."""
+    if rows_s >= step_s:
+        return 0.0
+    return (1.0 - rows_s / step_s) / token_s if token_s else float("inf")
 
 
 def _step_costs(there: PrefillSide, here: DecodeSide) -> tuple[float, float, float, float] | None:
