@@ -12,13 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton_kernels.gated_activations import clamped_gate, clamped_gate_reference
+from baton_kernels.linear import linear
 from baton_kernels.mxfp4_weight import Mxfp4Stack, dequantise_mxfp4
 from baton_kernels.quantised_stack import QuantisedStack
 from baton_kernels.quantised_weight import GROUP, dequantise
 from baton_kernels.swiglu import swiglu, swiglu_reference
 
-FEW_TOKENS = 1
-"""Up to so many, reading experts for each token costs less than sorting."""
+FEW_PAIRS = 4
+"""While experts are so many times the pairs of a token and an expert, reading experts for each token costs less than
+sorting: two tokens seldom share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,18 @@ def choose_experts(logits: Tensor, per_token: int, normalised: bool) -> tuple[Te
     return choose_experts_reference(logits, per_token, normalised)
 
 
+def route(
+    x: Tensor, weight: Tensor, bias: Tensor | None, per_token: int, normalised: bool, arrived: Tensor
+) -> tuple[Tensor, Tensor]:
+    """x [T, H], weight [E, H], bias [E] → `choose_experts` of the logits. arrived: int32 [1] of this router alone, 0
+    between two calls."""
+    if x.is_cuda and x.shape[0] == 1:
+        from baton_kernels.gpu.experts import route_token_triton
+
+        return route_token_triton(x, weight, bias, per_token, normalised, arrived)
+    return choose_experts(linear(x, weight, bias), per_token, normalised)
+
+
 def choose_experts_reference(logits: Tensor, per_token: int, normalised: bool) -> tuple[Tensor, Tensor]:
     """The formula of `choose_experts`."""
     shares, order = torch.softmax(logits.float(), -1).sort(dim=-1, descending=True, stable=True)
@@ -79,10 +93,10 @@ def experts_reference(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, 
 def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
     """As `experts_reference`, on a GPU in bfloat16. Rows of x and F have whole 16 bytes.
 
-    One token reads its experts by a kernel of its own. More are sorted by expert. Up to LIBRARY_BEYOND pairs for each
-    expert, its weights stream by; more are multiplied by the library's grouped product. The host never waits for the
-    device."""
-    if x.shape[0] <= FEW_TOKENS:
+    A token alone, or few beside many experts, read their experts each. More are sorted by expert. Up to LIBRARY_BEYOND
+    pairs for each expert, its weights stream by; more are multiplied by the library's grouped product. The host never
+    waits for the device."""
+    if are_few(*experts.shape, gate_up.shape[0]):
         from baton_kernels.gpu.experts import few_experts_triton
 
         return few_experts_triton(x, gate_up, down, shares, experts)
@@ -94,6 +108,11 @@ def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, ex
     rows = x.index_select(0, order.pairs // experts.shape[1])
     inner = swiglu(functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=order.ends))
     return _added_up(functional.grouped_mm(inner, down.transpose(1, 2), offs=order.ends), order, shares)
+
+
+def are_few(tokens: int, per_token: int, count: int) -> bool:
+    """Whether so many tokens read their experts each, without sorting."""
+    return tokens <= 1 or tokens * per_token * FEW_PAIRS <= count
 
 
 def quantised_experts(

@@ -33,7 +33,29 @@ def test_the_routing_kernel_equals_the_formula(
     torch.testing.assert_close(shares, expected_shares)
 
 
-@pytest.mark.parametrize(("count", "per_token", "hidden", "inner"), [(4, 2, 48, 80), (6, 3, 300, 17)])
+@pytest.mark.parametrize(("count", "per_token", "hidden"), [(4, 2, 48), (6, 3, 300), (130, 8, 2880), (256, 8, 64)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_token_alone_is_routed_as_the_formula_says(
+    triton_device: str, count: int, per_token: int, hidden: int, biased: bool
+) -> None:
+    from baton_kernels.gpu.experts import route_token_triton
+
+    generator = torch.Generator().manual_seed(3)
+    x, weight, bias = (
+        torch.randint(-4, 5, shape, generator=generator).float().to(triton_device)
+        for shape in ((1, hidden), (count, hidden), (count,))
+    )
+    logits = x @ weight.t() / 64 + (bias / 64 if biased else 0)
+    expected_shares, expected = choose_experts_reference(logits, per_token, True)
+    arrived = torch.zeros(1, dtype=torch.int32, device=triton_device)
+    for _ in range(2):
+        shares, experts = route_token_triton(x / 64, weight, bias / 64 if biased else None, per_token, True, arrived)
+        assert torch.equal(experts, expected)
+        torch.testing.assert_close(shares, expected_shares)
+        assert arrived.item() == 0
+
+
+@pytest.mark.parametrize(("count", "per_token", "hidden", "inner"), [(4, 2, 48, 80), (6, 3, 300, 17), (9, 8, 32, 1100)])
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_the_kernel_of_few_tokens_equals_the_formula(
     triton_device: str, count: int, per_token: int, hidden: int, inner: int, tokens: int
@@ -53,7 +75,7 @@ def test_the_kernel_of_few_tokens_equals_the_formula(
 @pytest.mark.gpu
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize(("experts", "per_token", "hidden", "inner"), [(8, 2, 64, 96), (128, 8, 256, 64)])
-@pytest.mark.parametrize("tokens", [1, 5, 64, 300])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 64, 300])
 @pytest.mark.parametrize("streams", [True, False])
 def test_grouped_products_equal_the_formula(
     experts: int, per_token: int, hidden: int, inner: int, tokens: int, streams: bool, monkeypatch: pytest.MonkeyPatch

@@ -324,7 +324,8 @@ def _with_gate(gate_up: Linear, gate: Gate) -> Linear:
 def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
     name = f"{prefix}{experts.router}"
     bias = reader.tensor(f"{name}.bias") if experts.router_bias else None
-    router = Router(reader.tensor(f"{name}.weight"), bias, experts.per_token, experts.normalised)
+    arrived = torch.zeros(1, dtype=torch.int32, device=reader.device)
+    router = Router(reader.tensor(f"{name}.weight"), bias, experts.per_token, experts.normalised, arrived)
     names, numbers = experts.tensors, range(experts.count)
     is_fast = reader.device.type != "cpu" and reader.dtype == torch.bfloat16
     if isinstance(names, StackedTensors):

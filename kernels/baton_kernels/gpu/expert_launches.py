@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from baton_kernels.experts import are_few
 from baton_kernels.gpu import rounded_stacks
 from baton_kernels.gpu.expert_sort import MAX_PAIRS, bins_of_sort
 from baton_kernels.gpu.streamed_experts import LARGE_TILES_FROM, LIBRARY_BEYOND, row_block
@@ -19,6 +20,12 @@ def least_of_each_kind(count: int, per_token: int, most_tokens: int) -> tuple[in
         pairs = tokens * per_token
         borders = (LARGE_TILES_FROM, LARGEST_TILES_FROM, rounded_stacks.ROUNDED_FROM or 0)
         reached = tuple(pairs >= border * count for border in borders)
-        kind = (tokens == 1, *bins_of_sort(min(pairs, MAX_PAIRS)), row_block(pairs, count), *reached)
+        kind = (
+            tokens == 1,
+            are_few(tokens, per_token, count),
+            *bins_of_sort(min(pairs, MAX_PAIRS)),
+            row_block(pairs, count),
+            *reached,
+        )
         found.setdefault((*kind, pairs > LIBRARY_BEYOND * count, pairs > MAX_PAIRS), tokens)
     return tuple(found.values())

@@ -39,7 +39,7 @@ def four(features, columns):
     values = blank(count, features, -(-columns // 256) * 128, dtype=torch.uint8)
     return QuantisedStack(values, blank(count, columns // 128, features), columns, 4)
 
-router = Router(blank(count, H), None, per_token, True)
+router = Router(blank(count, H), None, per_token, True, blank(1, dtype=torch.int32))
 if form == "bf16":
     block = StackedExperts(router, blank(count, 2 * F, H), blank(count, H, F))
 else:

@@ -12,11 +12,10 @@ from baton_kernels.experts import (
     BiasedStacks,
     Mxfp4Stacks,
     biased_experts,
-    choose_experts,
     grouped_experts,
     quantised_experts,
+    route,
 )
-from baton_kernels.linear import linear
 from baton_kernels.quantised_stack import QuantisedStack
 from baton_wire.models.decoder_spec import ClampedGate
 
@@ -29,9 +28,11 @@ class Router:
     bias: Tensor | None
     per_token: int
     normalised: bool
+    arrived: Tensor
+    """int32 [1], as `route` takes it."""
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return choose_experts(linear(x, self.weight, self.bias), self.per_token, self.normalised)
+        return route(x, self.weight, self.bias, self.per_token, self.normalised, self.arrived)
 
 
 @dataclass(frozen=True, slots=True)
