@@ -96,7 +96,7 @@ def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, ex
     A token alone, or few beside many experts, read their experts each. More are sorted by expert. Up to LIBRARY_BEYOND
     pairs for each expert, its weights stream by; more are multiplied by the library's grouped product. The host never
     waits for the device."""
-    if are_few(*experts.shape, gate_up.shape[0]):
+    if are_few(x.shape[0], experts.shape[1], gate_up.shape[0]):
         from baton_kernels.gpu.experts import few_experts_triton
 
         return few_experts_triton(x, gate_up, down, shares, experts)
