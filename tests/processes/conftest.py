@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from baton_testing.processes.deployment import Deployment, Shape
+from baton_testing.processes.prepared import Prepared
 
 CLIENT_S = 60.0
 
@@ -23,9 +24,15 @@ def shape() -> Shape:
     return Shape()
 
 
+@pytest.fixture(scope="session")
+def prepared() -> Iterator[Prepared]:
+    with Prepared() as ready:
+        yield ready
+
+
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("deployment"), shape) as running:
+def deployment(tmp_path_factory: pytest.TempPathFactory, shape: Shape, prepared: Prepared) -> Iterator[Deployment]:
+    with Deployment(tmp_path_factory.mktemp("deployment"), shape, prepared) as running:
         yield running
 
 

@@ -16,6 +16,7 @@ import torch
 from baton_testing.engine import tiny_llama
 from baton_testing.engine.models import reference_logits, reference_model, write_random_model
 from baton_testing.processes.deployment import Deployment, Shape
+from baton_testing.processes.prepared import Prepared
 
 pytestmark = pytest.mark.processes
 
@@ -39,9 +40,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory, model: Path, prepared: Prepared) -> Iterator[Deployment]:
     flags = ("--dtype", "float32", "--kv-cache-bytes", str(16 << 20), "--max-step-tokens", "64")
-    with Deployment(tmp_path_factory.mktemp("deployment"), Shape(model=model, worker_flags=flags)) as running:
+    shape = Shape(model=model, worker_flags=flags)
+    with Deployment(tmp_path_factory.mktemp("deployment"), shape, prepared) as running:
         yield running
 
 

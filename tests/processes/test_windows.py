@@ -18,6 +18,7 @@ from baton_testing.engine import tiny_llama
 from baton_testing.engine.model_steps import RunnerSteps
 from baton_testing.engine.models import write_random_model
 from baton_testing.processes.deployment import Deployment, Shape, Worker
+from baton_testing.processes.prepared import Prepared
 
 pytestmark = pytest.mark.processes
 
@@ -41,10 +42,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory, model: Path, prepared: Prepared) -> Iterator[Deployment]:
     flags = ("--dtype", "float32", "--kv-cache-bytes", str(16 << 20), "--max-step-tokens", "64")
     shape = Shape(model=model, worker_flags=flags)
-    with Deployment(tmp_path_factory.mktemp("deployment"), shape) as running:
+    with Deployment(tmp_path_factory.mktemp("deployment"), shape, prepared) as running:
         yield running
 
 

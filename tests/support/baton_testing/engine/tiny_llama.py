@@ -97,6 +97,7 @@ def text_of(ids: tuple[int, ...]) -> str:
     return str(tokenizer().decode(ids, skip_special_tokens=True))
 
 
+@cache
 @torch.inference_mode()
 def greedy(prompt: tuple[int, ...], max_tokens: int, *, ignore_end: bool = False) -> Greedy:
     """Greedy continuation of `prompt`, one token a step over a KV cache, until the end token or `max_tokens`."""

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import psutil
 
@@ -86,8 +86,36 @@ def run_to_end(argv: Sequence[str], timeout_s: float, extra: Mapping[str, str] |
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+class Running(Protocol):
+    """What a `Child` needs of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Starts(Protocol):
+    """Another way to start `python argv…`: see `prepared`."""
+
+    def can_start(self, argv: Sequence[str]) -> bool: ...
+
+    def start(self, argv: Sequence[str], output: int, errors: int) -> Running: ...
+
+
 class Child:
-    """A running `python argv…`, its output in `folder/name.log`; `under` is the command that runs it, if any."""
+    """A running `python argv…`, its output in `folder/name.log`; `under` is the command that runs it, if any. `starts`
+    starts it where it can and nothing is asked of its environment.
+    """
 
     def __init__(
         self,
@@ -96,18 +124,17 @@ class Child:
         folder: Path,
         extra: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
+        starts: Starts | None = None,
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._kin: dict[int, psutil.Process] = {}
+        self._popen: Running
         with self.log.open("wb") as log:
-            self._popen = subprocess.Popen(
-                [*under, sys.executable, *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment(extra),
-            )
+            if starts is not None and starts.can_start(argv) and not under and not extra:
+                self._popen = starts.start(argv, log.fileno(), log.fileno())
+            else:
+                self._popen = _popen([*under, sys.executable, *argv], log, extra)
 
     @property
     def pid(self) -> int:
@@ -171,6 +198,12 @@ class Child:
         for process in still_alive(kin):
             process.kill()
         return code
+
+
+def _popen(command: Sequence[str], log: IO[bytes], extra: Mapping[str, str] | None) -> Running:
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment(extra)
+    )
 
 
 def still_alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from baton_testing.engine import tiny_llama
-from baton_testing.processes.child_process import Child, get_json, get_status, get_text, wait_for
+from baton_testing.processes.child_process import Child, Starts, get_json, get_status, get_text, wait_for
 from baton_wire.keys import write_new_key
 
 START_S = 120.0
@@ -71,8 +71,10 @@ class Worker:
 class Deployment:
     """Starts everything in `start`, owns it, and leaves nothing behind after `stop`."""
 
-    def __init__(self, folder: Path, shape: Shape = Shape()) -> None:
+    def __init__(self, folder: Path, shape: Shape = Shape(), starts: Starts | None = None) -> None:
+        """`starts`: of `Child`."""
         self.folder = folder
+        self._starts = starts
         self.shape = shape
         self.keys = folder / "keys"
         self.workers: list[Worker] = []
@@ -136,7 +138,7 @@ class Deployment:
 
     def launch(self, name: str, argv: Sequence[str], extra: Mapping[str, str] | None) -> Child:
         """Start one process, the gateway's too."""
-        return Child(name, argv, self.folder, extra)
+        return Child(name, argv, self.folder, extra, starts=self._starts)
 
     def await_worker(self, worker: Worker) -> None:
         announced = worker.child.await_file(worker.announce, START_S)

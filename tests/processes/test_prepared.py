@@ -1,0 +1,92 @@
+"""Forked workers are processes like started ones: their status, output, environment and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import Child, orphans_of, run_to_end
+from baton_testing.processes.prepared import Prepared
+from baton_wire.keys import write_new_key
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="where GPUs are nothing is forked"),
+]
+
+UNKNOWN = ("-m", "baton_decode_worker", "--colour=red")
+
+
+def worker(folder: Path, name: str, starts: Prepared) -> Child:
+    """A decode worker that is ready."""
+    keys = folder / "keys"
+    if not keys.exists():
+        keys.mkdir()
+        write_new_key(keys, "test")
+    announce = folder / f"{name}.json"
+    flags = ("--model", str(tiny_llama.FOLDER), "--served-name=tiny", "--listen=127.0.0.1:0", f"--keys={keys}")
+    argv = ("-m", "baton_decode_worker", *flags, f"--announce={announce}", "--kv-cache-bytes=16777216")
+    child = Child(name, argv, folder, starts=starts)
+    assert child.await_file(announce, 120)["port"]
+    return child
+
+
+def test_a_refusal_is_word_for_word_that_of_a_started_process(prepared: Prepared) -> None:
+    assert prepared.run_to_end(UNKNOWN, 60) == run_to_end(UNKNOWN, 60)
+
+
+def test_the_environment_is_that_of_the_moment(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared.run_to_end(UNKNOWN, 60)  # the server runs, with the environment of before
+    monkeypatch.setenv("BATON_LOG_LEVEL", "LOUD")
+    ended = prepared.run_to_end(UNKNOWN, 60)
+    assert ended.code == 2
+    assert "'LOUD' is none of" in ended.stderr
+
+
+def test_signals_end_one_and_leave_the_others(prepared: Prepared, tmp_path: Path) -> None:
+    one, other, third = (worker(tmp_path, name, prepared) for name in ("one", "other", "third"))
+    assert len({one.pid, other.pid, third.pid, prepared.pid, os.getpid()}) == 5
+    assert psutil.Process(one.pid).ppid() == prepared.pid
+    one.send(signal.SIGKILL)
+    assert one.wait(30) == -signal.SIGKILL
+    assert not one.is_running()
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(0.1)
+    other.send(signal.SIGTERM)
+    assert other.wait(60) == 0
+    assert third.is_running()
+    assert third.stop() == 0
+    assert not Prepared.can_start(("-m", "baton_gateway"))
+    assert not Prepared.can_start(("-c", "baton_decode_worker"))
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from test_prepared import Prepared, worker
+print(worker(Path(sys.argv[1]), "left", Prepared()).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_forked_workers_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert parent.stdin is not None
+    with parent.stdin, parent.stdout:
+        left = psutil.Process(int(parent.stdout.readline()))
+        both = [left, psutil.Process(left.ppid())]
+        parent.kill()
+        parent.wait(30)
+    assert orphans_of(both) == []

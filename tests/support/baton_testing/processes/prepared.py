@@ -1,0 +1,133 @@
+"""Worker processes that need not import anything: forks of one that has (`fork_server`).
+
+A fork is a process of its own, with its own signals, files and status, and runs the same `__main__` as `python -m`.
+Importing PyTorch takes 2.7 s of processor time, which every worker of a test would spend anew. Starts themselves are
+tested without this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from baton_testing.processes import fork_server
+from baton_testing.processes.child_process import Ended, environment, run_to_end
+
+
+class Forked:
+    """One child, as `subprocess.Popen` has it."""
+
+    def __init__(self, told: int) -> None:
+        self._told = os.fdopen(told, "rb", buffering=0)
+        self._lines = b""
+        self.returncode: int | None = None
+        self._read_until(1, None)
+        self.pid = int(self._lines.split(b"\n")[0])
+
+    def _read_until(self, lines: int, timeout_s: float | None) -> bool:
+        """Whether so many lines came."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._lines.count(b"\n") < lines:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            if not select.select([self._told], [], [], left_s)[0]:
+                return False
+            more = self._told.read(64)
+            assert more, "the fork server ended"
+            self._lines += more
+        return True
+
+    def poll(self) -> int | None:
+        if self.returncode is None and self._read_until(2, 0.0):
+            self.returncode = int(self._lines.split(b"\n")[1])
+            self._told.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        if self.returncode is None and not self._read_until(2, timeout):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Prepared:
+    """The process that forks them; started with the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: socket.socket | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Children that are left are killed."""
+        if self._requests is not None and self._server is not None:
+            self._requests.close()
+            self._server.wait(60)
+
+    @property
+    def pid(self) -> int | None:
+        """None: it was not needed yet."""
+        return None if self._server is None else self._server.pid
+
+    @staticmethod
+    def can_start(argv: Sequence[str]) -> bool:
+        """Whether `python argv…` is a worker. CUDA does not survive a fork, whoever looked for GPUs before it."""
+        is_worker = len(argv) > 1 and argv[0] == "-m" and argv[1] in fork_server.MODULES
+        return is_worker and not Path("/dev/nvidiactl").exists()
+
+    def start(self, argv: Sequence[str], output: int, errors: int) -> Forked:
+        """As `python argv…` with these descriptors for what it says."""
+        told, tells = os.pipe()
+        request = {"argv": list(argv[1:]), "environment": environment()}
+        try:
+            with self._lock:
+                socket.send_fds(self._connected(), [json.dumps(request).encode()], [output, errors, tells])
+        finally:
+            os.close(tells)
+        return Forked(told)
+
+    def run_to_end(self, argv: Sequence[str], timeout_s: float) -> Ended:
+        """As `child_process.run_to_end`, which does it where this cannot."""
+        if not self.can_start(argv):
+            return run_to_end(argv, timeout_s)
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            child = self.start(argv, output.fileno(), errors.fileno())
+            try:
+                code = child.wait(timeout_s)
+            finally:
+                child.kill()
+            output.seek(0)
+            errors.seek(0)
+            return Ended(code, output.read().decode(), errors.read().decode())
+
+    def _connected(self) -> socket.socket:
+        if self._requests is None:
+            self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                number = theirs.fileno()
+                command = [sys.executable, str(Path(fork_server.__file__)), str(number)]
+                self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment(), pass_fds=[number])
+        return self._requests
