@@ -67,6 +67,8 @@ class Sizer(Protocol):
 
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float: ...
 
+    def reachable_share(self, role: Role, mix: Mix) -> float: ...
+
     def most_per_s(self, role: Role, mix: Mix) -> float: ...
 
 
@@ -108,13 +110,17 @@ class TwinSizer:
 
     def reachable_share(self, role: Role, mix: Mix) -> float:
         """The wanted share of those requests that meet the target when they are alone: more workers help no others."""
-        wanted = self.targets.share(role)
-        return wanted * self.share_met(role, mix, 0.05, 1)
+        return self.targets.share(role) * self._share(role, mix, 0.05, 1)
 
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
         """Predicted share of requests within the pool's target."""
         if rate_per_s <= 0:
             return 1.0
+        if role is Role.DECODE and rate_per_s > workers * self.most_per_s(role, mix):
+            return 0.0  # all get slower until they are; where answers are short, what is played ends before
+        return self._share(role, mix, rate_per_s, workers)
+
+    def _share(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
         self._of(mix)
         group, step = _question(role, rate_per_s, workers)
         key = (role, group, step)

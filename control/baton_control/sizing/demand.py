@@ -19,7 +19,7 @@ from baton_wire.messages.values import POOL_ROLES, Role
 MIX_REFRESH_S = 120.0
 MIX_CHANGE = 0.1
 """A mix is replaced when the mean or the tail of its lengths moved by more than this."""
-DISPERSIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+DISPERSIONS = (1.0, 1.5, 2.0)
 DRAIN_SHARE = 1.5
 """Start-ups that a backlog may take to drain: it was late before any worker could help, what comes now does not wait
 behind it, and workers that drain it are paid for as long as they take to come and go."""
@@ -46,9 +46,6 @@ class Demand:
     """Workers that the answers which run now fill, at the pace of TPOT; 0 of prefill. None: nobody knows what runs."""
     past: tuple[float, ...]
     """Requests per second of the present mix, in each interval that is remembered, as means over `ACTUAL_S`."""
-    likely: tuple[float, ...]
-    """Rates at the horizon that are as likely as each other; empty: a step, requests that are late, or too little
-    history."""
 
 
 def learned(
@@ -116,9 +113,8 @@ def demands(
         left = waiting_at(waiting, ahead.mean, one, ready, ahead_s) if waiting > 0 else 0.0
         draining = left / (DRAIN_SHARE * ahead_s)
         rate = max(ahead.high, ahead.mean + draining)
-        likely = () if is_late else ahead.likely
         past = tuple(means(loads, spec.interval_s).tolist())
-        result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, each, held, past, likely)
+        result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, each, held, past)
     return result
 
 

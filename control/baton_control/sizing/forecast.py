@@ -1,8 +1,8 @@
 """Arrivals at a horizon, as a mean and an upper quantile. A few plain predictors, the best of them on recent history.
 
-Each predictor is a level (mean of the last seconds) plus a damped trend. All of them are back-tested at the same
-horizon over the history that there is. The one with the smallest pinball loss at the wanted quantile predicts, and the
-ratios by which it was wrong give the quantile.
+Each predictor is a mean of the last seconds. All of them are back-tested at the same horizon over the history that
+there is. The one with the smallest pinball loss at the wanted quantile predicts, and the ratios by which it was wrong
+give the quantile.
 docs/sizing.md has the same back-test over the public traces.
 """
 
@@ -30,20 +30,8 @@ ACTUAL_S = 30.0
 JUMP_Z = 4.0
 """Standard deviations of Poisson arrivals that are not chance."""
 STEP_RATIO, STEP_WEIGHT = 2.0, 4.0
-"""From one such mean to the next, a step is beyond chance and at least this ratio: no part of a trend. One that came
-once weighs as much as so many forecasts."""
-LIKELY_RATES = 10
-"""By so many rates the loads to expect are told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Predictor:
-    name: str
-    level_s: float
-    trend_s: float = 0.0
-    """Window of the slope; 0: no trend."""
-    damping: float = 0.0
-    """Share of the slope that is believed to go on until the horizon."""
+"""From one such mean to the next, a step is beyond chance and at least this ratio. One that came once weighs as much as
+so many forecasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +40,10 @@ class Forecast:
     high: float
     is_step: bool = False
     """The last intervals were too high to be chance; the forecast is their level."""
-    likely: tuple[float, ...] = ()
-    """Rates as likely as each other: as the past was spread, about the mean. Empty: a step, or too little history."""
 
 
-PREDICTORS = (
-    Predictor("mean 30 s", 30),
-    Predictor("mean 60 s", 60),
-    Predictor("mean 180 s", 180),
-    Predictor("mean 600 s", 600),
-    Predictor("trend 120 s", 40, 120, 0.5),
-    Predictor("trend 300 s", 60, 300, 0.7),
-    Predictor("trend 600 s", 60, 600, 1.0),
-)
+LEVELS_S = (30.0, 60.0, 180.0, 600.0)
+"""Each predictor is the mean over one of these."""
 
 
 def forecast(
@@ -73,7 +52,6 @@ def forecast(
     horizon_s: float,
     quantile: float,
     spread: float = 1.0,
-    predictors: Sequence[Predictor] = PREDICTORS,
 ) -> Forecast:
     """The rate around `horizon_s` after the end of `series` (rates per bucket, oldest first, at least one).
 
@@ -82,7 +60,7 @@ def forecast(
     values = np.asarray(series, dtype=np.float64)
     ahead = max(1, round(horizon_s / bucket_s))
     actual = means(values, bucket_s)
-    expected, predicted = _expected(values, actual, bucket_s, ahead, quantile, spread, predictors)
+    expected, predicted = _expected(values, actual, bucket_s, ahead, quantile, spread)
     levels, noise, are_jumps = _jumps(values, predicted, bucket_s, spread)
     if not are_jumps[-1]:
         return expected
@@ -125,47 +103,32 @@ def _expected(
     ahead: int,
     quantile: float,
     spread: float,
-    predictors: Sequence[Predictor],
 ) -> tuple[Forecast, Floats]:
     """The forecast of the best predictor, and what that said at each place about the one `ahead` of it."""
     if len(values) - ahead < MIN_TESTS:
         level = float(np.mean(values[-6:]))
         noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
         return Forecast(level, level + noise), _smoothed(values, 6)
-    steps = _steps(actual, bucket_s, spread)
-    weights = _weights(steps, bucket_s, ahead)
-    scored = [_tested(each, values, actual, bucket_s, ahead, quantile, steps, weights) for each in predictors]
-    _, mean, high, name = min(scored)
-    best = next(each for each in predictors if each.name == name)
-    places = (np.arange(LIKELY_RATES) + 0.5) / LIKELY_RATES
-    likely = np.quantile(actual, places) * (mean / max(1e-9, float(np.mean(actual))))
-    said = predictions(best, values, bucket_s, ahead, steps)
-    return Forecast(mean, high, likely=tuple(likely.tolist())), said
+    weights = _weights(_steps(actual, bucket_s, spread), bucket_s, ahead)
+    said = [means(values, bucket_s, each) for each in LEVELS_S]
+    scored = [(*_tested(each, actual, ahead, quantile, weights), place) for place, each in enumerate(said)]
+    _, high, best = min(scored)
+    return Forecast(float(said[best][-1]), high), said[best]
 
 
-def _tested(
-    predictor: Predictor,
-    values: Floats,
-    actual: Floats,
-    bucket_s: float,
-    ahead: int,
-    quantile: float,
-    steps: Flags,
-    weights: Floats,
-) -> tuple[float, float, float, str]:
-    """(loss, mean now, its upper quantile, name)
+def _tested(predicted: Floats, actual: Floats, ahead: int, quantile: float, weights: Floats) -> tuple[float, float]:
+    """(loss of what was predicted at each place, its upper quantile now)
 
     The quantile is the lesser of two readings of the same errors: a load that once rose from 6 to 20 may rise by 14
     again, or to the 3.3-fold, but after the rise the latter would be asking for 66.
     """
-    predicted = predictions(predictor, values, bucket_s, ahead, steps)
-    past, later = predicted[: len(values) - ahead], actual[ahead:]
+    past, later = predicted[:-ahead], actual[ahead:]
     ratio = max(1.0, _quantile(later / np.maximum(past, 1e-3), weights, quantile))
     more = max(0.0, _quantile(later - past, weights, quantile))
     high = np.minimum(past * ratio, past + more)
     loss = np.where(later > high, quantile * (later - high), (1.0 - quantile) * (high - later))
     now = float(predicted[-1])
-    return float(np.average(loss, weights=weights)), now, min(now * ratio, now + more), predictor.name
+    return float(np.average(loss, weights=weights)), min(now * ratio, now + more)
 
 
 def _steps(actual: Floats, bucket_s: float, spread: float) -> Flags:
@@ -198,25 +161,9 @@ def _quantile(values: Floats, weights: Floats, quantile: float) -> float:
     return float(values[order][np.searchsorted(sums, quantile * sums[-1])])
 
 
-def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: int, steps: Flags) -> Floats:
-    """What the predictor said, standing at each bucket, about the bucket `ahead` of it.
-
-    A slope over one of the `steps` says nothing about later: no trend until it has left the window.
-    """
-    level = _smoothed(values, max(1, round(predictor.level_s / bucket_s)))
-    if not predictor.trend_s:
-        return level
-    width = max(2, round(predictor.trend_s / bucket_s))
-    half = max(1, width // 2)
-    slope = (_smoothed(values, half) - _shifted(_smoothed(values, half), half)) / half
-    places = np.arange(len(values))
-    believed = places - np.maximum.accumulate(np.where(steps, places, 0)) >= width
-    return np.maximum(0.5 * level, level + predictor.damping * slope * (ahead + half / 2) * believed)
-
-
-def means(series: Sequence[float] | Floats, bucket_s: float) -> Floats:
-    """Of the last `ACTUAL_S` up to each place."""
-    return _smoothed(np.asarray(series, dtype=np.float64), max(1, round(ACTUAL_S / bucket_s)))
+def means(series: Sequence[float] | Floats, bucket_s: float, seconds: float = ACTUAL_S) -> Floats:
+    """Of the last `seconds` up to each place."""
+    return _smoothed(np.asarray(series, dtype=np.float64), max(1, round(seconds / bucket_s)))
 
 
 def _smoothed(values: Floats, width: int) -> Floats:

@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 
 from baton_control.sizing.capacity import Mix
-from baton_control.sizing.readings import Lateness
 from baton_control.sizing.request_shape import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -48,13 +47,8 @@ class PoolMemory:
     needs: tuple[tuple[float, int], ...] = ()
     """(when, workers that it needed with the margin for shrinking), over the stabilisation window"""
     changed_s: float | None = None
-    turns: tuple[float, ...] = ()
-    """When its direction changed, over an hour."""
-    direction: int = 0
     orders: Orders = ()
     """Workers asked for lately and when they should be routable."""
-    served: tuple[tuple[int, Lateness], ...] = ()
-    """In each interval, how many workers were routable and what clients saw"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +73,13 @@ class SizingMemory:
 class _Saved(msgspec.Struct, frozen=True):
     """What is kept of a memory. Times are ages in seconds; short names, because a status has little room."""
 
-    v: Literal[4]
+    v: Literal[5]
     at: float
     last: float | None
     mix: list[tuple[int, int, int]]
     """(prompt, output, cached) tokens"""
-    pools: dict[Role, tuple[float | None, list[float], int]]
-    """(since the last change, since each turn, direction)"""
+    pools: dict[Role, float | None]
+    """Since the last change."""
     req: list[float]
     work: dict[Role, list[float]]
 
@@ -104,14 +98,11 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
     history = memory.history
     while True:
         kept = _Saved(
-            v=4,
+            v=5,
             at=round(now if epoch_s is None else epoch_s),
             last=ago(memory.last_arrival_s),
             mix=[(shape.prompt_tokens, shape.output_tokens, shape.cached_tokens) for shape in shapes],
-            pools={
-                role: (ago(pool.changed_s), [round(now - at) for at in pool.turns], pool.direction)
-                for role, pool in memory.pools.items()
-            },
+            pools={role: ago(pool.changed_s) for role, pool in memory.pools.items()},
             req=[float(f"{interval.requests_per_s:.3g}") for interval in history],
             work={role: [float(f"{interval.workers(role):.3g}") for interval in history] for role in POOL_ROLES},
         )
@@ -134,12 +125,8 @@ def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemor
     if not 0 <= gap < HOUR_S:
         return SizingMemory()
     pools = dict(SizingMemory().pools)
-    for role, (changed, turns, direction) in kept.pools.items():
-        pools[role] = PoolMemory(
-            changed_s=None if changed is None else now - gap - changed,
-            turns=tuple(now - gap - ago for ago in turns),
-            direction=direction,
-        )
+    for role, changed in kept.pools.items():
+        pools[role] = PoolMemory(changed_s=None if changed is None else now - gap - changed)
     return SizingMemory(
         last_arrival_s=None if kept.last is None else now - gap - kept.last,
         history=history[-HISTORY:],

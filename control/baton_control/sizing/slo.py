@@ -2,9 +2,9 @@
 answer.
 
 Up at once and by several; down only to what was needed at most over the stabilisation window, after a rest and
-with a margin; nothing moves on unknown input. Nothing starts where the pool as it is keeps the percentile over all that
-is likely to come. Pools are decided apart (a worker that is still starting in one never holds up the other), then
-fitted into the accelerator budget together.
+with a margin; nothing moves on unknown input. Both ways, what counts is the percentile over the last half hour and the
+time of a start. Pools are decided apart (a worker that is still starting in one never holds up the other), then fitted
+into the accelerator budget together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.demand import Demand, demands, learned, together
 from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resized
-from baton_control.sizing.look_back import enough, with_served
+from baton_control.sizing.look_back import enough, share_met
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
 from baton_control.sizing.remembered import PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
@@ -61,9 +61,6 @@ def size(
     """One decision. `epoch_s` is the wall clock for schedules; `now` may be any clock that only goes forward."""
     if isinstance(seen.arrivals, Unknown):
         return _hold(spec, seen, memory, seen.arrivals.why)
-    for role in POOL_ROLES:
-        served = seen.served.get(role)
-        memory = memory.with_pool(role, with_served(memory.pools[role], seen.pool(role), served))
     memory = learned(memory, seen.arrivals, sizer, now, spec.interval_s, seen.late)
     if not _is_idle(seen):
         memory = replace(memory, last_arrival_s=now)
@@ -116,12 +113,11 @@ def _decide_pool(
     assert mix is not None
     relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)  # mostly the most: it answers the other
     needed = sizer.required(role, mix, demand.rate_per_s)
-    share = spec.targets.share(role)
-    likely_share = _likely_share(role, pool.workers, demand, mix, sizer, share) if needed > pool.workers else 0.0
-    is_kept = likely_share >= share
-    target, shrunk = (
-        spec.clamped(role, workers, epoch_s) for workers in (pool.workers if is_kept else needed, relaxed)
-    )
+    until = round(demand.horizon_s / spec.interval_s)
+    rising = (*demand.past, *(demand.rate_per_s,) * until)
+    lasting = (*demand.past, *(demand.lasting_per_s,) * until)
+    grown = enough(role, rising, max(1, pool.workers), needed, mix, sizer) if needed > pool.workers else needed
+    target, shrunk = (spec.clamped(role, workers, epoch_s) for workers in (grown, relaxed))
     workers, why, kept = stabilised(
         spec,
         pool,
@@ -132,45 +128,23 @@ def _decide_pool(
         memory.since_s,
         demand.horizon_s,
         now,
-        lambda least: enough(spec, role, memory.pools[role], demand.past, least, pool.workers, mix, sizer),
+        lambda least: enough(role, lasting, least, pool.workers, mix, sizer),
     )
-    if is_kept and not why:
-        why = f"{pool.workers} would keep {likely_share:.1%} of all that is likely to come"
-    text = _reason(spec, role, pool.workers, workers, demand, mix, sizer, why)
-    return PoolDecision(workers, text, needed), kept
+    if workers > pool.workers and workers > 1:
+        met = share_met(role, rising, workers - 1, mix, sizer)
+        name, limit_ms = "TTFT" if role is Role.PREFILL else "TPOT", spec.targets.limit_s(role) * 1000
+        why = f"{workers - 1} would keep {met:.1%} within {name} {limit_ms:.0f} ms, with the last half hour"
+    elif grown < needed and not why:
+        why = f"{needed} for this alone, but {grown} are enough with the last half hour"
+    return PoolDecision(workers, _reason(role, pool.workers, workers, demand, why), needed), kept
 
 
-def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer, wanted: float) -> float:
-    """Predicted share within the pool's target of all requests that are likely to come, in bursts and between them;
-    0 while that is not known, nobody works, or it is surely less than `wanted`."""
-    total = left = sum(demand.likely)
-    if not workers or not total:
-        return 0.0
-    met, share = 0.0, 0.0
-    for rate in sorted(demand.likely, reverse=True):
-        if share < 1.0:  # else no more are late at less
-            share = sizer.share_met(role, mix, rate, workers)
-        met, left = met + rate * share, left - rate
-        if met + left < wanted * total:
-            return 0.0
-    return met / total
-
-
-def _reason(
-    spec: SizingSpec, role: Role, before: int, after: int, demand: Demand, mix: Mix, sizer: Sizer, why: str
-) -> str:
-    limit = spec.targets.limit_s(role)
-    name = "TTFT" if role is Role.PREFILL else "TPOT"
+def _reason(role: Role, before: int, after: int, demand: Demand, why: str) -> str:
     move = f"{role.value} {before}→{after}" if before != after else f"{role.value} {after}"
     text = f"{move}: forecast {_load(role, demand, demand.rate_per_s)} at +{demand.horizon_s:.0f} s"
     if demand.backlog_per_s > 0:
         text += f" with a backlog of {_load(role, demand, demand.backlog_per_s)}"
-    if after > before and after > 1:
-        met = sizer.share_met(role, mix, demand.rate_per_s, after - 1)
-        text += f"; {after - 1} would keep {met:.1%} within {name} {limit * 1000:.0f} ms"
-    elif why:
-        text += f"; {why}"
-    return text
+    return f"{text}; {why}" if why else text
 
 
 def _load(role: Role, demand: Demand, rate_per_s: float) -> str:

@@ -11,13 +11,11 @@ The words of sizing, in the order in which a decision uses them:
                  in which it shall drain
     late         more waits than can be answered within the target: nothing shrinks
     demand       the load that a pool has to be ready for: forecast and backlog together
-    likely       rates at the horizon, spread as the past was; over all their requests the percentile is to be kept
     needed       the fewest workers with which the twin meets the target for the demand
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a rest
-    turn         a change of direction of a pool; who turned often in the last hour rests longer
-    enough       workers that would have kept the percentile over the last half hour, by the twin and by what clients
-                 saw: to them a pool shrinks after one start-up, however long its rest
+    enough       workers that keep the percentile over the last half hour and the time of a start, by the twin: no more
+                 are started, no fewer are left
     flips        workers of one pool that serve in the other from now on: what one needs now and the other does not
     together     how much of what both pools are to be ready for comes at once, as pools that take turns do not peak so
     orders       workers asked for that should not be routable yet

@@ -72,7 +72,7 @@ def test_one_step_does_not_promise_a_next_one_but_steps_that_recur_do() -> None:
     assert often.high > 12.0
 
 
-def test_the_slope_of_a_step_is_no_trend() -> None:
+def test_a_step_promises_no_more_than_it_was() -> None:
     for after in range(3, 20):
         assert forecast([4.0] * 40 + [12.0] * after, 10.0, 150.0, 0.8).high < 15.0
 

@@ -78,7 +78,7 @@ def test_a_burst_starts_a_worker_only_where_the_percentile_of_all_requests_would
     pool = size(spec(), observed, memory, 1000.0, PerWorker(9.5)).pools[Role.PREFILL]
     assert pool.needed > 1, "more than one worker for the load at the quantile"
     assert (pool.workers > 1) == starts
-    assert starts or "1 would keep 96" in pool.reason
+    assert starts or "1 are enough with the last half hour" in pool.reason
 
 
 def test_a_pool_shrinks_only_after_the_window_to_what_it_needed_in_it() -> None:
@@ -199,20 +199,25 @@ def test_a_pool_rests_for_as_long_as_a_new_worker_takes_before_it_shrinks() -> N
     assert walk.workers[0] < grown[0]
 
 
-def test_a_pool_that_turned_often_does_not_keep_the_size_of_a_spike_for_its_long_rest() -> None:
+def test_a_pool_keeps_as_many_as_its_last_half_hour_asked_for_and_no_longer() -> None:
     walk = Walk(spec())
-    walk.step(arrivals(4), 150)
-    turns = tuple(walk.now - 100.0 * number for number in range(8))
-    for role, pool in walk.memory.pools.items():
-        walk.memory = walk.memory.with_pool(role, replace(pool, turns=turns))
-    walk.step(arrivals(40), 2)
-    grown = walk.workers[0]
-    assert grown >= 5
-    walk.step(arrivals(4), 3)
-    assert walk.workers[0] == grown, "a start-up has to be over"
-    told = [walk.step(arrivals(4)).reason for _ in range(15)]
-    assert walk.workers[0] < grown, "it would rest for 16 start-ups"
-    assert any("would have been enough for the last half hour" in reason for reason in told)
+    for _ in range(3):
+        walk.step(arrivals(20), 30)
+        walk.step(arrivals(4), 30)
+    assert walk.workers[0] == 4, "a third of all requests would be late with three, whenever they are many"
+    assert "but fewer were too few for the last half hour" in walk.step(arrivals(4)).reason
+    walk.step(arrivals(4), 180)
+    assert walk.workers[0] == 1
+
+
+def test_nobody_is_started_for_a_burst_that_the_half_hour_bears() -> None:
+    walk = Walk(spec(3))
+    walk.step(arrivals(12), 170)
+    decision = walk.step(arrivals(30), 2)
+    assert walk.workers == (3, 3)
+    assert "7 for this alone, but 3 are enough with the last half hour" in decision.reason
+    walk.step(arrivals(30), 30)
+    assert walk.workers[0] >= 6, "it goes on"
 
 
 def test_a_step_in_requests_is_one_in_prompt_tokens_although_their_lengths_vary() -> None:
@@ -278,7 +283,7 @@ def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        ('"v":4', '"v":3'),
+        ('"v":5', '"v":4'),
         ('"at":1000', '"at":"x"'),
         ('"at":1000', '"at":1e999'),
         ('"req":[', '"req":[1.0,'),
