@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 
 import torch
@@ -31,7 +32,9 @@ Row = dict[str, Cell]
 Q_HEADS, KV_HEADS, HEAD_DIM, VOCAB = 32, 8, 128, 128_256
 LAYERS = 8
 DECODE_GOALS = {(1, 1024): None, (1, 8192): 14, (32, 1024): None, (32, 4096): 128, (64, 8192): 480, (128, 1024): 126}
-FP8_GOALS = {(32, 4096): 82}
+FP8_GOALS = {"32 x 4096": 82}
+MIXED, MIXED_BATCHES = (60, 2_048), (64, 128, 256)
+"""Contexts of a batch that differ, from and to."""
 PREFILL_GOALS = {1024: None, 2048: None, 4096: 415, 8192: 460, 16384: None, 32768: None}
 PRODUCTS = {
     "qkv": (6144, 4096, False),
@@ -63,10 +66,14 @@ def decode_attention(kv_dtype: torch.dtype) -> Iterator[Row]:
     blocks = 8_300
     pool, is_fp8 = _pool(blocks, kv_dtype), kv_dtype == KV_FP8
     scales = torch.ones(LAYERS, 2, KV_HEADS, device=GPU) if is_fp8 else None
-    for (batch, context), goal in DECODE_GOALS.items():
-        tables = _tables(batch, context, blocks)
-        lens = torch.full((batch,), context, dtype=torch.int32, device=GPU)
-        rows = DecodeRows(tables, lens)
+    draw = random.Random(5)
+    contexts = {f"{batch} x {context}": ([context] * batch, goal) for (batch, context), goal in DECODE_GOALS.items()}
+    for batch in MIXED_BATCHES:
+        contexts[f"{batch} x {MIXED[0]} to {MIXED[1]}"] = [draw.randint(*MIXED) for _ in range(batch)], None
+    for size, (lengths, goal) in contexts.items():
+        batch = len(lengths)
+        tables = _tables(batch, max(lengths), blocks)
+        rows = DecodeRows(tables, torch.tensor(lengths, dtype=torch.int32, device=GPU))
         q = torch.randn(batch, Q_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=GPU)
 
         def layers(q: Tensor = q, rows: DecodeRows = rows) -> None:
@@ -74,11 +81,11 @@ def decode_attention(kv_dtype: torch.dtype) -> Iterator[Row]:
                 paged_decode_attention(q, KvLayer(pool, layer, scales), rows, 0.088)
 
         us = graph_us(layers, LAYERS)
-        rate = batch * context * 2 * KV_HEADS * HEAD_DIM * pool.element_size() / us / 1e6
-        wanted = FP8_GOALS.get((batch, context)) if is_fp8 else goal
+        rate = sum(lengths) * 2 * KV_HEADS * HEAD_DIM * pool.element_size() / us / 1e6
+        wanted = FP8_GOALS.get(size) if is_fp8 else goal
         yield row(
             f"decode attention {'fp8' if is_fp8 else 'bf16'}",
-            f"{batch} x {context}",
+            size,
             us,
             "µs",
             wanted,
