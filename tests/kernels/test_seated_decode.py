@@ -1,4 +1,4 @@
-"""Decode attention of sequences that seats share out: equal to the reference, and seats have equally much to do."""
+"""Decode attention of sequences whose splits follow their lengths: equal to the reference, and no seat too many."""
 
 from __future__ import annotations
 
@@ -33,15 +33,21 @@ def test_long_and_short_contexts_equal_the_reference(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 9_000), min_size=1, max_size=40), st.sampled_from([1, 5, 33, 66]))
-def test_seats_have_equally_many_tiles_and_every_tile_has_one(lengths: list[int], seats: int) -> None:
+def test_every_sequence_sits_once_and_long_ones_more_often_and_first(lengths: list[int], spare: int) -> None:
     pytest.importorskip("triton")
-    from baton_kernels.gpu.decode_attention import _seats
+    from baton_kernels.gpu.decode_attention import BLOCK_N, MAX_SPLITS
+    from baton_kernels.gpu.decode_seats import deal_seats
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    starts, first = (t.tolist() for t in _seats(torch.tensor(lengths, dtype=torch.int32, device=device), seats))
-    counts = [max(1, -(-length // 64)) for length in lengths]
-    assert starts == [sum(counts[:row]) for row in range(len(lengths) + 1)]
-    tiles = starts[-1]
-    begins = [seat * tiles // seats if tiles > 2 * seats else min(2 * seat, tiles) for seat in range(seats)]
-    for begin, row in zip(begins, first, strict=True):
-        assert begin == tiles or starts[row] <= begin < starts[row + 1]
+    lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    seats = deal_seats(lens, spare, BLOCK_N, MAX_SPLITS).tolist()
+    taken = [seat for seat in seats if seat[0] >= 0]
+    assert all(seat[0] == -1 for seat in seats[len(taken) :]), "what is free is at the end"
+    counts = [sum(seat[0] == row for seat in taken) for row in range(len(lengths))]
+    longest_first = sorted(range(len(lengths)), key=lambda row: -(-lengths[row] // counts[row]), reverse=True)
+    assert taken == [[row, split, counts[row]] for row in longest_first for split in range(counts[row])]
+    share = max(128, -(-sum(lengths) // spare))
+    for length, count in zip(lengths, counts, strict=True):
+        assert 1 <= count <= MAX_SPLITS
+        assert count == 1 or length >= 0.75 * share
+        assert length <= 1.75 * share * count or count == MAX_SPLITS
