@@ -96,7 +96,7 @@ def replay(
     workload = scenario.workload
     ttft_s = None if scenario.in_turn else scenario.spec.targets.ttft_s
     twin = Twin(scenario.model, workload, patience_s=PATIENCE_S, ttft_s=ttft_s)
-    metrics = TwinMetrics(twin, scenario.startup_s)
+    metrics = TwinMetrics(twin, scenario.startup_s, scenario.spec.targets)
     random = np.random.default_rng(scenario.seed)
     wanted = dict(scenario.initial)
     moves: list[Move] = []

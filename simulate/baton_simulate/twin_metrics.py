@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from random import Random
 
 from baton_control.sizing.readings import (
     MAX_SAMPLE,
     ArrivalReading,
+    Lateness,
     Observed,
     PoolSeen,
     StepSeen,
@@ -15,10 +17,12 @@ from baton_control.sizing.readings import (
 )
 from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.slo_sizing import STARTUP_SAFETY
+from baton_control.sizing.spec import Targets
+from baton_control.telemetry.store import LATENCY_WINDOW_S
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import PoolSignals, Signals
 from baton_wire.messages.measures import StepTiming
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.answer_lengths import AnswerLengths
 
 STEPS_TOLD = 8
@@ -28,10 +32,12 @@ STEPS_TOLD = 8
 class TwinMetrics:
     """Windows over one twin; each reading covers the time since it was last asked for."""
 
-    def __init__(self, twin: Twin, startup_s: float) -> None:
-        self._twin, self._startup_s = twin, startup_s
+    def __init__(self, twin: Twin, startup_s: float, targets: Targets) -> None:
+        self._twin, self._startup_s, self._targets = twin, startup_s, targets
         self._arrived = {"signals": (0, 0.0), "observed": (0, 0.0)}
         self._ended = 0
+        self._served: deque[tuple[float, int, dict[Role, int]]] = deque()
+        """(when, requests that ended since the one before, how many of them were late for each pool)"""
         self._answers = AnswerLengths()
         self._random = Random(1)
 
@@ -50,7 +56,7 @@ class TwinMetrics:
         )
 
     def observed(self) -> Observed:
-        self._look_at_answers()
+        ended = self._ended_lately()
         waiting = self._twin.gateway_tokens + sum(worker.queued_tokens for worker in self._twin.prefill)
         return Observed(
             arrivals=self._arrivals(),
@@ -58,6 +64,7 @@ class TwinMetrics:
             decode=self._seen(Role.DECODE),
             queued_tokens=number_reading(float(waiting), "queued tokens"),
             running=number_reading(float(self._running()), "running sequences"),
+            served=self._served_lately(ended),
         )
 
     def steps(self) -> list[StepSeen]:
@@ -97,10 +104,29 @@ class TwinMetrics:
         ]
         return arrivals_reading(float(last - first), seconds, sample, twin.now, twin.now)
 
-    def _look_at_answers(self) -> None:
-        """That ended since the last call, and those that run."""
+    def _served_lately(self, ended: list[int]) -> dict[Role, Lateness]:
+        """What clients saw in the last minute, as far as it has ended."""
+        twin, targets = self._twin, self._targets
+        late = {
+            # Not a number: it was refused.
+            Role.PREFILL: sum(not twin.first_s[i] - twin.arrival_s[i] <= targets.ttft_s for i in ended),
+            Role.DECODE: sum(
+                not twin.done_s[i] - twin.first_s[i] <= targets.tpot_s * max(1, twin.output[i] - 1) for i in ended
+            ),
+        }
+        self._served.append((twin.now, len(ended), late))
+        while twin.now - self._served[0][0] > LATENCY_WINDOW_S:
+            self._served.popleft()
+        requests = sum(count for _, count, _ in self._served)
+        return {
+            role: Lateness(requests, sum(late[role] for _, _, late in self._served)) for role in POOL_ROLES if requests
+        }
+
+    def _ended_lately(self) -> list[int]:
+        """Requests that ended since the last call."""
         twin = self._twin
-        for i in twin.finished[self._ended :]:
+        ended = twin.finished[self._ended :]
+        for i in ended:
             self._answers.ended(twin.now, twin.prompt[i], twin.output[i])
         self._answers.look(
             twin.now,
@@ -111,6 +137,7 @@ class TwinMetrics:
             ),
         )
         self._ended = len(twin.finished)
+        return ended
 
     def _seen(self, role: Role) -> PoolSeen:
         twin = self._twin

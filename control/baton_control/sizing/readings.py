@@ -6,8 +6,8 @@ reason, never a number. Who may send is decided before (authenticated links), ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 
 from baton_control.sizing.request_shape import RequestShape
@@ -71,6 +71,15 @@ ArrivalReading = Arrivals | ProvenZero | Unknown
 
 
 @dataclass(frozen=True, slots=True)
+class Lateness:
+    """What clients saw of one pool lately."""
+
+    requests: int
+    late: float
+    """Of them, over the pool's target; who was not served is late."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSeen:
     """One pool as it is."""
 
@@ -93,6 +102,8 @@ class Observed:
     """Prompt tokens that wait for a prefill step, at gateways and workers."""
     running: Reading = Unknown("not measured")  # frozen
     """Sequences at work in the workers."""
+    served: Mapping[Role, Lateness] = field(default_factory=dict)
+    """In the last minute; a pool that nothing is known of is not in it."""
     late: tuple[RequestShape, ...] = ()
     """Lengths of requests that came earlier and became known only now: they waited for a first worker."""
 

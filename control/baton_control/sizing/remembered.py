@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from baton_control.sizing.capacity import Mix
+from baton_control.sizing.readings import Lateness
 from baton_control.sizing.request_shape import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -49,6 +50,8 @@ class PoolMemory:
     changed_s: float | None = None
     orders: Orders = ()
     """Workers asked for lately and when they should be routable."""
+    served: tuple[tuple[int, Lateness], ...] = ()
+    """In each interval, how many workers were routable and what clients saw"""
 
 
 @dataclass(frozen=True, slots=True)

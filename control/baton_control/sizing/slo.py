@@ -17,7 +17,7 @@ from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.demand import Demand, demands, learned, together
 from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resized
-from baton_control.sizing.look_back import enough, share_met
+from baton_control.sizing.look_back import enough, seen_enough, share_met, with_served
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
 from baton_control.sizing.remembered import PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
@@ -61,6 +61,9 @@ def size(
     """One decision. `epoch_s` is the wall clock for schedules; `now` may be any clock that only goes forward."""
     if isinstance(seen.arrivals, Unknown):
         return _hold(spec, seen, memory, seen.arrivals.why)
+    for role in POOL_ROLES:
+        served = seen.served.get(role)
+        memory = memory.with_pool(role, with_served(memory.pools[role], seen.pool(role), served))
     memory = learned(memory, seen.arrivals, sizer, now, spec.interval_s, seen.late)
     if not _is_idle(seen):
         memory = replace(memory, last_arrival_s=now)
@@ -118,6 +121,11 @@ def _decide_pool(
     lasting = (*demand.past, *(demand.lasting_per_s,) * until)
     grown = enough(role, rising, max(1, pool.workers), needed, mix, sizer) if needed > pool.workers else needed
     target, shrunk = (spec.clamped(role, workers, epoch_s) for workers in (grown, relaxed))
+
+    def least_for_half_an_hour(least: int) -> int:
+        seen_least = seen_enough(spec, role, memory.pools[role], pool.workers, mix, sizer)
+        return enough(role, lasting, max(least, seen_least), pool.workers, mix, sizer)
+
     workers, why, kept = stabilised(
         spec,
         pool,
@@ -128,7 +136,7 @@ def _decide_pool(
         memory.since_s,
         demand.horizon_s,
         now,
-        lambda least: enough(role, lasting, least, pool.workers, mix, sizer),
+        least_for_half_an_hour,
     )
     if workers > pool.workers and workers > 1:
         met = share_met(role, rising, workers - 1, mix, sizer)

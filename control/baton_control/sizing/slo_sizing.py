@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from baton_control.names import Key
 from baton_control.sizing import sizing_state as states
 from baton_control.sizing.deployment import sizing_spec, worker_prior
-from baton_control.sizing.readings import Observed, PoolSeen, Unknown
+from baton_control.sizing.readings import Lateness, Observed, PoolSeen, Unknown
 from baton_control.sizing.scaling import PoolNow, Sized
 from baton_control.sizing.sizing_state import SizingState
 from baton_control.sizing.slo import SloDecision
@@ -100,6 +100,7 @@ class SloSizing:
             queued_tokens=store.queued_tokens(now, expected),
             running=store.running(now, expected),
             arrivals=store.take_arrivals(now, expected),
+            served=_served(known.spec, store, now),
             late=store.take_late(),
         )
         return self._decided(known, store, seen, 0, now, epoch_s)
@@ -188,6 +189,13 @@ def _observed(known: _Deployment, store: TelemetryStore, pools: Mapping[Role, Po
     """The pools as they are; demand is filled in by whoever takes it."""
     prefill, decode = (_seen(known, store, role, pools[role]) for role in POOL_ROLES)
     return Observed(Unknown("not taken yet"), prefill, decode)
+
+
+def _served(spec: SizingSpec, store: TelemetryStore, now: float) -> dict[Role, Lateness]:
+    """Of pools that clients saw something of in the last minute."""
+    lately = store.latencies(now)
+    met = {role: lately.share_met(role, spec.targets.limit_s(role)) for role in POOL_ROLES}
+    return {role: Lateness(each[1], (1.0 - each[0]) * each[1]) for role, each in met.items() if each is not None}
 
 
 def _seen(known: _Deployment, store: TelemetryStore, role: Role, pool: PoolNow) -> PoolSeen:

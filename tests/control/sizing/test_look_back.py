@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from baton_control.sizing.capacity import Mix
-from baton_control.sizing.look_back import enough, share_met
+from baton_control.sizing.look_back import enough, seen_enough, share_met, with_served
+from baton_control.sizing.readings import Lateness, PoolSeen
+from baton_control.sizing.remembered import PoolMemory
 from baton_control.sizing.request_shape import RequestShape
-from baton_testing.sizing.builders import PerWorker
+from baton_testing.sizing.builders import PerWorker, spec
 from baton_wire.messages.values import Role
 
 MIX = Mix((RequestShape(1000, 100),))
@@ -48,3 +50,40 @@ def test_the_share_met_is_that_of_all_requests() -> None:
     rates = [CALM] * 5 + [SPIKE]
     assert share_met(Role.PREFILL, rates, 2, MIX, PerWorker()) == pytest.approx(0.75)
     assert share_met(Role.PREFILL, [0.0], 2, MIX, PerWorker()) == 0.0
+
+
+def remembered(*seen: tuple[int, float]) -> PoolMemory:
+    """(workers that were routable, share of a hundred requests that were late) in each interval."""
+    memory = PoolMemory()
+    for routable, late in seen:
+        memory = with_served(memory, PoolSeen(9, routable), Lateness(100, 100 * late))
+    return memory
+
+
+def least(memory: PoolMemory, sizer: PerWorker | None = None, workers: int = 6) -> int:
+    return seen_enough(spec(), Role.PREFILL, memory, workers, MIX, sizer or PerWorker())
+
+
+def test_a_size_with_which_clients_saw_too_many_of_all_requests_late_is_too_few_and_so_is_a_smaller_one() -> None:
+    assert least(remembered(*[(3, 0.04)] * 20)) == 1
+    assert least(remembered(*[(3, 0.06)] * 20)) == 4
+    assert least(remembered(*[(3, 0.06)] * 20), workers=3) == 1, "nobody asks whether more are needed"
+    assert least(remembered(*[(3, 0.06)] * 10, *[(4, 0.0)] * 10)) == 1, "of all requests it is less"
+    assert least(remembered(*[(1, 0.3)] * 10, *[(3, 0.04)] * 20)) == 2
+    assert least(remembered(*[(1, 0.06)] * 10, *[(3, 0.06)] * 10)) == 2, "who was late with three is so with one"
+
+
+def test_of_prompts_that_are_late_even_when_alone_clients_may_see_as_many() -> None:
+    assert least(remembered(*[(3, 0.12)] * 20)) == 4
+    assert least(remembered(*[(3, 0.12)] * 20), Unreachable()) == 1
+
+
+def test_who_was_late_behind_a_start_counts_for_those_who_served_before_it() -> None:
+    spike = remembered(*[(1, 0.0)] * 6, (1, 0.9), (4, 0.9), (4, 0.5), *[(4, 0.0)] * 20)
+    assert least(spike) == 2, "four were never too few, one was"
+
+
+def test_nothing_is_remembered_of_unknown_workers_or_unknown_clients() -> None:
+    memory = remembered((2, 0.0))
+    assert with_served(memory, PoolSeen(2, None), Lateness(10, 5.0)) is memory
+    assert with_served(memory, PoolSeen(2, 2), None) is memory

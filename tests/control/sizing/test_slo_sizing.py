@@ -104,6 +104,19 @@ def test_who_has_to_wait_for_nodes_and_images_looks_further_ahead() -> None:
     assert "at +133 s" in sized.reasons[Role.PREFILL]
 
 
+def test_what_clients_saw_late_is_remembered_with_how_many_served() -> None:
+    run = Run(chat(), workers=2)
+    run.step(40)
+    run.served = Served(SketchData(total=8.0, bins=((-100, 6), (200, 2))), SketchData(total=1.0, bins=((-300, 4),)), 1)
+    run.step(40)
+    state = run.sizing._known[KEY].state
+    told = {role: pool.served[-1] for role, pool in state.memory.pools.items()}
+    assert [(routable, seen.requests, round(seen.late, 6)) for routable, seen in told.values()] == [
+        (2, 9, 3),
+        (2, 5, 1),
+    ]
+
+
 def test_asked_again_with_nothing_new_it_answers_the_same() -> None:
     run = Run(chat())
     run.step(40)
