@@ -110,6 +110,8 @@ class Relay:
         self.worker_reported = self.held.look
         self._by_ticket: dict[int, LiveRequest] = {}
         self._by_run: dict[bytes, LiveRequest] = {}
+        self._touched: dict[int, LiveRequest] = {}
+        """By ticket: whose sinks have increments to tell."""
         self._loop = asyncio.get_running_loop()
         self._admission_timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
@@ -212,17 +214,23 @@ class Relay:
             self._feed(live, WorkerLost(epoch))
 
     def tokens(self, epoch: bytes, frame: Tokens) -> None:
+        """Tokens of an answer that came in several frames go to its client at once: where this process falls behind,
+        it writes less often."""
         now = self._loop.time()
-        touched: dict[int, LiveRequest] = {}
+        if not self._touched:
+            self._loop.call_soon(self._flush)
         for entry in frame.entries:
             live = self._by_run.get(entry.request)
             if live is not None:
-                touched[live.ticket] = live
+                self._touched[live.ticket] = live
                 actions = live.life.handle(Arrived(epoch, entry), now)
                 self._carry_out(live, actions, now)
                 if not actions or type(actions[-1]) is not Deliver:
                     self._keep_timer(live)
                     self._count(live)
+
+    def _flush(self) -> None:
+        touched, self._touched = self._touched, {}
         for live in touched.values():
             live.sink.flush()
 

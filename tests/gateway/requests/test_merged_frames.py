@@ -1,0 +1,57 @@
+"""A gateway that falls behind writes less often: tokens of several frames leave together, once nothing else waits."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from baton_gateway.requests.admission import Admission
+from baton_gateway.requests.relay import Relay
+from baton_gateway.requests.request_events import Deliver
+from baton_gateway.workers.linked_workers import WorkerTable
+from baton_testing.simulation.gateway import LIMITS, METRICS, RULES
+from baton_wire.messages.gateway_link import Tokens
+from baton_wire.messages.values import TokenEntry
+
+RUN, WORKER = b"r" * 16, b"w" * 16
+
+
+class Told:
+    """A sink that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.pending: list[int] = []
+        self.chunks: list[list[int]] = []
+
+    def flush(self) -> None:
+        self.chunks.append(self.pending)
+        self.pending = []
+
+
+def frame(first: int, *ids: int) -> Tokens:
+    return Tokens(first, (TokenEntry(RUN, 0, 0, first, ids, None, None, 0),))
+
+
+async def test_frames_that_came_together_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay = Relay(WorkerTable(), Admission(LIMITS), cast(Any, None), METRICS, RULES)
+    sink = Told()
+
+    def arrived(event: Any, now: float) -> list[Deliver]:
+        return [Deliver(0, event.entry.ids, None, None, event.entry.first_index == 0)]
+
+    live: Any = SimpleNamespace(ticket=7, life=SimpleNamespace(handle=arrived), sink=sink)
+    monkeypatch.setattr(relay, "_deliver", lambda live, action, now: sink.pending.extend(action.ids))
+    relay._by_run[RUN] = live
+
+    relay.tokens(WORKER, frame(0, 50))
+    relay.tokens(WORKER, frame(1, 51, 52))
+    assert sink.chunks == [], "others of the same moment may come yet"
+    await asyncio.sleep(0)
+    assert sink.chunks == [[50, 51, 52]]
+
+    relay.tokens(WORKER, frame(3, 53))
+    await asyncio.sleep(0)
+    assert sink.chunks == [[50, 51, 52], [53]]
