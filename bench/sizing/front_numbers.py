@@ -67,7 +67,10 @@ class Number:
 
 
 def cases(rows: Iterable[Row], drawn: Callable[[list[int]], list[int]] | None = None) -> list[Case]:
-    """Means over the seeds of each load and start-up; over those that are `drawn` from them, when that is given."""
+    """Means over the seeds of each load and start-up; over those that are `drawn` from them, when that is given.
+
+    Loads that mode SLO was not played on are left out.
+    """
     runs: dict[tuple[str, float], list[Row]] = defaultdict(list)
     fixed: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -75,6 +78,8 @@ def cases(rows: Iterable[Row], drawn: Callable[[list[int]], list[int]] | None = 
     found = []
     for (load, startup_s), mine in sorted(runs.items()):
         seeds = sorted({row.seed for row in mine if row.policy == SLO})
+        if not seeds:
+            continue
         taken = seeds if drawn is None else drawn(seeds)
         by_knob: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in [*mine, *fixed[load]]:

@@ -109,6 +109,11 @@ def test_a_size_that_one_seed_alone_tried_is_no_point() -> None:
     assert [point.knob for point in case.points[FIXED]] == ["2+1"]
 
 
+def test_a_load_that_mode_slo_was_not_played_on_is_left_out() -> None:
+    (case,) = cases([*_rows(), replace(ROW, policy="plain", load="b")])
+    assert case.load == "a"
+
+
 def test_numbers_hold_a_mean_its_interval_over_seeds_and_the_worst_load() -> None:
     other = [replace(row, load="b", misses=0.079 if row.policy == "slo" else row.misses) for row in _rows()]
     found = numbers([*_rows(), *other])["misses, over the best tuned peer at the same GPU-hours"]
