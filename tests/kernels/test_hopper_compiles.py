@@ -1,7 +1,7 @@
-"""The Gluon kernels compile for a Hopper GPU with the Triton that is installed, where no such GPU is.
+"""Kernels compile for a Hopper GPU with the Triton that is installed, where no such GPU is.
 
-No interpreter runs them, so without this a name that a new Triton lacks would be found by the first worker on a GPU.
-In a process of its own: here kernels are interpreted.
+No interpreter runs those in Gluon, so without this a name that a new Triton lacks would be found by the first worker on
+a GPU. Nor has an interpreter a bound for tiles. In a process of its own: here kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -64,6 +64,14 @@ for d, window, sinks in ((128, None, None), (256, 128, rows(8))):
     paged_prefill_attention_hopper(rows(64, 8, d), kv, chunk, 0.1, window, sinks=sinks)
 """,
         {"_prefill_hopper_kernel"},
+    ),
+    "seats of the most rows that a worker may have": (
+        """
+from baton_kernels.gpu.decode_seats import deal_seats
+for sequences in (5, 256, 4096):
+    deal_seats(torch.ones(sequences, dtype=torch.int32), 66, 64, 32)
+""",
+        {"_seats_kernel"},
     ),
     "8 bits": (
         """

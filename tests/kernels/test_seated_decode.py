@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -34,6 +36,15 @@ def test_long_and_short_contexts_equal_the_reference(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 9_000), min_size=1, max_size=40), st.sampled_from([1, 5, 33, 66]))
 def test_every_sequence_sits_once_and_long_ones_more_often_and_first(lengths: list[int], spare: int) -> None:
+    sits(lengths, spare)
+
+
+def test_more_rows_than_are_compared_at_a_time_sit_so_too() -> None:
+    draw = random.Random(1)
+    sits([draw.choice([0, 64, draw.randint(1, 9_000)]) for _ in range(600)], 66)
+
+
+def sits(lengths: list[int], spare: int) -> None:
     pytest.importorskip("triton")
     from baton_kernels.gpu.decode_attention import BLOCK_N, MAX_SPLITS
     from baton_kernels.gpu.decode_seats import deal_seats
