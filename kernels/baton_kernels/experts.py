@@ -18,8 +18,8 @@ from baton_kernels.quantised_stack import QuantisedStack
 from baton_kernels.quantised_weight import GROUP, dequantise
 from baton_kernels.swiglu import swiglu, swiglu_reference
 
-FEW_PAIRS = 4
-"""While experts are so many times the pairs of a token and an expert, reading experts for each token costs less than
+EXPERTS_A_PAIR = 4
+"""From so many experts for each pair of a token and an expert on, reading experts for each token costs less than
 sorting: two tokens seldom share one."""
 
 
@@ -112,7 +112,7 @@ def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, ex
 
 def are_few(tokens: int, per_token: int, count: int) -> bool:
     """Whether so many tokens read their experts each, without sorting."""
-    return tokens <= 1 or tokens * per_token * FEW_PAIRS <= count
+    return tokens <= 1 or tokens * per_token * EXPERTS_A_PAIR <= count
 
 
 def quantised_experts(

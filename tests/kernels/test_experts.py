@@ -33,7 +33,9 @@ def test_the_routing_kernel_equals_the_formula(
     torch.testing.assert_close(shares, expected_shares)
 
 
-@pytest.mark.parametrize(("count", "per_token", "hidden"), [(4, 2, 48), (6, 3, 300), (130, 8, 2880), (256, 8, 64)])
+@pytest.mark.parametrize(
+    ("count", "per_token", "hidden"), [(3, 1, 40), (4, 2, 48), (6, 3, 300), (130, 8, 2880), (256, 8, 64)]
+)
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_token_alone_is_routed_as_the_formula_says(
     triton_device: str, count: int, per_token: int, hidden: int, biased: bool
@@ -55,7 +57,9 @@ def test_a_token_alone_is_routed_as_the_formula_says(
         assert arrived.item() == 0
 
 
-@pytest.mark.parametrize(("count", "per_token", "hidden", "inner"), [(4, 2, 48, 80), (6, 3, 300, 17), (9, 8, 32, 1100)])
+@pytest.mark.parametrize(
+    ("count", "per_token", "hidden", "inner"), [(4, 2, 48, 80), (6, 3, 300, 17), (9, 8, 32, 1100), (3, 1, 40, 24)]
+)
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_the_kernel_of_few_tokens_equals_the_formula(
     triton_device: str, count: int, per_token: int, hidden: int, inner: int, tokens: int

@@ -214,7 +214,7 @@ class Relay:
             self._feed(live, WorkerLost(epoch))
 
     def tokens(self, epoch: bytes, frame: Tokens) -> None:
-        """Tokens of an answer that came in several frames go to its client at once: where this process falls behind,
+        """Tokens of an answer that came in several frames go to its client together: where this process falls behind,
         it writes less often."""
         now = self._loop.time()
         if not self._touched:
@@ -232,7 +232,8 @@ class Relay:
     def _flush(self) -> None:
         touched, self._touched = self._touched, {}
         for live in touched.values():
-            live.sink.flush()
+            if live.ticket in self._by_ticket:  # else its end told all of it, and the connection may be another's
+                live.sink.flush()
 
     def prompt_logprobs(self, epoch: bytes, message: PromptLogprobs) -> None:
         if (live := self._by_run.get(message.request)) is not None:

@@ -22,6 +22,7 @@ OUTPUTS = 2
 COLUMNS = 1024
 """Read at a time: what is under way hides the way to memory."""
 GATE_WARPS, DOWN_WARPS = 8, 4
+"""Of a program; the best of those that were measured."""
 DOWN_VALUES = 4096
 """Weights of all chosen experts that a program of down reads at a time, added up at once."""
 ROUTERS = 32

@@ -44,7 +44,7 @@ async def test_frames_that_came_together_are_told_together(monkeypatch: pytest.M
 
     live: Any = SimpleNamespace(ticket=7, life=SimpleNamespace(handle=arrived), sink=sink)
     monkeypatch.setattr(relay, "_deliver", lambda live, action, now: sink.pending.extend(action.ids))
-    relay._by_run[RUN] = live
+    relay._by_run[RUN] = relay._by_ticket[live.ticket] = live
 
     relay.tokens(WORKER, frame(0, 50))
     relay.tokens(WORKER, frame(1, 51, 52))
@@ -55,3 +55,8 @@ async def test_frames_that_came_together_are_told_together(monkeypatch: pytest.M
     relay.tokens(WORKER, frame(3, 53))
     await asyncio.sleep(0)
     assert sink.chunks == [[50, 51, 52], [53]]
+
+    relay.tokens(WORKER, frame(4, 54))
+    del relay._by_ticket[live.ticket]
+    await asyncio.sleep(0)
+    assert sink.chunks == [[50, 51, 52], [53]], "an answer's end tells what is left"

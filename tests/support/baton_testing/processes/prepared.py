@@ -24,6 +24,9 @@ from typing import Self
 from baton_testing.processes import fork_server
 from baton_testing.processes.child_process import Ended, environment, run_to_end
 
+START_S = 120.0
+"""Until the fork server has its imports done and the first child has a number."""
+
 
 class Forked:
     """One child, as `subprocess.Popen` has it."""
@@ -32,7 +35,8 @@ class Forked:
         self._told = os.fdopen(told, "rb", buffering=0)
         self._lines = b""
         self.returncode: int | None = None
-        self._read_until(1, None)
+        if not self._read_until(1, START_S):
+            raise TimeoutError(f"the fork server named no process within {START_S:g} s")
         self.pid = int(self._lines.split(b"\n")[0])
 
     def _read_until(self, lines: int, timeout_s: float | None) -> bool:
