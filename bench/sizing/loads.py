@@ -37,6 +37,7 @@ from bench.sizing.generators import (
     waves,
     with_batches,
 )
+from bench.sizing.judging_generators import day_and_batches, failovers, lessons, match, thinking, translations
 from bench.sizing.later_generators import agents, contracts, rollout, self_similar, shop_days, timers
 from bench.sizing.scenarios import CHAT, CHAT_SPEC, LONG, LONG_SPEC, Case
 
@@ -137,8 +138,18 @@ FORMER_TEST = (
 """Looked at on 2026-11-23, with two candidates that lost; eight of them, from the afternoon on, with the rule of
 2026-11-25, four with a candidate of that day that lost, three with the rule of 2026-11-26; nine with that rule and
 tuned peers; the last with the rule that followed it that day."""
-TEST: tuple[Load, ...] = ()
-"""Some are to be written before the next rule is chosen."""
+TEST: tuple[Load, ...] = (
+    Load("a late forenoon of the first day x5", _part(DAYS, 11 * HOUR_S, 12.5 * HOUR_S, 5.0)),
+    Load("an early night of the first day x5", _part(DAYS, 19.5 * HOUR_S, 21 * HOUR_S, 5.0)),
+    Load("the last hours of the second day x6", _part(DAYS, 45 * HOUR_S, 48 * HOUR_S, 6.0)),
+    Load("a match with goals", lambda traces, random: match(random, 5.0, 0.9)),
+    Load("lessons", lambda traces, random: lessons(random, 8.0, 0.95)),
+    Load("failovers of a region", lambda traces, random: failovers(random, 6.0, 0.85)),
+    Load("translations of files", lambda traces, random: translations(random, 240.0, 0.75)),
+    Load("thinking that comes and goes", lambda traces, random: thinking(random, 7.0, 0.8)),
+    Load("a day with batches at night", lambda traces, random: day_and_batches(random, 15.0, 20.0)),
+)
+"""Written on 2026-11-27, before that day's rule was chosen. Of the two days' trace four hours are in no set."""
 SPLITS = {"development": DEVELOPMENT, "former-test": FORMER_TEST, "test": TEST}
 
 

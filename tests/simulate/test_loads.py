@@ -27,6 +27,7 @@ from bench.sizing.generators import (
     waves,
     with_batches,
 )
+from bench.sizing.judging_generators import day_and_batches, failovers, lessons, match, thinking, translations
 from bench.sizing.later_generators import agents, contracts, rollout, self_similar, shop_days, timers
 from bench.sizing.loads import DEVELOPMENT, SPLITS
 
@@ -224,3 +225,55 @@ def test_shop_days_have_two_tops() -> None:
     load = shop_days(np.random.default_rng(3), 1.0, 1.0)
     rates = [_rate(load, hour * 3600.0, (hour + 1) * 3600.0) for hour in range(24)]
     assert min(rates[10], rates[20]) > 3 * max(rates[3], rates[15])
+
+
+def test_a_match_has_a_break_and_goals() -> None:
+    load = match(np.random.default_rng(3), 5.0, 1.0)
+    rates = np.array([_rate(load, start, start + 30.0) for start in range(0, 3570, 30)])
+    calm = np.median(rates)
+    assert _rate(load, 0, 60) < 0.5 * calm
+    assert rates.max() > 1.8 * calm
+    assert rates[58:72].min() < 0.7 * calm, "half of them ask in the break"
+
+
+def test_lessons_begin_at_once_and_have_breaks() -> None:
+    load = lessons(np.random.default_rng(3), 20.0, 1.0)
+    rates = np.array([_rate(load, start, start + 20.0) for start in range(0, 3580, 20)])
+    is_break = rates < 0.2 * rates.mean()
+    assert np.mean(is_break) == pytest.approx(240 / 1140, abs=0.08)
+    begins = np.flatnonzero(is_break[:-1] & ~is_break[1:])
+    assert len(begins) >= 2
+    assert all(rates[at + 2 : at + 5].mean() > 1.4 * rates[at + 18 : at + 30].mean() for at in begins[:2])
+
+
+def test_a_region_takes_over_twice() -> None:
+    load = failovers(np.random.default_rng(3), 20.0, 1.0)
+    rates = np.array([_rate(load, start, start + 20.0) for start in range(0, 3580, 20)])
+    is_double = rates > 1.25 * np.percentile(rates, 20)
+    begins = np.flatnonzero(~is_double[:-1] & is_double[1:])
+    assert len(begins) == 2
+    assert 700 < 20 * np.sum(is_double) < 1900
+    assert np.all(np.diff(load.arrival_s) >= 0)
+
+
+def test_translations_are_as_long_as_their_prompts_and_come_in_files() -> None:
+    load = translations(np.random.default_rng(3), 240.0, 1.0)
+    assert np.corrcoef(np.log(load.prompt_tokens), np.log(load.output_tokens))[0, 1] > 0.9
+    counts = np.histogram(load.arrival_s, np.arange(0.0, 3600.0, 30.0))[0]
+    assert counts.var() / counts.mean() > 4.0
+
+
+def test_the_share_of_thinking_changes_and_the_rate_does_not() -> None:
+    load = thinking(np.random.default_rng(3), 20.0, 1.0)
+    parts = [load.between(start, start + 120.0) for start in range(0, 3600, 120)]
+    shares = [float(np.mean(part.output_tokens > 1000)) for part in parts]
+    assert max(shares) > 2.0 * min(shares)
+    assert max(map(len, parts)) < 1.2 * min(map(len, parts))
+
+
+def test_a_day_has_batches_of_long_answers_at_night() -> None:
+    load = day_and_batches(np.random.default_rng(3), 3.0, 20.0)
+    assert _rate(load, 9 * 3600, 11 * 3600) > 10 * _rate(load, 0, 7000)
+    batch = load.between(2.1 * 3600, 2.6 * 3600)
+    assert np.median(batch.output_tokens) > 2 * np.median(load.between(9 * 3600, 11 * 3600).output_tokens)
+    assert _rate(load, 4 * 3600, 4.9 * 3600) < 0.3 * _rate(load, 2.1 * 3600, 2.6 * 3600)
