@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from baton_gateway.errors import ProcessesDownError
-from baton_gateway.parent_process import RESTART_S, SILENCE, GatewayProcesses, until_silent
+from baton_gateway.parent_process import CHILD_VARIABLE, RESTART_S, SILENCE, GatewayProcesses, until_silent
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import until
 from baton_testing.virtual_time.loop import run_virtual
@@ -134,7 +134,8 @@ async def test_a_gateway_that_is_told_to_stop_while_it_starts_stops(pool: FakePo
     gateway = await asyncio.create_subprocess_exec(*command)
     try:
         process = psutil.Process(gateway.pid)
-        await until(lambda: len(process.children()) == 2, 120.0)
+        # One that is stopped before it has become Baton would hold its parent in the middle of the fork.
+        await until(lambda: [CHILD_VARIABLE in child.environ() for child in process.children()] == [True, True], 120.0)
         for child in process.children():
             child.suspend()
         gateway.terminate()

@@ -12,11 +12,12 @@ from baton_testing.gateway.http_client import CHAT, COMPLETIONS, HttpClient
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_each_chunk_says_the_usage_up_to_there_when_asked_for(client: HttpClient, path: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
+    client.gateway.take_step_by_step()
     chunks = await client.stream(path, max_tokens=6, n=2, stream_options=options)
     usages = [chunk["usage"] for chunk in chunks]
     counts = [usage["completion_tokens"] for usage in usages]
     assert counts == sorted(counts)
-    assert len(set(counts)) > 3, "it grows"
+    assert sorted(set(counts)) == [2, 4, 6, 8, 10, 12], "each step counts once it is told"
     assert usages[-2] == usages[-1] == {"prompt_tokens": usages[0]["prompt_tokens"]} | usages[-1]
     assert counts[-1] == 12
     assert all(each["total_tokens"] == each["prompt_tokens"] + each["completion_tokens"] for each in usages)

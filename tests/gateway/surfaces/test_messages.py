@@ -106,6 +106,7 @@ async def test_a_stream_says_the_same(claude: anthropic.AsyncAnthropic) -> None:
 
 
 async def test_the_events_of_a_stream_come_in_their_order(client: HttpClient) -> None:
+    client.gateway.take_step_by_step()
     found = await events(client)
     kinds = [event["type"] for event in found]
     deltas = kinds.count("content_block_delta")

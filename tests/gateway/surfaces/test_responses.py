@@ -93,6 +93,7 @@ def assert_alike(streamed: Response, whole: Response) -> None:
 
 
 async def test_the_events_of_a_stream_come_in_their_order(client: HttpClient) -> None:
+    client.gateway.take_step_by_step()
     found = await events(client)
     kinds = [event["type"].removeprefix("response.") for event in found]
     deltas = kinds.count("output_text.delta")

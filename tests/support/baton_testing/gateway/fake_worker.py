@@ -109,6 +109,8 @@ class FakeWorker:
     """Says nothing of prompts' own tokens, whoever asks."""
     hold: bool = False
     """Accepts legs and produces nothing."""
+    may_step: Callable[[int], bool] = lambda _last_step: True
+    """Asked with the number of the last step before each one."""
     peer: FakeWorker | None = None
     """Whom a prefill worker hands over to, found by epoch in the pool."""
     pool: list[FakeWorker] = field(default_factory=list)
@@ -362,7 +364,7 @@ class FakeWorker:
         while True:
             due_s = max(due_s + (self.step_s or 0.001), clock())
             await asyncio.sleep(due_s - clock())
-            if not self.hold and not self.silent:
+            if not self.hold and not self.silent and self.may_step(self._steps):
                 await self._step()
 
     async def _step(self) -> None:

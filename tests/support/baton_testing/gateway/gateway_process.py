@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
+from baton_gateway.http_api.sinks import StreamingSink
 from baton_gateway.server import GatewayServer
 from baton_gateway.settings import parse_settings
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.fake_worker import FakeRequest
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, byte_level
 from baton_wire.listening.sockets import bind
+from baton_wire.messages.gateway_link import Tokens
 
 
 @dataclass
@@ -27,6 +29,25 @@ class RunningGateway:
 
     async def until_linked(self, workers: int) -> None:
         await until(lambda: len(list(self.server.table.all())) == workers)
+
+    def take_step_by_step(self) -> None:
+        """No worker of now makes a step before its last one is written to streams, however busy this machine is. Else
+        the tokens of several steps may come together, and leave together."""
+        relay = self.server.relay
+        take, steps = relay.tokens, dict[bytes, int]()
+
+        def tokens(epoch: bytes, frame: Tokens) -> None:
+            take(epoch, frame)
+            steps[epoch] = frame.step
+
+        def may_step(epoch: bytes, last: int) -> bool:
+            sinks = [live.sink for live in relay._by_ticket.values()]
+            is_written = not any(isinstance(sink, StreamingSink) and sink._pending for sink in sinks)
+            return is_written and steps.get(epoch, 0) == last
+
+        setattr(relay, "tokens", tokens)  # noqa: B010
+        for worker in self.pool.workers:
+            worker.may_step = partial(may_step, worker.epoch)
 
 
 @asynccontextmanager
