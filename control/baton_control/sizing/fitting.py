@@ -10,8 +10,10 @@ that the prior is wrong many times over, or that the speed has changed: then the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isfinite
 from statistics import median
 from typing import TypeVar
@@ -55,7 +57,7 @@ class Fit:
 
     @property
     def multipliers(self) -> Floats:
-        return np.clip(np.linalg.solve(self.gram, self.moment), *MULTIPLIERS)
+        return _multipliers(self.gram, self.moment)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -68,54 +70,76 @@ def fresh(prior: Sequence[float], anchor: float = 1.0) -> Fit:
     return Fit(tuple(prior), gram, moment, anchor=anchor)
 
 
+@lru_cache(maxsize=64)
 def _pull(size: int, anchor: float) -> tuple[Floats, Floats]:
     """What keeps multipliers near the anchor, as so many steps with relative errors would."""
     return np.eye(size) * PRIOR_STRENGTH / anchor**2, np.full(size, PRIOR_STRENGTH / anchor)
 
 
-def observed(fit: Fit, worker: str, features: Sequence[float], seconds: float) -> Fit:
-    """The fit after one step of a worker: what was in it, and how long it took."""
-    if not (isfinite(seconds) and 0.0 < seconds < 3600.0 and all(isfinite(x) and x >= 0 for x in features)):
-        return fit
-    scaled = np.array(features) * np.array(fit.prior)
-    expected, believed = float(scaled @ fit.multipliers), float(scaled.sum())
-    if expected <= 0 or believed <= 0:
-        return fit
-    own, warmed = fit.bias.get(worker, 1.0), fit.warmed.get(worker, 0)
-    ratio = seconds / (believed * own)
-    fit = replace(fit, recent=(*fit.recent[-RECENT + 1 :], ratio))
-    if warmed < WARM_STEPS:
-        return replace(fit, warmed={**_latest(fit.warmed, worker), worker: warmed + 1})
-    error = abs(seconds / (expected * own) - 1.0)
-    limit = OUTLIER * max(fit.spread, MIN_SPREAD)
-    if error > limit:
-        middle = median(fit.recent)
-        if abs(ratio / middle - 1.0) > limit:
-            return replace(fit, spread=min(1.0, fit.spread * 1.02))  # of steps unlike others some are true
-        again = fresh(fit.prior, float(np.clip(middle, *MULTIPLIERS)))
-        fit = replace(again, recent=fit.recent, warmed=fit.warmed, bias=fit.bias)
-        expected = float(scaled @ fit.multipliers)
+Step = tuple[str, Sequence[float], float]
+"""Its worker, what was in it, and how many seconds it took."""
+
+
+def observed(fit: Fit, steps: Iterable[Step]) -> Fit:
+    """The fit after these steps, one after the other. All in one go: there are hundreds between two decisions."""
+    prior = np.array(fit.prior)
+    gram, moment, spread, anchor, count = fit.gram, fit.moment, fit.spread, fit.anchor, fit.steps
+    recent, warmed, bias = deque(fit.recent, RECENT), dict(fit.warmed), dict(fit.bias)
+    multipliers = _multipliers(gram, moment)
+    has_any = False
+    for worker, features, seconds in steps:
+        if not (isfinite(seconds) and 0.0 < seconds < 3600.0 and all(isfinite(x) and x >= 0 for x in features)):
+            continue
+        scaled = np.array(features) * prior
+        expected, believed = float(scaled @ multipliers), float(scaled.sum())
+        if expected <= 0 or believed <= 0:
+            continue
+        has_any = True
+        own, steps_before = bias.get(worker, 1.0), warmed.get(worker, 0)
+        ratio = seconds / (believed * own)
+        recent.append(ratio)
+        if steps_before < WARM_STEPS:
+            _make_room(warmed, worker)
+            warmed[worker] = steps_before + 1
+            continue
         error = abs(seconds / (expected * own) - 1.0)
-    row, target = scaled / expected, seconds / expected
-    gram, moment = _pull(len(fit.prior), fit.anchor)
-    return replace(
-        fit,
-        gram=FORGETTING * fit.gram + (1 - FORGETTING) * gram + np.outer(row, row),
-        moment=FORGETTING * fit.moment + (1 - FORGETTING) * moment + row * target,
-        steps=fit.steps + 1,
-        spread=0.98 * fit.spread + 0.02 * error,
-        bias={**_latest(fit.bias), worker: own + BIAS_RATE * (min(2.0, max(0.5, seconds / expected)) - own)},
-    )
+        limit = OUTLIER * max(spread, MIN_SPREAD)
+        if error > limit:
+            middle = median(recent)
+            if abs(ratio / middle - 1.0) > limit:
+                spread = min(1.0, spread * 1.02)  # of steps unlike others some are true
+                continue
+            anchor, spread, count = float(np.clip(middle, *MULTIPLIERS)), FIRST_SPREAD, 0
+            gram, moment = _pull(len(prior), anchor)
+            expected = float(scaled @ _multipliers(gram, moment))
+            error = abs(seconds / (expected * own) - 1.0)
+        row, target = scaled / expected, seconds / expected
+        gram_0, moment_0 = _pull(len(prior), anchor)
+        gram = FORGETTING * gram + (1 - FORGETTING) * gram_0 + row[:, None] * row
+        moment = FORGETTING * moment + (1 - FORGETTING) * moment_0 + row * target
+        multipliers = _multipliers(gram, moment)
+        count += 1
+        spread = 0.98 * spread + 0.02 * error
+        _make_room(bias, worker)
+        bias[worker] = own + BIAS_RATE * (min(2.0, max(0.5, target)) - own)
+    if not has_any:
+        return fit
+    return Fit(fit.prior, gram, moment, count, spread, anchor, tuple(recent), warmed, bias)
+
+
+def _multipliers(gram: Floats, moment: Floats) -> Floats:
+    solved = np.linalg.solve(gram, moment)
+    return np.asarray(np.minimum(np.maximum(solved, MULTIPLIERS[0]), MULTIPLIERS[1]))
 
 
 T = TypeVar("T", int, float)
 
 
-def _latest(by_worker: Mapping[str, T], keep: str = "") -> Mapping[str, T]:
-    """The entries without those of the oldest workers, when there are too many: workers come and go for months."""
-    if len(by_worker) < MAX_WORKERS or keep in by_worker:
-        return by_worker
-    return dict(list(by_worker.items())[MAX_WORKERS // 4 :])
+def _make_room(by_worker: dict[str, T], worker: str) -> None:
+    """Without the oldest workers, when there are too many for one more: they come and go for months."""
+    if len(by_worker) >= MAX_WORKERS and worker not in by_worker:
+        for each in list(by_worker)[: MAX_WORKERS // 4]:
+            del by_worker[each]
 
 
 def prefill_features(tokens: float, pairs: float) -> tuple[float, ...]:

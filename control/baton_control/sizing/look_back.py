@@ -28,21 +28,30 @@ def enough(role: Role, rates_per_s: Sequence[float], least: int, most: int, mix:
     return least
 
 
-def share_met(role: Role, rates_per_s: Sequence[float], workers: int, mix: Mix, sizer: Sizer) -> float:
-    """Predicted share within the target of the requests of all these intervals."""
-    met = sum(rate * sizer.share_met(role, mix, rate, workers) for rate in rates_per_s)
-    return met / max(1e-9, sum(rates_per_s))
+def share_late(role: Role, rates_per_s: Sequence[float], workers: int, mix: Mix, sizer: Sizer) -> float:
+    """Predicted share over the target of the requests of all these intervals; at least so much, where that is more than
+    the percentile allows. It costs nothing where it was just found that so many are not enough.
+    """
+    late, _ = _late(role, rates_per_s, workers, mix, sizer)
+    return late / max(1e-9, sum(rates_per_s))
 
 
 def _keeps(role: Role, rates_per_s: Sequence[float], workers: int, mix: Mix, sizer: Sizer) -> bool:
-    left = sum(rates_per_s)
+    _, is_kept = _late(role, rates_per_s, workers, mix, sizer)
+    return is_kept
+
+
+def _late(role: Role, rates_per_s: Sequence[float], workers: int, mix: Mix, sizer: Sizer) -> tuple[float, bool]:
+    """Requests over the target in the intervals of most load, until it is clear whether all of them keep the
+    percentile; and whether they do."""
+    left, late = sum(rates_per_s), 0.0
     budget = (1.0 - sizer.reachable_share(role, mix)) * left
     for rate in sorted(rates_per_s, reverse=True):
-        late = 1.0 - sizer.share_met(role, mix, rate, workers)
-        budget, left = budget - rate * late, left - rate
-        if budget < 0.0 or left * late <= budget:  # at less load no more are late
+        share = 1.0 - sizer.share_met(role, mix, rate, workers)
+        late, left = late + rate * share, left - rate
+        if late > budget or late + left * share <= budget:  # at less load no more are late
             break
-    return budget >= 0.0
+    return late, late <= budget
 
 
 def with_served(memory: PoolMemory, pool: PoolSeen, served: Lateness | None) -> PoolMemory:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from baton_control.sizing import fitting
 from baton_control.sizing import remembered as memory
@@ -21,6 +22,8 @@ from baton_control.sizing.worker_model import WorkerModel
 
 MODEL_MOVED = 0.03
 """The twin is asked anew when a step that matters takes so much longer or shorter than it thinks."""
+MOST_STEPS = 512
+"""Learned from at once, drawn from all: a few ms. Many workers tell of thousands between two decisions."""
 TYPICAL_PROMPT, TYPICAL_BATCH, TYPICAL_CONTEXT = 1000, 32, 1000
 
 
@@ -73,15 +76,20 @@ def learn_and_size(
 
 def with_steps(spec: SizingSpec, state: SizingState, steps: Iterable[StepSeen]) -> SizingState:
     """The state after these steps; the twin's answers are dropped when its step times moved."""
-    prefill, decode = state.prefill, state.decode
-    for step in steps:
+    of_prompts: list[fitting.Step] = []
+    of_answers: list[fitting.Step] = []
+    told = tuple(steps)
+    if len(told) > MOST_STEPS:
+        told = tuple(told[place] for place in sorted(Random(len(told)).sample(range(len(told)), MOST_STEPS)))
+    for step in told:
         held = step.timing
         if held.prefill_tokens and not held.decode_rows:
             features = fitting.prefill_features(held.prefill_tokens, held.prefill_pairs)
-            prefill = fitting.observed(prefill, step.worker, features, held.seconds)
+            of_prompts.append((step.worker, features, held.seconds))
         elif held.decode_rows and not held.prefill_tokens:
             features = fitting.decode_features(state.prior.decode, held.decode_rows, held.kv_tokens)
-            decode = fitting.observed(decode, step.worker, features, held.seconds)
+            of_answers.append((step.worker, features, held.seconds))
+    prefill, decode = fitting.observed(state.prefill, of_prompts), fitting.observed(state.decode, of_answers)
     state = replace(state, prefill=prefill, decode=decode)
     model = replace(
         state.model,

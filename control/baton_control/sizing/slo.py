@@ -17,7 +17,7 @@ from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.demand import Demand, demands, learned, together
 from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resized
-from baton_control.sizing.look_back import enough, seen_enough, share_met, with_served
+from baton_control.sizing.look_back import enough, seen_enough, share_late, with_served
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
 from baton_control.sizing.remembered import PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
@@ -139,9 +139,9 @@ def _decide_pool(
         least_for_half_an_hour,
     )
     if workers > pool.workers and workers > 1:
-        met = share_met(role, rising, workers - 1, mix, sizer)
+        late = share_late(role, rising, workers - 1, mix, sizer)
         name, limit_ms = "TTFT" if role is Role.PREFILL else "TPOT", spec.targets.limit_s(role) * 1000
-        why = f"{workers - 1} would keep {met:.1%} within {name} {limit_ms:.0f} ms, with the last half hour"
+        why = f"with {workers - 1}, {late:.1%} or more would be over {name} {limit_ms:.0f} ms, with the last half hour"
     elif grown < needed and not why:
         why = f"{needed} for this alone, but {grown} are enough with the last half hour"
     return PoolDecision(workers, _reason(role, pool.workers, workers, demand, why), needed), kept

@@ -1,19 +1,21 @@
 """A prefill pool by itself, with decode taken as free: the twin's workers and order of prompts, and no other parts.
 
-Sizing asks this thousands of times an hour, mostly about pools that have an idle worker when a prompt comes.
+Sizing asks this thousands of times an hour. So `PrefillWorker` and `PromptOrder` are written out here, to the last
+digit, and what cannot change between two steps is not looked at again.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from math import inf
 
 import numpy as np
 
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
-from baton_control.twin.prefill import PrefillWorker, least_loaded
-from baton_wire.rules.prompt_order import PromptOrder
+from baton_control.twin.prefill import PINNED_SHARE
+from baton_wire.rules.prompt_order import BEGIN_SHARE
 
 
 def first_tokens(
@@ -23,49 +25,109 @@ def first_tokens(
     times = model.prefill
     found = prefix_affinity + (1.0 - prefix_affinity) / workers
     cached = np.minimum((workload.cached_tokens * found).astype(np.int64), workload.prompt_tokens - 1)
-    new = workload.prompt_tokens - cached
-    pairs = new * (cached + new / 2)
-    alone_s = (times.fixed_s + times.per_token_s * new + times.per_pair_s * pairs).tolist()
-    prompts = list(zip(new.tolist(), cached.tolist(), strict=True))
+    fresh = workload.prompt_tokens - cached
+    attended = fresh * (cached + fresh / 2)
+    single_s = times.fixed_s + times.per_token_s * fresh + times.per_pair_s * attended
+    slack_s = np.zeros(len(fresh))
+    if ttft_s is not None:
+        slack_s = np.where(single_s <= BEGIN_SHARE * ttft_s, BEGIN_SHARE * ttft_s - single_s, BEGIN_SHARE * ttft_s)
+    latest_s = (workload.arrival_s + slack_s).tolist()
+    alone_s, new, pairs = single_s.tolist(), fresh.tolist(), attended.tolist()
+    own_s = (times.per_token_s * fresh + times.per_pair_s * attended).tolist()
+    whole, fewest = workload.prompt_tokens.tolist(), min(new, default=0)
+    fixed_s, per_token_s, per_pair_s = times.fixed_s, times.per_token_s, times.per_pair_s
+    budget, room, hold_s = model.max_step_tokens, model.kv_capacity_tokens * PINNED_SHARE, model.hold_s
     arrivals = [*workload.arrival_s.tolist(), inf]
-    first_s = [inf] * len(prompts)
-    order: PromptOrder[int] = PromptOrder(ttft_s)
-    pool = [PrefillWorker(0.0, 0.0) for _ in range(workers)]
+    first_s = [inf] * len(new)
+    in_time: list[tuple[float, int]] = []
+    """heap of (latest start, request)"""
+    late: deque[int] = deque()
+    idle = bytearray(b"\1" * workers)
+    queues: list[deque[int]] = [deque() for _ in range(workers)]
+    queued_tokens, queued_s, busy_until = [0] * workers, [0.0] * workers, [0.0] * workers
+    free_s = [0.0] * workers
+    """When each has done what is before it; of those at work."""
     ends: list[tuple[float, int, int]] = []
     """heap of (when a step ends, its number, its worker)"""
     started = request = 0
+    freest = -1
+    """Who has least before it, while all are at work; the same until a step ends or somebody gets a prompt."""
+
+    def begin(place: int, now: float) -> None:
+        """The next step of an idle worker that has prompts."""
+        nonlocal started
+        queue = queues[place]
+        batch = [queue.popleft()]
+        tokens, pair_count = new[batch[0]], pairs[batch[0]]
+        held = whole[batch[0]]
+        queued_s[place] -= own_s[batch[0]]
+        while queue:
+            nearest = queue[0]
+            if tokens + new[nearest] > budget or whole[nearest] > room - held:
+                break
+            batch.append(queue.popleft())
+            queued_s[place] -= own_s[nearest]
+            held += whole[nearest]
+            tokens += new[nearest]
+            pair_count += pairs[nearest]
+        queued_tokens[place] -= tokens
+        if not queue:
+            queued_s[place] = 0.0  # what rounding left
+        idle[place] = 0
+        busy_until[place] = end_s = now + (fixed_s + per_token_s * tokens + per_pair_s * pair_count)
+        free_s[place] = end_s + queued_s[place]
+        for each in batch:
+            first_s[each] = end_s + model.gateway_s
+        started += 1
+        heapq.heappush(ends, (end_s, started, place))
+
     while True:
         now = arrivals[request]
         if ends and ends[0][0] <= now:
             now, _, place = heapq.heappop(ends)
-            worker = pool[place]
-            for done in worker.batch:
-                first_s[done] = now + model.gateway_s
-            worker.batch = []
-            worker.pinned_tokens = 0
-            end_s = worker.start_batch(now, model)
-            if end_s is not None:
-                started += 1
-                heapq.heappush(ends, (end_s, started, place))
+            idle[place] = 1
+            freest = -1
+            if queues[place]:
+                begin(place, now)
         elif now == inf:
             return np.array(first_s)
         else:
             request += 1
-            if len(ends) < workers and not order:  # its turn at once, with an idle worker
-                place = next(place for place, worker in enumerate(pool) if not worker.batch)
-                pool[place].batch = [request - 1]
-                pool[place].busy_until = now + alone_s[request - 1]
+            if len(ends) < workers and not in_time and not late:  # its turn at once, with an idle worker
+                place = idle.find(1)
+                idle[place] = 0
+                free_s[place] = busy_until[place] = end_s = now + alone_s[request - 1]
+                first_s[request - 1] = end_s + model.gateway_s
                 started += 1
-                heapq.heappush(ends, (pool[place].busy_until, started, place))
+                freest = -1
+                heapq.heappush(ends, (end_s, started, place))
                 continue
-            order.push(request - 1, now, alone_s[request - 1])
-        while order:
-            new_tokens, cached_tokens = prompts[order.first(now)]
-            worker = least_loaded(pool, now)
-            if worker.is_backed_up(new_tokens, now, model):
+            heapq.heappush(in_time, (latest_s[request - 1], request - 1))
+        while in_time or late:
+            if freest < 0:
+                freest = idle.find(1)
+            if freest < 0:
+                freest = free_s.index(min(free_s))
+            tokens_before = queued_tokens[freest]
+            if hold_s is not None:
+                if not idle[freest] and queued_s[freest] + (busy_until[freest] - now) > hold_s:
+                    break
+            elif tokens_before and tokens_before + fewest > budget:
                 break
-            worker.enqueue(order.pop(), new_tokens, cached_tokens, times)
-            end_s = worker.start_batch(now, model)
-            if end_s is not None:
-                started += 1
-                heapq.heappush(ends, (end_s, started, pool.index(worker)))
+            if ttft_s is not None:
+                while in_time and in_time[0][0] < now:
+                    late.append(heapq.heappop(in_time)[1])
+            turn = in_time[0][1] if in_time else late[0]
+            if hold_s is None and tokens_before and tokens_before + new[turn] > budget:
+                break
+            if in_time:
+                heapq.heappop(in_time)
+            else:
+                late.popleft()
+            place, freest = freest, -1
+            queues[place].append(turn)
+            queued_tokens[place] += new[turn]
+            queued_s[place] += own_s[turn]
+            free_s[place] += own_s[turn]
+            if idle[place]:
+                begin(place, now)

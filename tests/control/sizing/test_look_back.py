@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_control.sizing.capacity import Mix
-from baton_control.sizing.look_back import enough, seen_enough, share_met, with_served
+from baton_control.sizing.look_back import enough, seen_enough, share_late, with_served
 from baton_control.sizing.readings import Lateness, PoolSeen
 from baton_control.sizing.remembered import PoolMemory
 from baton_control.sizing.request_shape import RequestShape
@@ -46,10 +46,11 @@ def test_it_stays_between_the_least_and_the_most_that_are_asked_about() -> None:
     assert found([SPIKE] * 180, most=2) == 2
 
 
-def test_the_share_met_is_that_of_all_requests() -> None:
+def test_the_share_that_is_late_is_told_as_far_as_it_is_too_much() -> None:
     rates = [CALM] * 5 + [SPIKE]
-    assert share_met(Role.PREFILL, rates, 2, MIX, PerWorker()) == pytest.approx(0.75)
-    assert share_met(Role.PREFILL, [0.0], 2, MIX, PerWorker()) == 0.0
+    assert share_late(Role.PREFILL, rates, 2, MIX, PerWorker()) == pytest.approx(0.25)
+    assert share_late(Role.PREFILL, [CALM] * 5 + [SPIKE] * 9, 2, MIX, PerWorker()) == pytest.approx(0.1)
+    assert share_late(Role.PREFILL, [0.0], 2, MIX, PerWorker()) == 0.0
 
 
 def remembered(*seen: tuple[int, float]) -> PoolMemory:

@@ -10,7 +10,7 @@ from baton_control.sizing.deployment import sizing_spec
 from baton_control.sizing.readings import Arrivals, ProvenZero, StepSeen, Unknown
 from baton_control.sizing.remembered import MAX_SAVED_BYTES
 from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.sizing_state import fresh, learn_and_size, resized, restored, saved, with_steps
+from baton_control.sizing.sizing_state import MOST_STEPS, fresh, learn_and_size, resized, restored, saved, with_steps
 from baton_testing.kube.manifests import deployment
 from baton_testing.sizing.builders import ROUND_WORKER, seen, spec
 from baton_wire.messages.measures import StepTiming
@@ -42,6 +42,19 @@ def test_slower_steps_are_believed_after_warm_up_and_ask_for_more_workers() -> N
         for each in (state, slow)
     ]
     assert needs[1] > 1.5 * needs[0]
+
+
+def test_of_thousands_of_steps_an_even_part_is_learned_from() -> None:
+    """Hundreds of workers tell of thousands between two decisions. The last tenth is of a slower kind."""
+    a_spec = spec()
+    told = [*prefill_steps(1.0, count=4500), *prefill_steps(1.1, count=500)]
+    state = with_steps(a_spec, fresh(ROUND_WORKER, a_spec), told)
+    every = prefill_steps(1.0, count=MOST_STEPS)
+    learned = with_steps(a_spec, fresh(ROUND_WORKER, a_spec), every).prefill
+    assert learned.steps + sum(learned.warmed.values()) == MOST_STEPS
+    assert state.prefill.steps + sum(state.prefill.warmed.values()) <= MOST_STEPS
+    assert set(state.prefill.warmed) == set(learned.warmed), "no worker is left out"
+    assert [round(ratio, 6) for ratio in state.prefill.recent[-10:]] == [1.1] * 10
 
 
 def test_schedules_of_a_manifest_are_floors_by_role_day_and_minute() -> None:

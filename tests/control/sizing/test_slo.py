@@ -55,7 +55,7 @@ def test_a_step_in_the_load_is_followed_at_once_by_several_workers() -> None:
     assert min(walk.workers) >= 6
     assert "prefill 1→" in decision.reason
     assert "tokens/s at +40 s" in decision.reason
-    assert "would keep" in decision.reason
+    assert "or more would be over TTFT" in decision.reason
 
 
 CALM = (2.2, 3.1, 3.6, 3.4, 3.5, 4.1, 3.2, 3.2, 2.5, 3.3, 4.1, 4.8, 2.9, 4.0, 3.3)
