@@ -49,11 +49,11 @@ class Mix:
 
     def tokens(self, role: Role) -> Floats:
         """What each request is to the pool: tokens of its prompt to compute, or of its answer."""
-        of = [s.prompt_tokens - s.cached_tokens if role is Role.PREFILL else s.output_tokens for s in self.shapes]
-        return np.array(of, dtype=np.float64)
+        prompt, output, cached = _columns(self)
+        return (prompt - cached if role is Role.PREFILL else output).astype(np.float64)
 
     def mean_tokens(self, role: Role) -> float:
-        return max(1.0, float(self.tokens(role).mean()))
+        return _mean_tokens(self, role)
 
 
 NOT_ASKED = -inf, inf
@@ -183,6 +183,11 @@ class TwinSizer:
 def _question(role: Role, rate_per_s: float, workers: int) -> tuple[int, int]:
     """The group that stands for so many workers, and the load of each in steps of `GRID`."""
     return min(workers, GROUP[role]), ceil(log(rate_per_s / workers) / log(GRID) - 1e-9)
+
+
+@lru_cache(maxsize=64)
+def _mean_tokens(mix: Mix, role: Role) -> float:
+    return max(1.0, float(mix.tokens(role).mean()))
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ window: what it gave comes back as fast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from baton_control.sizing.readings import Observed, PoolSeen
@@ -30,8 +30,9 @@ def other(role: Role) -> Role:
     return Role.DECODE if role is Role.PREFILL else Role.PREFILL
 
 
-def exchanged(seen: Observed, needs: Mapping[Role, int], keeps: Mapping[Role, int]) -> dict[Role, int]:
-    """The sizes after the pool that is short of what it `needs` now got what the other has on top of what it `keeps`.
+def exchanged(seen: Observed, needs: Mapping[Role, int], keeps: Callable[[Role], int]) -> dict[Role, int]:
+    """The sizes after the pool that is short of what it `needs` now got what the other has on top of what it `keeps`,
+    which is asked only then.
 
     Who is still starting helps nobody now, so it does not count.
     """
@@ -39,8 +40,11 @@ def exchanged(seen: Observed, needs: Mapping[Role, int], keeps: Mapping[Role, in
     serving = {role: _to_give(seen.pool(role)) + 1 for role in POOL_ROLES}
     for taker in POOL_ROLES:
         giver = other(taker)
-        count = min(needs[taker] - serving[taker], serving[giver] - max(1, keeps[giver]))
-        if count > 0 and seen.pool(taker).routable is not None:
+        missing = needs[taker] - serving[taker]
+        if missing <= 0 or serving[giver] <= 1 or seen.pool(taker).routable is None:
+            continue
+        count = min(missing, serving[giver] - max(1, keeps(giver)))
+        if count > 0:
             return {taker: sizes[taker] + count, giver: sizes[giver] - count}
     return sizes
 

@@ -22,7 +22,7 @@ from baton_control.sizing.worker_model import WorkerModel
 
 MODEL_MOVED = 0.03
 """The twin is asked anew when a step that matters takes so much longer or shorter than it thinks."""
-MOST_STEPS = 512
+MOST_STEPS = 256
 """Learned from at once, drawn from all: a few ms. Many workers tell of thousands between two decisions."""
 TYPICAL_PROMPT, TYPICAL_BATCH, TYPICAL_CONTEXT = 1000, 32, 1000
 

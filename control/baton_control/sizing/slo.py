@@ -240,7 +240,10 @@ def _exchanged(
         return spec.clamped(role, max(1, held[role], sizer.required(role, mix, rate_per_s)), epoch_s)
 
     needs = {role: now_for(role, near[role].rate_per_s) for role in POOL_ROLES}
-    keeps = {role: now_for(role, near[role].lasting_per_s * SHRINK_MARGIN) for role in POOL_ROLES}
+
+    def keeps(role: Role) -> int:
+        return now_for(role, near[role].lasting_per_s * SHRINK_MARGIN)
+
     flipped = exchanged(seen, needs, keeps)
     both = ceil(together(spec, memory, wanted, mix, sizer) * sum(pool.needed for pool in pools.values()))
     # What both need together knows no minimum of a pool: a worker that died is replaced, whatever the other has.
@@ -254,7 +257,7 @@ def _exchanged(
         if flipped[role] > before:
             return f"{needs[role]} are needed now, {other(role).value} gives {flipped[role] - before}"
         if flipped[role] < before:
-            return f"{other(role).value} needs {needs[other(role)]} now, {keeps[role]} are enough here"
+            return f"{other(role).value} needs {needs[other(role)]} now, {keeps(role)} are enough here"
         return f"alone it would have {pools[role].workers}, both together need {both}"
 
     return {

@@ -107,9 +107,10 @@ def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats |
             since[place], planned[place], borders[place] = now, 0, now
         else:
             more = finishing[place][0][0] - steps[place]
-            if count > 1:
-                more = min(more, max(1, (capacity - kv[place] - reserved[place]) // count))
-            linear = pace[place] + per_kv_s * kv[place]
+            held = kv[place]
+            if count > 1 and held + reserved[place] + more * count > capacity:
+                more = min(more, max(1, (capacity - held - reserved[place]) // count))
+            linear = pace[place] + per_kv_s * held
             growth = per_kv_s * count
             if landed[place]:
                 elapsed = now - since[place]
@@ -122,10 +123,13 @@ def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats |
                         until = elapsed / least
                     else:
                         until = (sqrt(least * least + 4 * half * elapsed) - least) / (2 * half)
-                    more = min(more, max(1, ceil(until - 1e-9)))
+                    steps_until = ceil(until - 1e-9)
+                    if steps_until < more:
+                        more = steps_until if steps_until > 1 else min(more, 1)
             planned[place] = more
-            borders[place] = max(now, since[place] + (more * linear + growth * more * (more - 1) / 2))
-        border = min(borders)
+            end_s = since[place] + (more * linear + growth * more * (more - 1) / 2)
+            borders[place] = end_s if end_s > now else now
+        border = min(borders) if workers > 1 else borders[0]
 
 
 def _with_full_pools(model: WorkerModel, workload: Workload, workers: int) -> Floats:

@@ -26,24 +26,33 @@ def pools(prefill: int, decode: int, routable: int | None = None) -> Observed:
 
 
 def test_who_is_short_now_gets_what_the_other_does_not_need() -> None:
-    assert exchanged(pools(3, 8), {PREFILL: 6, DECODE: 4}, {PREFILL: 7, DECODE: 4}) == {PREFILL: 6, DECODE: 5}
-    assert exchanged(pools(3, 8), {PREFILL: 9, DECODE: 4}, {PREFILL: 9, DECODE: 4}) == {PREFILL: 7, DECODE: 4}
-    assert exchanged(pools(8, 3), {PREFILL: 2, DECODE: 5}, {PREFILL: 3, DECODE: 5}) == {PREFILL: 6, DECODE: 5}
+    assert exchanged(pools(3, 8), {PREFILL: 6, DECODE: 4}, {PREFILL: 7, DECODE: 4}.__getitem__) == {
+        PREFILL: 6,
+        DECODE: 5,
+    }
+    assert exchanged(pools(3, 8), {PREFILL: 9, DECODE: 4}, {PREFILL: 9, DECODE: 4}.__getitem__) == {
+        PREFILL: 7,
+        DECODE: 4,
+    }
+    assert exchanged(pools(8, 3), {PREFILL: 2, DECODE: 5}, {PREFILL: 3, DECODE: 5}.__getitem__) == {
+        PREFILL: 6,
+        DECODE: 5,
+    }
 
 
 def test_nothing_changes_role_when_both_are_short_or_nobody_is() -> None:
     here = {PREFILL: 3, DECODE: 8}
-    assert exchanged(pools(3, 8), {PREFILL: 6, DECODE: 9}, {PREFILL: 6, DECODE: 9}) == here
-    assert exchanged(pools(3, 8), {PREFILL: 3, DECODE: 2}, {PREFILL: 3, DECODE: 2}) == here
+    assert exchanged(pools(3, 8), {PREFILL: 6, DECODE: 9}, {PREFILL: 6, DECODE: 9}.__getitem__) == here
+    assert exchanged(pools(3, 8), {PREFILL: 3, DECODE: 2}, {PREFILL: 3, DECODE: 2}.__getitem__) == here
 
 
 def test_one_worker_that_serves_stays_and_who_starts_is_not_flipped() -> None:
     needs = {PREFILL: 9, DECODE: 1}
-    assert exchanged(pools(3, 8, routable=3), needs, needs) == {PREFILL: 5, DECODE: 6}
+    assert exchanged(pools(3, 8, routable=3), needs, needs.__getitem__) == {PREFILL: 5, DECODE: 6}
     assert flips_of(pools(3, 8, routable=3), {PREFILL: 9, DECODE: 2}) == Flips(DECODE, 2)
     unknown = Observed(ProvenZero(), PoolSeen(3, 3), PoolSeen(8, None))
-    assert exchanged(unknown, needs, needs) == {PREFILL: 3, DECODE: 8}
-    assert exchanged(unknown, {PREFILL: 1, DECODE: 9}, {PREFILL: 1, DECODE: 9}) == {PREFILL: 3, DECODE: 8}
+    assert exchanged(unknown, needs, needs.__getitem__) == {PREFILL: 3, DECODE: 8}
+    assert exchanged(unknown, {PREFILL: 1, DECODE: 9}, {PREFILL: 1, DECODE: 9}.__getitem__) == {PREFILL: 3, DECODE: 8}
     assert flips_of(unknown, {PREFILL: 9, DECODE: 2}) is None
 
 
