@@ -43,7 +43,7 @@ class ConfigFields:
     def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
         value = self._values.get(name)
         if value is None and default is not None:
-            return default
+            value = default  # which another field may have made impossible
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.error(name, f"an integer from {minimum} to {maximum}")
         return value

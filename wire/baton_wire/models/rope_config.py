@@ -134,8 +134,10 @@ def read_rope_section(
     config: ConfigFields, section: ConfigFields, max_positions: int, options: RopeOptions, theta: float, share: float
 ) -> RopeConfig:
     """RoPE of one object of options; `theta` and `share` are what holds unless it says otherwise."""
-    if (kind := section.text(_type_field(section), "default")) not in options.types:
-        raise section.error(_type_field(section), ", ".join(options.types))
+    field = _type_field(section)
+    is_null = field in section.names() and not section.has(field)
+    if is_null or (kind := section.text(field, "default")) not in options.types:
+        raise section.error(field, ", ".join(options.types))
     known = _KNOWN | (_LONGROPE if kind in LONGROPE else frozenset())
     known |= _QUERY_SCALES if options.scales_queries else frozenset()
     for name in section.names():
@@ -144,8 +146,12 @@ def read_rope_section(
     share = _read_share(section, options, share)
     theta = section.number("rope_theta", theta)
     # transformers: a length at the top of the config wins over the one in the section, which wins over the maximum.
-    original = section.integer("original_max_position_embeddings", options.original_positions or max_positions)
-    original = config.integer("original_max_position_embeddings", original)
+    # A family's own default counts as given at the top.
+    length, own = "original_max_position_embeddings", options.original_positions
+    original = section.integer(length, own or max_positions)
+    if own is not None and original != own and not config.has(length):
+        raise config.error(length, f"an integer, since {own} would win over the {original} of the RoPE options")
+    original = config.integer(length, original)
     even = original if options.scales_queries and section.number("llama_4_scaling_beta") else None
     return RopeConfig(theta, _read_scaling(section, kind, original, max_positions), share, options.interleaved, even)
 
@@ -154,12 +160,14 @@ def _read_share(fields: ConfigFields, options: RopeOptions, default: float) -> f
     if options.share is None:
         fields.only("partial_rotary_factor", 1.0, "1.0 (the whole head is rotated)")
         return 1.0
+    if default != 1.0 and "partial_rotary_factor" in fields.names() and not fields.has("partial_rotary_factor"):
+        raise fields.error("partial_rotary_factor", "a number above 0 and at most 1, or no such field")
     return fields.number("partial_rotary_factor", default, maximum=1.0)
 
 
 def _type_field(section: ConfigFields) -> str:
     """Which of two names says how positions are scaled: asked first, for the type decides which others there are."""
-    return "rope_type" if section.has("rope_type") or not section.has("type") else "type"
+    return "rope_type" if section.has("rope_type") or "type" not in section.names() else "type"
 
 
 def _read_scaling(section: ConfigFields, kind: str, original_positions: int, max_positions: int) -> RopeScaling | None:
@@ -174,7 +182,7 @@ def _read_scaling(section: ConfigFields, kind: str, original_positions: int, max
                 original_positions=original_positions,
                 beta_fast=section.number("beta_fast", 32.0),
                 beta_slow=section.number("beta_slow", 1.0),
-                truncate=section.flag("truncate", True),
+                truncate=section.flag("truncate", "truncate" not in section.names()),  # null is false
                 attention_factor=_optional_number(section, "attention_factor"),
                 mscale=_optional_number(section, "mscale"),
                 mscale_all_dim=_optional_number(section, "mscale_all_dim"),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from baton_engine.model.formats.stored_weight import FP8
 from baton_wire.models.formats.eight_bits import EightBits
-from baton_wire.models.formats.packed_integers import WORD
+from baton_wire.models.formats.packed_integers import WORD, Gptq, PackedIntegers
 from baton_wire.models.formats.weight_format import WeightFormat
 
 DEVIATION: Final = 0.02
@@ -31,9 +31,8 @@ def draw(stored: WeightFormat, features: int, columns: int, generator: torch.Gen
             drawn[name] = torch.tensor([features, columns])
         elif "I32" not in form.dtypes:
             drawn[name] = torch.full(shape, DEVIATION * 12**0.5 / (1 << stored.bits), device=device)
-        elif name.endswith("g_idx"):
-            groups = stored.tensors(features, columns)["weight_scale"].shapes[0][1]
-            drawn[name] = torch.arange(columns, dtype=torch.int32, device=device) // (columns // groups)
+        elif name.endswith("g_idx") and isinstance(stored, PackedIntegers | Gptq):
+            drawn[name] = torch.arange(columns, dtype=torch.int32, device=device) // (stored.group or columns)
         elif "zero" in name:
             word = sum(middle << at for at in range(0, WORD, stored.bits))
             drawn[name] = torch.full(shape, word - (1 << WORD), dtype=torch.int32, device=device)

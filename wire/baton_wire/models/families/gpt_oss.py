@@ -48,7 +48,7 @@ def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
 
 
 def _rope(fields: ConfigFields, positions: int) -> RopeConfig:
-    if fields.has("rope_parameters") or fields.has("rope_scaling"):
+    if fields.raw("rope_parameters") or fields.raw("rope_scaling"):  # empty is none
         return read_rope(fields, positions, ROPE)
     return RopeConfig(fields.number("rope_theta", ROPE.theta), DEFAULT_YARN)
 

@@ -22,6 +22,9 @@ def _mistral(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
 
 
 def _ministral3(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
+    if not fields.raw("rope_parameters") and not fields.raw("rope_scaling"):
+        # transformers' default is a YaRN of one published size.
+        raise fields.error("rope_parameters", "an object, which every Ministral 3 has")
     return _layers(fields, positions, RopeOptions(scales_queries=True))
 
 

@@ -14,7 +14,9 @@ from baton_wire.models.reading import (
     read_layer_count,
     refuse_mlp_bias,
 )
-from baton_wire.models.rope_config import read_rope
+from baton_wire.models.rope_config import RopeOptions, read_rope
+
+ROPE: Final = RopeOptions(theta=1_000_000.0)
 
 
 def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
@@ -27,7 +29,7 @@ def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
         heads.q_heads,
         heads.kv_heads,
         heads.head_dim,
-        read_rope(fields, positions),
+        read_rope(fields, positions, ROPE),
         heads.head_dim**-0.5,
         fields.integer("sliding_window") if fields.has("sliding_window") else None,
     )
@@ -43,4 +45,4 @@ def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
     return (LayerSpec(mixer, experts),) * read_layer_count(fields)
 
 
-MIXTRAL: Final = Family("MixtralForCausalLM", _layers)
+MIXTRAL: Final = Family("MixtralForCausalLM", _layers, default_eps=1e-5)

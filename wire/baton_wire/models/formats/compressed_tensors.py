@@ -1,14 +1,19 @@
-"""The `config_groups` of compressed-tensors: which layers each group means, and how their weights are stored."""
+"""The `config_groups` of compressed-tensors: which layers each group means, and how their weights are stored.
+
+Of several groups that mean a layer the most exact one decides, whatever their order: compressed-tensors,
+`utils/match.py: match_targets`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from baton_wire.models.config_fields import ConfigFields
 from baton_wire.models.errors import ModelConfigError
 from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.layer_formats import FormatRule, WeightFormats
-from baton_wire.models.formats.layer_names import read_names
+from baton_wire.models.formats.layer_names import LayerNames, read_names
 from baton_wire.models.formats.packed_integers import PackedIntegers, read_group_size
 from baton_wire.models.formats.weight_format import WeightFormat
 
@@ -23,16 +28,38 @@ def read_compressed_tensors(section: ConfigFields) -> WeightFormats:
     groups = section.raw("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise section.error("config_groups", "an object of groups, at least one")
-    rules = tuple(
+    read = [
         _group(ConfigFields({"group": group}, "quantization_config.config_groups."), section, name)
         for name, group in groups.items()
-    )
+    ]
     return WeightFormats(
-        "compressed-tensors", rules, read_names(section, "ignore"), has_kv_scales=section.has("kv_cache_scheme")
+        "compressed-tensors",
+        _by_exactness(read),
+        read_names(section, "ignore"),
+        has_kv_scales=section.has("kv_cache_scheme"),
+        required=tuple(targets for targets, _ in read),
     )
 
 
-def _group(holder: ConfigFields, section: ConfigFields, name: str) -> FormatRule:
+def _by_exactness(groups: Sequence[tuple[LayerNames, WeightFormat]]) -> tuple[FormatRule, ...]:
+    """Whole names first, then patterns in the order of their letters, then the class. Of equal targets the last one
+    holds."""
+    named, patterns = dict[str, WeightFormat](), dict[str, WeightFormat]()
+    of_class: list[FormatRule] = []
+    for targets, stored in groups:
+        named |= dict.fromkeys(targets.names, stored)
+        patterns |= dict.fromkeys(targets.patterns, stored)
+        if targets.every_linear:
+            of_class = [FormatRule(LayerNames(every_linear=True), stored)]
+    by_name = [
+        FormatRule(LayerNames(frozenset(name for name, its in named.items() if its == stored)), stored)
+        for stored in dict.fromkeys(named.values())
+    ]
+    by_pattern = [FormatRule(LayerNames(patterns=(pattern,)), patterns[pattern]) for pattern in sorted(patterns)]
+    return (*by_name, *by_pattern, *of_class)
+
+
+def _group(holder: ConfigFields, section: ConfigFields, name: str) -> tuple[LayerNames, WeightFormat]:
     value = holder.raw("group")
     if not isinstance(value, dict):
         raise ModelConfigError(f"quantization_config.config_groups.{name}: must be an object")
@@ -47,7 +74,7 @@ def _group(holder: ConfigFields, section: ConfigFields, name: str) -> FormatRule
     group.only("output_activations", None, "absent")
     inputs = group.section("input_activations") if group.has("input_activations") else None
     stored = _stored(weights, layout == "pack-quantized", inputs)
-    return FormatRule(read_names(group, "targets"), stored, must_match=True)
+    return read_names(group, "targets"), stored
 
 
 def _stored(weights: ConfigFields, packed: bool, inputs: ConfigFields | None) -> WeightFormat:

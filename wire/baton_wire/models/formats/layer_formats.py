@@ -18,8 +18,6 @@ class FormatRule:
     targets: LayerNames
     format: WeightFormat | None
     """None: as they are."""
-    must_match: bool = False
-    """Whether targets that mean no layer are a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,8 @@ class WeightFormats:
     has_kv_scales: bool = False
     stacks: Mxfp4 | None = None
     """Of experts that lie in one tensor."""
+    required: tuple[LayerNames, ...] = ()
+    """Lists of which each must mean a layer."""
 
     def of(self, layer: str) -> WeightFormat | None:
         """Of `model.layers.0.mlp.up_proj` or its like; None: the weight is there as it is."""
@@ -50,9 +50,9 @@ class WeightFormats:
         unknown = self.ignored.unknown([*layers, *modules])
         if unknown is not None:
             raise _names_nothing(self.ignored.field, unknown)
-        for rule in self.rules:
-            if rule.must_match and not any(rule.targets.mean(layer) for layer in layers):
-                raise _names_nothing(rule.targets.field, rule.targets.shown)
+        for targets in self.required:
+            if not any(targets.mean(layer) for layer in layers):
+                raise _names_nothing(targets.field, targets.shown)
 
 
 def _names_nothing(field: str, name: str) -> ModelConfigError:

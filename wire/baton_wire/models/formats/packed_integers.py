@@ -57,6 +57,8 @@ class Gptq:
     group: int
     lesser_zeros: bool
     """Files of version 1 hold zero points less one."""
+    has_order: bool = False
+    """Whether columns may belong to other groups than those of their places; `g_idx` says so."""
 
     def tensors(self, features: int, columns: int) -> Mapping[str, TensorForm]:
         groups, many = groups_of(columns, self.group), WORD // self.bits
@@ -66,7 +68,7 @@ class Gptq:
             "qweight": TensorForm(((columns // many, features),), ("I32",)),
             "qzeros": TensorForm(((groups, features // many),), ("I32",)),
             "scales": TensorForm(((groups, features),), FLOATS),
-            "g_idx": TensorForm(((columns,),), ("I32",), optional=True),
+            "g_idx": TensorForm(((columns,),), ("I32",), optional=groups == 1 or not self.has_order),
         }
 
     def stored_bytes(self, features: int, columns: int) -> int:

@@ -88,7 +88,7 @@ def _gptq(section: ConfigFields) -> WeightFormats:
     if version not in ("gptq", "gptq_v2"):
         raise section.error("checkpoint_format" if section.has("checkpoint_format") else "format", "gptq or gptq_v2")
     lesser = version == "gptq"
-    base = Gptq(_bits(section), read_group_size(section), lesser)
+    base = Gptq(_bits(section), read_group_size(section), lesser, section.flag("desc_act", False))
     rules = [*_overrides(section, base), FormatRule(_in_blocks(section), base)]
     if section.flag("lm_head", False):
         rules.append(FormatRule(_HEAD, base))
@@ -116,7 +116,8 @@ def _overrides(section: ConfigFields, base: Gptq) -> list[FormatRule]:
         other = dynamic.section(key)
         other.only("adapter", None, "absent (nothing is added to the weights)")
         group = read_group_size(other) if other.has("group_size") else base.group
-        rules.append(FormatRule(targets, Gptq(_bits(other, base.bits), group, base.lesser_zeros)))
+        order = other.flag("desc_act", base.has_order)
+        rules.append(FormatRule(targets, Gptq(_bits(other, base.bits), group, base.lesser_zeros, order)))
     return rules
 
 
