@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, inf, log
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -36,16 +37,16 @@ MAX_UTILISATION = 0.97
 """Of the least work that prompts are: a pool that never idles never recovers from a burst."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Mix:
-    """Requests as they were lately, to draw from, and how bursty their arrivals are.
+    """Requests as they were lately, to draw from.
 
-    Compared by identity: whoever keeps a mix while nothing changed keeps the answers that were computed for it.
+    Compared by identity: whoever keeps a mix keeps the answers that were computed for it.
     """
 
     shapes: tuple[RequestShape, ...]
     dispersion: float = 1.0
-    """Variance over mean of arrivals per window; 1: Poisson."""
+    """Variance over mean of arrivals per window. 1: Poisson, as decisions take it."""
 
     def tokens(self, role: Role) -> Floats:
         """What each request is to the pool: tokens of its prompt to compute, or of its answer."""
@@ -58,6 +59,19 @@ class Mix:
 
 NOT_ASKED = -inf, inf
 """Borders of a group of decode workers of which nothing is known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Of one mix."""
+
+    shares: dict[tuple[Role, int, int], float] = field(default_factory=dict)
+    """By pool, group and step of the load of each worker."""
+    borders: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By group of decode workers, the highest step known to keep the percentile and the lowest known not to: what keeps
+    it at some load does so at less, and so do more workers at that of each."""
+    clear: dict[tuple[Role, int], int] = field(default_factory=dict)
+    """By pool and group, the highest step at which nobody is late; nor is anybody at less."""
 
 
 class Sizer(Protocol):
@@ -74,19 +88,13 @@ class Sizer(Protocol):
 
 @dataclass(slots=True)
 class TwinSizer:
-    """The twin of one deployment as a Sizer; remembers what it was asked until the model or the mix changes."""
+    """The twin of one deployment as a Sizer; remembers what it was asked of each mix that somebody still has."""
 
     model: WorkerModel
     targets: Targets
     prefix_affinity: float = 0.9
     max_workers: int = 1024
-    _mix: Mix | None = None
-    """Of the answers below; those for an earlier one are forgotten."""
-    _shares: dict[tuple[Role, int, int], float] = field(default_factory=dict)
-    """By pool, group and step of the load of each worker."""
-    _borders: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By group of decode workers, the highest step known to keep the percentile and the lowest known not to: what keeps
-    it at some load does so at less, and so do more workers at that of each."""
+    _answers: WeakKeyDictionary[Mix, _Answers] = field(default_factory=WeakKeyDictionary)
 
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
         """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
@@ -121,20 +129,24 @@ class TwinSizer:
         return self._share(role, mix, rate_per_s, workers)
 
     def _share(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
-        self._of(mix)
+        answers = self._of(mix)
         group, step = _question(role, rate_per_s, workers)
+        if step <= answers.clear.get((role, group), -inf):
+            return 1.0
         key = (role, group, step)
-        if key not in self._shares:
-            self._shares[key] = self._simulate(role, mix, group, GRID**step * group)
-        return self._shares[key]
+        if key not in answers.shares:
+            answers.shares[key] = self._simulate(role, mix, group, GRID**step * group)
+            if answers.shares[key] >= 1.0:
+                answers.clear[role, group] = step
+        return answers.shares[key]
 
     def _keeps(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> bool:
         """Whether the percentile is met."""
         if rate_per_s <= 0:
             return True
-        self._of(mix)
+        borders = self._of(mix).borders
         group, step = _question(role, rate_per_s, workers)
-        kept, missed = self._borders.get(group, NOT_ASKED)
+        kept, missed = borders.get(group, NOT_ASKED)
         # Prompts that are late wait last, so now and then fewer are late at more load: that is asked each time.
         if role is Role.DECODE and not kept < step < missed:
             return step <= kept
@@ -143,15 +155,15 @@ class TwinSizer:
         is_kept = share >= self.targets.share(role) or share >= self.reachable_share(role, mix)
         if role is Role.DECODE:
             for other in range(group, GROUP[role] + 1) if is_kept else range(1, group + 1):
-                kept, missed = self._borders.get(other, NOT_ASKED)
-                self._borders[other] = (max(kept, step), missed) if is_kept else (kept, min(missed, step))
+                kept, missed = borders.get(other, NOT_ASKED)
+                borders[other] = (max(kept, step), missed) if is_kept else (kept, min(missed, step))
         return is_kept
 
-    def _of(self, mix: Mix) -> None:
-        if mix is not self._mix:
-            self._mix = mix
-            self._shares.clear()
-            self._borders.clear()
+    def _of(self, mix: Mix) -> _Answers:
+        found = self._answers.get(mix)
+        if found is None:
+            found = self._answers[mix] = _Answers()
+        return found
 
     def most_per_s(self, role: Role, mix: Mix) -> float:
         """Requests that one worker can do: prefill at all, decode with as many at once as keep TPOT."""
@@ -185,12 +197,12 @@ def _question(role: Role, rate_per_s: float, workers: int) -> tuple[int, int]:
     return min(workers, GROUP[role]), ceil(log(rate_per_s / workers) / log(GRID) - 1e-9)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _mean_tokens(mix: Mix, role: Role) -> float:
     return max(1.0, float(mix.tokens(role).mean()))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _prompt_s(model: WorkerModel, mix: Mix) -> float:
     """Of a prefill worker per request, when every step is as full as it can be."""
     return float(
@@ -198,7 +210,7 @@ def _prompt_s(model: WorkerModel, mix: Mix) -> float:
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _batch(model: WorkerModel, tpot_s: float, mix: Mix) -> int:
     """The most sequences that a decode worker steps within TPOT, in the middle of their answers; at least one."""
     context = float(np.mean([s.prompt_tokens + s.output_tokens / 2 for s in mix.shapes]))

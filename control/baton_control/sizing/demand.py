@@ -10,6 +10,7 @@ import numpy as np
 
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.forecast import forecast, means
+from baton_control.sizing.look_back import Load
 from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, Observed, PoolSeen, Unknown
 from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Orders, SizingMemory
 from baton_control.sizing.request_shape import RequestShape
@@ -19,7 +20,6 @@ from baton_wire.messages.values import POOL_ROLES, Role
 MIX_REFRESH_S = 120.0
 MIX_CHANGE = 0.1
 """A mix is replaced when the mean or the tail of its lengths moved by more than this."""
-DISPERSIONS = (1.0, 1.5, 2.0)
 DRAIN_SHARE = 1.5
 """Start-ups that a backlog may take to drain: it was late before any worker could help, what comes now does not wait
 behind it, and workers that drain it are paid for as long as they take to come and go."""
@@ -44,8 +44,8 @@ class Demand:
     """Of the present mix's mean request: prompt tokens to compute, or of its answer."""
     held: int | None
     """Workers that the answers which run now fill, at the pace of TPOT; 0 of prefill. None: nobody knows what runs."""
-    past: tuple[float, ...]
-    """Requests per second of the present mix, in each interval that is remembered, as means over `ACTUAL_S`."""
+    past: tuple[Load, ...]
+    """In each interval that is remembered, as means over `ACTUAL_S`."""
 
 
 def learned(
@@ -63,15 +63,16 @@ def learned(
     if not isinstance(arrivals, Arrivals):
         history = (*memory.history, Interval(0.0, 0.0, 0.0))[-HISTORY:]
         memory = replace(memory, history=history, since_s=known_since, last_arrival_s=last, unknown_intervals=0)
-        return _with_mix(replace(memory, shapes=(*memory.shapes, *late)[-RECENT:]), now, interval_s) if late else memory
+        return _with_mix(replace(memory, shapes=(*memory.shapes, *late)[-RECENT:]), now) if late else memory
     shapes = (*memory.shapes, *arrivals.sample)[-RECENT:]
     sample = Mix(arrivals.sample or shapes)
-    workers = (arrivals.per_s / sizer.most_per_s(role, sample) if sample.shapes else 0.0 for role in POOL_ROLES)
-    history = (*memory.history, Interval(arrivals.per_s, *workers))[-HISTORY:]
+    prefill, decode = (arrivals.per_s / sizer.most_per_s(role, sample) if sample.shapes else 0.0 for role in POOL_ROLES)
+    history = (*memory.history, Interval(arrivals.per_s, prefill, decode))[-HISTORY:]
     memory = replace(
         memory, history=history, shapes=shapes, since_s=known_since, last_arrival_s=now, unknown_intervals=0
     )
-    return _with_mix(memory, now, interval_s)
+    memory = _with_mix(memory, now)
+    return replace(memory, history=(*memory.history[:-1], replace(memory.history[-1], mix=memory.mix)))
 
 
 def demands(
@@ -113,9 +114,20 @@ def demands(
         left = waiting_at(waiting, ahead.mean, one, ready, ahead_s) if waiting > 0 else 0.0
         draining = left / (DRAIN_SHARE * ahead_s)
         rate = max(ahead.high, ahead.mean + draining)
-        past = tuple(means(loads, spec.interval_s).tolist())
+        past = _past(role, memory, mix, sizer, spec.interval_s)
         result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, each, held, past)
     return result
+
+
+def _past(role: Role, memory: SizingMemory, mix: Mix, sizer: Sizer, interval_s: float) -> tuple[Load, ...]:
+    """What the pool had to do in each interval: as many requests as came, with the lengths of that time."""
+    filled = means([interval.workers(role) for interval in memory.history], interval_s).tolist()
+    counts = means([interval.requests_per_s for interval in memory.history], interval_s).tolist()
+    mixes = [interval.mix or mix for interval in memory.history]
+    return tuple(
+        Load(count, workers * sizer.most_per_s(role, then), then)
+        for count, workers, then in zip(counts, filled, mixes, strict=True)
+    )
 
 
 def together(spec: SizingSpec, memory: SizingMemory, wanted: Mapping[Role, Demand], mix: Mix, sizer: Sizer) -> float:
@@ -166,31 +178,19 @@ def _routable(pool: PoolSeen) -> int:
     return pool.workers if pool.routable is None else min(pool.routable, pool.workers)
 
 
-def _with_mix(memory: SizingMemory, now: float, interval_s: float) -> SizingMemory:
+def _with_mix(memory: SizingMemory, now: float) -> SizingMemory:
     if not memory.shapes:
         return memory
     mix = memory.mix
     if mix is not None and now - memory.mix_s < MIX_REFRESH_S and len(memory.shapes) < 2 * len(mix.shapes):
         return memory
-    mix = Mix(memory.shapes, _dispersion(memory.history, interval_s))
+    mix = Mix(memory.shapes)
     if memory.mix is not None and len(memory.mix.shapes) >= RECENT // 2 and _is_alike(memory.mix, mix):
         return replace(memory, mix_s=now)
     return replace(memory, mix=mix, mix_s=now)
 
 
-def _dispersion(history: tuple[Interval, ...], interval_s: float) -> float:
-    """Variance over mean of arrivals per interval, from successive differences so that a trend does not count."""
-    counts = np.array([interval.requests_per_s * interval_s for interval in history[-60:]])
-    if len(counts) < 6 or counts.mean() < 1:
-        return DISPERSIONS[1]
-    squares = np.sort(np.diff(counts) ** 2)[: -max(1, len(counts) // 20)]  # without the steps of the load
-    ratio = float(squares.mean() / 2 / counts.mean())
-    return next((step for step in DISPERSIONS if step >= ratio), DISPERSIONS[-1])
-
-
 def _is_alike(one: Mix, other: Mix) -> bool:
-    if one.dispersion != other.dispersion:
-        return False
     return all(abs(a - b) <= MIX_CHANGE * max(a, 1.0) for a, b in zip(_features(one), _features(other), strict=True))
 
 

@@ -36,6 +36,8 @@ class Interval:
     prefill_workers: float
     decode_workers: float
     """That it filled, while each does as much as it can."""
+    mix: Mix | None = None
+    """Of that time; None: it is not known any more."""
 
     def workers(self, role: Role) -> float:
         return self.prefill_workers if role is Role.PREFILL else self.decode_workers

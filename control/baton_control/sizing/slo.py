@@ -17,7 +17,7 @@ from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.demand import Demand, demands, learned, together
 from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resized
-from baton_control.sizing.look_back import enough, seen_enough, share_late, with_served
+from baton_control.sizing.look_back import GOING_PART, Load, allowed, enough, seen_enough, share_late, with_served
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
 from baton_control.sizing.remembered import PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
@@ -117,14 +117,14 @@ def _decide_pool(
     relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)  # mostly the most: it answers the other
     needed = sizer.required(role, mix, demand.rate_per_s)
     until = round(demand.horizon_s / spec.interval_s)
-    rising = (*demand.past, *(demand.rate_per_s,) * until)
-    lasting = (*demand.past, *(demand.lasting_per_s,) * until)
-    grown = enough(role, rising, max(1, pool.workers), needed, mix, sizer) if needed > pool.workers else needed
+    rising = (*demand.past, *(Load(demand.rate_per_s, demand.rate_per_s, mix),) * until)
+    lasting = (*demand.past, *(Load(demand.lasting_per_s, demand.lasting_per_s, mix),) * until)
+    grown = enough(role, rising, max(1, pool.workers), needed, sizer) if needed > pool.workers else needed
     target, shrunk = (spec.clamped(role, workers, epoch_s) for workers in (grown, relaxed))
 
     def least_for_half_an_hour(least: int) -> int:
-        seen_least = seen_enough(spec, role, memory.pools[role], pool.workers, mix, sizer)
-        return enough(role, lasting, max(least, seen_least), pool.workers, mix, sizer)
+        seen_least = seen_enough(spec, memory.pools[role], pool.workers, allowed(role, demand.past, sizer))
+        return enough(role, lasting, max(least, seen_least), pool.workers, sizer, GOING_PART)
 
     workers, why, kept = stabilised(
         spec,
@@ -139,7 +139,7 @@ def _decide_pool(
         least_for_half_an_hour,
     )
     if workers > pool.workers and workers > 1:
-        late = share_late(role, rising, workers - 1, mix, sizer)
+        late = share_late(role, rising, workers - 1, sizer)
         name, limit_ms = "TTFT" if role is Role.PREFILL else "TPOT", spec.targets.limit_s(role) * 1000
         why = f"with {workers - 1}, {late:.1%} or more would be over {name} {limit_ms:.0f} ms, with the last half hour"
     elif grown < needed and not why:

@@ -4,7 +4,7 @@ The words of sizing, in the order in which a decision uses them:
 
     reading      what was measured: known, proven zero, or unknown (then everything holds)
     arrivals     requests that came in an interval, refused ones included
-    mix          lengths of recent requests, to draw from, and how bursty they come (dispersion)
+    mix          lengths of recent requests, to draw from
     horizon      seconds until a worker that is ordered now can serve
     forecast     arrivals at the horizon, a quantile of them
     backlog      what waits now, or runs on top of what keeps TPOT, and still will at the horizon; spread over the time
@@ -15,7 +15,8 @@ The words of sizing, in the order in which a decision uses them:
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a rest
     enough       workers that keep the percentile over the last half hour and the time of a start, by the twin: no more
-                 are started, no fewer are left, and none of those that clients saw to be needed
+                 are started. Who is left loses half of what may be late at most; nobody goes whom clients saw to be
+                 needed
     flips        workers of one pool that serve in the other from now on: what one needs now and the other does not
     together     how much of what both pools are to be ready for comes at once, as pools that take turns do not peak so
     orders       workers asked for that should not be routable yet

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from baton_control.sizing.capacity import Mix
-from baton_control.sizing.look_back import enough, seen_enough, share_late, with_served
+from baton_control.sizing.look_back import Load, allowed, enough, seen_enough, share_late, with_served
 from baton_control.sizing.readings import Lateness, PoolSeen
 from baton_control.sizing.remembered import PoolMemory
 from baton_control.sizing.request_shape import RequestShape
@@ -27,8 +28,12 @@ class Unreachable(PerWorker):
         return 0.9 * super().reachable_share(role, mix)
 
 
-def found(rates: list[float], least: int = 1, most: int = 6, sizer: PerWorker | None = None) -> int:
-    return enough(Role.PREFILL, rates, least, most, MIX, sizer or PerWorker())
+def loads(rates: list[float], mix: Mix = MIX) -> list[Load]:
+    return [Load(rate, rate, mix) for rate in rates]
+
+
+def found(rates: list[float], least: int = 1, most: int = 6, sizer: PerWorker | None = None, part: float = 1.0) -> int:
+    return enough(Role.PREFILL, loads(rates), least, most, sizer or PerWorker(), part)
 
 
 @pytest.mark.parametrize(("spikes", "wanted"), [(0, 1), (2, 1), (3, 2), (4, 3), (30, 4)])
@@ -46,11 +51,51 @@ def test_it_stays_between_the_least_and_the_most_that_are_asked_about() -> None:
     assert found([SPIKE] * 180, most=2) == 2
 
 
-def test_the_share_that_is_late_is_told_as_far_as_it_is_too_much() -> None:
-    rates = [CALM] * 5 + [SPIKE]
-    assert share_late(Role.PREFILL, rates, 2, MIX, PerWorker()) == pytest.approx(0.25)
-    assert share_late(Role.PREFILL, [CALM] * 5 + [SPIKE] * 9, 2, MIX, PerWorker()) == pytest.approx(0.1)
-    assert share_late(Role.PREFILL, [0.0], 2, MIX, PerWorker()) == 0.0
+def test_who_goes_leaves_half_of_what_may_be_late() -> None:
+    rates = [CALM] * 178 + [SPIKE] * 2
+    assert found(rates) == 1
+    assert found(rates, part=0.5) == 3, "two workers lose 2.7 %, three 1.3"
+
+
+def test_each_request_counts_once_however_long_it_is() -> None:
+    """Books are a tenth of the requests of letters and as much work. One worker is too few for them, two for nobody."""
+    letters, books = MIX, Mix((RequestShape(10_000, 100),))
+    day = [*[Load(40.0, 4.0, letters)] * 90, *[Load(0.4, 8.0, books)] * 90]
+    assert enough(Role.PREFILL, day, 1, 6, PerWorker()) == 1, "a third of the books are late, 0.4 % of all requests"
+    assert enough(Role.PREFILL, day[90:], 1, 6, PerWorker()) == 2
+    many = [*day[:90], *[Load(10.0, 8.0, books)] * 90]
+    assert enough(Role.PREFILL, many, 1, 6, PerWorker()) == 2, "7.5 % of all requests"
+
+
+def test_few_loads_are_asked_about() -> None:
+    """Of 180 loads of each of three mixes; the answer is that of asking about all."""
+
+    class Counting(PerWorker):
+        asked = 0
+
+        def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
+            self.asked += 1
+            return super().share_met(role, mix, rate_per_s, workers)
+
+    random = np.random.default_rng(5)
+    for _ in range(20):
+        rates = random.uniform(0.0, 14.0, (3, 180)) * random.uniform(0.3, 1.0, (3, 1))
+        every = [load for each in rates for load in loads(each.tolist(), Mix((RequestShape(1000, 100),)))]
+        sizer = Counting()
+        for workers in (1, 2, 3):
+            late = sum(
+                each.rate_per_s * (1.0 - sizer.share_met(Role.PREFILL, MIX, each.rate_per_s, workers)) for each in every
+            )
+            is_kept = late <= 0.05 * sum(each.rate_per_s for each in every)
+            sizer.asked = 0
+            assert (enough(Role.PREFILL, every, workers, workers + 1, sizer) == workers) == is_kept
+            assert sizer.asked < 60
+
+
+def test_the_share_that_is_late_is_told_as_far_as_it_had_to_be_found_out() -> None:
+    late = share_late(Role.PREFILL, loads([CALM] * 5 + [SPIKE]), 2, PerWorker())
+    assert 0.05 < late <= 0.25
+    assert share_late(Role.PREFILL, loads([0.0]), 2, PerWorker()) == 0.0
 
 
 def remembered(*seen: tuple[int, float]) -> PoolMemory:
@@ -62,7 +107,7 @@ def remembered(*seen: tuple[int, float]) -> PoolMemory:
 
 
 def least(memory: PoolMemory, sizer: PerWorker | None = None, workers: int = 6) -> int:
-    return seen_enough(spec(), Role.PREFILL, memory, workers, MIX, sizer or PerWorker())
+    return seen_enough(spec(), memory, workers, allowed(Role.PREFILL, loads([CALM]), sizer or PerWorker()))
 
 
 def test_a_size_with_which_clients_saw_too_many_of_all_requests_late_is_too_few_and_so_is_a_smaller_one() -> None:
