@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from baton_engine.model.quantising import quantise_model
 from baton_local.errors import LocalError, StartError
 from baton_local.quality.comparison import Place, compare, compare_answers, divergence
 from baton_local.quality.measuring import _passages, as_text, judged
-from baton_local.quality.scoring import Scored, answer_places, passages_of, prompt_places
+from baton_local.quality.scoring import AnswerLogprobs, PromptEntry, Scored, answer_places, passages_of, prompt_places
 from baton_testing.engine import tiny_llama
 
 
@@ -84,8 +83,7 @@ def test_answers_are_compared_up_to_the_token_where_they_part() -> None:
 def test_places_whose_texts_do_not_tell_tokens_apart_are_left_out_of_the_divergence() -> None:
     clear = {f"t{number}": -1.0 - number for number in range(20)}
     blurred = {"\ufffd": -1.0} | {f"t{number}": -1.5 - number for number in range(19)}
-    told = {"tokens": ["t0"] * 3, "token_logprobs": [-1.0] * 3, "top_logprobs": [clear, blurred, {"t0": -1.0}]}
-    places = answer_places(told)
+    places = answer_places(AnswerLogprobs(["t0"] * 3, [-1.0] * 3, [clear, blurred, {"t0": -1.0}]))
     assert [each.likeliest is None for each in places] == [False, True, True]
     found, changed = compare_answers([(places, places)])
     assert (found.tokens, found.same_likeliest, found.divergence, changed) == (3, 1.0, 0.0, 0)
@@ -99,8 +97,8 @@ def test_nothing_compared_is_unknown_and_not_zero() -> None:
 
 
 def test_models_that_make_other_tokens_of_a_text_are_not_compared() -> None:
-    told: list[dict[str, Any] | None] = [None, {"7": {"logprob": -1.0}, "8": {"logprob": -0.5}}]
-    other: list[dict[str, Any] | None] = [None, {"9": {"logprob": -1.0}}]
+    told = [None, {"7": PromptEntry(-1.0), "8": PromptEntry(-0.5)}]
+    other = [None, {"9": PromptEntry(-1.0)}]
     with pytest.raises(LocalError, match="passage 1: model and reference make different tokens"):
         judged([Scored(prompt_places(told), ())], [Scored(prompt_places(other), ())])
 

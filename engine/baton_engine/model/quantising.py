@@ -1,7 +1,8 @@
 """Write a quantised copy of a model: each weight rounded to the nearest value of its scale, nothing calibrated.
 
 The copy is in compressed-tensors' forms, which other engines read too: e4m3 with a scale a channel, integers of 8 bits
-with a scale a channel, integers of 4 bits with a scale for each group of columns. Embedding, norms and head stay.
+with a scale a channel, integers of 4 bits with a scale for each group of columns. Embedding, norms, routers, experts
+in stacks and head stay.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from baton_engine.model.checkpoint_files import INDEX, SINGLE, CheckpointFiles, find_checkpoint
+from baton_engine.model.errors import WeightsError
 from baton_engine.model.formats.stored_weight import FP8
 from baton_engine.model.model_directory import read_json_object, read_spec
 from baton_engine.model.weights import check_parameters, open_safetensors
-from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.decoder_spec import DecoderSpec, Experts, StackedTensors
 from baton_wire.models.errors import ModelError
-from baton_wire.models.parameters import HEAD_LAYER, linear_sizes
+from baton_wire.models.parameters import HEAD_LAYER, layer_prefix, linear_sizes
 
 Format = Literal["fp8", "int8", "int4"]
 FORMATS: Final[tuple[Format, ...]] = ("fp8", "int8", "int4")
@@ -38,7 +41,8 @@ _LEAST: Final = 2.0**-24
 def quantise_model(source: Path, target: Path, kind: Format, told: Callable[[int, int], None]) -> None:
     """The copy in the new directory `target`. `told` gets the tensors done and all of them.
 
-    Raises ModelError: `source` can't be served or is quantised already, `target` is there, its disk is full.
+    Raises ModelError: `source` can't be served, is quantised already or holds no numbers, `target` is there, its disk
+    is full.
     """
     config = read_spec(source)
     if config.formats.method is not None:
@@ -54,11 +58,16 @@ def quantise_model(source: Path, target: Path, kind: Format, told: Callable[[int
         partial.mkdir(parents=True)
         _write_weights(files, partial, config, kind, group, told)
         _copy_rest(source, partial, files)
-        fields = {**read_json_object(source / "config.json"), "quantization_config": _section(kind, group)}
+        fields = {
+            **read_json_object(source / "config.json"),
+            "quantization_config": _section(kind, group, _left(config)),
+        }
         (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
         partial.rename(target)
     except OSError as error:
         raise ModelError(f"{target}: cannot be written: {error.strerror}") from error
+    except SafetensorError as error:  # which hides the system's
+        raise ModelError(f"{target}: cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -88,7 +97,18 @@ def _group(config: DecoderSpec) -> int:
     raise ModelError(f"columns of {sorted(columns)} do not divide into groups; allowed: multiples of {GROUPS[-1]}")
 
 
-def _section(kind: Format, group: int) -> dict[str, Any]:
+def _left(config: DecoderSpec) -> list[str]:
+    """Names of the modules that stay as they are. A router is a linear layer too, to readers other than Baton."""
+    left = [HEAD_LAYER]
+    for number, layer in enumerate(config.layers):
+        if isinstance(experts := layer.feed_forward, Experts):
+            left.append(layer_prefix(number) + experts.router)
+            if isinstance(experts.tensors, StackedTensors):
+                left.append(layer_prefix(number) + experts.tensors.gate_up.rpartition(".")[0])
+    return left
+
+
+def _section(kind: Format, group: int, left: list[str]) -> dict[str, Any]:
     """`quantization_config` of the copy."""
     weights: dict[str, Any] = {"num_bits": 4 if kind == "int4" else 8, "symmetric": True, "dynamic": False}
     weights["type"] = "float" if kind == "fp8" else "int"
@@ -106,7 +126,7 @@ def _section(kind: Format, group: int) -> dict[str, Any]:
                 "output_activations": None,
             }
         },
-        "ignore": [HEAD_LAYER],
+        "ignore": left,
     }
 
 
@@ -130,6 +150,8 @@ def _write_weights(
                 layer, _, part = name.rpartition(".")
                 tensor = weights.read(name)
                 if layer in quantised and part == "weight":
+                    if not bool(torch.isfinite(tensor).all()):
+                        raise WeightsError(f"tensor {name}: holds an infinity or no number; allowed: finite weights")
                     written |= {f"{layer}.{key}": value for key, value in rounded(tensor, kind, group).items()}
                 else:
                     written[name] = tensor.clone()

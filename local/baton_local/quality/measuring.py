@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from baton_control.spec.api import Disaggregation
+from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device
 from baton_engine.model.servable import servable_model
 from baton_local.argument_types import device, integer
@@ -35,6 +36,8 @@ from baton_wire.models.errors import ModelError
 from baton_worker.building.memory_limit import free_bytes
 
 READY_S = 600
+MOST_BYTES = 16 << 20
+"""Of a text: some four million tokens, of which each has 20 likeliest ones that are kept."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -69,10 +72,13 @@ def run_quality(options: argparse.Namespace) -> int:
     passages = _passages(options.text, options.passage_chars)[: options.passages]
     if not passages:
         raise StartError(f"--text {options.text}: is empty")
-    with _served(options.against, options) as service:
-        reference = _scored("reference", service, passages, options.answer_tokens)
-    with _served(options.model, options) as service:
-        model = _scored("model", service, passages, options.answer_tokens)
+    with tempfile.TemporaryDirectory(prefix="baton-quality-") as folder:
+        # Both are looked at before the first is asked: that can take hours.
+        of_reference, of_model = (_found(asked, options, Path(folder)) for asked in (options.against, options.model))
+        with _served(of_reference, options) as service:
+            reference = _scored("reference", service, passages, options.answer_tokens)
+        with _served(of_model, options) as service:
+            model = _scored("model", service, passages, options.answer_tokens)
     quality = judged(reference, model)
     print(json.dumps(dataclasses.asdict(quality), indent=2) if options.json else as_text(quality))
     return 0
@@ -81,7 +87,9 @@ def run_quality(options: argparse.Namespace) -> int:
 def _passages(path: Path, characters: int) -> list[str]:
     """Of a text, its pieces; of a .jsonl, the `text` of each line as it is. Raises StartError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise StartError(f"--text {path}: {size} bytes is more than the allowed {MOST_BYTES}")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"--text {path}: {error}") from error
     if path.suffix != ".jsonl":
@@ -153,24 +161,33 @@ def _scored(what: str, service: ServedModel, passages: list[str], answer_tokens:
             raise errors.exceptions[0] from None
 
 
-@contextmanager
-def _served(asked: str, options: argparse.Namespace) -> Iterator[ServedModel]:
-    """A service to ask: one that runs, or one that this command starts and stops. Raises LocalError, ManifestError."""
+def _found(asked: str, options: argparse.Namespace, folder: Path) -> ServedModel | Path:
+    """A service that runs, or the manifest of one that can be started. Raises LocalError, ManifestError."""
     if asked.startswith(("http://", "https://")):
         key = os.environ.get(KEY_VARIABLE)
-        yield ServedModel(asked.rstrip("/"), asyncio.run(served_name(asked.rstrip("/"), key)), key)
-        return
-    chosen = options.device or (Device.CUDA if gpu_ids(os.environ) else Device.CPU)
+        return ServedModel(asked.rstrip("/"), asyncio.run(served_name(asked.rstrip("/"), key)), key)
+    if asked.endswith((".yaml", ".yml")):
+        read_manifest(Path(asked))
+        return Path(asked)
     cache = asked_cache(options.cache, options.cache_size, os.environ)
-    with tempfile.TemporaryDirectory(prefix="baton-quality-") as folder:
-        manifest = (
-            Path(asked) if asked.endswith((".yaml", ".yml")) else _written(asked, options, cache, chosen, Path(folder))
-        )
-        arguments = ["--port", "0", "--device", chosen, "--ready-timeout", str(options.ready_timeout)]
-        arguments += ["--cache", str(options.cache)] if options.cache else []
-        with own_deployment(manifest, arguments, options.ready_timeout) as own:
-            yield ServedModel(own.record.endpoint, own.record.served_name, key_for(own.record, os.environ))
-            check_moved(own.settled())
+    return _written(asked, options, cache, _device(options), folder)
+
+
+@contextmanager
+def _served(found: ServedModel | Path, options: argparse.Namespace) -> Iterator[ServedModel]:
+    """A service to ask: one that runs, or one that this command starts and stops. Raises LocalError, ManifestError."""
+    if isinstance(found, ServedModel):
+        yield found
+        return
+    arguments = ["--port", "0", "--device", _device(options), "--ready-timeout", str(options.ready_timeout)]
+    arguments += ["--cache", str(options.cache)] if options.cache else []
+    with own_deployment(found, arguments, options.ready_timeout) as own:
+        yield ServedModel(own.record.endpoint, own.record.served_name, key_for(own.record, os.environ))
+        check_moved(own.settled())
+
+
+def _device(options: argparse.Namespace) -> Device:
+    return Device(options.device or (Device.CUDA if gpu_ids(os.environ) else Device.CPU))
 
 
 def _written(asked: str, options: argparse.Namespace, cache: ModelCache, chosen: Device, folder: Path) -> Path:
@@ -184,6 +201,6 @@ def _written(asked: str, options: argparse.Namespace, cache: ModelCache, chosen:
     made = made_deployment(here.source, here.served_name, context, is_on_gpu=chosen is Device.CUDA)
     routing = made.spec.routing.model_copy(update={"disaggregation": Disaggregation.ALWAYS})
     made = made.model_copy(update={"spec": made.spec.model_copy(update={"routing": routing})})
-    path = folder / "deployment.yaml"
+    path = Path(tempfile.mkdtemp(dir=folder)) / "deployment.yaml"
     path.write_text(as_yaml(made))
     return path

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final, TypeVar
 
 import aiohttp
+import msgspec
 
 from baton_local.client import AnswerError, open_session
 from baton_local.quality.comparison import Place
@@ -18,6 +19,52 @@ AT_ONCE: Final = 4
 ANSWER_S: Final = 600.0
 UNREADABLE: Final = "\ufffd"
 """Stands for bytes that are no text by themselves: different tokens may look like it."""
+
+
+class PromptEntry(msgspec.Struct, frozen=True):
+    """What is read of a token in a prompt's place."""
+
+    logprob: float
+
+
+class AnswerLogprobs(msgspec.Struct, frozen=True):
+    """What is read of a completion's `logprobs`."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.token_logprobs) == len(self.top_logprobs):
+            raise ValueError("logprobs: lists of unequal lengths")
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    prompt_logprobs: list[dict[str, PromptEntry] | None]
+    logprobs: AnswerLogprobs
+
+
+class _Completion(msgspec.Struct, frozen=True):
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+
+
+class _Named(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Named]
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+Reply = TypeVar("Reply", _Completion, _Models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +86,8 @@ class ServedModel:
 async def served_name(endpoint: str, api_key: str | None) -> str:
     """Of the one model there. Raises AnswerError."""
     async with open_session(ANSWER_S, api_key=api_key) as session:
-        listed = await _asked(session, "GET", f"{endpoint}/v1/models", None)
-    names = [str(entry["id"]) for entry in listed["data"]]
+        listed = await _asked(session, "GET", f"{endpoint}/v1/models", None, _Models)
+    names = [entry.id for entry in listed.data]
     if len(names) != 1:
         raise AnswerError(f"{endpoint} serves {len(names)} models: {', '.join(names)[:200]}; one was expected")
     return names[0]
@@ -72,45 +119,55 @@ async def score(
             "repetition_penalty": 1.0, "logprobs": ALTERNATIVES, "prompt_logprobs": ALTERNATIVES,
         }  # fmt: skip
         async with free:
-            reply = await _asked(session, "POST", f"{service.endpoint}/v1/completions", body)
+            reply = await _asked(session, "POST", f"{service.endpoint}/v1/completions", body, _Completion)
         done()
-        choice = reply["choices"][0]
-        return Scored(prompt_places(choice["prompt_logprobs"]), answer_places(choice["logprobs"]))
+        choice = reply.choices[0]
+        return Scored(prompt_places(choice.prompt_logprobs), answer_places(choice.logprobs))
 
     async with open_session(ANSWER_S, api_key=service.api_key) as session, asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(passage)) for passage in passages]
     return [task.result() for task in tasks]
 
 
-def prompt_places(told: Sequence[Mapping[str, Any] | None]) -> tuple[Place, ...]:
+def prompt_places(told: Sequence[Mapping[str, PromptEntry] | None]) -> tuple[Place, ...]:
     """From `prompt_logprobs`: by id. The prompt's own token stands first in each entry."""
     places = []
     for entries in told:
-        if entries is not None:
-            likeliest = {token: float(entry["logprob"]) for token, entry in entries.items()}
+        if entries:
+            likeliest = {token: entry.logprob for token, entry in entries.items()}
             own = next(iter(likeliest))
             places.append(Place(own, likeliest[own], likeliest))
     return tuple(places)
 
 
-def answer_places(told: Mapping[str, Any]) -> tuple[Place, ...]:
+def answer_places(told: AnswerLogprobs) -> tuple[Place, ...]:
     """From a completion's `logprobs`: by text. Where texts do not tell tokens apart, the likeliest are not known."""
     places = []
-    for token, logprob, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+    for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
         is_clear = len(top) >= ALTERNATIVES and not any(UNREADABLE in text for text in top)
-        places.append(
-            Place(token, float(logprob), {text: float(each) for text, each in top.items()} if is_clear else None)
-        )
+        places.append(Place(token, logprob, top if is_clear else None))
     return tuple(places)
 
 
-async def _asked(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
+async def _asked(
+    session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, object] | None, kind: type[Reply]
+) -> Reply:
+    """Raises AnswerError: refused, broken, or not what Baton's gateways answer."""
     try:
         async with session.request(method, url, json=body) as response:
-            reply = await response.json(content_type=None)
+            content = await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise AnswerError(f"{url}: {type(error).__name__}: {error}") from error
     if response.status != 200:
-        message = reply["error"]["message"] if isinstance(reply, dict) and "error" in reply else str(reply)[:300]
-        raise AnswerError(f"{url}: HTTP {response.status}: {message}")
-    return reply
+        raise AnswerError(f"{url}: HTTP {response.status}: {_message(content)}")
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise AnswerError(f"{url}: is not what a gateway of Baton answers: {error}") from error
+
+
+def _message(content: bytes) -> str:
+    try:
+        return msgspec.json.decode(content, type=_Refusal).error.message
+    except msgspec.DecodeError:
+        return " ".join(content[:300].decode(errors="replace").split())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import resource
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.model.quantising import Format, quantise_model
@@ -90,8 +93,6 @@ def brought_back(weight: torch.Tensor, kind: Format) -> torch.Tensor:
 
 
 def test_shards_stay_shards_and_everything_else_comes_along(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     source = write_random_model(tmp_path / "source", "llama-mha", hidden_size=64, intermediate_size=96)
     tensors = load_file(source / "model.safetensors")
     (source / "model.safetensors").unlink()
@@ -108,6 +109,44 @@ def test_shards_stay_shards_and_everything_else_comes_along(tmp_path: Path) -> N
     assert not (copy / "link.json").exists()
     assert len(list(copy.glob("*.safetensors"))) == 2
     assert load_model(copy, torch.float32, CPU).config.formats.method == "compressed-tensors"
+
+
+@pytest.mark.parametrize(
+    ("family", "left"),
+    [("mixtral", ["block_sparse_moe.gate"]), ("gpt-oss", ["mlp.router", "mlp.experts"]), ("qwen3-moe", ["mlp.gate"])],
+)
+def test_routers_and_stacks_stay_and_are_said_to(family: str, left: list[str], tmp_path: Path) -> None:
+    """Other readers take a router for a linear layer like any other."""
+    source = write_random_model(tmp_path / "source", family, hidden_size=64, intermediate_size=96)
+    copy = quantised(source, tmp_path / "copy", "fp8")
+    ignored = json.loads((copy / "config.json").read_text())["quantization_config"]["ignore"]
+    layers = [0, 2] if family == "qwen3-moe" else range((len(ignored) - 1) // len(left))  # its middle layer is dense
+    assert ignored == ["lm_head", *(f"model.layers.{layer}.{name}" for layer in layers for name in left)]
+    assert load_model(copy, torch.float32, CPU).config.formats.of("model.layers.0.self_attn.q_proj") is not None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_no_numbers_are_refused(value: float, tmp_path: Path) -> None:
+    source = write_random_model(tmp_path / "source", "llama-mha", hidden_size=64, intermediate_size=96)
+    tensors = load_file(source / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name][3, 5] = value
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(ModelError, match=f"tensor {name}: holds an infinity or no number"):
+        quantised(source, tmp_path / "copy", "int4")
+    assert not list(tmp_path.glob("copy*"))
+
+
+def test_a_disk_that_is_full_is_told_in_one_line(tmp_path: Path) -> None:
+    source = write_random_model(tmp_path / "source", "llama-mha", hidden_size=64, intermediate_size=96)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))  # of a file: the same way of the system's error
+    try:
+        with pytest.raises(ModelError, match=r"copy: cannot be written: .*File too large"):
+            quantised(source, tmp_path / "copy", "fp8")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.glob("copy*"))
 
 
 def there(source: Path, target: Path) -> None:
