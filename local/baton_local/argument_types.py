@@ -65,6 +65,14 @@ def seconds(text: str) -> float:
         ) from error
 
 
+def some_seconds(text: str) -> float:
+    """An argument's type: a time over 0."""
+    found = seconds(text)
+    if found <= 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be a time over 0")
+    return found
+
+
 def positive(text: str) -> float:
     """An argument's type: a number over 0, at most 100,000."""
     try:

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,8 @@ from baton_local.errors import LocalError
 
 SILENCE_S = 120.0
 """Longest wait for the next bytes of an answer, where no time for the whole was given."""
+LINGER_S = 1.0
+"""For a server to close its answer after [DONE]: then the connection can be used again."""
 MAX_LINE_BYTES = 1 << 20
 _JSON = {"Content-Type": "application/json"}
 
@@ -87,7 +90,9 @@ class Answer:
     """When it was to be sent: in an open loop that can be before `sent_s`."""
     sent_s: float
     times_s: list[float] = field(default_factory=list)
-    """When each piece came: an event with text, with a part of a call, or with the end of a choice."""
+    """When each piece came: an event with text, thoughts or a part of a call, or with the end of a choice."""
+    bare_ends: int = 0
+    """Pieces that told nothing but the end of a choice."""
     texts: dict[int, str] = field(default_factory=dict)
     """By choice."""
     calls: dict[int, str] = field(default_factory=dict)
@@ -95,7 +100,9 @@ class Answer:
     finished: dict[int, str] = field(default_factory=dict)
     """The finish reason of each choice that has ended."""
     tokens: int = 0
-    """As the service counts them at the end; before that, pieces."""
+    """As the service counts them at the end; before that, pieces with something in them."""
+    is_counted: bool = False
+    """Whether `tokens` is the service's count."""
     prompt_tokens: int | None = None
     """As the service counts them at the end; None: it did not say."""
     fingerprint: str = ""
@@ -114,10 +121,17 @@ class Answer:
 
     @property
     def tpot_s(self) -> float:
-        """Mean time between tokens; infinite for an answer that is not whole, 0 for one token."""
-        if self.end is not AnswerEnd.WHOLE:
+        """Mean time between tokens; infinite for an answer that is not whole or came without a piece, 0 for one
+        token."""
+        if self.end is not AnswerEnd.WHOLE or not self.times_s:
             return float("inf")
         return (self.times_s[-1] - self.times_s[0]) / max(1, self.tokens - 1)
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between one piece with something in it and the next."""
+        pieces = self.times_s[: len(self.times_s) - self.bare_ends]
+        return [later - earlier for earlier, later in pairwise(pieces)]
 
     def checked(self) -> Answer:
         """Itself, when it is whole. Raises AnswerError."""
@@ -165,12 +179,12 @@ async def send(
             elif request.body.get("stream"):
                 await _read_stream(response.content, answer, on_text)
             else:
-                _read_whole(json.loads(await response.read()), answer)
+                _read_whole(_object(await response.read()), answer)
     except aiohttp.ClientConnectorError as error:
         _broken(answer, type(error).__name__, f"{endpoint} does not answer: {error}")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         _broken(answer, type(error).__name__, f"the answer broke off: {type(error).__name__}: {error}")
-    answer.ended_s = time.monotonic()
+    answer.ended_s = answer.ended_s or time.monotonic()
     return answer
 
 
@@ -190,60 +204,97 @@ def ask(
 
 
 async def _read_stream(content: aiohttp.StreamReader, answer: Answer, on_text: Callable[[str], None]) -> None:
+    """Raises ValueError for an event that is no object."""
     async for line in content:
         now = time.monotonic()
         data = line.removeprefix(b"data:").strip()
-        if not line.startswith(b"data:") or answer.end is not AnswerEnd.BROKEN:
+        if not line.startswith(b"data:") or not data:
             continue
         if data == b"[DONE]":
-            answer.end = AnswerEnd.WHOLE
-            continue
-        chunk = json.loads(data)
-        if "error" in chunk:
+            answer.end, answer.ended_s = AnswerEnd.WHOLE, now
+            return await _close(content)
+        chunk = _object(data)
+        if chunk.get("error"):
             return _refused(answer, "error event", data.decode())
         answer.fingerprint = chunk.get("system_fingerprint") or answer.fingerprint
-        for choice in chunk["choices"]:
-            text, called = _take(choice, answer)
-            if text or called or choice.get("finish_reason"):
-                answer.times_s.append(now)
-                answer.tokens += 1
-            if text:
-                on_text(text)
-        if usage := chunk.get("usage"):
-            _count(answer, usage)
-    if answer.end is AnswerEnd.BROKEN:
-        _broken(answer, "no [DONE]", "the answer broke off before its end")
+        for choice in _objects(chunk.get("choices")):
+            _note(choice, answer, now, on_text)
+        _count(answer, chunk.get("usage"))
+    _broken(answer, "no [DONE]", "the answer broke off before its end")
+
+
+async def _close(content: aiohttp.StreamReader) -> None:
+    """Nothing after its end belongs to an answer, and a server that keeps the connection open is not waited for."""
+    try:
+        async with asyncio.timeout(LINGER_S):
+            async for _ in content:
+                pass
+    except TimeoutError:
+        return
+
+
+def _note(choice: Mapping[str, Any], answer: Answer, now: float, on_text: Callable[[str], None]) -> None:
+    """A piece, if there is something in it."""
+    text, is_more = _take(choice, answer)
+    if text or is_more:
+        answer.times_s.append(now)
+        answer.tokens += 1
+    elif choice.get("finish_reason"):
+        answer.times_s.append(now)
+        answer.bare_ends += 1
+    if text:
+        on_text(text)
 
 
 def _read_whole(reply: Mapping[str, Any], answer: Answer) -> None:
-    for choice in reply["choices"]:
+    if reply.get("error"):
+        return _refused(answer, "error in the answer", json.dumps(reply))
+    for choice in _objects(reply.get("choices")):
         _take(choice, answer)
     answer.times_s.append(time.monotonic())
     answer.tokens = 1
-    _count(answer, reply.get("usage") or {})
+    _count(answer, reply.get("usage"))
     answer.fingerprint = reply.get("system_fingerprint") or ""
     answer.end = AnswerEnd.WHOLE
 
 
-def _count(answer: Answer, usage: Mapping[str, Any]) -> None:
-    answer.tokens = int(usage.get("completion_tokens", answer.tokens))
-    if "prompt_tokens" in usage:
-        answer.prompt_tokens = int(usage["prompt_tokens"])
+def _count(answer: Answer, usage: object) -> None:
+    """What a `usage` says, where it does."""
+    if not isinstance(usage, dict):
+        return
+    if isinstance(tokens := usage.get("completion_tokens"), int):
+        answer.tokens, answer.is_counted = tokens, True
+    if isinstance(tokens := usage.get("prompt_tokens"), int):
+        answer.prompt_tokens = tokens
 
 
-def _take(choice: Mapping[str, Any], answer: Answer) -> tuple[str, str]:
-    """Note what an event or a reply says of a choice; its text and its calls."""
+def _take(choice: Mapping[str, Any], answer: Answer) -> tuple[str, bool]:
+    """Note what an event or a reply says of a choice; its text, and whether it has calls or thoughts."""
     index = choice.get("index", 0)
-    said = choice.get("delta") or choice.get("message") or {}
+    said = choice.get("delta") or choice.get("message")
+    said = said if isinstance(said, dict) else {}
     text = str(said.get("content") or choice.get("text") or "")
-    parts = [call.get("function") or {} for call in said.get("tool_calls") or ()]
+    parts = [call.get("function") or {} for call in _objects(said.get("tool_calls"))]
     called = "".join(str(part.get(name) or "") for part in parts for name in ("name", "arguments"))
     answer.texts[index] = answer.texts.get(index, "") + text
     if called:
         answer.calls[index] = answer.calls.get(index, "") + called
     if reason := choice.get("finish_reason"):
         answer.finished[index] = reason
-    return text, called
+    return text, bool(called or said.get("reasoning_content") or said.get("reasoning"))
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """Raises ValueError."""
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise ValueError(f"{data[:80].decode(errors='replace')} is no object")
+    return found
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    """Those of a list; none of what is no list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _seconds(header: str) -> float | None:

@@ -7,15 +7,19 @@ import asyncio
 import itertools
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from baton_control.sizing.workload import Workload
-from baton_local.argument_types import integer, positive, seconds
+from baton_local.argument_types import integer, positive, some_seconds
 from baton_local.client import Answer, open_session
-from baton_local.errors import StartError
+from baton_local.errors import LocalError, StartError
 from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import base_directory, find_run
@@ -32,6 +36,18 @@ from baton_local.options import KEY_VARIABLE
 from baton_local.progress_bar import PROGRAM, ProgressBar
 from baton_simulate.trace_files import read_trace
 
+NO_MATPLOTLIB: Final = "--plot needs matplotlib: pip install 'baton-serving[plot]'"
+
+
+@dataclass
+class _Measured:
+    """What is known of a run so far."""
+
+    name: str
+    """Of the server, in tables and plots."""
+    model: str
+    reports: list[LoadReport] = field(default_factory=list)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `baton bench`."""
@@ -46,6 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--gpus", type=integer(1, 1 << 16), metavar="N", help="it has: tokens per second and GPU are told"
     )
     server.add_argument("--plain", action="store_true", help="send only fields of OpenAI's: answers may end early")
+    server.add_argument("--chat", action="store_true", help="ask /v1/chat/completions: prompts are a user's messages")
     server.add_argument(
         "--ids", type=_ids, metavar="LOW-HIGH", help="prompts of these token ids, exactly as long as asked for"
     )
@@ -57,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--find", type=_rates, metavar="LOW-HIGH", help="search for the highest rate that keeps each target"
     )
     load.add_argument("--arrivals", type=ArrivalKind, choices=list(ArrivalKind), default=ArrivalKind.POISSON)
-    load.add_argument("--duration", type=seconds, default=60.0, metavar="TIME", help="of arrivals (default: 60s)")
+    load.add_argument("--duration", type=some_seconds, default=60.0, metavar="TIME", help="of arrivals (default: 60s)")
     load.add_argument(
         "--trace",
         type=Path,
@@ -74,10 +91,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=integer(1, 100), default=1, metavar="N", help="runs of each rate; reported together"
     )
     load.add_argument("--seed", type=integer(0, 1 << 30), default=1, metavar="N", help="the first of them")
-    load.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="of one request (default: 600s)")
+    load.add_argument(
+        "--timeout", type=some_seconds, default=600.0, metavar="TIME", help="of one request (default: 600s)"
+    )
     goal = parser.add_argument_group("targets")
-    goal.add_argument("--ttft", type=seconds, metavar="TIME", help="target, such as 500ms")
-    goal.add_argument("--tpot", type=seconds, nargs="+", default=[], metavar="TIME", help="targets, such as 10ms 25ms")
+    goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="target, such as 500ms")
+    goal.add_argument(
+        "--tpot", type=some_seconds, nargs="+", default=[], metavar="TIME", help="targets, such as 10ms 25ms"
+    )
     goal.add_argument("--percentile", type=_percentile, default=95.0, metavar="P", help="of requests (default: 95)")
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="everything, for programs and for --beside")
@@ -98,65 +119,65 @@ def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.e
         raise StartError("give --rate R, --find LOW-HIGH or --trace FILE: when are requests to be sent?")
     if options.find is not None and (options.rate or not (options.ttft or options.tpot)):
         raise StartError("--find: needs --ttft or --tpot, and no --rate")
-    if options.plot is not None and options.plot.suffix not in {".png", ".svg"}:
-        raise StartError(f"--plot: {options.plot.name} is not allowed: must end in .png or .svg")
+    if options.chat and options.ids is not None:
+        raise StartError("--chat: prompts are texts; not with --ids")
+    _check_outputs(options)
     beside = [read_load_record(path) for path in options.beside]
     trace = None if options.trace is None else _trace(options.trace)
-    reports: list[LoadReport] = []
-    is_cut = False
+    measured = _Measured(options.label or options.endpoint or "", options.model or "")
+    failure: KeyboardInterrupt | LocalError | None = None
     try:
-        name, model = asyncio.run(_run(options, environment, trace, reports))
-    except KeyboardInterrupt:
-        if not reports:
+        asyncio.run(_run(options, environment, trace, measured))
+    except (KeyboardInterrupt, LocalError) as error:
+        if not measured.reports:
             raise
-        name, model, is_cut = options.endpoint or "cut short", options.model or "", True
+        failure = error  # told after what was measured until then
     record = LoadRecord(
-        options.label or name, model, _load_in_words(options, trace), _seeds(options),
-        options.percentile / 100, options.gpus, tuple(reports),
+        measured.name, measured.model, _load_in_words(options, trace), _seeds(options),
+        options.percentile / 100, options.gpus, tuple(measured.reports),
     )  # fmt: skip
+    print(as_text([*beside, record]))
     if options.json is not None:
         options.json.write_bytes(as_json(record))
-    print(as_text([*beside, record]))
     if options.plot is not None:
         _draw(options.plot, [*beside, record])
-    if is_cut:
-        raise KeyboardInterrupt
-    return 0 if all(each.whole for each in reports) else 1
+    if failure is not None:
+        raise failure
+    return 0 if all(each.whole for each in measured.reports) else 1
 
 
 async def _run(
-    options: argparse.Namespace, environment: Mapping[str, str], trace: Workload | None, reports: list[LoadReport]
-) -> tuple[str, str]:
-    """Fills `reports`, one a rate; the server's name and its model."""
+    options: argparse.Namespace, environment: Mapping[str, str], trace: Workload | None, measured: _Measured
+) -> None:
+    """Fills `measured`, a report a rate."""
     endpoint, key = options.endpoint, environment.get(KEY_VARIABLE)
-    name = endpoint
     if endpoint is None:
         record = read_record(find_run(base_directory(), options.name))
-        endpoint, key, name = record.endpoint, key_for(record, environment), record.served_name
+        endpoint, key = record.endpoint, key_for(record, environment)
+        measured.name = options.label or record.served_name
+    reports = measured.reports
     endpoint = endpoint.rstrip("/").removesuffix("/v1")
     async with open_session(options.timeout, api_key=key) as session:
-        model = options.model or await first_model(session, endpoint)
-        salt = secrets.randbits(62)
+        model = measured.model = options.model or await first_model(session, endpoint)
+        salt, ways = secrets.randbits(62), {"is_plain": options.plain, "is_chat": options.chat}
         prompts = (
-            await counted_words(session, endpoint, model, salt, options.beginnings)
+            await counted_words(session, endpoint, model, salt, options.beginnings, **ways)
             if options.ids is None
             else IdPrompts(options.ids[0], options.ids[1], salt, options.beginnings)
         )
-        server = LoadedServer(session, endpoint, model, prompts, options.plain)
+        server = LoadedServer(session, endpoint, model, prompts, **ways)
         numbers = itertools.count()
         await _warm_up(server, options, trace, next(numbers))
         if options.find is None:
             for rate in options.rate or [None]:
-                reports.append(await _at_rate(server, options, trace, rate, numbers))
-            return name, model
+                await _at_rate(server, options, trace, rate, numbers, reports)
+            return
         known: dict[float, LoadReport] = {}
         for targets in _targets(options):
             while (
                 rate := next_rate({at: _is_kept(one, targets) for at, one in known.items()}, *options.find)
             ) is not None:
-                known[rate] = await _at_rate(server, options, trace, rate, numbers)
-                reports.append(known[rate])
-    return name, model
+                known[rate] = await _at_rate(server, options, trace, rate, numbers, reports)
 
 
 async def _at_rate(
@@ -165,13 +186,18 @@ async def _at_rate(
     trace: Workload | None,
     rate: float | None,
     numbers: Iterator[int],
+    reports: list[LoadReport],
 ) -> LoadReport:
-    """All seeds of one rate; None: the trace's own times."""
+    """All seeds of one rate, added to `reports`; None: the trace's own times. Of a load that is cancelled what had
+    ended is added."""
     answers: list[Answer] = []
     duration_s = 0.0
+
+    def of(ended: list[Answer], lasted_s: float, unended: int | None) -> LoadReport:
+        return report(ended, lasted_s, _targets(options), options.percentile / 100, options.gpus, rate, unended)
+
     for seed in _seeds(options):
         workload, lasts_s = _workload(options, trace, rate, seed)
-        duration_s += lasts_s
         plan = await asyncio.to_thread(server.planned, workload, next(numbers))
         before = len(answers)
         label = PROGRAM if rate is None else f"{rate:g} req/s"
@@ -181,8 +207,18 @@ async def _at_rate(
                 answers.append(answer)
                 bar.at(len(answers) - before)
 
-            await open_loop(server.session, server.endpoint, plan, heard)
-    return report(answers, duration_s, _targets(options), options.percentile / 100, options.gpus, rate)
+            began_s = time.monotonic()
+            try:
+                await open_loop(server.session, server.endpoint, plan, heard)
+            except asyncio.CancelledError:
+                ran_s = time.monotonic() - began_s
+                if answers:
+                    sent = sum(planned.due_s <= ran_s for planned in plan)
+                    reports.append(of(answers, duration_s + min(ran_s, lasts_s), before + sent - len(answers)))
+                raise
+        duration_s += lasts_s
+    reports.append(of(answers, duration_s, None))
+    return reports[-1]
 
 
 def _workload(
@@ -201,7 +237,9 @@ def _workload(
     part = trace.between(0.0, options.duration)
     if options.rate_scale != 1.0:
         part = part.rate_scaled(options.rate_scale, dice)
-    return part, min(options.duration, trace.duration_s)
+    if not len(part):
+        raise StartError(f"--trace over --duration {options.duration:g}s: no request would be sent")
+    return part, min(options.duration, trace.duration_s) or options.duration  # all of it may come at once
 
 
 async def _warm_up(server: LoadedServer, options: argparse.Namespace, trace: Workload | None, number: int) -> None:
@@ -246,11 +284,22 @@ def _trace(path: Path) -> Workload:
         raise StartError(f"--trace: {path} cannot be read: {error}") from error
 
 
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Before anything is measured that could not be written then. Raises StartError."""
+    if options.plot is not None and options.plot.suffix not in {".png", ".svg"}:
+        raise StartError(f"--plot: {options.plot.name} is not allowed: must end in .png or .svg")
+    if options.plot is not None and find_spec("matplotlib") is None:
+        raise StartError(NO_MATPLOTLIB)
+    for flag, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+            raise StartError(f"{flag}: {path} cannot be written")
+
+
 def _draw(path: Path, records: Sequence[LoadRecord]) -> None:
     try:
         from baton_local.load_test.load_plot import draw_loads
     except ImportError as error:
-        raise StartError("--plot needs matplotlib: pip install 'baton-serving[plot]'") from error
+        raise StartError(NO_MATPLOTLIB) from error
     draw_loads(path, {record.name: record.reports for record in records}, records[-1].share)
 
 

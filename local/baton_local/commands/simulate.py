@@ -16,7 +16,7 @@ from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
-from baton_local.argument_types import seconds
+from baton_local.argument_types import seconds, some_seconds
 from baton_local.commands.plan import accelerator_named, add_model_options, shape_named
 from baton_local.errors import StartError
 from baton_simulate.policies import KNOWING, POLICIES, fixed_sizes, mix_of, needs_of, player
@@ -48,15 +48,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--rate", type=float, default=10.0, metavar="R", help="highest requests per second, synthetic")
     load.add_argument("--shape", type=Shape, choices=list(Shape), default=Shape.DIURNAL, help="of the synthetic load")
-    load.add_argument("--duration", type=seconds, default=1800.0, metavar="TIME", help="of the synthetic load")
+    load.add_argument("--duration", type=some_seconds, default=1800.0, metavar="TIME", help="of the synthetic load")
     load.add_argument("--rate-scale", type=float, default=1.0, metavar="X", help="X times as many requests")
     load.add_argument(
         "--time-scale", type=float, default=1.0, metavar="X", help="the same requests over X times the time"
     )
     load.add_argument("--seed", type=int, default=1)
     goal = parser.add_argument_group("goal")
-    goal.add_argument("--ttft", type=seconds, default=0.5, metavar="TIME", help="target, such as 500ms")
-    goal.add_argument("--tpot", type=seconds, default=0.025, metavar="TIME", help="target, such as 25ms")
+    goal.add_argument("--ttft", type=some_seconds, default=0.5, metavar="TIME", help="target, such as 500ms")
+    goal.add_argument("--tpot", type=some_seconds, default=0.025, metavar="TIME", help="target, such as 25ms")
     goal.add_argument("--percentile", type=float, default=95.0, metavar="P")
     pools = parser.add_argument_group("pools")
     pools.add_argument(

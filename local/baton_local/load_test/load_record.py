@@ -36,11 +36,13 @@ def as_json(record: LoadRecord) -> bytes:
 
 
 def read_load_record(path: Path) -> LoadRecord:
-    """Raises StartError for what is not one, OSError."""
+    """Raises StartError for what is not one."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=LoadRecord)
     except msgspec.DecodeError as error:
         raise StartError(f"--beside: {path} was not written by `baton bench --json`: {error}") from error
+    except OSError as error:
+        raise StartError(f"--beside: {path} cannot be read: {error.strerror}") from error
     if record.format != FORMAT:
         raise StartError(f"--beside: {path} has format {record.format}; this program reads format {FORMAT}")
     return record

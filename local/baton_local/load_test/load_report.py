@@ -10,9 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from baton_local.client import Answer, AnswerEnd
+
+ROUNDING = 1e-6
+"""Of a share of requests: 99.9 / 100 is a little more than 999 of 1,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,10 @@ class LoadReport:
     late_p99_s: float | None
     """How much later than due the client sent; what it misses is in all latencies."""
     attainment: tuple[Attainment, ...]
+    uncounted: int = 0
+    """Whole answers of which the server did not count the tokens: pieces stand for them."""
+    unended: int | None = None
+    """Of a load that was stopped: requests under way then, which are in no other number. None: it was not stopped."""
 
     def share_within(self, targets: ClientTargets) -> float | None:
         """Of the requests; None: it was not asked of this load."""
@@ -99,10 +105,12 @@ def report(
     share: float,
     gpus: int | None = None,
     rate: float | None = None,
+    unended: int | None = None,
 ) -> LoadReport:
     """Of requests that arrived over `duration_s` at `rate`.
 
-    `share`, in (0, 1], of them have to meet the targets, so that these are kept.
+    `share`, in (0, 1], of them have to meet the targets, so that these are kept. Of a load that was stopped nobody
+    knows: the slow ones are missing.
     """
     whole = [answer for answer in answers if answer.end is AnswerEnd.WHOLE]
     failed = [answer for answer in answers if answer.end is not AnswerEnd.WHOLE]
@@ -119,17 +127,19 @@ def report(
         refused=sum(answer.end is AnswerEnd.REFUSED for answer in failed),
         broken=sum(answer.end is AnswerEnd.BROKEN for answer in failed),
         failures=dict(Counter(answer.failure for answer in failed)),
-        failed_because=failed[0].detail[:200] if failed else None,
+        failed_because=" ".join(failed[0].detail.split())[:200] if failed else None,
         prompt_tokens=sum(prompts) / len(prompts) if prompts else None,
         output_tokens=tokens / len(whole) if whole else None,
         output_tokens_per_s=speed,
         per_gpu_tokens_per_s=speed / gpus if speed is not None and gpus else None,
         ttft_s=latency([answer.ttft_s for answer in whole if answer.times_s]),
         tpot_s=latency([answer.tpot_s for answer in whole if answer.tokens > 1]),
-        itl_s=latency([later - earlier for answer in whole for earlier, later in pairwise(answer.times_s)]),
+        itl_s=latency([gap for answer in whole for gap in answer.gaps_s]),
         e2e_s=latency([answer.ended_s - answer.due_s for answer in whole]),
         late_p99_s=None if late is None else late.p99,
-        attainment=tuple(attainment(answers, duration_s, each, share) for each in targets),
+        attainment=tuple(attainment(answers, duration_s, each, share) for each in targets if unended is None),
+        uncounted=sum(not answer.is_counted for answer in whole),
+        unended=unended,
     )
 
 
@@ -137,7 +147,8 @@ def attainment(answers: Sequence[Answer], duration_s: float, targets: ClientTarg
     """Of all that were offered."""
     met = sum(targets.met_by(answer) for answer in answers)
     found = met / len(answers) if answers else 0.0
-    return Attainment(targets, found, met / duration_s, bool(answers) and found >= share)
+    is_kept = met >= share * len(answers) - ROUNDING
+    return Attainment(targets, found, met / duration_s, bool(answers) and is_kept)
 
 
 def latency(seconds: Sequence[float]) -> LatencySpread | None:

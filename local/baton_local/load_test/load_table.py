@@ -36,6 +36,12 @@ def as_text(records: Sequence[LoadRecord]) -> str:
             lines.append(f"goodput at {each}, {100 * record.share:g} %: {record.name} {goodput}")
     lines += [f"late: at {one.rate:.3g} req/s the client itself sent {1e3 * one.late_p99_s:.0f} ms late (p99)"
               for one in last.reports if one.late_p99_s is not None and one.late_p99_s > LATE_S]  # fmt: skip
+    lines += [f"uncounted at {one.rate:.3g} req/s: the server told the tokens of {one.whole - one.uncounted} of"
+              f" {one.whole} answers; of the others pieces are counted"
+              for one in last.reports if one.uncounted]  # fmt: skip
+    lines += [f"stopped at {one.rate:.3g} req/s after {one.duration_s:.3g} s: {one.unended} requests under way are not"
+              " in it, the slow ones among them"
+              for one in last.reports if one.unended is not None]  # fmt: skip
     for one in last.reports:
         counts = ", ".join(f"{count} x {failure}" for failure, count in one.failures.items())
         lines += [f"lost at {one.rate:.3g} req/s: {counts}; the first: {one.failed_because}"] if counts else []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from baton_control.sizing.workload import Workload
-from baton_local.client import AnswerError, ClientRequest, completion, send
+from baton_local.client import AnswerError, ClientRequest, chat, completion, send
 from baton_local.errors import LocalError
 from baton_local.load_test.open_loop import PlannedRequest
 from baton_local.load_test.prompts import Prompts, WordPrompts, word_prompts, words
@@ -28,13 +28,13 @@ class LoadedServer:
     prompts: Prompts
     is_plain: bool = False
     """Only fields of OpenAI's are sent."""
+    is_chat: bool = False
+    """Prompts are messages of a user: texts."""
 
     def request(self, prompt: Sequence[int] | str, output_tokens: int) -> ClientRequest:
         """Its body is JSON already, so that sending costs the loop nothing."""
-        made = completion(self.model, prompt, output_tokens)
-        if self.is_plain:
-            made = ClientRequest(made.path, {name: value for name, value in made.body.items() if name != "ignore_eos"})
-        return made.made_ahead()
+        made = _asking(self.model, prompt, output_tokens, self.is_chat)
+        return (_plain(made) if self.is_plain else made).made_ahead()
 
     def planned(self, workload: Workload, load: int) -> list[PlannedRequest]:
         """A request for each of the workload's; what it calls cached is a beginning that others share.
@@ -52,6 +52,18 @@ class LoadedServer:
         ]
 
 
+def _asking(
+    model: str, prompt: Sequence[int] | str, output_tokens: int, is_chat: bool, *, stream: bool = True
+) -> ClientRequest:
+    if not is_chat:
+        return completion(model, prompt, output_tokens, stream=stream)
+    return chat(model, str(prompt), stream=stream, max_tokens=output_tokens, temperature=0, ignore_eos=True)
+
+
+def _plain(request: ClientRequest) -> ClientRequest:
+    return ClientRequest(request.path, {name: value for name, value in request.body.items() if name != "ignore_eos"})
+
+
 async def first_model(session: aiohttp.ClientSession, endpoint: str) -> str:
     """The first that it lists. Raises LocalError."""
     try:
@@ -66,14 +78,23 @@ async def first_model(session: aiohttp.ClientSession, endpoint: str) -> str:
 
 
 async def counted_words(
-    session: aiohttp.ClientSession, endpoint: str, model: str, salt: int, beginnings: int
+    session: aiohttp.ClientSession,
+    endpoint: str,
+    model: str,
+    salt: int,
+    beginnings: int,
+    *,
+    is_chat: bool = False,
+    is_plain: bool = False,
 ) -> WordPrompts:
     """Prompts of words, after the server has counted the tokens of two. Raises LocalError, where it does not tell."""
     counted = []
     for count in PROBED_WORDS:
         text = " ".join(words(random.Random(f"{salt}"), count))
-        answer = (await send(session, endpoint, completion(model, text, 1, stream=False))).checked()
+        asking = _asking(model, text, 1, is_chat, stream=False)
+        answer = (await send(session, endpoint, _plain(asking) if is_plain else asking)).checked()
         if answer.prompt_tokens is None:
-            raise LocalError(f"{endpoint} does not tell the tokens of a prompt; give --ids LOW-HIGH")
+            instead = "without them --chat cannot make prompts" if is_chat else "give --ids LOW-HIGH"
+            raise LocalError(f"{endpoint} does not tell the tokens of a prompt; {instead}")
         counted.append((count, answer.prompt_tokens))
     return word_prompts(counted, salt, beginnings)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ class Server:
 
     url: str = ""
     most: int = 1_000
+    held: int = 1_000_000
+    """Streams that are answered. The next one's client gets Ctrl-C, and no answer."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
 
@@ -33,9 +37,13 @@ class Server:
         body = await request.json()
         self.bodies.append(body)
         self.keys.add(request.headers.get("Authorization"))
-        prompt, count = body["prompt"], body["max_tokens"]
+        is_chat = "messages" in body
+        prompt, count = body["messages"][0]["content"] if is_chat else body["prompt"], body["max_tokens"]
         if count > self.most:
             return web.json_response({"error": {"message": "too long for me"}}, status=429)
+        if body["stream"] and sum(each["stream"] for each in self.bodies) > self.held:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()  # until the client is gone
         tokens = 2 * len(prompt.split()) if isinstance(prompt, str) else len(prompt)
         usage = {"prompt_tokens": tokens, "completion_tokens": count}
         if not body["stream"]:
@@ -44,6 +52,8 @@ class Server:
         await reply.prepare(request)
         for place in range(count):
             choice = {"index": 0, "text": "x", "finish_reason": "length" if place == count - 1 else None}
+            if is_chat:
+                choice["delta"] = {"reasoning_content" if place < 2 else "content": choice.pop("text")}
             await reply.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
         await reply.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
         return reply
@@ -57,8 +67,9 @@ def server() -> Iterator[Server]:
     async def start() -> web.AppRunner:
         app = web.Application()
         app.router.add_get("/v1/models", served.models)
-        app.router.add_post("/v1/completions", served.completions)
-        runner = web.AppRunner(app)
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            app.router.add_post(path, served.completions)
+        runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -149,7 +160,11 @@ def test_what_is_refused_is_lost_and_said(server: Server, capsys: pytest.Capture
         (("--find", "1-2"), "needs --ttft or --tpot"),
         (("--rate", "1", "--plot", "x.pdf"), "must end in .png or .svg"),
         (("--rate", "1", "--trace", "no-such-file"), "cannot be read"),
-        (("--rate", "1", "--beside", "no-such-file"), "no-such-file"),
+        (("--rate", "1", "--beside", "no-such-file"), "--beside: no-such-file cannot be read"),
+        (("--rate", "1", "--json", "no-such-folder/x"), "--json: no-such-folder/x cannot be written"),
+        (("--rate", "1", "--plot", "no-such-folder/x.png"), "--plot: no-such-folder/x.png cannot be written"),
+        (("--rate", "1", "--json", "/"), "--json: / cannot be written"),
+        (("--rate", "1", "--chat", "--ids", "1-9"), "--chat: prompts are texts"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(
@@ -158,6 +173,52 @@ def test_what_cannot_be_run_is_one_line(
     assert bench(server, *arguments) != 0
     assert said in capsys.readouterr().err
     assert server.bodies == []
+
+
+@pytest.mark.parametrize("flag", ["--duration", "--timeout", "--ttft", "--tpot"])
+def test_a_time_of_nothing_is_refused(flag: str, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench(server, "--rate", "1", flag, "0s")
+    assert f"argument {flag}: '0s' is not allowed: must be a time over 0" in capsys.readouterr().err
+
+
+def test_a_trace_without_a_request_in_its_time_is_refused_and_one_at_once_is_sent(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,20,2\n")
+    assert bench(server, "--trace", str(trace), "--ids", "1-9", "--warmup", "0", "--tpot", "1s") == 0
+    assert "goodput at TPOT 1000 ms, 95 %" in capsys.readouterr().out
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,20,2\n9,20,2\n")
+    arguments = ("--trace", str(trace), "--ids", "1-9", "--warmup", "0", "--rate-scale", "0.000001")
+    assert bench(server, *arguments) == 2
+    assert "--trace over --duration 0.5s: no request would be sent" in capsys.readouterr().err
+
+
+def test_a_chats_thoughts_are_pieces_too(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert bench(server, "--rate", "20", "--chat", "--plain", "--output-tokens", "4", "--json", str(path)) == 0
+    assert all("messages" in body and "ignore_eos" not in body for body in server.bodies)
+    (found,) = read_load_record(path).reports
+    assert (found.whole, found.output_tokens, found.uncounted) == (found.offered, 4, 0)
+    assert found.prompt_tokens == pytest.approx(512, abs=2)
+
+
+def test_ctrl_c_leaves_what_had_ended(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of the rate that it stops."""
+    path = tmp_path / "out.json"
+    arguments = ("--rate", "40", "20", "--arrivals", "even", "--ids", "1-9", "--warmup", "0", "--ttft", "9s")
+    server.held = 20 + 4
+    assert bench(server, *arguments, "--output-tokens", "2", "--json", str(path)) == 130
+    record = read_load_record(path)
+    assert (record.name, record.model) == (server.url, "served")
+    whole, stopped = record.reports
+    assert (whole.rate, whole.offered, whole.unended, len(whole.attainment)) == (40, 20, None, 1)
+    assert (stopped.rate, stopped.offered, stopped.whole, stopped.attainment) == (20, 4, 4, ())
+    assert stopped.unended == 1
+    text = capsys.readouterr().out
+    assert "stopped at 20 req/s" in text
+    assert f"95 %: {server.url} 40 req/s" in text
 
 
 def test_a_plot_beside_an_earlier_run(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

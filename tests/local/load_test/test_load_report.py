@@ -61,6 +61,44 @@ def test_latencies_throughput_and_goodput_of_a_known_load() -> None:
     assert found.failed_because == "full"
 
 
+def test_an_end_without_text_is_no_token_and_no_gap() -> None:
+    """Most servers tell the end of a choice in an event of its own, at once after the last token."""
+    ended = answer(0.1, tpot_s=0.01, tokens=11)
+    ended.times_s.append(ended.times_s[-1] + 1e-5)
+    ended.bare_ends = 1
+    found = report([ended], 1.0, [TARGETS], 0.95)
+    assert found.itl_s is not None
+    assert found.itl_s.mean == pytest.approx(0.01)
+
+
+def test_a_share_is_kept_where_it_is_met_to_the_request() -> None:
+    """99.9 / 100 is a little more than 999 / 1,000."""
+    answers = [answer(0.1) for _ in range(999)]
+    assert report([*answers, answer(0.9)], 1.0, [TARGETS], 99.9 / 100).attainment[0].is_kept
+    assert not report([*answers[1:], answer(0.9), answer(0.9)], 1.0, [TARGETS], 99.9 / 100).attainment[0].is_kept
+
+
+def test_tokens_that_the_server_did_not_count_are_said_to_be_pieces() -> None:
+    uncounted, counted = answer(0.1), answer(0.1)
+    counted.is_counted = True
+    found = report([uncounted, counted, refused()], 3.0, [], 0.95)
+    assert found.uncounted == 1
+    assert "uncounted at 1 req/s: the server told the tokens of 1 of 2 answers" in as_text([record([found])])
+
+
+def test_a_load_that_was_stopped_keeps_no_target() -> None:
+    """Those that had ended are the fast ones."""
+    found = report([answer(0.1)], 2.0, [TARGETS], 0.95, rate=5.0, unended=7)
+    assert (found.attainment, found.unended) == ((), 7)
+    assert "stopped at 5 req/s after 2 s: 7 requests under way are not in it" in as_text([record([found])])
+    assert highest_kept([found], TARGETS) is None
+
+
+def test_what_a_refusal_said_is_one_line() -> None:
+    torn = Answer(100.0, 100.0, end=AnswerEnd.REFUSED, failure="HTTP 500", detail="<html>\r\n  oh\nno")
+    assert report([torn], 1.0, [], 0.95).failed_because == "<html> oh no"
+
+
 def test_a_refusal_is_a_miss_at_every_target_and_hides_no_latency() -> None:
     found = report([answer(0.1), refused()], 1.0, [ClientTargets()], 0.95)
     assert found.attainment[0].share == 0.5
