@@ -31,7 +31,7 @@ from baton_engine.scheduling.scheduler import Scheduler
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import LinkedWorker
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, pick
+from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, num_prefill, pick
 from baton_wire.messages.values import Address, PairFingerprint, RequestKey, Role, SamplingParams
 from baton_wire.rules.prompt_order import PromptOrder
 from baton_wire.rules.prompt_placement import LatencyTargets
@@ -156,7 +156,7 @@ class World:
 
     def _look(self) -> None:
         while len(self._held):
-            request = self._held.first(self.now)
+            request = self._held.first(self.now, num_prefill(self._views(), PRINT))
             route = self._choose(request)
             if not route.is_local and self._is_backed_up():
                 self.at(self.now + LOOK_S, self._look)

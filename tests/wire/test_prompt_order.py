@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,3 +52,70 @@ def test_late_prompts_that_nobody_waits_for_are_forgotten() -> None:
     assert order.first(9.0) == "a"
     order.drop_late(lambda prompt: prompt == "b")
     assert [(order.first(9.0), order.pop())[1] for _ in range(len(order))] == ["a", "c"]
+
+
+Waiting = list[tuple[float, float]]
+"""(seconds until the latest start, own seconds) of each prompt, in the order of starts."""
+WAITING = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=8).map(
+    lambda each: sorted((start / 100, own / 100) for start, own in each)
+)
+
+
+def ordered(waiting: Waiting) -> PromptOrder[int]:
+    """All have waited so long that what is left until they have to start is as told."""
+    order: PromptOrder[int] = PromptOrder(1.0)
+    for number, (start_s, own_s) in enumerate(waiting):
+        order.push(number, start_s - (BEGIN_SHARE - own_s), own_s)
+    return order
+
+
+def all_start_in_time(waiting: Waiting, workers: int, rounding_s: float = 1e-9) -> bool:
+    before_s = itertools.accumulate((own_s for _, own_s in waiting), initial=0.0)
+    pairs = zip(before_s, waiting, strict=False)
+    return all(before / workers <= start_s + rounding_s for before, (start_s, _) in pairs)
+
+
+def most_in_time(waiting: Waiting, workers: int, rounding_s: float) -> int:
+    """By trying all."""
+    return max(
+        count
+        for count in range(len(waiting) + 1)
+        if any(all_start_in_time(list(some), workers, rounding_s) for some in itertools.combinations(waiting, count))
+    )
+
+
+def taken(order: PromptOrder[int], workers: int) -> list[int]:
+    """All, in the order in which they are let go at one moment."""
+    return [(order.first(0.0, workers), order.pop())[1] for _ in range(len(order))]
+
+
+@given(WAITING, st.integers(1, 3))
+def test_as_few_as_have_to_be_are_set_aside(waiting: Waiting, workers: int) -> None:
+    order = ordered(waiting)
+    order.first(0.0, workers)
+    aside = len(order._set_aside)
+    found = taken(order, workers)
+    in_time, later = found[: len(found) - aside], found[len(found) - aside :]
+    assert sorted(found) == list(range(len(waiting))), "nobody is lost"
+    assert (in_time, later) == (sorted(in_time), sorted(later)), "each part in the order of starts"
+    assert all_start_in_time([waiting[each] for each in in_time], workers)
+    assert most_in_time(waiting, workers, -1e-9) <= len(in_time) <= most_in_time(waiting, workers, 1e-9)
+
+
+def test_the_longest_makes_room_for_several() -> None:
+    assert taken(ordered([(0.05, 0.30), (0.10, 0.1), (0.20, 0.1), (0.28, 0.1)]), 1) == [1, 2, 3, 0]
+    assert taken(ordered([(0.05, 0.30), (0.10, 0.1), (0.20, 0.1), (0.28, 0.1)]), 2) == [1, 2, 3, 0]
+    assert taken(ordered([(0.05, 0.30), (0.10, 0.1), (0.20, 0.1), (0.28, 0.1)]), 4) == [0, 1, 2, 3]
+
+
+def test_who_was_set_aside_is_back_in_line_when_there_is_room() -> None:
+    order = ordered([(0.05, 0.20), (0.10, 0.1), (0.15, 0.1)])
+    assert (order.first(0.0, 1), order.pop()) == (1, 1)
+    assert order.first(0.04, 2) == 0, "another worker came"
+
+
+def test_who_was_set_aside_is_late_in_the_end() -> None:
+    order = ordered([(0.05, 0.20), (0.10, 0.1), (0.15, 0.1)])
+    order.first(0.0, 1)
+    order.push(3, 0.05, 0.1)
+    assert [(order.first(0.06, 1), order.pop())[1] for _ in range(len(order))] == [1, 3, 2, 0]

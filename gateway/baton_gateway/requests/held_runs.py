@@ -16,7 +16,7 @@ from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute, Route
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import free_sequences, is_backed_up, is_full
+from baton_gateway.workers.route import free_sequences, is_backed_up, is_full, num_prefill
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
 from baton_wire.rules.prompt_order import PromptOrder
@@ -129,7 +129,8 @@ class HeldRuns:
         for fingerprint, queue in list(self._queues.items()):
             if is_due:
                 queue.drop_late(lambda held: held[0].life.stage is Stage.ENDED)
-            while queue and self._is_open(*queue.first(now), fingerprint):
+            workers = num_prefill(self._table.views(), fingerprint)
+            while queue and self._is_open(*queue.first(now, workers), fingerprint):
                 self._let_go(*queue.pop())
             if not queue:
                 self._queues.pop(fingerprint, None)

@@ -157,6 +157,11 @@ def is_backed_up(
     return bool(usable) and all(_work_s(worker, usable, tpot_s) > busy_s(ttft_s) for worker in usable)
 
 
+def num_prefill(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
+    """Prefill workers that prompts of the revision can go to."""
+    return len(_usable(workers, Role.PREFILL, fingerprint))
+
+
 def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_tokens: float) -> bool:
     """The same of the decode workers: what waits at each for slots or blocks is work for so long. `output_tokens`: of
     a sequence, as a rule.
