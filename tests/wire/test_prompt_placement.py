@@ -267,3 +267,48 @@ def test_where_no_slot_is_left_the_answer_is_kept_whatever_steps_take() -> None:
     assert placement(replace(keeper, may_keep=False), HERE, TARGETS) is not Placement.KEPT
     assert placement(KEEPER, none, TARGETS) is not Placement.KEPT, "it has no slot either"
     assert placement(THERE, none, TARGETS) is not Placement.KEPT
+
+
+def maybe(values: st.SearchStrategy[float]) -> st.SearchStrategy[float | None]:
+    return st.none() | values
+
+
+SECONDS, TOKEN_S, TOKENS = st.floats(0, 0.1), st.floats(0, 1e-3), st.integers(0, 100_000)
+SIDES_THERE = st.builds(
+    PrefillSide,
+    *(maybe(TOKEN_S), maybe(TOKEN_S), TOKENS, st.integers(1, 100_000), st.booleans(), st.integers(0, 300)),
+    *(maybe(SECONDS), maybe(TOKEN_S), st.floats(0, 1e6), st.booleans()),
+)
+SIDES_HERE = st.builds(
+    DecodeSide,
+    *(st.integers(0, 300), maybe(SECONDS), maybe(TOKEN_S), TOKENS, st.integers(1, 100_000)),
+    *(st.floats(0, 1e6), maybe(SECONDS), st.booleans()),
+)
+
+
+@given(SIDES_THERE, SIDES_HERE, st.floats(0.01, 10), st.floats(0.001, 1))
+def test_whatever_is_known_or_not_a_place_is_found_that_may_have_it(
+    there: PrefillSide, here: DecodeSide, ttft_s: float, tpot_s: float
+) -> None:
+    targets = LatencyTargets(ttft_s, tpot_s)
+    found = placement(there, here, targets)
+    has_no_slot = there.has_slot and not here.has_slot
+    if found is Placement.KEPT:
+        assert there.may_keep or has_no_slot
+    if has_no_slot:
+        assert found is Placement.KEPT
+    if there.token_s is None or there.more_token_s is None:
+        assert not is_computed_here(there, here, targets), "unknown is not soon"
+    if here.base_s is None and not has_no_slot:
+        assert found is not Placement.KEPT, "nobody knows that its steps are long"
+    for first_s in (first_there_s(there, targets), first_here_s(here, there, targets)):
+        assert first_s is None or first_s >= 0.0
+    assert prompts_share(there, here, targets) >= 0.0
+
+
+@given(SIDES_THERE, SIDES_HERE, TOKENS)
+def test_a_longer_line_at_a_worker_never_draws_a_prompt_to_it(there: PrefillSide, here: DecodeSide, more: int) -> None:
+    if is_computed_here(there, replace(here, queued_tokens=here.queued_tokens + more), TARGETS):
+        assert is_computed_here(there, here, TARGETS)
+    if is_computed_here(there, here, TARGETS):
+        assert is_computed_here(replace(there, queued_tokens=there.queued_tokens + more), here, TARGETS)

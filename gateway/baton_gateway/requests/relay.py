@@ -297,7 +297,8 @@ class Relay:
             if isinstance(action.message, Prefill | Reserve):
                 message = action.message
                 is_computed = isinstance(message, Prefill) or message.prefill_epoch is None
-                worker.sent(len(message.tokens) // 4, len(message.choices), is_computed=is_computed)
+                tokens = len(message.tokens) // 4 if action.missing_tokens is None else action.missing_tokens
+                worker.sent(tokens, len(message.choices), is_computed=is_computed)
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
 

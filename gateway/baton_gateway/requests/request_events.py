@@ -78,6 +78,8 @@ class Route:
     """Seconds that a prefill worker computes it; 0 while no prompt step was seen, when nothing waits by it."""
     is_kept: bool = False
     """`decode` is a prefill worker, where other prompts are in line."""
+    missing_tokens: int | None = None
+    """Of the prompt, what whoever computes it probably does not hold yet; None: nobody looked, so all of it."""
 
     @property
     def is_local(self) -> bool:
@@ -247,6 +249,8 @@ class Send:
 
     worker: bytes
     message: Prefill | Reserve | Retarget | Cancel
+    missing_tokens: int | None = None
+    """Of a prompt that the worker is to compute, what it probably does not hold yet; None: all of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,11 +110,12 @@ def start_legs(
     tokens = prompt.packed + pack_ids(forced)
     choices = tuple(sorted(choice % n for choice in run.choices))
     what = (tokens, prompt.num_tokens, choices, prompt.sampling, max(left_s, LEAST_S), prompt.salt)
-    legs = [Send(route.decode, Reserve(run.request, run.attempt, *what, route.prefill, flow, tpot_s))]
-    if route.prefill is not None and route.decode_address is not None:
-        decode = PeerRef(route.decode_address, route.decode)
-        legs.append(Send(route.prefill, Prefill(run.request, run.attempt, *what, decode, flow)))
-    return legs
+    reserve, missing = Reserve(run.request, run.attempt, *what, route.prefill, flow, tpot_s), route.missing_tokens
+    if route.prefill is None or route.decode_address is None:
+        return [Send(route.decode, reserve, missing)]
+    decode = PeerRef(route.decode_address, route.decode)
+    prefill = Prefill(run.request, run.attempt, *what, decode, flow)
+    return [Send(route.decode, reserve), Send(route.prefill, prefill, missing)]
 
 
 def send_on(run: Run, route: Route, left_s: float) -> list[Send]:

@@ -5,6 +5,7 @@ Plain bookkeeping; sockets are `links`' business.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -27,8 +28,8 @@ LEAST_SHARE = 0.1
 """Of the mean, a slope that is believed: smaller ones are noise."""
 FADING = 0.9
 """What an older prompt step counts against the next one."""
-RATE_WEIGHT = 0.05
-"""Of a report in rates: they are those of about two seconds."""
+RATE_S = 2.0
+"""What came or was computed so long ago counts a third of what does now, in rates."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,10 +72,12 @@ class LinkedWorker:
     """Seconds and prompt tokens of such steps with prompts in them, older ones fading."""
     rows: int = 0
     """Sequences that decoded in the last step that it told of; none once nothing runs."""
-    reports: int = 0
-    computed_tokens_s: float = 0.0
-    """Prompt tokens a second that it computed of late, by its reports."""
-    sent_tokens_s: float = 0.0
+    followed_s: float = 0.0
+    """For how long its rates have been followed, until the latest report."""
+    reported_s: float | None = None
+    computed_tokens: float = 0.0
+    """Prompt tokens that it computed until the latest report, by its reports; older ones fading."""
+    came_tokens: float = 0.0
     """The same of those that were sent to it to be computed."""
 
     @property
@@ -124,16 +127,22 @@ class LinkedWorker:
                 self.prefill_steps = FADING * self.prefill_steps + 1
                 self.prefill_squares = FADING * self.prefill_squares + tokens * tokens
                 self.prefill_products = FADING * self.prefill_products + tokens * timing.seconds
-        self._follow_rates(state)
+        self._follow_rates(before)
         self.sent_sequences = self.sent_tokens = self.sent_prompts = 0
 
-    def _follow_rates(self, state: WorkerState) -> None:
-        self.reports += 1
-        weight = max(RATE_WEIGHT, 1 / self.reports)
+    def _follow_rates(self, before: WorkerState | None) -> None:
+        """A worker reports when something changed: until now it was as it said in the report `before`."""
+        now = self.clock()
+        took_s = REPORT_S if self.reported_s is None else max(0.0, now - self.reported_s)
+        self.reported_s = now
+        self.followed_s += took_s
         token_s = self._beside_rows_s() if self.rows else self.token_s
-        computed = 1 / token_s if token_s and state.computing_tokens else 0.0
-        self.computed_tokens_s += weight * (computed - self.computed_tokens_s)
-        self.sent_tokens_s += weight * (self.sent_prompts / REPORT_S - self.sent_tokens_s)
+        computed = 0.0
+        if token_s and before is not None and before.computing_tokens:
+            computed = min(took_s / token_s, before.computing_tokens + before.waiting_tokens)
+        half = math.exp(-took_s / RATE_S / 2)  # what was in between was so in the middle of it, on average
+        self.computed_tokens = half * (half * self.computed_tokens + computed)
+        self.came_tokens = half * (half * self.came_tokens + self.sent_prompts)
 
     def sent(self, tokens: int, sequences: int = 1, *, is_computed: bool = True) -> None:
         """`is_computed`: by this worker; else it receives the KV."""
@@ -165,7 +174,11 @@ class LinkedWorker:
         """Prompt tokens a second that come to it: as many as it computed of late, whoever sent them, or as were sent
         from here. A worker that cannot keep up computes less than comes.
         """
-        return max(self.computed_tokens_s, self.sent_tokens_s)
+        if self.reported_s is None:
+            return 0.0
+        silent_s = max(0.0, self.clock() - self.reported_s)
+        weight_s = RATE_S * (1.0 - math.exp(-(self.followed_s + silent_s) / RATE_S))
+        return math.exp(-silent_s / RATE_S) * max(self.computed_tokens, self.came_tokens) / weight_s
 
     def _beside_rows_s(self) -> float | None:
         """Seconds per prompt token of steps that also decode; None: none was seen."""
@@ -200,7 +213,7 @@ class LinkedWorker:
             max_choices=hello.max_choices,
             block_tokens=hello.block_tokens,
             blocks_total=hello.blocks_total,
-            blocks_free=None if state is None else state.blocks_free - self.sent_tokens // hello.block_tokens,
+            blocks_free=None if state is None else max(0, state.blocks_free - self.sent_tokens // hello.block_tokens),
             load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
             load_tokens=self.sent_tokens + left,
             prompt_tokens=self.sent_prompts + left,

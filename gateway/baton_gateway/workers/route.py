@@ -128,18 +128,19 @@ def pick(
         if (there := _best(others, query, affinity, draw)) is not None:
             return Route(kept.epoch, there.epoch, there.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
-        own_s = _missing(prefill, query, affinity) * _token_s(prefill, fitting)
+        missing = _missing(prefill, query, affinity)
+        own_s = missing * _token_s(prefill, fitting)
         match _placement(query, prefill, decode, affinity, policy.targets):
             case Placement.HERE:
-                return Route(None, decode.epoch, None)
+                return _local(decode, query, affinity)
             case Placement.KEPT:
-                return Route(None, prefill.epoch, None, own_s=own_s, is_kept=True)
+                return Route(None, prefill.epoch, None, own_s, is_kept=True, missing_tokens=missing)
             case Placement.HANDED_OVER:
-                return Route(prefill.epoch, decode.epoch, decode.pair_address, own_s=own_s)
+                return Route(prefill.epoch, decode.epoch, decode.pair_address, own_s, missing_tokens=missing)
     if decode is not None and _may_go_local(policy):
-        return Route(None, decode.epoch, None)
+        return _local(decode, query, affinity)
     if decode is None and prefill is not None and _can_keep(prefill, query):
-        return Route(None, prefill.epoch, None)
+        return _local(prefill, query, affinity)
     if _would_fit_if_larger(fitting, large):
         return errors.too_long_for_workers()
     return errors.no_workers()
@@ -257,6 +258,10 @@ def _placement(
     return placement(there, here, targets)
 
 
+def _local(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> Route:
+    return Route(None, worker.epoch, None, missing_tokens=_missing(worker, query, affinity))
+
+
 def _can_keep(prefill: WorkerView, query: RouteQuery) -> bool:
     return prefill.keeps_answers and query.total_tokens <= prefill.max_context_tokens
 
@@ -313,5 +318,7 @@ def _score(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> t
     missing = query.tokens - min(query.tokens, affinity.known_tokens(worker.epoch, query.prefix))
     blocks = -(-missing // worker.block_tokens)
     is_full = worker.blocks_free is not None and worker.blocks_free < blocks
+    if worker.role is Role.DECODE and worker.load_sequences + query.choices > worker.max_sequences:
+        is_full = True  # it waits there until a whole answer ends, however much of its prompt is there
     sequences = worker.load_sequences * SEQUENCE_COST_TOKENS if worker.role is Role.DECODE else 0
     return worker.epoch in query.avoid, is_full, float(worker.load_tokens + missing + sequences)

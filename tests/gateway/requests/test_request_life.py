@@ -8,13 +8,15 @@ from baton_gateway.requests.request_events import (
     LifeRules,
     Prepared,
     Prompt,
+    Route,
+    Routed,
     StopFound,
     Tick,
     WorkerLost,
 )
 from baton_testing.gateway.request_drive import D1, DEADLINE_S, P1, P2, PROMPT, Drive, started
 from baton_wire.messages.gateway_link import Prefill, Reserve
-from baton_wire.messages.values import Finish, Reason, SamplingParams, pack_ids, unpack_ids
+from baton_wire.messages.values import Address, Finish, Reason, SamplingParams, pack_ids, unpack_ids
 
 # The way it should go -------------------------------------------------------------------------------------------------
 
@@ -41,6 +43,20 @@ def test_the_messages_say_the_same_to_both_workers() -> None:
     for message in (reserve, prefill):
         assert tuple(unpack_ids(message.tokens)) == PROMPT
         assert (message.prompt_tokens, message.choices, message.timeout_s) == (3, (0,), DEADLINE_S)
+
+
+def test_what_is_missing_of_a_prompt_is_reckoned_where_it_is_computed() -> None:
+    address = Address("10.0.0.1", 7)
+    for route, expected in (
+        (Route(P1, D1, address, missing_tokens=2), [None, 2]),
+        (Route(None, D1, None, missing_tokens=1), [1]),
+        (Route(P1, D1, address), [None, None]),
+    ):
+        drive = Drive()
+        drive.feed(Admitted())
+        drive.feed(Prepared((Prompt(pack_ids(PROMPT), SamplingParams(max_tokens=3), ""),)))
+        drive.feed(Routed(drive.picks.pop().run, route))
+        assert [send.missing_tokens for send in drive.sent] == expected
 
 
 def test_a_decode_worker_is_told_the_target_between_tokens() -> None:

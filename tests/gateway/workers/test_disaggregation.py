@@ -94,6 +94,6 @@ def test_answers_leave_room_for_the_prompts_of_others(rows: int, blocks_free: in
 
 def test_a_prefill_worker_that_keeps_answers_serves_without_decode_workers() -> None:
     keeps, gone = view(Role.PREFILL, keeps_answers=True), view(Role.DECODE, is_suspect=True)
-    assert route(keeps, gone, RoutePolicy()) == Route(None, keeps.epoch, None)
+    assert route(keeps, gone, RoutePolicy()) == Route(None, keeps.epoch, None, missing_tokens=1_000)
     assert revisions([keeps, gone], "m", RoutePolicy()) == {keeps.fingerprint: 1}
     assert revisions([view(Role.PREFILL), gone], "m", RoutePolicy()) == {}

@@ -36,6 +36,7 @@ def worker(name: str, **changes: object) -> WorkerView:
         block_tokens=16,
         blocks_total=100,
         blocks_free=100,
+        max_sequences=64,
     )
     return replace(view, **changes)  # type: ignore[arg-type]
 
@@ -135,6 +136,34 @@ def test_a_prompt_goes_back_to_who_holds_its_beginning_unless_that_one_is_busy()
     assert choose(*busy, asked=asked, affinity=affinity) == "P1 D1"
 
 
+def test_a_prompt_waits_for_no_slot_where_its_beginning_is_while_another_worker_has_one() -> None:
+    prefix, affinity = keys_of(range(1_000), ""), PrefixAffinity()
+    affinity.sent([b"P1", b"D1"], prefix)
+    asked, idle = query(900, prefix=prefix), worker("D2", load_sequences=3)
+    for running, expected in ((3, "P1 D1"), (4, "P1 D2")):
+        busy = worker("D1", load_sequences=running, max_sequences=4)
+        assert choose(worker("P1"), busy, idle, asked=asked, affinity=affinity) == expected
+    for choices, expected in ((2, "P1 D1"), (3, "P1 D2")):
+        busy, wide = worker("D1", load_sequences=2, max_sequences=4), query(900, prefix=prefix, choices=choices)
+        assert choose(worker("P1"), busy, idle, asked=wide, affinity=affinity) == expected
+    full = [worker(name, load_sequences=4, max_sequences=4) for name in ("D1", "D2")]
+    assert choose(worker("P1"), *full, asked=asked, affinity=affinity) == "P1 D1", "all are full"
+
+
+def test_a_route_says_what_of_its_prompt_is_missing_where_it_is_computed() -> None:
+    """Else a worker that has the prompt seems to have all of it in line until it reports again."""
+    prefix, affinity = keys_of(range(640), ""), PrefixAffinity()
+    affinity.sent([b"P1", b"D1"], prefix[:5])
+    affinity.sent([b"P1"], prefix)
+    asked = query(700, prefix=prefix)
+    pair = [worker("P1"), worker("D1")]
+    handed_over = pick(asked, pair, POLICY, affinity, 0.0)
+    local = pick(asked, pair, RoutePolicy(disaggregate=False), affinity, 0.0)
+    alone = pick(asked, [worker("P1", keeps_answers=True)], POLICY, affinity, 0.0)
+    found = [route.missing_tokens for route in (handed_over, local, alone) if isinstance(route, Route)]
+    assert found == [700 - 640, 700 - 320, 700 - 640]
+
+
 def test_a_salt_separates_prefixes() -> None:
     assert keys_of(range(64), "a") != keys_of(range(64), "b")
     assert keys_of(range(64), "a") == keys_of(range(127), "a")
@@ -167,7 +196,7 @@ def test_revisions_are_counted_by_their_decode_workers() -> None:
 
 def test_a_route_is_plain_data() -> None:
     route = pick(query(), [worker("P1"), worker("D1")], POLICY, PrefixAffinity(), 0.5)
-    assert route == Route(b"P1", b"D1", Address("h", 1))
+    assert route == Route(b"P1", b"D1", Address("h", 1), missing_tokens=100)
 
 
 def test_a_worker_that_flipped_hands_nothing_over_to_itself() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from baton_gateway.workers.linked_workers import LinkedWorker
@@ -122,25 +125,129 @@ def test_a_worker_is_what_its_latest_flip_made_it_in_whatever_order_its_states_c
 
 
 def test_as_many_prompt_tokens_come_as_were_computed_of_late_or_were_sent() -> None:
-    worker = linked([10.0])
+    now = [10.0]
+    worker = linked(now)
     assert worker.coming_tokens_s == 0
-    worker.reported(state(0, 0))
-    worker.reported(state(0, 500, timings=()))
-    assert worker.coming_tokens_s == pytest.approx(0.5 / SECONDS_A_TOKEN), "in one of two reports it computed"
+
+    def report(computing: int, sent: int = 0) -> None:
+        now[0] += 0.1
+        worker.sent(sent)
+        worker.reported(state(0, computing, timings=() if worker.token_s else (TIMING,)))
+
+    report(500)
+    report(0)
+    report(500)
+    assert worker.coming_tokens_s == pytest.approx(1 / 3 / SECONDS_A_TOKEN, rel=0.05), "between one pair of three"
     for _ in range(100):
-        worker.reported(state(0, 500, timings=()))
+        report(500)
     assert worker.coming_tokens_s == pytest.approx(1 / SECONDS_A_TOKEN, rel=0.02)
     for _ in range(200):
-        worker.sent(300)
-        worker.reported(state(0, 500, timings=()))
+        report(500, sent=300)
     assert worker.coming_tokens_s == pytest.approx(3_000, rel=0.02), "it cannot keep up with what is sent"
 
 
 def test_a_worker_that_begins_to_decode_is_not_taken_to_have_less_to_compute_at_once() -> None:
     """Pieces beside rows are slow: what it computes by them says little of what comes."""
-    worker = linked([10.0])
+    now = [10.0]
+    worker = linked(now)
     for _ in range(100):
+        now[0] += 0.1
         worker.reported(state(0, 500))
     piece = StepTiming(step=2, prefill_tokens=64, prefill_pairs=0.0, decode_rows=1, kv_tokens=500, seconds=0.64)
+    now[0] += 0.1
     worker.reported(state(0, 64, timings=(piece,)))
     assert worker.coming_tokens_s == pytest.approx(1 / SECONDS_A_TOKEN, rel=0.06)
+
+
+def test_what_came_in_a_burst_comes_no_more_once_the_worker_is_silent() -> None:
+    """A worker without work says nothing, for hours."""
+    now = [10.0]
+    worker = linked(now)
+    for _ in range(50):
+        now[0] += 0.1
+        worker.sent(2_000)
+        worker.reported(state(0, 500))
+    assert worker.coming_tokens_s == pytest.approx(20_000, rel=0.02)
+    worker.reported(state(0, 0))
+    now[0] += 10.0
+    assert worker.coming_tokens_s < 200
+    worker.sent(2_000)
+    worker.reported(state(0, 500))
+    assert worker.coming_tokens_s < 1_300, "one prompt after ten seconds is no burst"
+
+
+@given(st.lists(st.sampled_from([0.1, 0.1, 0.15, 0.3, 1.0]), min_size=1, max_size=9), st.integers(1, 60_000))
+def test_rates_are_by_time_however_often_a_worker_reports(gaps: list[float], tokens_s: int) -> None:
+    now, told = [10.0], 10.0
+    worker = linked(now)
+    worker.reported(state(0, 0))
+    for gap in itertools.cycle(gaps):
+        now[0] += gap
+        worker.sent(round(tokens_s * (now[0] - told)))
+        told = now[0]
+        worker.reported(state(0, 0))
+        if now[0] > 40.0:
+            break
+    assert worker.coming_tokens_s == pytest.approx(tokens_s, rel=0.05, abs=10.0)
+    rates = []
+    for _ in range(5):
+        rates.append(worker.coming_tokens_s)
+        now[0] += 0.7
+    assert rates == sorted(rates, reverse=True)
+    assert min(rates) >= 0.0
+
+
+MOMENTS = st.one_of(
+    st.tuples(st.just("time"), st.floats(0, 3)),
+    st.tuples(st.just("sent"), st.integers(1, 40_000), st.booleans()),
+    st.tuples(
+        st.just("told"),
+        *(st.integers(0, 5), st.integers(0, 50_000), st.integers(0, 8_192), st.integers(0, 4)),
+        st.lists(
+            st.tuples(st.integers(0, 8_192), st.integers(0, 256), st.floats(1e-6, 5)).filter(lambda t: t[0] or t[1]),
+            max_size=4,
+        ),
+    ),
+)
+
+
+@given(st.lists(MOMENTS, max_size=40))
+def test_whatever_a_worker_tells_its_load_is_neither_negative_nor_more_than_there_is(moments: list[Any]) -> None:
+    now, told, sent, prompts = [10.0], 0, 0, 0
+    worker = linked(now)
+    for moment in moments:
+        match moment:
+            case "time", seconds:
+                now[0] += seconds
+            case "sent", tokens, is_computed:
+                worker.sent(tokens, is_computed=is_computed)
+                sent, prompts = sent + tokens, prompts + tokens * is_computed
+            case "told", running, waiting, computing, blocks, steps:
+                timings = tuple(
+                    StepTiming(number, tokens, 0.0, rows, 0, seconds)
+                    for number, (tokens, rows, seconds) in enumerate(steps)
+                )
+                worker.reported(
+                    WorkerState(
+                        False,
+                        running,
+                        1,
+                        waiting,
+                        blocks,
+                        0,
+                        len(steps),
+                        0.1,
+                        timings=timings,
+                        computing_tokens=computing,
+                    )
+                )
+                told, sent, prompts = waiting + computing, 0, 0
+        view = worker.view()
+        assert prompts <= view.prompt_tokens <= prompts + told
+        assert view.load_tokens - view.prompt_tokens == sent - prompts
+        assert view.blocks_free is None or view.blocks_free >= 0
+        assert 0 <= view.coming_tokens_s < float("inf")
+        assert view.token_s is None or view.token_s > 0
+        assert view.token_s is None or (view.more_token_s is not None and 0 < view.more_token_s <= view.token_s)
+        assert (view.rows_s is None) == (view.least_rows_s is None) or view.least_rows_s is None
+        assert view.rows >= 0
