@@ -39,14 +39,16 @@ class HeldRuns:
         output_tokens: Callable[[LiveRequest], float] = lambda live: 0.0,
         may_grow: Callable[[LiveRequest, int], bool] = lambda live, sequences: True,
         choose: Callable[[LiveRequest, PickRoute], Route | Problem | None] = lambda live, action: None,
+        processes: int = 1,
     ) -> None:
         """`let_go` routes a run whose turn has come, or drops it if its request is over. `output_tokens`: of a
         sequence of the request's model, as a rule. `may_grow`: whether its tenant may have so many sequences more.
-        `choose`: where it would go now.
+        `choose`: where it would go now. `processes`: that have such runs for the same workers.
         """
         self._table = table
         self._let_go = let_go
         self._output_tokens, self._may_grow, self._choose = output_tokens, may_grow, choose
+        self._processes = processes
         self._ttft_s = 0.0
         self._tpot_s: float | None = None
         """As last told; all requests of a deployment have the same targets."""
@@ -129,7 +131,7 @@ class HeldRuns:
         for fingerprint, queue in list(self._queues.items()):
             if is_due:
                 queue.drop_late(lambda held: held[0].life.stage is Stage.ENDED)
-            workers = num_prefill(self._table.views(), fingerprint)
+            workers = num_prefill(self._table.views(), fingerprint) / self._processes
             while queue and self._is_open(*queue.first(now, workers), fingerprint):
                 self._let_go(*queue.pop())
             if not queue:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
+import pytest
 
 from baton_gateway import errors
 from baton_gateway.requests.held_runs import HeldRuns
@@ -46,10 +47,10 @@ def run(number: int, is_first: bool = True) -> PickRoute:
 class Gate:
     """Held runs over workers that the test sets; `gone` has those that were let go, each of which makes one busy."""
 
-    def __init__(self, *views: WorkerView) -> None:
+    def __init__(self, *views: WorkerView, processes: int = 1) -> None:
         self.pool, self.gone = list(views), list[int]()
         self.route = ROUTE
-        self.held = HeldRuns(cast(Any, self), self._let_go, choose=lambda live, action: self.route)
+        self.held = HeldRuns(cast(Any, self), self._let_go, choose=lambda live, action: self.route, processes=processes)
 
     def get(self, epoch: bytes) -> Any:
         chosen = next((each for each in self.pool if each.epoch == epoch), None)
@@ -160,6 +161,17 @@ async def test_the_nearest_target_goes_first_and_late_runs_last() -> None:
     for number, age_s, own_s in ((1, 130, 1), (2, 120, 1), (3, 0, 10), (4, 10, 1), (5, 0, 50), (6, 60, 101), (7, 0, 0)):
         assert gate.takes(run(number), route=Route(b"prefill", b"decode", None, own_s=own_s), age_s=age_s)
     assert gate.free_one_at_a_time(7) == [5, 4, 3, 7, 6, 1, 2], "the sixth is so long that it would make others late"
+
+
+@pytest.mark.parametrize(("processes", "order"), [(1, [1, 2, 3]), (2, [2, 3, 1])])
+async def test_a_process_reckons_with_its_part_of_the_workers(processes: int, order: list[int]) -> None:
+    gate = Gate(view(BUSY), processes=processes)
+    by_s = BEGIN_SHARE * TTFT_S
+    for number, own_s, left_s in ((1, 30, 10), (2, 10, 45), (3, 10, 50)):
+        assert gate.takes(
+            run(number), route=Route(b"prefill", b"decode", None, own_s=own_s), age_s=by_s - own_s - left_s
+        )
+    assert gate.free_one_at_a_time(3) == order
 
 
 async def test_late_runs_whose_requests_ended_are_not_kept() -> None:

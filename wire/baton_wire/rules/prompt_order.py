@@ -74,8 +74,9 @@ class PromptOrder(Generic[T]):
     def push_front(self, prompt: T) -> None:
         self._retried.appendleft(prompt)
 
-    def first(self, now: float, workers: int = 0) -> T:
-        """Whose turn it is; there is one. `workers`: that compute them side by side; 0: nobody is set aside."""
+    def first(self, now: float, workers: float = 0.0) -> T:
+        """Whose turn it is; there is one. `workers`: that compute them side by side, or a part of one; 0: nobody is set
+        aside."""
         if self.ttft_s is not None:
             for timed in (self._in_time, self._set_aside):
                 while timed and timed[0][0] < now:
@@ -99,7 +100,7 @@ class PromptOrder(Generic[T]):
         """Forget late prompts that nobody waits for any more: their turn may be far away."""
         self._late = deque(prompt for prompt in self._late if not is_over(prompt))
 
-    def _set_longest_aside(self, now: float, workers: int) -> None:
+    def _set_longest_aside(self, now: float, workers: float) -> None:
         """In their order, as soon as one could not start in time behind those before it, the longest so far goes."""
         timed = self._in_time + self._set_aside
         if not timed or now + sum(own_s for _, _, own_s, _ in timed) / workers <= min(timed)[0]:
