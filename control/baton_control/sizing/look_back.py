@@ -58,7 +58,7 @@ def allowed(role: Role, loads: Sequence[Load], sizer: Sizer) -> float:
     return late / max(1e-9, sum(load.requests_per_s for load in loads))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     """Loads of one mix, ascending, and the shares of them that are late at least and at most."""
 
