@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -97,17 +98,20 @@ def _late(role: Role, loads: Sequence[Load], workers: int, sizer: Sizer, part: f
         by_mix.setdefault(load.mix, []).append(load)
     parts = [_Part(each, sum(load.requests_per_s for load in each)) for each in by_mix.values()]
     budget = part * sum(each.requests * (1.0 - sizer.reachable_share(role, each.loads[0].mix)) for each in parts)
-    late = 0.0
-    while True:
-        least = late + sum(each.requests * each.least for each in parts)
-        most = late + sum(each.requests * each.most for each in parts)
-        if least > budget or most <= budget or not parts:
-            return least, most <= budget
-        doubted = max(parts, key=lambda each: each.doubt)
-        parts.remove(doubted)
-        below, more, above = doubted.split(lambda load: 1.0 - sizer.share_met(role, load.mix, load.rate_per_s, workers))
-        late += more
-        parts += [each for each in (below, above) if each.loads]
+    late, doubt, count = 0.0, sum(each.doubt for each in parts), len(parts)
+    doubted = [(-each.doubt, place, each) for place, each in enumerate(parts)]
+    """heap"""
+    heapify(doubted)
+    while doubted and late <= budget < late + doubt:
+        _, _, most = heappop(doubted)
+        below, more, above = most.split(lambda load: 1.0 - sizer.share_met(role, load.mix, load.rate_per_s, workers))
+        late += more - most.requests * most.least
+        doubt -= most.doubt
+        for each in (below, above):
+            late, doubt, count = late + each.requests * each.least, doubt + each.doubt, count + 1
+            if each.doubt > 0.0:
+                heappush(doubted, (-each.doubt, count, each))
+    return late, late <= budget
 
 
 def with_served(memory: PoolMemory, pool: PoolSeen, served: Lateness | None) -> PoolMemory:
