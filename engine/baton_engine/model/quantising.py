@@ -20,10 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from baton_engine.model.checkpoint_files import INDEX, SINGLE, CheckpointFiles, find_checkpoint
-from baton_engine.model.errors import WeightsError
 from baton_engine.model.formats.stored_weight import FP8
 from baton_engine.model.model_directory import read_json_object, read_spec
-from baton_engine.model.weights import check_parameters, open_safetensors
+from baton_engine.model.weights import check_parameters, finite, open_safetensors
 from baton_wire.models.decoder_spec import DecoderSpec, Experts, StackedTensors
 from baton_wire.models.errors import ModelError
 from baton_wire.models.parameters import HEAD_LAYER, layer_prefix, linear_sizes
@@ -150,9 +149,9 @@ def _write_weights(
                 layer, _, part = name.rpartition(".")
                 tensor = weights.read(name)
                 if layer in quantised and part == "weight":
-                    if not bool(torch.isfinite(tensor).all()):
-                        raise WeightsError(f"tensor {name}: holds an infinity or no number; allowed: finite weights")
-                    written |= {f"{layer}.{key}": value for key, value in rounded(tensor, kind, group).items()}
+                    written |= {
+                        f"{layer}.{key}": value for key, value in rounded(finite(name, tensor), kind, group).items()
+                    }
                 else:
                     written[name] = tensor.clone()
                 done += 1

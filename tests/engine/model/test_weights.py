@@ -345,6 +345,23 @@ def test_a_spoilt_directory_is_refused(
         load(directory)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight", "lm_head.weight"]
+)
+def test_weights_that_are_no_numbers_are_refused_by_name(
+    name: str, dtype: torch.dtype, value: float, directory: Path
+) -> None:
+    def spoil(tensors: Tensors) -> None:
+        tensors[name] = tensors[name].to(dtype)
+        tensors[name].view(-1)[7] = value
+
+    edit_tensors(directory, spoil)
+    with pytest.raises(WeightsError, match=rf"^tensor {name}: holds an infinity or no number; allowed: finite"):
+        load(directory)
+
+
 @pytest.mark.parametrize("query", ["?seed=-1", "?seed=x", "?sed=1", "?seed=1&seed=2", "?seed="])
 def test_a_random_source_with_other_options_is_refused(query: str, directory: Path) -> None:
     with pytest.raises(ModelError, match="allowed: random://"):
