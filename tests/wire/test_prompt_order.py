@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.rules.prompt_order import BEGIN_SHARE, PromptOrder
+from baton_wire.rules.prompt_order import BEGIN_SHARE, PromptOrder, _Timed
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 3), st.booleans()), min_size=1, max_size=60), st.floats(0.1, 2))
@@ -119,3 +120,50 @@ def test_who_was_set_aside_is_late_in_the_end() -> None:
     order.first(0.0, 1)
     order.push(3, 0.05, 0.1)
     assert [(order.first(0.06, 1), order.pop())[1] for _ in range(len(order))] == [1, 3, 2, 0]
+
+
+def shared(tenants: list[tuple[str, float, float, int]]) -> list[str]:
+    """Of whom the prompts in time are, in the order of tenants: name, weight, own seconds of each prompt, prompts."""
+    order: PromptOrder[str] = PromptOrder(1.0)
+    for name, weight, own_s, count in tenants:
+        for _ in range(count):
+            order.push(name, 0.0, own_s, name, weight)
+    order.first(0.0, 1.0)
+    return sorted(each.prompt for each in order._in_time)
+
+
+def test_a_flood_of_short_prompts_makes_itself_late() -> None:
+    in_time = shared([("calm", 1.0, 0.2, 1), ("flood", 1.0, 0.01, 400)])
+    assert in_time.count("calm") == 1
+    assert in_time.count("flood") in range(37, 42), "what is left of 0.6 s"
+
+
+def test_weights_share_what_can_be_in_time() -> None:
+    in_time = shared([("heavy", 3.0, 0.02, 100), ("light", 1.0, 0.01, 100)])
+    assert in_time.count("heavy") * 0.02 / 3 == pytest.approx(in_time.count("light") * 0.01, abs=0.02)
+
+
+TENANTS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.integers(1, 12)).map(
+        lambda each: (each[1] / 64, each[2] / 64, each[0])
+    ),
+    max_size=30,
+).map(sorted)
+
+
+@given(TENANTS)
+def test_the_longest_of_whoever_has_most_in_line_goes(waiting: list[tuple[float, float, str]]) -> None:
+    """Beside the rule written down plainly: weights of a, b and c are 1, 2 and 4."""
+    weights = {"a": 1.0, "b": 2.0, "c": 4.0}
+    order: PromptOrder[int] = PromptOrder(None)
+    kept: list[int] = []
+    for number, (start_s, own_s, tenant) in enumerate(waiting):
+        order._in_time.append(_Timed(start_s, number, own_s, number, tenant, weights[tenant]))
+        kept.append(number)
+        while number in kept and sum(waiting[each][1] for each in kept if each != number) > start_s:
+            work = {name: sum(waiting[each][1] for each in kept if waiting[each][2] == name) for name in weights}
+            most = min(weights, key=lambda name: (-work[name] / weights[name], name))
+            kept.remove(max((waiting[each][1], each) for each in kept if waiting[each][2] == most)[1])
+    order._set_longest_aside(0.0, 1.0)
+    assert [each.number for each in order._in_time] == kept
+    assert len(order) == len(waiting)

@@ -84,7 +84,8 @@ class HeldRuns:
         if not self._has_to_wait(live, route, fingerprint):
             return False
         queue = self._queues.setdefault(fingerprint, PromptOrder(ttft_s))
-        queue.push((live, action), live.life.arrived_s, route.own_s)
+        tenant = live.tenant
+        queue.push((live, action), live.life.arrived_s, route.own_s, tenant.name, tenant.weight)
         self._look_later()
         return True
 

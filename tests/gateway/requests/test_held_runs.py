@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from baton_gateway import errors
+from baton_gateway.http_api.tenants import DEFAULT_TENANT
 from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute, Route
@@ -72,7 +73,8 @@ class Gate:
         stage: Stage = Stage.RUNNING,
     ) -> bool:
         life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s, stage=stage, sequences_at_work=0)
-        return self.held.takes(cast(Any, SimpleNamespace(fingerprint=revision, life=life)), action, route, TTFT_S)
+        live: Any = SimpleNamespace(fingerprint=revision, life=life, tenant=DEFAULT_TENANT)
+        return self.held.takes(live, action, route, TTFT_S)
 
     def free_one_at_a_time(self, times: int) -> list[int]:
         for _ in range(times):

@@ -5,8 +5,9 @@ What is late already goes last, in the order in which it became so. In turn, a b
 late as well. Gateways keep their prompts so, and the twin predicts it.
 
 When more waits than can be computed in time, somebody will be late. Then the longest prompts are set aside, as few as
-have to be (Moore 1968, with Hodgson's rule): a long one would make several short ones late. They come behind all that
-are in time, and back in line as soon as there is room for them.
+have to be (Moore 1968, with Hodgson's rule): a long one would make several short ones late. Of several tenants that is
+the longest of whoever has most in line for its weight, so that a flood of short ones makes itself late. They come
+behind all that are in time, and back in line as soon as there is room for them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 BUSY_S = 0.5
 """Work that surely keeps a worker from falling idle before more can reach it."""
@@ -30,6 +31,8 @@ worker: the step that runs there ends first. In simulated runs 0.6 misses a thir
 
 PLAN_S = 0.02
 """So often at most it is reckoned who has to be set aside: that looks at all who are in time."""
+PLAN_PROMPT_S = 3e-5
+"""And less often the more there are: looking at one takes a tenth of this."""
 
 T = TypeVar("T")
 
@@ -39,6 +42,18 @@ def busy_s(ttft_s: float | None) -> float:
     return BUSY_S if ttft_s is None else min(BUSY_S, max(REPORT_S, BUSY_SHARE * ttft_s))
 
 
+class _Timed(NamedTuple, Generic[T]):
+    """A prompt that is in time yet. In a heap the first two tell."""
+
+    latest_s: float
+    """When it has to start."""
+    number: int
+    own_s: float
+    prompt: T
+    tenant: str
+    weight: float
+
+
 class PromptOrder(Generic[T]):
     """Prompts that wait for a prefill worker. Without a target they go in order of arrival."""
 
@@ -46,13 +61,14 @@ class PromptOrder(Generic[T]):
         self.ttft_s = ttft_s
         self._retried: deque[T] = deque()
         """Their clients have waited before: they go first."""
-        self._in_time: list[tuple[float, int, float, T]] = []
-        """(latest start, number, own seconds, prompt), a heap"""
-        self._set_aside: list[tuple[float, int, float, T]] = []
-        """The same of those that would make more of the others late; in time themselves, yet."""
+        self._in_time: list[_Timed[T]] = []
+        """heap"""
+        self._set_aside: list[_Timed[T]] = []
+        """heap, of those that would make more of the others late"""
         self._late: deque[T] = deque()
         self._pushed = 0
-        self._planned_s = float("-inf")
+        self._plans_s = float("-inf")
+        """When it is reckoned again."""
 
     def __len__(self) -> int:
         return len(self._retried) + len(self._in_time) + len(self._set_aside) + len(self._late)
@@ -60,16 +76,17 @@ class PromptOrder(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """In no order."""
         timed = itertools.chain(self._in_time, self._set_aside)
-        return itertools.chain(self._retried, (prompt for _, _, _, prompt in timed), self._late)
+        return itertools.chain(self._retried, (each.prompt for each in timed), self._late)
 
-    def push(self, prompt: T, arrival_s: float, own_s: float) -> None:
-        """`own_s`: seconds that a worker computes it. What takes longer than its target waits as if it took none."""
+    def push(self, prompt: T, arrival_s: float, own_s: float, tenant: str = "", weight: float = 1.0) -> None:
+        """`own_s`: seconds that a worker computes it. What takes longer than its target waits as if it took none.
+        `weight`: of its tenant, beside others."""
         slack_s = 0.0
         if self.ttft_s is not None:
             by_s = BEGIN_SHARE * self.ttft_s
             slack_s = by_s - own_s if own_s <= by_s else by_s
         self._pushed += 1
-        heapq.heappush(self._in_time, (arrival_s + slack_s, self._pushed, own_s, prompt))
+        heapq.heappush(self._in_time, _Timed(arrival_s + slack_s, self._pushed, own_s, prompt, tenant, weight))
 
     def push_front(self, prompt: T) -> None:
         self._retried.appendleft(prompt)
@@ -79,22 +96,23 @@ class PromptOrder(Generic[T]):
         aside."""
         if self.ttft_s is not None:
             for timed in (self._in_time, self._set_aside):
-                while timed and timed[0][0] < now:
-                    self._late.append(heapq.heappop(timed)[3])
-            if workers and now - self._planned_s >= PLAN_S:
-                self._planned_s = now
+                while timed and timed[0].latest_s < now:
+                    self._late.append(heapq.heappop(timed).prompt)
+            if workers and now >= self._plans_s:
                 self._set_longest_aside(now, workers)
+                in_time = len(self._in_time) + len(self._set_aside)
+                self._plans_s = now + max(PLAN_S, PLAN_PROMPT_S * in_time)
         if self._retried:
             return self._retried[0]
         timed = self._in_time or self._set_aside
-        return timed[0][3] if timed else self._late[0]
+        return timed[0].prompt if timed else self._late[0]
 
     def pop(self) -> T:
         """Take what `first` just said."""
         if self._retried:
             return self._retried.popleft()
         timed = self._in_time or self._set_aside
-        return heapq.heappop(timed)[3] if timed else self._late.popleft()
+        return heapq.heappop(timed).prompt if timed else self._late.popleft()
 
     def drop_late(self, is_over: Callable[[T], bool]) -> None:
         """Forget late prompts that nobody waits for any more: their turn may be far away."""
@@ -102,22 +120,52 @@ class PromptOrder(Generic[T]):
 
     def _set_longest_aside(self, now: float, workers: float) -> None:
         """In their order, as soon as one could not start in time behind those before it, the longest so far goes."""
-        timed = self._in_time + self._set_aside
-        if not timed or now + sum(own_s for _, _, own_s, _ in timed) / workers <= min(timed)[0]:
-            self._in_time, self._set_aside = timed, []
-            heapq.heapify(timed)
+        timed, kept, before_s = sorted(self._in_time + self._set_aside), _Kept[T](), 0.0
+        self._in_time, self._set_aside = timed, []
+        if not timed or now + sum(each.own_s for each in timed) / workers <= timed[0].latest_s:
             return
-        kept: list[tuple[float, int, tuple[float, int, float, T]]] = []
-        """(-own seconds, -number, prompt), a heap: of the longest whoever came last"""
-        aside, before_s = [], 0.0
-        for each in sorted(timed):
-            latest_s, number, own_s, _ = each
-            heapq.heappush(kept, (-own_s, -number, each))
-            if now + before_s / workers > latest_s:
-                _, _, longest = heapq.heappop(kept)
-                aside.append(longest)
-                before_s -= longest[2]
-            before_s += own_s
-        self._in_time, self._set_aside = [each for _, _, each in kept], aside
-        heapq.heapify(self._in_time)
+        for each in timed:
+            kept.add(each)
+            while now + before_s / workers > each.latest_s:
+                longest = kept.pop_longest()
+                self._set_aside.append(longest)
+                if longest is each:
+                    break
+                before_s -= longest.own_s
+            else:
+                before_s += each.own_s
+        aside = {each.number for each in self._set_aside}
+        self._in_time = [each for each in timed if each.number not in aside]  # sorted, so a heap
         heapq.heapify(self._set_aside)
+
+
+class _Kept(Generic[T]):
+    """Prompts in line, to know the longest of the tenant with most work for its weight."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[tuple[float, int, _Timed[T]]]] = {}
+        """(-own seconds, -number, prompt) of each tenant, a heap: of the longest whoever came last"""
+        self._work: dict[str, float] = {}
+        """Seconds of each tenant, divided by its weight."""
+        self._most: list[tuple[float, str]] = []
+        """(-work, tenant), a heap; those with work of before are passed over"""
+
+    def add(self, prompt: _Timed[T]) -> None:
+        heapq.heappush(self._of.setdefault(prompt.tenant, []), (-prompt.own_s, -prompt.number, prompt))
+        self._change(prompt, prompt.own_s)
+
+    def pop_longest(self) -> _Timed[T]:
+        """There is one."""
+        while True:
+            work_s, tenant = self._most[0]
+            if self._of[tenant] and -work_s == self._work[tenant]:
+                break
+            heapq.heappop(self._most)
+        _, _, longest = heapq.heappop(self._of[tenant])
+        self._change(longest, -longest.own_s)
+        return longest
+
+    def _change(self, prompt: _Timed[T], seconds: float) -> None:
+        work = self._work.get(prompt.tenant, 0.0) + seconds / prompt.weight
+        self._work[prompt.tenant] = work
+        heapq.heappush(self._most, (-work, prompt.tenant))
