@@ -26,7 +26,7 @@ class Server:
     url: str = ""
     most: int = 1_000
     held: int = 1_000_000
-    """Streams that are answered. The next one's client gets Ctrl-C, and no answer."""
+    """Streams that are answered. The next one's client gets Ctrl-C, and no answer, nor do those after it."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
 
@@ -41,8 +41,10 @@ class Server:
         prompt, count = body["messages"][0]["content"] if is_chat else body["prompt"], body["max_tokens"]
         if count > self.most:
             return web.json_response({"error": {"message": "too long for me"}}, status=429)
-        if body["stream"] and sum(each["stream"] for each in self.bodies) > self.held:
-            os.kill(os.getpid(), signal.SIGINT)
+        streams = sum(each["stream"] for each in self.bodies)
+        if body["stream"] and streams > self.held:
+            if streams == self.held + 1:  # a second one would end the client at once
+                os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()  # until the client is gone
         tokens = 2 * len(prompt.split()) if isinstance(prompt, str) else len(prompt)
         usage = {"prompt_tokens": tokens, "completion_tokens": count}
@@ -60,6 +62,14 @@ class Server:
 
 
 @pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """Whoever started the tests in the background may have had SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def server() -> Iterator[Server]:
     served, ready = Server(), threading.Event()
     loop = asyncio.new_event_loop()
@@ -74,11 +84,11 @@ def server() -> Iterator[Server]:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        ready.set()
         return runner
 
     def serve() -> None:
         runner = loop.run_until_complete(start())
+        loop.call_soon(ready.set)  # not before, or a stop might end the start instead
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
         loop.close()
@@ -204,6 +214,7 @@ def test_a_chats_thoughts_are_pieces_too(server: Server, tmp_path: Path) -> None
     assert found.prompt_tokens == pytest.approx(512, abs=2)
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_leaves_what_had_ended(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of the rate that it stops."""
     path = tmp_path / "out.json"
@@ -214,8 +225,10 @@ def test_ctrl_c_leaves_what_had_ended(server: Server, tmp_path: Path, capsys: py
     assert (record.name, record.model) == (server.url, "served")
     whole, stopped = record.reports
     assert (whole.rate, whole.offered, whole.unended, len(whole.attainment)) == (40, 20, None, 1)
-    assert (stopped.rate, stopped.offered, stopped.whole, stopped.attainment) == (20, 4, 4, ())
-    assert stopped.unended == 1
+    assert (stopped.rate, stopped.offered, stopped.attainment) == (20, stopped.whole, ())
+    assert 1 <= stopped.whole <= 4
+    assert stopped.unended is not None
+    assert stopped.unended >= 1
     text = capsys.readouterr().out
     assert "stopped at 20 req/s" in text
     assert f"95 %: {server.url} 40 req/s" in text
