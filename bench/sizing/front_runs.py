@@ -36,6 +36,7 @@ TURNING = (
     "letters and books in turns",
     "chat and code in turns",
     "shifts of three kinds",
+    "studios that write and read",
 )
 """Loads whose ratio of pools turns: flips are played on them alone."""
 MOST_FIXED, MORE_FIXED, FEW = 24, 4, 0.002

@@ -39,6 +39,7 @@ from bench.sizing.generators import (
 )
 from bench.sizing.judging_generators import day_and_batches, failovers, lessons, match, thinking, translations
 from bench.sizing.later_generators import agents, contracts, rollout, self_similar, shop_days, timers
+from bench.sizing.latest_generators import archives, interviews, mailings, outages, relays, studios
 from bench.sizing.scenarios import CHAT, CHAT_SPEC, LONG, LONG_SPEC, Case
 
 from baton_control.sizing.workload import Workload
@@ -147,8 +148,18 @@ FORMER_TEST = (
 """Looked at on 2026-11-23, with two candidates that lost; eight of them, from the afternoon on, with the rule of
 2026-11-25, four with a candidate of that day that lost, three with the rule of 2026-11-26; nine with that rule and
 tuned peers; the next with the rule that followed it that day; the last nine with the rule of 2026-11-27."""
-TEST: tuple[Load, ...] = ()
-"""Some are to be written before the next rule is chosen. Of the two days' trace four hours are in no set."""
+TEST = (
+    Load("the end of the first afternoon x5", _part(DAYS, 17 * HOUR_S, 18 * HOUR_S, 5.0)),
+    Load("an hour before the second noon x5", _part(DAYS, 34 * HOUR_S, 35 * HOUR_S, 5.0)),
+    Load("mailings", lambda traces, random: mailings(random, 4.0, 0.8)),
+    Load("questions to an archive", lambda traces, random: archives(random, 3.5, 0.75), is_long=True),
+    Load("studios that write and read", lambda traces, random: studios(random, 0.8)),
+    Load("interviews on the quarter", lambda traces, random: interviews(random, 40.0, 0.9), is_long=True),
+    Load("a relay of regions", lambda traces, random: relays(random, 8.0, 1.2)),
+    Load("outages of a network", lambda traces, random: outages(random, 7.0, 0.9)),
+)
+"""Written before the twin set prompts aside. Of the two days' trace five hours and a half are in no set: 5 to 6,
+22.5 to 26, 41 to 42."""
 SPLITS = {"development": DEVELOPMENT, "former-test": FORMER_TEST, "test": TEST}
 
 

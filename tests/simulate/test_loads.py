@@ -29,6 +29,7 @@ from bench.sizing.generators import (
 )
 from bench.sizing.judging_generators import day_and_batches, failovers, lessons, match, thinking, translations
 from bench.sizing.later_generators import agents, contracts, rollout, self_similar, shop_days, timers
+from bench.sizing.latest_generators import archives, interviews, mailings, outages, relays, studios
 from bench.sizing.loads import DEVELOPMENT, SPLITS
 
 from baton_control.sizing.workload import Workload
@@ -277,3 +278,47 @@ def test_a_day_has_batches_of_long_answers_at_night() -> None:
     batch = load.between(2.1 * 3600, 2.6 * 3600)
     assert np.median(batch.output_tokens) > 2 * np.median(load.between(9 * 3600, 11 * 3600).output_tokens)
     assert _rate(load, 4 * 3600, 4.9 * 3600) < 0.3 * _rate(load, 2.1 * 3600, 2.6 * 3600)
+
+
+def test_mailings_are_bursts_of_a_minute_of_very_unlike_height() -> None:
+    load = mailings(np.random.default_rng(3), 4.0, 2.0)
+    rates = np.array([_rate(load, start, start + 20.0) for start in range(0, 7180, 20)])
+    assert np.median(rates) == pytest.approx(4.0, rel=0.35)
+    assert rates.max() > 3 * np.median(rates)
+    assert np.mean(rates > 1.7 * np.median(rates)) < 0.35
+
+
+def test_a_few_questions_to_an_archive_are_most_of_the_work() -> None:
+    load = archives(np.random.default_rng(3), 3.5, 1.0)
+    prompts = np.sort(load.prompt_tokens)
+    assert prompts[-len(prompts) // 10 :].sum() > 0.35 * prompts.sum()
+    assert prompts.min() >= 1200
+
+
+def test_studios_write_or_read_for_minutes() -> None:
+    load = studios(np.random.default_rng(3), 1.0)
+    shares = np.array([np.mean(load.between(at, at + 60.0).prompt_tokens > 2500) for at in range(0, 3540, 60)])
+    assert shares.max() > 0.6
+    assert shares.min() < 0.1
+
+
+def test_interviews_begin_together_and_hold_what_was_said() -> None:
+    load = interviews(np.random.default_rng(3), 6.0, 1.0)
+    firsts = load.arrival_s[load.cached_tokens == 900]
+    assert len(firsts)
+    assert np.all((firsts + 600.0) % 900.0 < 180.0)
+    assert load.cached_tokens.sum() > 0.6 * load.prompt_tokens.sum()
+
+
+def test_a_relay_is_never_without_a_region_for_long() -> None:
+    load = relays(np.random.default_rng(3), 8.0, 1.2)
+    rates = np.array([_rate(load, start, start + 60.0) for start in range(0, 4260, 60)])
+    assert rates.min() > 0.5
+    assert rates.max() > 1.5 * rates.min()
+
+
+def test_behind_an_outage_all_come_at_once() -> None:
+    load = outages(np.random.default_rng(3), 7.0, 1.0)
+    ends = load.arrival_s[1:][np.diff(load.arrival_s) > 12.0]
+    assert len(ends) >= 2
+    assert all(_rate(load, end, end + 5.0) > 14.0 for end in ends.tolist())
