@@ -122,6 +122,13 @@ def test_who_was_set_aside_is_late_in_the_end() -> None:
     assert [(order.first(0.06, 1), order.pop())[1] for _ in range(len(order))] == [1, 3, 2, 0]
 
 
+def test_of_all_who_became_late_unseen_the_first_to_be_late_goes_first() -> None:
+    order = ordered([(0.05, 0.20), (0.10, 0.1), (0.15, 0.1)])
+    order.first(0.0, 1)
+    assert len(order._set_aside) == 1
+    assert [(order.first(0.5, 1), order.pop())[1] for _ in range(len(order))] == [0, 1, 2]
+
+
 def shared(tenants: list[tuple[str, float, float, int]]) -> list[str]:
     """Of whom the prompts in time are, in the order of tenants: name, weight, own seconds of each prompt, prompts."""
     order: PromptOrder[str] = PromptOrder(1.0)

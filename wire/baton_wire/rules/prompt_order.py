@@ -95,17 +95,21 @@ class PromptOrder(Generic[T]):
         """Whose turn it is; there is one. `workers`: that compute them side by side, or a part of one; 0: nobody is set
         aside."""
         if self.ttft_s is not None:
-            for timed in (self._in_time, self._set_aside):
-                while timed and timed[0].latest_s < now:
-                    self._late.append(heapq.heappop(timed).prompt)
+            while timed := self._soonest(now):
+                self._late.append(heapq.heappop(timed).prompt)
             if workers and now >= self._plans_s:
                 self._set_longest_aside(now, workers)
                 in_time = len(self._in_time) + len(self._set_aside)
                 self._plans_s = now + max(PLAN_S, PLAN_PROMPT_S * in_time)
         if self._retried:
             return self._retried[0]
-        timed = self._in_time or self._set_aside
-        return timed[0].prompt if timed else self._late[0]
+        in_line = self._in_time or self._set_aside
+        return in_line[0].prompt if in_line else self._late[0]
+
+    def _soonest(self, now: float) -> list[_Timed[T]] | None:
+        """Whichever has at its head who became late first of all; None if nobody is late."""
+        late = [timed for timed in (self._in_time, self._set_aside) if timed and timed[0].latest_s < now]
+        return min(late, key=lambda timed: timed[0][:2], default=None)
 
     def pop(self) -> T:
         """Take what `first` just said."""
