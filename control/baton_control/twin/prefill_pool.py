@@ -15,13 +15,27 @@ import numpy as np
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.prefill import PINNED_SHARE
-from baton_wire.rules.prompt_order import BEGIN_SHARE
+from baton_wire.rules.prompt_order import BEGIN_SHARE, PLAN_PROMPT_S, PLAN_S
+
+OVERLOAD_PLAN_S = 0.2
+"""So often a question about more than a pool can do reckons who is set aside: gateways do so more often, which takes up
+to four times as long and sees as many late within a few points."""
+Timed = tuple[float, int]
+"""(latest start, request)"""
 
 
 def first_tokens(
-    model: WorkerModel, workload: Workload, workers: int, prefix_affinity: float, ttft_s: float | None
+    model: WorkerModel,
+    workload: Workload,
+    workers: int,
+    prefix_affinity: float,
+    ttft_s: float | None,
+    plan_s: float = PLAN_S,
 ) -> Floats:
-    """When each request of the workload has its first token, in seconds, if so many workers serve from the start."""
+    """When each request of the workload has its first token, in seconds, if so many workers serve from the start.
+
+    `plan_s`: so often at most it is reckoned who has to be set aside.
+    """
     times = model.prefill
     found = prefix_affinity + (1.0 - prefix_affinity) / workers
     cached = np.minimum((workload.cached_tokens * found).astype(np.int64), workload.prompt_tokens - 1)
@@ -34,14 +48,17 @@ def first_tokens(
     latest_s = (workload.arrival_s + slack_s).tolist()
     alone_s, new, pairs = single_s.tolist(), fresh.tolist(), attended.tolist()
     own_s = (times.per_token_s * fresh + times.per_pair_s * attended).tolist()
-    whole, fewest = workload.prompt_tokens.tolist(), min(new, default=0)
+    whole = workload.prompt_tokens.tolist()
     fixed_s, per_token_s, per_pair_s = times.fixed_s, times.per_token_s, times.per_pair_s
     budget, room, hold_s = model.max_step_tokens, model.kv_capacity_tokens * PINNED_SHARE, model.hold_s
     arrivals = [*workload.arrival_s.tolist(), inf]
     first_s = [inf] * len(new)
-    in_time: list[tuple[float, int]] = []
-    """heap of (latest start, request)"""
+    in_time: list[Timed] = []
+    """heap"""
+    aside: list[Timed] = []
+    """heap, of those who would make more of the others late"""
     late: deque[int] = deque()
+    plans_s = -inf
     idle = bytearray(b"\1" * workers)
     queues: list[deque[int]] = [deque() for _ in range(workers)]
     queued_tokens, queued_s, busy_until = [0] * workers, [0.0] * workers, [0.0] * workers
@@ -93,7 +110,9 @@ def first_tokens(
             return np.array(first_s)
         else:
             request += 1
-            if len(ends) < workers and not in_time and not late:  # its turn at once, with an idle worker
+            if len(ends) < workers and not in_time and not aside and not late:  # its turn at once, with an idle worker
+                if now >= plans_s:
+                    plans_s = now + plan_s
                 place = idle.find(1)
                 idle[place] = 0
                 free_s[place] = busy_until[place] = end_s = now + alone_s[request - 1]
@@ -103,7 +122,7 @@ def first_tokens(
                 heapq.heappush(ends, (end_s, started, place))
                 continue
             heapq.heappush(in_time, (latest_s[request - 1], request - 1))
-        while in_time or late:
+        while in_time or aside or late:
             if freest < 0:
                 freest = idle.find(1)
             if freest < 0:
@@ -112,16 +131,23 @@ def first_tokens(
             if hold_s is not None:
                 if not idle[freest] and queued_s[freest] + (busy_until[freest] - now) > hold_s:
                     break
-            elif tokens_before and tokens_before + fewest > budget:
+            elif tokens_before and tokens_before + 1 > budget:
                 break
             if ttft_s is not None:
                 while in_time and in_time[0][0] < now:
-                    late.append(heapq.heappop(in_time)[1])
-            turn = in_time[0][1] if in_time else late[0]
+                    is_aside = aside and aside[0] < in_time[0]
+                    late.append(heapq.heappop(aside if is_aside else in_time)[1])
+                while aside and aside[0][0] < now:
+                    late.append(heapq.heappop(aside)[1])
+                if now >= plans_s:
+                    in_time, aside = line(in_time, aside, alone_s, now, workers)
+                    plans_s = now + max(plan_s, PLAN_PROMPT_S * (len(in_time) + len(aside)))
+            timed = in_time or aside
+            turn = timed[0][1] if timed else late[0]
             if hold_s is None and tokens_before and tokens_before + new[turn] > budget:
                 break
-            if in_time:
-                heapq.heappop(in_time)
+            if timed:
+                heapq.heappop(timed)
             else:
                 late.popleft()
             place, freest = freest, -1
@@ -131,3 +157,34 @@ def first_tokens(
             free_s[place] += own_s[turn]
             if idle[place]:
                 begin(place, now)
+
+
+def line(
+    in_time: list[Timed], aside: list[Timed], own_s: list[float], now: float, workers: int
+) -> tuple[list[Timed], list[Timed]]:
+    """Heaps of who stays in line and who is set aside: the longest, as soon as one could not start in time behind those
+    before it (`PromptOrder`, for one tenant). `own_s`: of each request, what a worker computes it."""
+    if not aside:
+        if not in_time or now + sum([own_s[each] for _, each in in_time]) / workers <= in_time[0][0]:
+            return in_time, aside
+        timed = sorted(in_time)
+    else:
+        timed = sorted(in_time + aside)
+        if now + sum([own_s[each] for _, each in timed]) / workers <= timed[0][0]:
+            return timed, []
+    kept: list[tuple[float, int]] = []
+    before_s, gone = 0.0, []
+    for latest_s, each in timed:
+        heapq.heappush(kept, (-own_s[each], -each))
+        while now + before_s / workers > latest_s:
+            longest = -heapq.heappop(kept)[1]
+            gone.append(longest)
+            if longest == each:
+                break
+            before_s -= own_s[longest]
+        else:
+            before_s += own_s[each]
+    if not gone:
+        return timed, []
+    out = set(gone)
+    return [each for each in timed if each[1] not in out], [each for each in timed if each[1] in out]

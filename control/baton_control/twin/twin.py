@@ -225,15 +225,16 @@ class Twin:
         """Give queued prompts to prefill workers that can start them with their next step."""
         gateway, now = self.gateway, self.now
         while gateway and self.routable_prefill and self.routable_decode:
-            request = gateway.first(now)
+            worker = least_loaded(self.routable_prefill, now)
+            is_open = not worker.is_backed_up(1, now, self.model)
+            request = gateway.first(now, len(self.routable_prefill) if is_open else 0)
             if now - self.arrival_s[request] > self.patience_s and self.first_s[request] != self.first_s[request]:
                 self._take()
                 self.rejected += 1
                 self.finished.append(request)
                 continue
-            worker = least_loaded(self.routable_prefill, now)
             tokens, cached = self._uncached(request)
-            if worker.is_backed_up(tokens, now, self.model):
+            if not is_open or worker.is_backed_up(tokens, now, self.model):
                 return
             self._take()
             self._prefill_of[request] = worker

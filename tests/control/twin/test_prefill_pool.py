@@ -12,9 +12,10 @@ import pytest
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.twin.prefill import PrefillWorker, least_loaded
-from baton_control.twin.prefill_pool import first_tokens
+from baton_control.twin.prefill_pool import OVERLOAD_PLAN_S, first_tokens
 from baton_testing.sizing.builders import ROUND_WORKER
-from baton_wire.rules.prompt_order import PromptOrder
+from baton_wire.rules import prompt_order
+from baton_wire.rules.prompt_order import PLAN_S, PromptOrder
 
 ROOMY = replace(ROUND_WORKER, max_step_tokens=4096)
 
@@ -46,7 +47,10 @@ def by_parts(model: WorkerModel, load: Workload, workers: int, ttft_s: float | N
             order.push(request, now, model.prefill.fixed_s + model.prefill.prompt_s(new[request], cached[request]))
             request += 1
         while order:
-            head, worker = order.first(now), least_loaded(pool, now)
+            worker = least_loaded(pool, now)
+            if worker.is_backed_up(1, now, model):
+                break  # nobody is asked whose turn it is
+            head = order.first(now, workers)
             if worker.is_backed_up(new[head], now, model):
                 break
             worker.enqueue(order.pop(), new[head], cached[head], model.prefill)
@@ -57,7 +61,11 @@ def by_parts(model: WorkerModel, load: Workload, workers: int, ttft_s: float | N
 @pytest.mark.parametrize("ttft_s", [0.5, 2.0, None])
 @pytest.mark.parametrize("workers", [1, 3, 6])
 @pytest.mark.parametrize("model", [ROOMY, replace(ROOMY, hold_s=0.4), replace(ROOMY, kv_capacity_tokens=12_000)])
-def test_first_tokens_are_those_of_the_twins_parts(model: WorkerModel, workers: int, ttft_s: float | None) -> None:
+@pytest.mark.parametrize("plan_s", [PLAN_S, OVERLOAD_PLAN_S])
+def test_first_tokens_are_those_of_the_twins_parts(
+    model: WorkerModel, workers: int, ttft_s: float | None, plan_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_order, "PLAN_S", plan_s)
     for seed, busy in enumerate((0.4, 0.95, 1.6)):
         random = np.random.default_rng(seed)
         prompts = np.clip(random.lognormal(6.5, 0.9, 600), 1, 9000).astype(np.int64)
@@ -65,5 +73,16 @@ def test_first_tokens_are_those_of_the_twins_parts(model: WorkerModel, workers: 
         rate = busy * workers / model.prefill.prompt_s(float(prompts.mean()))
         times = np.cumsum(random.gamma(0.5, 2.0 / rate, 600))
         load = Workload(times, prompts, np.ones(600, dtype=np.int64), cached)
-        found = first_tokens(model, load, workers, 1.0, ttft_s)
+        found = first_tokens(model, load, workers, 1.0, ttft_s, plan_s)
         assert found.tolist() == pytest.approx(by_parts(model, load, workers, ttft_s), abs=1e-12)
+
+
+def test_with_too_much_to_do_more_are_in_time_by_setting_the_longest_aside() -> None:
+    random = np.random.default_rng(5)
+    prompts = np.clip(random.lognormal(6.5, 0.9, 900), 1, 4000).astype(np.int64)
+    rate = 1.8 * 3 / ROOMY.prefill.prompt_s(float(prompts.mean()))
+    times = np.cumsum(random.exponential(1.0 / rate, 900))
+    load = Workload(times, prompts, np.ones(900, dtype=np.int64), np.zeros(900, dtype=np.int64))
+    often, never = (first_tokens(ROOMY, load, 3, 1.0, 2.0, plan_s) - times <= 2.0 for plan_s in (PLAN_S, inf))
+    assert often.sum() > 1.1 * never.sum()
+    assert prompts[~often].mean() > 1.5 * prompts[often].mean()
