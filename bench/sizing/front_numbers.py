@@ -15,8 +15,8 @@ from math import exp, log
 import numpy as np
 from bench.sizing.front_rows import FIXED, Row
 
-SLO, ORACLE = "slo", "oracle"
-OURS = (SLO, "slo-flips")
+SLO, FLIPPING, ORACLE = "slo", "slo-flips", "oracle"
+OURS = (SLO, FLIPPING)
 KNOWING = (FIXED, ORACLE)
 """Picked or decided with the whole load known, so no peers."""
 ADDED = 0.001
@@ -162,6 +162,12 @@ def beside_fixed_days(case: Case) -> float | None:
     return None if smallest is None else ours.gpu_hours / smallest
 
 
+def with_flips(case: Case) -> float | None:
+    """Misses with flips over those of starts and stops alone, at the GPU-hours of the latter."""
+    at = _at(case, case.points.get(FLIPPING, ()))
+    return None if at is None or case.ours is None else (at + ADDED) / (case.ours.misses + ADDED)
+
+
 def _at(case: Case, points: Iterable[Point]) -> float | None:
     return None if case.ours is None else misses_at(points, case.ours.gpu_hours)
 
@@ -175,6 +181,7 @@ RATIOS: Mapping[str, tuple[Callable[[Case], float | None], float]] = {
     "misses, over the best fixed pool at no more GPU-hours, loads under an hour": (beside_fixed, 1.15),
     "GPU-hours, over the cheapest that keeps both percentiles": (beside_cheapest, 1.03),
     "GPU-hours, over the smallest fixed pool with as few misses, days": (beside_fixed_days, 0.65),
+    "misses with flips, over starts and stops alone at the GPU-hours of those": (with_flips, 0.6),
 }
 """What is asked of each case, and the goal: the mean is to be no more."""
 

@@ -17,7 +17,7 @@ from baton_wire.messages.values import Role
 
 FLIPPING = "slo-flips"
 FLIP_S = 2.0
-"""Under this policy, mode SLO whose workers can change role in so long."""
+"""Under this policy, mode SLO whose workers can change role in so long. It has the knob and the values of mode SLO."""
 VALUES: dict[str, tuple[float | None, ...]] = {
     "slo": (None, 0.8, 0.9, 0.99),
     FIXED: (None,),
@@ -60,7 +60,7 @@ class Cell:
             if policy in self.policies:
                 yield from ((policy, value) for value in values)
         if self.load in TURNING and FLIPPING in self.policies:
-            yield FLIPPING, None
+            yield from ((FLIPPING, value) for value in VALUES["slo"])
 
 
 Done = frozenset[tuple[str, int, float, str, str]]

@@ -18,6 +18,7 @@ from bench.sizing.front_numbers import (
     kept_where_possible,
     misses_at,
     numbers,
+    with_flips,
 )
 from bench.sizing.front_report import document, tables
 from bench.sizing.front_rows import FIXED, Row, append, read
@@ -73,6 +74,12 @@ def test_the_best_fixed_pool_counts_on_loads_under_an_hour_alone() -> None:
     own, fixed = points((5.0, 0.029)), points((4.0, 0.009), (6.0, 0.0))
     assert beside_fixed(_case(slo=own, fixed=fixed)) == pytest.approx(0.03 / 0.01)
     assert beside_fixed(_case(3600.0, slo=own, fixed=fixed)) is None
+
+
+def test_flips_are_compared_at_what_starts_and_stops_cost() -> None:
+    case = Case("a", 60.0, 1800.0, {"slo": points((6.0, 0.039)), "slo-flips": points((5.0, 0.049), (6.0, 0.019))})
+    assert with_flips(case) == pytest.approx(0.02 / 0.04)
+    assert with_flips(_case(slo=points((6.0, 0.04)))) is None
 
 
 def test_the_cheapest_has_to_keep_both_percentiles_and_so_do_we() -> None:
