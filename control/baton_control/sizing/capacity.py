@@ -21,10 +21,9 @@ from baton_control.sizing.spec import Targets
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.decode_pool import answers_end
-from baton_control.twin.prefill_pool import OVERLOAD_PLAN_S, first_tokens
+from baton_control.twin.prefill_pool import QUESTION_PLAN_S, first_tokens
 from baton_control.twin.twin import Twin
 from baton_wire.messages.values import Role
-from baton_wire.rules.prompt_order import PLAN_S
 
 GROUP = {Role.PREFILL: 6, Role.DECODE: 3}
 """Workers of a representative group: prefill gains from sharing a queue, a decode batch is a crowd by itself."""
@@ -176,9 +175,9 @@ class TwinSizer:
         if role is Role.PREFILL:
             fewest, most = PREFILL_REQUESTS
             workload = draw(mix, load, int(min(most, max(fewest, load * PREFILL_SECONDS))))
-            plan_s = PLAN_S if load <= group * self.most_per_s(role, mix) else OVERLOAD_PLAN_S
-            first = first_tokens(self.model, workload, group, self.prefix_affinity, self.targets.ttft_s, plan_s)
-            met = first - workload.arrival_s <= self.targets.ttft_s
+            ttft_s = self.targets.ttft_s
+            first = first_tokens(self.model, workload, group, self.prefix_affinity, ttft_s, QUESTION_PLAN_S)
+            met = first - workload.arrival_s <= ttft_s
             return float(np.mean(met[len(met) // 5 :]))
         workload = draw(mix, load, self._decode_requests(mix, load))
         later = slice(len(workload) // 2, None)

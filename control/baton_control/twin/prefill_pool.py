@@ -17,9 +17,9 @@ from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.prefill import PINNED_SHARE
 from baton_wire.rules.prompt_order import BEGIN_SHARE, PLAN_PROMPT_S, PLAN_S
 
-OVERLOAD_PLAN_S = 0.2
-"""So often a question about more than a pool can do reckons who is set aside: gateways do so more often, which takes up
-to four times as long and sees as many late within a few points."""
+QUESTION_PLAN_S = 0.2
+"""So often a question of sizing reckons who is set aside. Gateways do so more often. That takes up to four times as
+long and sees as many late, within a point near the limit."""
 Timed = tuple[float, int]
 """(latest start, request)"""
 
@@ -172,19 +172,25 @@ def line(
         timed = sorted(in_time + aside)
         if now + sum([own_s[each] for _, each in timed]) / workers <= timed[0][0]:
             return timed, []
-    kept: list[tuple[float, int]] = []
-    before_s, gone = 0.0, []
+    before_s, fit = 0.0, 0
     for latest_s, each in timed:
+        if now + before_s / workers > latest_s:
+            break
+        before_s += own_s[each]
+        fit += 1
+    if fit == len(timed):
+        return timed, []
+    kept = [(-own_s[each], -each) for _, each in timed[:fit]]
+    heapq.heapify(kept)
+    gone: set[int] = set()
+    for latest_s, each in timed[fit:]:
         heapq.heappush(kept, (-own_s[each], -each))
         while now + before_s / workers > latest_s:
             longest = -heapq.heappop(kept)[1]
-            gone.append(longest)
+            gone.add(longest)
             if longest == each:
                 break
             before_s -= own_s[longest]
         else:
             before_s += own_s[each]
-    if not gone:
-        return timed, []
-    out = set(gone)
-    return [each for each in timed if each[1] not in out], [each for each in timed if each[1] in out]
+    return [each for each in timed if each[1] not in gone], [each for each in timed if each[1] in gone]

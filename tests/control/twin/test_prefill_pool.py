@@ -12,7 +12,7 @@ import pytest
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.twin.prefill import PrefillWorker, least_loaded
-from baton_control.twin.prefill_pool import OVERLOAD_PLAN_S, first_tokens
+from baton_control.twin.prefill_pool import QUESTION_PLAN_S, first_tokens
 from baton_testing.sizing.builders import ROUND_WORKER
 from baton_wire.rules import prompt_order
 from baton_wire.rules.prompt_order import PLAN_S, PromptOrder
@@ -61,7 +61,7 @@ def by_parts(model: WorkerModel, load: Workload, workers: int, ttft_s: float | N
 @pytest.mark.parametrize("ttft_s", [0.5, 2.0, None])
 @pytest.mark.parametrize("workers", [1, 3, 6])
 @pytest.mark.parametrize("model", [ROOMY, replace(ROOMY, hold_s=0.4), replace(ROOMY, kv_capacity_tokens=12_000)])
-@pytest.mark.parametrize("plan_s", [PLAN_S, OVERLOAD_PLAN_S])
+@pytest.mark.parametrize("plan_s", [PLAN_S, QUESTION_PLAN_S])
 def test_first_tokens_are_those_of_the_twins_parts(
     model: WorkerModel, workers: int, ttft_s: float | None, plan_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
