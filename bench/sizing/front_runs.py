@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.sizing.front_numbers import FLIPPING
 from bench.sizing.front_rows import FIXED, Row
 from bench.sizing.loads import split
 from bench.sizing.scenarios import Case
@@ -15,9 +16,8 @@ from baton_simulate.policies import Needs, Scripted, needs_of, player
 from baton_simulate.replay import ReplayOutcome, Scenario, replay
 from baton_wire.messages.values import Role
 
-FLIPPING = "slo-flips"
 FLIP_S = 2.0
-"""Under this policy, mode SLO whose workers can change role in so long. It has the knob and the values of mode SLO."""
+"""Under `FLIPPING`, mode SLO whose workers can change role in so long. It has the knob and the values of mode SLO."""
 VALUES: dict[str, tuple[float | None, ...]] = {
     "slo": (None, 0.8, 0.9, 0.99),
     FIXED: (None,),

@@ -15,8 +15,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from bench.sizing import front_report
+from bench.sizing.front_numbers import FLIPPING
 from bench.sizing.front_rows import append, read
-from bench.sizing.front_runs import FLIPPING, VALUES, Cell, played
+from bench.sizing.front_runs import VALUES, Cell, played
 from bench.sizing.loads import SPLITS, split
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

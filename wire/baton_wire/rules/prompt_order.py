@@ -2,7 +2,7 @@
 
 Whose first token has to start soonest to come within the TTFT target goes first (least slack first, Dertouzos 1974).
 What is late already goes last, in the order in which it became so. In turn, a backlog would make everybody behind it
-late as well. Gateways keep their prompts so, and the twin predicts it, but for what follows.
+late as well. Gateways keep their prompts so, and the twin predicts it.
 
 When more waits than can be computed in time, somebody will be late. Then the longest prompts are set aside, as few as
 have to be (Moore 1968, with Hodgson's rule): a long one would make several short ones late. Of several tenants that is
