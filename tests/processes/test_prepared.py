@@ -13,7 +13,7 @@ import pytest
 
 from baton_testing.engine import tiny_llama
 from baton_testing.processes.child_process import Child, orphans_of, run_to_end
-from baton_testing.processes.prepared import Prepared
+from baton_testing.processes.prepared import Forked, Prepared
 from baton_wire.keys import write_new_key
 
 pytestmark = [
@@ -65,6 +65,19 @@ def test_signals_end_one_and_leave_the_others(prepared: Prepared, tmp_path: Path
     assert third.stop() == 0
     assert not Prepared.can_start(("-m", "baton_gateway"))
     assert not Prepared.can_start(("-c", "baton_decode_worker"))
+
+
+def test_a_signal_to_one_whose_end_was_not_told_yet_is_no_error() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(60)
+    told, tells = os.pipe()
+    os.write(tells, f"{gone.pid}\n".encode())
+    child = Forked(told)
+    child.send_signal(signal.SIGTERM)
+    child.kill()
+    os.write(tells, b"3\n")
+    os.close(tells)
+    assert child.wait(60) == 3
 
 
 PARENT = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -196,7 +197,8 @@ class Child:
             self._popen.kill()
             code = self._popen.wait(60)
         for process in still_alive(kin):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                process.kill()
         return code
 
 

@@ -7,6 +7,7 @@ tested without this.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -67,8 +68,10 @@ class Forked:
         return code
 
     def send_signal(self, sig: int) -> None:
+        """Nothing is sent to one that has ended; its server knows that a moment before its status is read here."""
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
