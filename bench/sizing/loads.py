@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from bench.sizing.clumpy_generators import auctions, evaluations, few_tenants, reviews, stories, tickets
 from bench.sizing.generators import (
     HOUR_S,
     bells,
@@ -157,9 +158,18 @@ FORMER_TEST = (
 2026-11-25, four with a candidate of that day that lost, three with the rule of 2026-11-26; nine with that rule and
 tuned peers; the next with the rule that followed it that day; nine with the rule of 2026-11-27, eight
 with the twin that sets prompts aside."""
-TEST: tuple[Load, ...] = ()
-"""Some are to be written before the next rule is chosen. Of the two days' trace five hours and a half are in no set: 5
-to 6, 22.5 to 26, 41 to 42."""
+TEST: tuple[Load, ...] = (
+    Load("around the first midnight x15", _part(DAYS, 22.5 * HOUR_S, 24 * HOUR_S, 15.0)),
+    Load("the small hours of the second day x18", _part(DAYS, 24 * HOUR_S, 26 * HOUR_S, 18.0)),
+    Load("an hour of the second afternoon x14", _part(DAYS, 41 * HOUR_S, 42 * HOUR_S, 14.0)),
+    Load("reviews of pushes", lambda traces, random: reviews(random, 6.0, 0.9)),
+    Load("auctions", lambda traces, random: auctions(random, 12.0, 0.9)),
+    Load("sales of tickets", lambda traces, random: tickets(random, 6.0, 0.9)),
+    Load("stories", lambda traces, random: stories(random, 10.0, 0.9)),
+    Load("a few tenants", lambda traces, random: few_tenants(random, 7.0, 0.95)),
+    Load("evaluations of prompts", lambda traces, random: evaluations(random, 6.0, 0.9)),
+)
+"""Written on 2026-11-27, before anything was played on them. Of the two days' trace one hour is in no set: 5 to 6."""
 SPLITS = {"development": DEVELOPMENT, "former-test": FORMER_TEST, "test": TEST}
 
 
