@@ -49,6 +49,7 @@ BENCHES = {
     ),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
     "sizing_fronts": ("bench.sizing.fronts", "policies over their knobs, fixed pools beside them, on a split of loads"),
+    "sleeping": ("bench.sizing.sleeping", "fixed quiet times beside sleep by cost: workers and late requests in money"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),
     "paced_fixed": ("bench.sizing.paced_fixed", "the twin's latencies beside those of real processes, pools fixed"),
     "from_zero": ("bench.sizing.from_zero", "a flood of requests on a deployment that sleeps"),

@@ -145,3 +145,23 @@ def test_bad_options_are_one_line_and_status_two(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_pools_that_sleep_in_a_replay_cost_less(capsys: pytest.CaptureFixture[str]) -> None:
+    """A request in five minutes: awake they cost as much as 140 late ones."""
+    sparse = ["simulate", "--shape", "steady", "--rate", "0.003", "--duration", "4h", "--startup-s", "30", "--json"]
+    hours = {}
+    for rule in ((), ("--sleep-after", "1m"), ("--cost-of-miss", "0.01")):
+        assert main([*sparse, *rule]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        hours[rule[:1]] = answer["gpu_hours"]
+        assert (answer["decisions"] == []) == (not rule)
+    assert hours["--sleep-after",] < 0.5 * hours[()]
+    assert hours["--cost-of-miss",] < 0.6 * hours[()]
+    assert "late for" in answer["decisions"][-1]["reason"] or "makes late" in answer["decisions"][0]["reason"]
+
+
+@pytest.mark.parametrize("price", ["-1", "1e9"])
+def test_a_cost_of_a_miss_is_in_bounds(price: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--cost-of-miss", price]) != 0
+    assert "--cost-of-miss" in capsys.readouterr().err

@@ -43,6 +43,7 @@ def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
         ),
         max_accelerators=spec.autoscaling.budget.max_accelerators,
         scale_to_zero_after_s=spec.autoscaling.scale_to_zero_after,
+        cost_of_miss=None if (by_cost := spec.autoscaling.scale_to_zero) is None else by_cost.cost_of_miss,
         schedules=tuple(window for schedule in spec.autoscaling.schedules for window in _windows(schedule)),
         flip_s=FLIP_S if spec.autoscaling.flips and _are_alike(deployment) else None,
     )

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from baton_control.sizing.capacity import Mix
+from baton_control.sizing.idle_gaps import KEPT_GAPS, NO_GAPS, Gap, IdleGaps
 from baton_control.sizing.readings import Lateness
 from baton_control.sizing.request_shape import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -65,6 +66,7 @@ class SizingMemory:
     last_arrival_s: float | None = None
     """When a request last came or was last at work, or when watching began."""
     unknown_intervals: int = 0
+    gaps: IdleGaps = NO_GAPS
     history: tuple[Interval, ...] = ()
     shapes: tuple[RequestShape, ...] = ()
     mix: Mix | None = None
@@ -87,6 +89,10 @@ class _Saved(msgspec.Struct, frozen=True):
     """Since the last change."""
     req: list[float]
     work: dict[Role, list[float]]
+    gaps: list[tuple[int, float]] = []
+    """(seconds, late requests)"""
+    busy: tuple[float, int] = (0.0, 0)
+    """Requests per second in a mean of so many intervals with any."""
 
 
 def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
@@ -110,6 +116,8 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
             pools={role: ago(pool.changed_s) for role, pool in memory.pools.items()},
             req=[float(f"{interval.requests_per_s:.3g}") for interval in history],
             work={role: [float(f"{interval.workers(role):.3g}") for interval in history] for role in POOL_ROLES},
+            gaps=[(round(gap.seconds), float(f"{gap.late:.3g}")) for gap in memory.gaps.kept],
+            busy=(float(f"{memory.gaps.busy_per_s:.3g}"), memory.gaps.busy),
         )
         text = msgspec.json.encode(kept).decode()
         if len(text) <= limit or not history:
@@ -126,9 +134,11 @@ def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemor
         )
     except (ValueError, KeyError):  # msgspec's errors are of the former
         return SizingMemory()
+    busy_per_s, busy = kept.busy
+    gaps = IdleGaps(tuple(Gap(*each) for each in kept.gaps)[-KEPT_GAPS:], None, busy_per_s, busy)
     gap = (now if epoch_s is None else epoch_s) - kept.at
     if not 0 <= gap < HOUR_S:
-        return SizingMemory()
+        return SizingMemory(gaps=gaps)  # habits of the load do not age within hours
     pools = dict(SizingMemory().pools)
     for role, changed in kept.pools.items():
         pools[role] = PoolMemory(changed_s=None if changed is None else now - gap - changed)
@@ -137,4 +147,5 @@ def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemor
         history=history[-HISTORY:],
         shapes=tuple(RequestShape(*each) for each in kept.mix)[:RECENT],
         pools=pools,
+        gaps=gaps,
     )

@@ -17,9 +17,11 @@ from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.demand import Demand, demands, learned, together
 from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resized
+from baton_control.sizing.idle_gaps import QuietTime
 from baton_control.sizing.look_back import GOING_PART, Load, allowed, enough, seen_enough, share_late, with_served
-from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
+from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, Unknown
 from baton_control.sizing.remembered import PoolMemory, SizingMemory
+from baton_control.sizing.sleep import gap_ended, is_idle, is_quiet, sleeps_after, with_arrivals
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.stabilisation import stabilised, with_orders
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -64,11 +66,13 @@ def size(
     for role in POOL_ROLES:
         served = seen.served.get(role)
         memory = memory.with_pool(role, with_served(memory.pools[role], seen.pool(role), served))
+    memory = with_arrivals(spec, seen, memory, now)
     memory = learned(memory, seen.arrivals, sizer, now, spec.interval_s, seen.late)
-    if not _is_idle(seen):
+    if not is_idle(seen):
         memory = replace(memory, last_arrival_s=now)
-    if _is_quiet(spec, seen, memory, now, epoch_s):
-        return _asleep(spec, memory, now)
+    sleep_after = sleeps_after(spec, seen, memory, epoch_s)
+    if sleep_after is not None and is_quiet(seen, memory, sleep_after, now):
+        return _asleep(memory, sleep_after, now)
     if memory.mix is None:
         return _floor(spec, seen, memory, now, epoch_s)
     wanted = demands(spec, seen, memory, memory.mix, sizer, now)
@@ -86,6 +90,8 @@ def size(
     memory = _ordered(memory, seen, pools, wanted, flips, now)
     inputs = {f"{role.value}_forecast_per_s": wanted[role].rate_per_s for role in POOL_ROLES}
     inputs["arrivals_per_s"] = seen.arrivals.per_s if isinstance(seen.arrivals, Arrivals) else 0.0
+    if sleep_after is not None:
+        inputs["sleep_after_s"] = sleep_after.seconds
     return SloDecision(pools, memory, False, inputs, flips)
 
 
@@ -98,7 +104,7 @@ def wake(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, par
         move = f"{role.value} {have}→{workers}" if workers != have else f"{role.value} {have}"
         wait = "1 request waits" if parked == 1 else f"{parked} requests wait"
         pools[role] = PoolDecision(workers, f"{move}: {wait} for a first pair of workers", workers)
-    memory = replace(memory, last_arrival_s=now)
+    memory = replace(gap_ended(spec, seen, memory, now, now), last_arrival_s=now)
     return SloDecision(pools, memory, False, {"parked": float(parked)})
 
 
@@ -173,24 +179,10 @@ def _hold(spec: SizingSpec, seen: Observed, memory: SizingMemory, why: str) -> S
     return SloDecision(pools, memory, True, {"unknown_intervals": float(unknown)})
 
 
-def _is_quiet(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, epoch_s: float) -> bool:
-    """Proven to be without requests for long enough; anything unknown in between starts the wait anew."""
-    after = spec.scale_to_zero_after_s
-    if after is None or any(spec.floor(role, epoch_s) for role in POOL_ROLES):
-        return False
-    if not _is_idle(seen):
-        return False
-    return memory.last_arrival_s is not None and now - memory.last_arrival_s >= after
-
-
-def _is_idle(seen: Observed) -> bool:
-    """Proven: nothing came, nothing waits, nothing is at work."""
-    return all(isinstance(each, ProvenZero) for each in (seen.arrivals, seen.queued_tokens, seen.running))
-
-
-def _asleep(spec: SizingSpec, memory: SizingMemory, now: float) -> SloDecision:
+def _asleep(memory: SizingMemory, after: QuietTime, now: float) -> SloDecision:
     since = now - (memory.last_arrival_s or now)
-    pools = {role: PoolDecision(0, f"{role.value} 0: no request for {since:.0f} s", 0) for role in POOL_ROLES}
+    why = f"no request for {since:.0f} s" + (f"; {after.why}" if after.why else "")
+    pools = {role: PoolDecision(0, f"{role.value} 0: {why}", 0) for role in POOL_ROLES}
     for role in POOL_ROLES:
         memory = memory.with_pool(role, replace(memory.pools[role], needs=()))
     return SloDecision(pools, memory, False, {"quiet_s": since})

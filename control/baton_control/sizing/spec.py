@@ -89,6 +89,8 @@ class SizingSpec:
     targets: Targets
     max_accelerators: int | None = None
     scale_to_zero_after_s: float | None = None
+    cost_of_miss: float | None = None
+    """Of a late request, in the currency of `cost_per_hour`: pools sleep when that is cheaper. None: not by cost."""
     schedules: tuple[Schedule, ...] = ()
     interval_s: float = 10.0
     """How often a decision is made; also the width of a bucket of history."""

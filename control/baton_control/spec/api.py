@@ -132,6 +132,13 @@ class ScheduleSpec(Model):
         return self
 
 
+class ScaleToZeroSpec(Model):
+    """Sleep of both pools, when it is cheaper than staying awake."""
+
+    cost_of_miss: Annotated[float, Field(ge=0, le=100_000)]
+    """What a request that is late for a wake costs you, in the currency of `costPerHour`."""
+
+
 class AutoscalingSpec(Model):
     """Who sizes the pools, and within what."""
 
@@ -141,10 +148,18 @@ class AutoscalingSpec(Model):
     """What both pools together may take."""
     scale_to_zero_after: Annotated[Duration, Field(ge=60, le=7 * 86_400)] | None = None
     """Quiet time after which both pools sleep; needs `replicas.min` 0 in both. Unset: they never sleep."""
+    scale_to_zero: ScaleToZeroSpec | None = None
+    """Sleep by cost, by the gaps that were seen. Needs `replicas.min` 0 and `accelerator.costPerHour` in both pools."""
     schedules: Annotated[tuple[ScheduleSpec, ...], Field(max_length=16, strict=False)] = ()
     """Daily windows with more workers; pools do not sleep in them."""
     flips: bool = False
     """Workers may change pools without a restart. Both pools are alike but for `replicas`."""
+
+    @model_validator(mode="after")
+    def _sleeps_by_one_rule(self) -> AutoscalingSpec:
+        if self.scale_to_zero is not None and self.scale_to_zero_after is not None:
+            raise broken_rule("scaleToZero", "not allowed: must be absent while scaleToZeroAfter is given")
+        return self
 
 
 class RolloutSpec(Model):
@@ -209,6 +224,15 @@ class DeploymentSpec(Model):
             raise broken_rule(field, "0 is not allowed: must be 0 in both pools or in neither, they sleep together")
         if self.autoscaling.scale_to_zero_after is not None and prefill > 0:
             raise broken_rule("autoscaling.scaleToZeroAfter", "not allowed: needs replicas.min 0 in both pools")
+        if self.autoscaling.scale_to_zero is not None and prefill > 0:
+            raise broken_rule("autoscaling.scaleToZero", "not allowed: needs replicas.min 0 in both pools")
+        return self
+
+    @model_validator(mode="after")
+    def _sleep_by_cost_has_prices(self) -> DeploymentSpec:
+        if self.autoscaling.scale_to_zero is not None and not (self.prefill.has_price and self.decode.has_price):
+            message = "not allowed: needs accelerator.costPerHour in both pools"
+            raise broken_rule("autoscaling.scaleToZero", message)
         return self
 
     @model_validator(mode="after")

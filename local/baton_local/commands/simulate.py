@@ -70,6 +70,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     pools.add_argument("--max-workers", type=int, default=64, metavar="N", help="of each pool")
     pools.add_argument("--max-accelerators", type=int, metavar="N", help="budget of both pools")
     pools.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
+    sleep = pools.add_mutually_exclusive_group()
+    sleep.add_argument("--sleep-after", type=some_seconds, metavar="TIME", help="without requests; mode SLO alone")
+    sleep.add_argument("--cost-of-miss", type=float, metavar="X", help="of a late request: mode SLO sleeps by cost")
     faults = parser.add_argument_group("faults")
     faults.add_argument("--metrics-lost", type=_span, action="append", default=[], metavar="FROM-TO", help="seconds")
     faults.add_argument("--worker-dies", type=_death, action="append", default=[], metavar="ROLE@S")
@@ -104,7 +107,9 @@ def _replayed(options: argparse.Namespace, run: _Run) -> list[ReplayOutcome]:
     sizer = TwinSizer(run.model, run.spec.targets)
     # What a whole load needs takes longer to find than a replay, so only who knows the future is told.
     knows = any(name in KNOWING for name in policies)
-    needs = needs_of(run.workload if knows else run.workload.between(0.0, FIRST_S), run.spec, sizer)
+    beginning = run.workload.between(0.0, FIRST_S)
+    is_enough = len(beginning) > 1 and beginning.duration_s > 0
+    needs = needs_of(beginning if is_enough and not knows else run.workload, run.spec, sizer)
     outcomes = []
     for name in policies:
         scenario = Scenario(
@@ -118,9 +123,16 @@ def _replayed(options: argparse.Namespace, run: _Run) -> list[ReplayOutcome]:
             tuple(options.worker_dies),
             options.seed,
         )
-        policy = player(name, run.spec, run.model, needs, options.startup_s)
+        spec = run.spec if name == "slo" else _awake(run.spec)
+        policy = player(name, spec, run.model, needs, options.startup_s)
         outcomes.append(replay(scenario, name, policy, _progress(not options.json)))
     return outcomes
+
+
+def _awake(spec: SizingSpec) -> SizingSpec:
+    """Rules of others have no quiet time: they keep a worker in each pool."""
+    pools = {role: replace(bounds, minimum=max(1, bounds.minimum)) for role, bounds in spec.bounds_of.items()}
+    return replace(spec, prefill=pools[Role.PREFILL], decode=pools[Role.DECODE])
 
 
 def _run_of(options: argparse.Namespace) -> _Run:
@@ -144,12 +156,17 @@ def _run_of(options: argparse.Namespace) -> _Run:
     if len(workload) < 2 or workload.duration_s <= 0:
         raise StartError("the load has fewer than two requests")
     share = options.percentile / 100.0
-    bounds = Bounds(1, options.max_workers, options.tensor_parallel)
     targets = Targets(options.ttft, options.tpot, share, share)
     price = accelerator.cost_per_hour if options.price is None else options.price
-    if not 0.0 <= price < 1e6:
-        raise StartError(f"--price: {price} is not allowed: must be from 0 to under 1000000")
-    spec = SizingSpec(bounds, bounds, targets, options.max_accelerators, flip_s=options.flip_time)
+    miss = options.cost_of_miss
+    for name, value in (("--price", price), ("--cost-of-miss", miss)):
+        if value is not None and not 0.0 <= value < 1e6:
+            raise StartError(f"{name}: {value} is not allowed: must be from 0 to under 1000000")
+    least = 1 if miss is None and options.sleep_after is None else 0
+    bounds = Bounds(least, options.max_workers, options.tensor_parallel, price * options.tensor_parallel)
+    spec = SizingSpec(
+        bounds, bounds, targets, options.max_accelerators, options.sleep_after, miss, flip_s=options.flip_time
+    )
     return _Run(workload, model, spec, price)
 
 

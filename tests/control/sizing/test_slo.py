@@ -117,6 +117,38 @@ def test_zero_needs_proof_over_the_whole_time_and_waking_needs_one_request() -> 
     assert min(walk.workers) >= 1, "both pools wake together"
 
 
+def test_pools_sleep_sooner_by_cost_once_their_gaps_are_known_to_be_long() -> None:
+    """A pair costs 7.2 an hour, a miss 0.05. Nine requests are late behind a wake: 225 s are as dear."""
+    a_spec = spec(minimum=0, cost_of_miss=0.05)
+    bounds = replace(a_spec.prefill, cost_per_hour=3.6)
+    walk = Walk(replace(a_spec, prefill=bounds, decode=bounds))
+    naps = []
+    for _ in range(12):
+        walk.step(arrivals(0.3), 6)
+        began = walk.now
+        while max(walk.workers):
+            decision = walk.step(ProvenZero())
+        naps.append(walk.now - began)
+        walk.step(ProvenZero(), 200)
+        assert walk.workers == (0, 0)
+    assert naps[0] == pytest.approx(230.0), "as long as a wake costs: no gap is known"
+    assert naps[-1] == pytest.approx(60.0)
+    assert decision.reason.startswith("prefill 0: no request for 60 s; over 11 gaps, 60 s awake would have cost 1.32 ")
+    assert "never sleeping 4" in decision.reason
+    again = restored(saved(walk.memory, walk.now), walk.now + 7200.0)
+    assert again.gaps.kept == walk.memory.gaps.kept, "habits of a load do not age"
+
+
+def test_pools_that_sleep_go_on_sleeping_when_a_gateway_had_nothing_to_tell() -> None:
+    walk = Walk(spec(minimum=0, scale_to_zero_after_s=60.0))
+    walk.step(arrivals(3), 5)
+    walk.step(ProvenZero(), 8)
+    assert walk.workers == (0, 0)
+    walk.step(Unknown("gateway restarts"))
+    walk.step(ProvenZero())
+    assert walk.workers == (0, 0)
+
+
 def test_queued_prompts_forbid_zero() -> None:
     walk = Walk(spec(minimum=0, scale_to_zero_after_s=60.0))
     walk.step(arrivals(3), 5)

@@ -275,6 +275,7 @@ VALUES: dict[str, object] = {
     "autoscaling.mode": "Off",
     "autoscaling.budget.maxAccelerators": 64,
     "autoscaling.scaleToZeroAfter": None,
+    "autoscaling.scaleToZero.costOfMiss": None,
     "autoscaling.schedules": [{"start": "08:00", "end": "18:00", "decode": 2}],
     "rollout.maxSurge": 3,
     "rollout.maxUnavailable": 3,
