@@ -20,7 +20,7 @@ from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resize
 from baton_control.sizing.idle_gaps import QuietTime
 from baton_control.sizing.look_back import GOING_PART, Load, allowed, enough, seen_enough, share_late, with_served
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, Unknown
-from baton_control.sizing.remembered import PoolMemory, SizingMemory
+from baton_control.sizing.remembered import HISTORY, PoolMemory, SizingMemory
 from baton_control.sizing.sleep import gap_ended, is_idle, is_quiet, sleeps_after, with_arrivals
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.stabilisation import stabilised, with_orders
@@ -124,7 +124,8 @@ def _decide_pool(
     needed = sizer.required(role, mix, demand.rate_per_s)
     until = round(demand.horizon_s / spec.interval_s)
     rising = (*demand.past, *(Load(demand.rate_per_s, demand.rate_per_s, mix),) * until)
-    lasting = (*demand.past, *(Load(demand.lasting_per_s, demand.lasting_per_s, mix),) * until)
+    unseen = HISTORY - len(demand.past)  # of the half hour: a clump behind a start would hold its workers for minutes
+    lasting = (*demand.past, *(Load(demand.lasting_per_s, demand.lasting_per_s, mix),) * (unseen + until))
     grown = enough(role, rising, max(1, pool.workers), needed, sizer) if needed > pool.workers else needed
     target, shrunk = (spec.clamped(role, workers, epoch_s) for workers in (grown, relaxed))
 

@@ -242,6 +242,14 @@ def test_a_pool_keeps_as_many_as_its_last_half_hour_asked_for_and_no_longer() ->
     assert walk.workers[0] == 1
 
 
+def test_a_clump_at_the_start_counts_as_one_of_half_an_hour_and_not_of_what_was_seen() -> None:
+    walk = Walk(spec())
+    walk.step(arrivals(40), 2)
+    assert walk.workers[0] == 9
+    walk.step(arrivals(8), 10)
+    assert walk.workers[0] == 5, "of what was seen, too many would be late with so few"
+
+
 def test_nobody_is_started_for_a_burst_that_the_half_hour_bears() -> None:
     walk = Walk(spec(3))
     walk.step(arrivals(12), 170)
