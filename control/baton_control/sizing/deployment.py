@@ -13,6 +13,7 @@ from baton_control.sizing.roofline import decode_times, prefill_times, worker_mo
 from baton_control.sizing.spec import Bounds, Schedule, SizingSpec, Targets
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment, ScheduleSpec
+from baton_control.spec.pools import PoolSpec
 from baton_control.spec.quantities import Weekday
 from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import Role
@@ -64,21 +65,27 @@ def worker_prior(
     """A worker by roofline. Without the model's config.json it is taken to be of middle size, until steps are seen."""
     spec = deployment.spec
     shape, context = _shape(model_config), spec.model.max_context_tokens
-    if accelerator is None:
-        accelerator = hardware.CPU if spec.decode.accelerator is None else UNKNOWN_ACCELERATOR
+    prefill, decode = (accelerator or _hardware(each) for each in (spec.prefill, spec.decode))
     try:
-        model = worker_model(shape, accelerator, spec.decode.tensor_parallel, context_tokens=context)
+        model = worker_model(shape, decode, spec.decode.tensor_parallel, context_tokens=context)
     except ManifestError:  # too large for the accelerator that is assumed: another one is there
-        roomy = replace(accelerator, memory_bytes=4.0 * shape.weight_bytes)
+        roomy = replace(decode, memory_bytes=4.0 * shape.weight_bytes)
         model = worker_model(shape, roomy, context_tokens=context)
     return replace(
         model,
-        prefill=prefill_times(shape, accelerator, spec.prefill.tensor_parallel, context),
-        decode=decode_times(shape, accelerator, spec.decode.tensor_parallel, context),
+        prefill=prefill_times(shape, prefill, spec.prefill.tensor_parallel, context),
+        decode=decode_times(shape, decode, spec.decode.tensor_parallel, context),
         max_sequences=spec.decode.engine.max_sequences or DEFAULT_SEQUENCES,
         max_step_tokens=spec.prefill.engine.max_step_tokens or DEFAULT_STEP_TOKENS,
         accelerators=(spec.prefill.tensor_parallel, spec.decode.tensor_parallel),
     )
+
+
+def _hardware(pool: PoolSpec) -> Accelerator:
+    if pool.accelerator is None:
+        return hardware.CPU
+    known = pool.accelerator.type
+    return UNKNOWN_ACCELERATOR if known is None else hardware.ACCELERATORS[known.lower()]
 
 
 def _bounds(deployment: LLMDeployment, role: Role) -> Bounds:

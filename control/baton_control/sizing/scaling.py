@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton_control.names import Key
@@ -22,6 +22,19 @@ class PoolNow:
     """None: unknown."""
     placement_s: float | None = None
     """What workers lately waited for before their processes started: nodes, images; None: unknown, or they do not."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """Of them, those on another type of accelerator than the one in force, by type."""
+    others_routable: int = 0
+    """Of `routable`, those of `others`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeChoice:
+    """The type of accelerator that a pool should have."""
+
+    type: str
+    why: str
+    """In words, with workers and money."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,8 @@ class Sized:
     """What was weighed, for `status.lastScaling.inputs`."""
     memory: str | None = None
     """At most 4096 bytes, handed in again by the next call; safe to lose."""
+    types: Mapping[Role, TypeChoice] = field(default_factory=dict)
+    """The type of accelerator to have, of pools that may choose."""
 
 
 class Sizing(Protocol):

@@ -9,17 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from baton_control.accelerator_types import in_force, types_of
 from baton_control.names import Key
 from baton_control.sizing import sizing_state as states
+from baton_control.sizing.accelerator_choice import (
+    CHOICE_S,
+    TYPE_REST_S,
+    Candidate,
+    choose,
+    counted_in,
+    equivalent,
+    peak_per_s,
+    together,
+    worth,
+)
+from baton_control.sizing.capacity import TwinSizer
 from baton_control.sizing.deployment import sizing_spec, worker_prior
 from baton_control.sizing.readings import Lateness, Observed, PoolSeen, Unknown
-from baton_control.sizing.scaling import PoolNow, Sized
+from baton_control.sizing.scaling import PoolNow, Sized, TypeChoice
 from baton_control.sizing.sizing_state import SizingState
 from baton_control.sizing.slo import SloDecision
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
+from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.hardware import Accelerator
 
@@ -46,6 +60,14 @@ class _Deployment:
     saved_s: float = float("-inf")
     placement_s: dict[Role, float] = field(default_factory=dict)
     """Last known of each pool: an empty one will need it, too."""
+    types: dict[Role, TypeChoice] = field(default_factory=dict)
+    """Of pools that may choose what they compute on."""
+    compared_s: float = float("-inf")
+    typed_s: dict[Role, float] = field(default_factory=dict)
+    """When the type of a pool changed last, since this process began."""
+    others: dict[tuple[Role, str], TwinSizer] = field(default_factory=dict)
+    """The twins of types that are not in force, with the step times of `others_of`."""
+    others_of: WorkerModel | None = None
 
     def startup_s(self, store: TelemetryStore, role: Role) -> float | None:
         """From an order until the worker is ready; None: no worker has started yet."""
@@ -81,29 +103,29 @@ class SloSizing:
         """A decision when one is due, else the last one."""
         now = self._clock()
         store = self._stores(key)
-        known = self._of(key, deployment, store, memory, now, epoch_s)
+        known = self._of(key, deployment, store, memory, now, epoch_s, any(each.others for each in pools.values()))
         known.placement_s |= {role: pool.placement_s for role, pool in pools.items() if pool.placement_s is not None}
         gateway = deployment.spec.gateway
         expected = (gateway.replicas_at(0) if gateways is None else gateways) * gateway.processes
         asleep = any(pools[role].workers == 0 for role in POOL_ROLES)
         parked = store.parked if asleep else 0
         if parked and (known.sized is None or not all(known.sized.workers.values())):
-            seen = states.unknown("requests wait for a first pair of workers", _observed(known, store, pools))
-            return self._decided(known, store, seen, parked, now, epoch_s)
+            seen = states.unknown("requests wait for a first pair of workers", self._observed(known, store, pools))
+            return self._decided(known, store, seen, pools, parked, now, epoch_s)
         since = now - known.decided_s
         if since < known.spec.interval_s:
             return known.sized or _first(known.spec, pools, epoch_s)
         if not store.is_complete(now, expected) and since < known.spec.interval_s + WAIT_FOR_REPORTS_S:
             return known.sized or _first(known.spec, pools, epoch_s)
         seen = replace(
-            _observed(known, store, pools),
+            self._observed(known, store, pools),
             queued_tokens=store.queued_tokens(now, expected),
             running=store.running(now, expected),
             arrivals=store.take_arrivals(now, expected),
             served=_served(known.spec, store, now),
             late=store.take_late(),
         )
-        return self._decided(known, store, seen, 0, now, epoch_s)
+        return self._decided(known, store, seen, pools, 0, now, epoch_s)
 
     def model(self, key: Key) -> WorkerModel | None:
         """The worker as it is believed to be."""
@@ -115,13 +137,21 @@ class SloSizing:
         self._known.pop(key, None)
 
     def _decided(
-        self, known: _Deployment, store: TelemetryStore, seen: Observed, parked: int, now: float, epoch_s: float
+        self,
+        known: _Deployment,
+        store: TelemetryStore,
+        seen: Observed,
+        pools: Mapping[Role, PoolNow],
+        parked: int,
+        now: float,
+        epoch_s: float,
     ) -> Sized:
-        decision, known.state = states.learn_and_size(
-            known.spec, known.state, seen, store.take_steps(), now, epoch_s, parked=parked
-        )
+        # Workers of two types have steps of two kinds; those of the one in force are learned from when it is alone.
+        steps = [step for step in store.take_steps() if not pools[step.role].others]
+        decision, known.state = states.learn_and_size(known.spec, known.state, seen, steps, now, epoch_s, parked=parked)
         known.decided_s = now
-        workers = {role: decision.pools[role].workers for role in POOL_ROLES}
+        workers = {role: self._of_all_types(known, role, decision, pools[role]) for role in POOL_ROLES}
+        self._compare(known, store, pools, decision.holds, now)
         memory = None if known.sized is None or known.sized.workers != workers else known.sized.memory
         if memory is None or now - known.saved_s >= SAVE_EVERY_S:
             memory, known.saved_s = states.saved(known.state, now, epoch_s), now
@@ -131,8 +161,81 @@ class SloSizing:
             holds=decision.holds,
             inputs=_inputs(decision, store, known, now),
             memory=memory,
+            types=dict(known.types),
         )
         return known.sized
+
+    def _of_all_types(self, known: _Deployment, role: Role, decision: SloDecision, pool: PoolNow) -> int:
+        """Workers to have while some are on another type than the one in force: those go as the others come."""
+        wanted, mix = decision.pools[role].workers, known.state.memory.mix
+        if not pool.others or mix is None:
+            return wanted
+        if decision.holds:
+            return known.spec.bounds_of[role].clamped(pool.workers)
+        own = max(0, (pool.routable or 0) - pool.others_routable)
+        least = min(self._worth(known, role, each) for each in pool.others)
+        return known.spec.bounds_of[role].clamped(together(wanted, min(own, wanted), least))
+
+    def _compare(
+        self, known: _Deployment, store: TelemetryStore, pools: Mapping[Role, PoolNow], holds: bool, now: float
+    ) -> None:
+        """Choose the types of accelerators anew, where a manifest names several and enough was seen."""
+        mix = known.state.memory.mix
+        if holds or mix is None or now - known.compared_s < CHOICE_S:
+            return
+        known.compared_s = now
+        for role in POOL_ROLES:
+            types, pool = types_of(pool_spec(known.deployment, role)), pools[role]
+            peak = peak_per_s(known.state.memory, role, known.state.sizer, mix)
+            rests = now - known.typed_s.get(role, float("-inf")) < TYPE_REST_S
+            if not types or peak is None or rests or pool.others or not pool.workers:
+                continue
+            bounds, each = known.spec.bounds_of[role], known.spec.bounds_of[role].accelerators
+            candidates = [
+                Candidate(kind.type.value, kind.cost_per_hour * each, self._sizer(known, role, kind.type))
+                for kind in types
+            ]
+            startup_s = known.startup_s(store, role) or known.spec.startup_s
+            known.types[role] = choose(role, candidates, mix, peak, bounds, startup_s)
+
+    def _sizer(self, known: _Deployment, role: Role, name: str) -> TwinSizer:
+        """The twin of a pool on that type. What was learned of the steps of the one in force is believed of it, too."""
+        types = types_of(pool_spec(known.deployment, role))
+        state = known.state
+        if not any(each.type == name for each in types[1:]):
+            return state.sizer
+        if known.others_of is not state.model:
+            known.others, known.others_of = {}, state.model
+        if (role, name) not in known.others:
+            chosen = {role: name} | {
+                each: kinds[0].type.value
+                for each in POOL_ROLES
+                if each is not role and (kinds := types_of(pool_spec(known.deployment, each)))
+            }
+            prior = self._prior(in_force(known.deployment, chosen), known.config)
+            own = self._prior(known.deployment, known.config)
+            room = prior.kv_capacity_tokens * state.model.kv_capacity_tokens / own.kv_capacity_tokens
+            model = states.like(state, replace(prior, kv_capacity_tokens=int(room)))
+            known.others[role, name] = TwinSizer(model, known.spec.targets, max_workers=state.sizer.max_workers)
+        return known.others[role, name]
+
+    def _worth(self, known: _Deployment, role: Role, name: str) -> float:
+        mix = known.state.memory.mix
+        return 1.0 if mix is None else worth(role, self._sizer(known, role, name), known.state.sizer, mix)
+
+    def _observed(self, known: _Deployment, store: TelemetryStore, pools: Mapping[Role, PoolNow]) -> Observed:
+        """The pools as they are, in workers of the types in force; demand is filled in by whoever takes it."""
+        prefill, decode = (self._seen(known, store, role, pools[role]) for role in POOL_ROLES)
+        return Observed(Unknown("not taken yet"), prefill, decode)
+
+    def _seen(self, known: _Deployment, store: TelemetryStore, role: Role, pool: PoolNow) -> PoolSeen:
+        startup_s = known.startup_s(store, role)
+        if not pool.others:
+            return PoolSeen(pool.workers, pool.routable, startup_s)
+        own = pool.workers - sum(pool.others.values())
+        workers = equivalent(own, pool.others, lambda each: self._worth(known, role, each))
+        # Which of the others are routable is not asked: until they are gone nobody else is sent away.
+        return PoolSeen(workers, None, startup_s)
 
     def _of(
         self,
@@ -142,6 +245,7 @@ class SloSizing:
         memory: str | None,
         now: float,
         epoch_s: float,
+        is_mixed: bool,
     ) -> _Deployment:
         known = self._known.get(key)
         if known is None:
@@ -151,7 +255,7 @@ class SloSizing:
         if known.config is None and store.model_config is not None:
             self._changed(known, deployment, store, now, epoch_s)
         capacity = store.kv_capacity_tokens(Role.DECODE)
-        if capacity is not None:
+        if capacity is not None and not is_mixed:
             known.state = states.resized(known.spec, known.state, capacity)
         return known
 
@@ -171,6 +275,14 @@ class SloSizing:
         """
         kept = states.saved(known.state, now, epoch_s)
         memory = known.state.memory
+        for role in POOL_ROLES:
+            before, after = (_type(each, role) for each in (known.deployment, deployment))
+            if before != after and before is not None and after is not None:
+                known.typed_s[role], known.types = now, {}
+                if memory.mix is not None and any(
+                    each.type == after for each in types_of(pool_spec(known.deployment, role))
+                ):
+                    memory = counted_in(memory, role, 1.0 / self._worth(known, role, after))
         if known.deployment.spec != deployment.spec:
             known.sized = None
         known.deployment, known.config = deployment, store.model_config
@@ -185,12 +297,6 @@ def _first(spec: SizingSpec, pools: Mapping[Role, PoolNow], epoch_s: float) -> S
     return Sized(workers, {role: f"{role.value} {workers[role]}: nothing told yet" for role in POOL_ROLES}, holds=True)
 
 
-def _observed(known: _Deployment, store: TelemetryStore, pools: Mapping[Role, PoolNow]) -> Observed:
-    """The pools as they are; demand is filled in by whoever takes it."""
-    prefill, decode = (_seen(known, store, role, pools[role]) for role in POOL_ROLES)
-    return Observed(Unknown("not taken yet"), prefill, decode)
-
-
 def _served(spec: SizingSpec, store: TelemetryStore, now: float) -> dict[Role, Lateness]:
     """Of pools that clients saw something of in the last minute."""
     lately = store.latencies(now)
@@ -198,8 +304,9 @@ def _served(spec: SizingSpec, store: TelemetryStore, now: float) -> dict[Role, L
     return {role: Lateness(each[1], (1.0 - each[0]) * each[1]) for role, each in met.items() if each is not None}
 
 
-def _seen(known: _Deployment, store: TelemetryStore, role: Role, pool: PoolNow) -> PoolSeen:
-    return PoolSeen(pool.workers, pool.routable, known.startup_s(store, role))
+def _type(deployment: LLMDeployment, role: Role) -> str | None:
+    accelerator = pool_spec(deployment, role).accelerator
+    return None if accelerator is None or accelerator.type is None else accelerator.type.value
 
 
 def _inputs(decision: SloDecision, store: TelemetryStore, known: _Deployment, now: float) -> str:

@@ -236,6 +236,14 @@ class DeploymentSpec(Model):
         return self
 
     @model_validator(mode="after")
+    def _who_flips_has_one_type(self) -> DeploymentSpec:
+        for role, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if self.autoscaling.flips and pool.accelerator is not None and pool.accelerator.alternatives:
+                message = "not allowed: must be absent while autoscaling.flips is true, workers that flip are alike"
+                raise broken_rule(f"{role}.accelerator.alternatives", message)
+        return self
+
+    @model_validator(mode="after")
     def _float8_has_accelerators(self) -> DeploymentSpec:
         if self.model.kv_cache_dtype == "fp8" and not (self.prefill.accelerator and self.decode.accelerator):
             raise broken_rule("model.kvCacheDtype", "fp8 is not allowed: needs an accelerator in both pools")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -13,6 +14,7 @@ from baton_control.spec.pod_options import ArgumentSpec, EnvSpec, HugepagesSpec,
 from baton_control.spec.quantities import (
     AnnotationValue,
     Label,
+    LabelValue,
     MemoryText,
     ObjectName,
     QualifiedName,
@@ -38,13 +40,59 @@ class ReplicaSpec(Model):
         return self
 
 
+class AcceleratorType(enum.StrEnum):
+    """Accelerators whose speed is known before a step was seen."""
+
+    H200 = "H200"
+    H100 = "H100"
+    A100 = "A100"
+
+
+NodeLabels = Annotated[dict[QualifiedName, LabelValue], Field(max_length=8)]
+
+
+class AlternativeSpec(Model):
+    """Another type of accelerator that a pool may compute on instead."""
+
+    resource: ResourceName
+    """Extended resource of the node that each rank of a worker takes one of."""
+    type: Annotated[AcceleratorType, Field(strict=False)]
+    """What it is; types of a pool differ."""
+    cost_per_hour: Annotated[float, Field(ge=0, le=100_000)]
+    """What one of them costs an hour, in the currency of the others."""
+    node_selector: NodeLabels = {}  # noqa: RUF012 - pydantic copies it
+    """Labels that its nodes have, beside `placement.nodeSelector`; with `resource` they tell the types apart."""
+
+
 class AcceleratorSpec(Model):
     """What a pool computes on."""
 
     resource: ResourceName
     """Extended resource of the node that each rank of a worker takes one of."""
+    type: Annotated[AcceleratorType, Field(strict=False)] | None = None
+    """What it is, for the first guess of its speed; unset: an H100, until steps were seen."""
     cost_per_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None
     """What one of them costs an hour, in a currency of your own; told with each decision. Unset: no cost is told."""
+    node_selector: NodeLabels = {}  # noqa: RUF012 - pydantic copies it
+    """Labels that its nodes have, beside `placement.nodeSelector`."""
+    alternatives: Annotated[tuple[AlternativeSpec, ...], Field(max_length=3, strict=False)] = ()
+    """Types that mode SLO may choose instead, on a cluster, when they keep the targets for less. All have a price."""
+
+    @model_validator(mode="after")
+    def _can_be_compared(self) -> AcceleratorSpec:
+        if not self.alternatives:
+            return self
+        for field, value in (("type", self.type), ("costPerHour", self.cost_per_hour)):
+            if value is None:
+                raise broken_rule(field, "is missing: alternatives are compared by it")
+        types = [self.type, *(each.type for each in self.alternatives)]
+        if len(set(types)) < len(types):
+            raise broken_rule("alternatives", "not allowed: types must differ, also from the accelerator's own")
+        own = (self.resource, *sorted(self.node_selector.items()))
+        nodes = [own, *((each.resource, *sorted(each.node_selector.items())) for each in self.alternatives)]
+        if len(set(nodes)) < len(nodes):
+            raise broken_rule("alternatives", "not allowed: each type needs a resource or a nodeSelector of its own")
+        return self
 
 
 class ResourceClaimSpec(Model):

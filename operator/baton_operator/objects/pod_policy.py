@@ -17,6 +17,7 @@ import msgspec
 from baton_control.errors import FieldProblem, NotAllowedError, shown
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.placing import NodesSpec, node_keys
+from baton_control.spec.pools import AcceleratorSpec
 from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import POOL_ROLES
 
@@ -89,6 +90,7 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
             yield from _name(f"{at}.schedulerName", pool.scheduler_name, self.schedulers, "schedulers")
             yield from _name(f"{at}.runtimeClassName", pool.runtime_class_name, self.runtime_classes, "runtimeClasses")
             yield from self._placement(at, pool.placement)
+            yield from self._accelerators(f"{at}.accelerator", pool.accelerator)
             for place, variable in enumerate(pool.env):
                 if not _begins(self.env, variable.name):
                     yield _problem(f"{at}.env[{place}].name", variable.name, self.env, "env")
@@ -117,6 +119,16 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
             if not _allows(self.node_labels, key):
                 yield _problem(f"{at}.placement.{path}", key, self.node_labels, "nodeLabels")
         yield from self._tolerations(at, placement)
+
+    def _accelerators(self, at: str, given: AcceleratorSpec | None) -> Iterator[FieldProblem]:
+        if given is None:
+            return
+        places = [(at, given.node_selector)]
+        places += [(f"{at}.alternatives[{i}]", each.node_selector) for i, each in enumerate(given.alternatives)]
+        for path, selector in places:
+            for key in selector:
+                if not _allows(self.node_labels, key):
+                    yield _problem(f"{path}.nodeSelector.{key}", key, self.node_labels, "nodeLabels")
 
     def _tolerations(self, at: str, placement: NodesSpec) -> Iterator[FieldProblem]:
         for place, toleration in enumerate(placement.tolerations):

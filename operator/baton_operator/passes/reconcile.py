@@ -26,6 +26,7 @@ from baton_operator.objects.cluster import Manifest, Platform
 from baton_operator.objects.fetch import FetchState, fetch_of, former_jobs
 from baton_operator.objects.fetch_progress import PROGRESS_S
 from baton_operator.objects.metadata import ROLES_ANNOTATION, roles_of
+from baton_operator.passes import accelerators
 from baton_operator.passes.apply import Applied, Applier, NameTaken, wish
 from baton_operator.passes.cleanup import Cleanup
 from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler, waiting_job
@@ -320,7 +321,12 @@ class Reconciler:
         running = {role: sum(group.workers for group in groups if group.role is role) for role in POOL_ROLES}
         before = standing(deployment, facades, published, running)
         now = {
-            role: PoolNow(running[role], _sum_routable(groups, role), placement_s(seen.pods, role))
+            role: PoolNow(
+                running[role],
+                _sum_routable(groups, role),
+                placement_s(seen.pods, role),
+                *accelerators.others(deployment, role, groups, {**_live_templates(seen), **this.made.pods}),
+            )
             for role in POOL_ROLES
         }
         sized: Sized | None = None

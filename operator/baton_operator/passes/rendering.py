@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from baton_control.accelerator_types import in_force
 from baton_control.hashes import Revision, content_hash
 from baton_control.names import gateway_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
@@ -22,6 +23,7 @@ from baton_operator.kube.object_fields import annotations_of, mapping, metadata_
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, pool_facade, standing_objects, workers_of
 from baton_operator.objects.metadata import RESTART_ANNOTATION, roles_text
+from baton_operator.passes import accelerators
 from baton_operator.passes.apply import Wish, wish, with_metadata
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current, newest
@@ -48,6 +50,8 @@ class Inputs:
     """Mark of the restart that was asked for last; empty: none was."""
     is_held: bool = False
     """The last good spec, while a newer one is refused: nothing new is rendered."""
+    types: Mapping[Role, str] = field(default_factory=dict)
+    """Of the accelerators that the status says were chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,8 @@ def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], 
     text = msgspec.json.encode(raw, order="sorted")
     asked = annotations_of(seen.raw).get(RESTART_ANNOTATION)
     restart = content_hash(asked) if asked else ""
-    return Inputs(text, upgrade, seen.owner, seen.records, platform, masters, served, restart)
+    types = accelerators.said(seen.before)
+    return Inputs(text, upgrade, seen.owner, seen.records, platform, masters, served, restart, types=types)
 
 
 def last_good(given: Inputs) -> Inputs | None:
@@ -117,10 +122,12 @@ def render(given: Inputs) -> Rendering:
     not allow, UnsupportedError for one that this version cannot run."""
     deployment, unknown = parse_live(msgspec.json.decode(given.text))
     before = newest(given.records) if given.is_held else None
+    if before is None:
+        given.platform.pod_policy.check(deployment)
+    deployment = in_force(deployment, {**accelerators.recorded(deployment, given.records), **given.types})
     if before is not None:
         record = before.record
     else:
-        given.platform.pod_policy.check(deployment)
         record = current(deployment, given.platform, given.upgrade, given.records, restart=given.restart)
     platform = replace(given.platform, worker_image=record.worker_image)  # of fetch Jobs too
     gateway_pod = record.rendered[Role.GATEWAY].pod

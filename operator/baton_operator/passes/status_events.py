@@ -57,6 +57,14 @@ def turns(before: DeploymentStatus, after: DeploymentStatus) -> tuple[Turn, ...]
         if decision not in known:
             move = f"{decision.pool} {decision.from_} to {decision.to}: {decision.reason}"
             found.append(Turn(False, "Scaled", move, decision.pool))
+    for role, old_pool, new_pool in (
+        ("prefill", before.prefill, after.prefill),
+        ("decode", before.decode, after.decode),
+    ):
+        if old_pool is None or new_pool is None or None in (chosen := (old_pool.accelerator, new_pool.accelerator)):
+            continue
+        if chosen[0] != chosen[1]:
+            found.append(Turn(False, "AcceleratorChosen", new_pool.choice or f"{role} on {chosen[1]}", role))
     for kind, end in ((ConditionType.DEGRADED, "Recovered"), (ConditionType.SCALING_LIMITED, "ScalingFree")):
         found += _troubled(was.get(kind), now.get(kind), end)
     found += _fetched(was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING))

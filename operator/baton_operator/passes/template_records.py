@@ -167,8 +167,8 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         more["aliases"] = [f"{alias}={spec.model.served_name}" for alias in spec.model.aliases]
         return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}
     pool = {name: value for name, value in dump[role.value].items() if name not in _NOT_IN_TEMPLATES}
-    if pool["accelerator"] is not None:  # what it costs is no reason to start workers anew
-        pool["accelerator"] = {name: each for name, each in pool["accelerator"].items() if name != "costPerHour"}
+    if pool["accelerator"] is not None:  # what it costs, or could be, is no reason to start workers anew
+        pool["accelerator"] = {"resource": pool["accelerator"]["resource"]}
     devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}
     more = {KEEPS_ANSWERS: keeps_answers(deployment)} if role is Role.PREFILL else {}
     return {

@@ -10,11 +10,13 @@ import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from baton_control.accelerator_types import types_of
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, RolloutPhase, Step, usable
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.telemetry.pairs import Pairs
+from baton_control.worker_specs import pool_spec
 from baton_operator.objects.metadata import FETCH_ROLE
 from baton_operator.passes.conditions import Finding, Truth, merged, said, timestamp
 from baton_operator.passes.observe import WorkerSet
@@ -73,8 +75,8 @@ def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> D
         "summary": worst.reason,
         "message": said(worst),
         "conditions": merged(before.conditions, findings, view.generation, now),
-        "prefill": _pool(view, Role.PREFILL),
-        "decode": _pool(view, Role.DECODE),
+        "prefill": _pool(view, Role.PREFILL, before.prefill),
+        "decode": _pool(view, Role.DECODE, before.decode),
         "slo": heard.slo if heard is not None else None,
         "kvTransfer": heard.lane if heard is not None else None,
         "lastScaling": _last(view, decisions) or before.last_scaling,
@@ -85,20 +87,35 @@ def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> D
     return DeploymentStatus.model_validate(raw)
 
 
-def _pool(view: View, role: Role) -> PoolStatus:
+def _pool(view: View, role: Role, before: PoolStatus | None) -> PoolStatus:
     sets = [each for each in view.sets if each.role is role]
     routable = [group.routable for group in view.groups if group.role is role]
     known = [count for count in routable if count is not None]
     ready = sum(each.ready for each in sets)
     desired = view.plans[role].workers
     revisions = [_revision(view, each) for each in sets if each.wanted or each.existing]
+    accelerator, why = _accelerator(view, role, before)
     return PoolStatus(
         desired=desired,
         ready=ready,
         routable=sum(known) if len(known) == len(routable) else None,
         summary=f"{ready}/{desired}",
+        accelerator=accelerator,
+        choice=why,
         revisions=tuple(revisions[:MAX_REVISIONS]),
     )
+
+
+def _accelerator(view: View, role: Role, before: PoolStatus | None) -> tuple[str | None, str | None]:
+    """The type to have and why: as sizing chose, else the one in force."""
+    types = types_of(pool_spec(view.deployment, role))
+    if not types:
+        return None, None
+    choice = None if view.sized is None else view.sized.types.get(role)
+    if choice is not None:
+        return choice.type, choice.why
+    in_force = types[0].type.value
+    return in_force, before.choice if before is not None and before.accelerator == in_force else None
 
 
 def _revision(view: View, each: WorkerSet) -> RevisionStatus:

@@ -29,7 +29,7 @@ from baton_control.spec.pod_options import (
     EnvSpec,
     VolumeSpec,
 )
-from baton_control.spec.pools import PoolSpec, ReplicaSpec
+from baton_control.spec.pools import AcceleratorSpec, PoolSpec, ReplicaSpec
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS
 from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
@@ -57,6 +57,16 @@ def _accelerators(pool: str) -> str:
 
 def _has_price(pool: str) -> str:
     return f"has(self.{pool}.accelerator) && has(self.{pool}.accelerator.costPerHour)"
+
+
+ALTERNATIVES = "has(self.alternatives) && self.alternatives.size() > 0"
+
+
+def _differ(one: str, other: str) -> str:
+    """That two accelerators select other nodes."""
+    empty = "dyn({})"
+    labels = [f"(has({each}.nodeSelector) ? dyn({each}.nodeSelector) : {empty})" for each in (one, other)]
+    return f"{labels[0]} != {labels[1]}"
 
 
 def _reserved(field: str, domains: tuple[str, ...]) -> Rule:
@@ -135,6 +145,22 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "self.volumes.exists_one(w, w.mountPath == v.mountPath))",
             "names and mount paths must differ",
             ".volumes",
+        ),
+    ),
+    AcceleratorSpec: (
+        Rule(f"!({ALTERNATIVES}) || has(self.type)", "alternatives are compared by it", ".type"),
+        Rule(f"!({ALTERNATIVES}) || has(self.costPerHour)", "alternatives are compared by it", ".costPerHour"),
+        Rule(
+            f"!({ALTERNATIVES}) || self.alternatives.all(a, (!has(self.type) || a.type != self.type) && "
+            "self.alternatives.exists_one(b, b.type == a.type))",
+            "types must differ, also from the accelerator's own",
+            ".alternatives",
+        ),
+        Rule(
+            f"!({ALTERNATIVES}) || self.alternatives.all(a, (a.resource != self.resource || {_differ('a', 'self')}) && "
+            f"self.alternatives.all(b, b.type == a.type || a.resource != b.resource || {_differ('a', 'b')}))",
+            "each type needs a resource or a nodeSelector of its own",
+            ".alternatives",
         ),
     ),
     EnvSpec: (Rule(f"!self.name.matches('{RESERVED_ENV}')", "is reserved", ".name"),),
@@ -219,6 +245,15 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             f"!has(self.autoscaling.scaleToZero) || ({_has_price('prefill')} && {_has_price('decode')})",
             "needs accelerator.costPerHour in both pools",
             ".autoscaling.scaleToZero",
+        ),
+        *(
+            Rule(
+                f"!self.autoscaling.flips || !has(self.{role}.accelerator) || "
+                f"!has(self.{role}.accelerator.alternatives) || self.{role}.accelerator.alternatives.size() == 0",
+                f"{role}.accelerator.alternatives must be absent while autoscaling.flips is true",
+                f".{role}.accelerator.alternatives",
+            )
+            for role in ("prefill", "decode")
         ),
         Rule(
             "self.model.kvCacheDtype != 'fp8' || (has(self.prefill.accelerator) && has(self.decode.accelerator))",

@@ -106,6 +106,10 @@ class PoolStatus(Model):
     """Workers that the gateways have linked and that fit a partner; absent: unknown."""
     summary: Text | None = None
     """Ready and desired as the column shows them: 3/3."""
+    accelerator: Text | None = None
+    """Type of accelerator that the pool should have, of those that may be chosen; absent: there is no choice."""
+    choice: LongText | None = None
+    """Why, with the workers of each type and what they cost; absent: they were not compared yet."""
     revisions: Annotated[tuple[RevisionStatus, ...], Field(max_length=16), ListKey("revision")] = ()
     """The pool's workers by revision."""
 

@@ -7,7 +7,16 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
 
-from baton_control.sizing import capacity, demand, forecast, idle_gaps, look_back, slo, stabilisation
+from baton_control.sizing import (
+    accelerator_choice,
+    capacity,
+    demand,
+    forecast,
+    idle_gaps,
+    look_back,
+    slo,
+    stabilisation,
+)
 from baton_control.sizing.spec import SizingSpec
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/sizing.md"
@@ -39,6 +48,6 @@ def test_the_table_has_every_constant_with_its_value() -> None:
         for each in fields(SizingSpec)
         if each.default is not MISSING and type(each.default) in (int, float)
     }
-    modules = (demand, slo, look_back, forecast, stabilisation, capacity, idle_gaps)
+    modules = (demand, slo, look_back, forecast, stabilisation, capacity, idle_gaps, accelerator_choice)
     found = spec | {name: value for module in modules for name, value in of(module).items()}
     assert told() == found

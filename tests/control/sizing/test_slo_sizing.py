@@ -7,12 +7,16 @@ from itertools import pairwise
 
 import pytest
 
+from baton_control.accelerator_types import in_force
 from baton_control.names import Key
+from baton_control.sizing.remembered import HISTORY
 from baton_control.sizing.scaling import PoolNow, Sized
 from baton_control.sizing.slo_sizing import SloSizing
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
 from baton_testing.kube.manifests import deployment
+from baton_testing.kube.rule_cases import two_types
 from baton_testing.sizing.builders import ROUND_WORKER
 from baton_wire.messages.measures import (
     ArrivalCounts,
@@ -228,3 +232,43 @@ def test_a_decision_says_what_its_workers_cost_an_hour() -> None:
     assert set(both.workers.values()) == {1}
     assert (both.inputs or "").startswith("cost_per_hour 7.5, ")
     assert "cost_per_hour" not in (priced(prefill=4.0, decode=None).inputs or ""), "half a price is none"
+
+
+def test_another_type_is_chosen_when_it_keeps_the_target_for_less_and_both_are_counted_while_it_comes() -> None:
+    """An H200 does twice what an H100 does, for 5 to 1.5 an hour."""
+
+    def prior(each: LLMDeployment, config: bytes | None) -> WorkerModel:
+        accelerator = each.spec.prefill.accelerator
+        assert accelerator is not None
+        return ROUND_WORKER if accelerator.type == "H200" else ROUND_WORKER.slowed(2.0, 1.0)
+
+    made = chat(prefill__accelerator=two_types(other__costPerHour=1.5))
+    run = Run(made)
+    run.sizing = SloSizing(lambda key: run.store, lambda: run.now, prior)
+
+    def step(workers: int, others: dict[str, int], routable: int | None = None) -> Sized:
+        run.now += 10.0
+        run.tell(400)
+        here = workers + sum(others.values())
+        prefill = PoolNow(here, here if routable is None else routable, None, others, sum(others.values()))
+        pools = {Role.PREFILL: prefill, Role.DECODE: PoolNow(9, 9)}
+        return run.sizing.decide(KEY, run.deployment, pools, run.memory, 1.7e9 + run.now, None)
+
+    workers = 1
+    for place in range(240):
+        sized = step(workers, {})
+        assert place > HISTORY or not sized.types, "the last half hour has to be known"
+        workers = sized.workers[Role.PREFILL]
+    assert sized.types[Role.PREFILL].type == "H100"
+    assert "on H100: H200 5 at 25 an hour, H100 12 at 18 an hour," in sized.types[Role.PREFILL].why
+    assert Role.DECODE not in sized.types, "it has no other"
+
+    run.deployment = in_force(made, {Role.PREFILL: "H100"})
+    step(0, {"H200": workers})
+    first = step(0, {"H200": workers})
+    assert workers <= first.workers[Role.PREFILL] <= workers + 1, "nobody goes before another is there"
+    half = step(workers, {"H200": workers})
+    assert first.workers[Role.PREFILL] < half.workers[Role.PREFILL] <= 2 * workers
+    last = step(2 * workers, {})
+    assert 2 * workers <= last.workers[Role.PREFILL] <= 2 * workers + 2
+    assert not last.types, "a type stays for an hour"

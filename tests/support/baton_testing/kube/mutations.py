@@ -38,6 +38,9 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "model.credentialsSecret": ("token",),
     "target": ("1ms", "1h", "250ms"),
     "accelerator.resource": ("nvidia.com/gpu",),
+    "alternatives": (
+        [{"resource": "example.com/gpu", "type": "A100", "costPerHour": 1.5, "nodeSelector": {"a": "b"}}],
+    ),
     "kvCacheMemory": ("1Mi", "2Gi"),
     "cpu": ("500m", "3"),
     "memory": ("2Gi",),

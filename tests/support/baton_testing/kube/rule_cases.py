@@ -33,12 +33,39 @@ def bounded(path: str, message: str, field: str, good: object, bad: object) -> C
     return Case(path, message, manifest(**{field: good}), manifest(**{field: bad}))
 
 
+def two_types(**changes: object) -> Json:
+    """An H200, and an H100 on nodes of its own; `other__x` changes the H100."""
+    other = {name.removeprefix("other__"): each for name, each in changes.items() if name.startswith("other__")}
+    own = {name: each for name, each in changes.items() if not name.startswith("other__")}
+    h100 = {**GPU, "type": "H100", "costPerHour": 3, "nodeSelector": {"example.com/gpu": "h100"}, **other}
+    found = {**GPU, "type": "H200", "costPerHour": 5, "alternatives": [h100], **own}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _accelerator_cases(pool: str) -> Iterator[Case]:
+    at, field, good = f"spec.{pool}.accelerator", f"{pool}__accelerator", two_types()
+    for each in ("type", "costPerHour"):
+        yield bounded(at, "alternatives are compared", field, good, two_types(**{each: None}))
+    yield bounded(at, "types must differ", field, good, two_types(other__type="H200"))
+    yield bounded(at, "each type needs", field, good, two_types(other__nodeSelector={}))
+    for place in (at, f"{at}.alternatives[]"):
+        labels = {"nodeSelector" if place == at else "other__nodeSelector": {"-a": "b"}}
+        yield bounded(f"{place}.nodeSelector", "keys must", field, good, two_types(**labels))
+    yield Case(
+        "spec",
+        f"{pool}.accelerator.alternatives must be absent",
+        manifest(**{field: good}),
+        manifest(**{field: good}, autoscaling__flips=True),
+    )
+
+
 def pool_cases(pool: str) -> Iterator[Case]:
     yield bounded(
         f"spec.{pool}.replicas", "must be at most", f"{pool}__replicas", {"min": 2, "max": 2}, {"min": 3, "max": 2}
     )
     one, two = ({pool: {"tensorParallel": width, "accelerator": GPU}} for width in (1, 2))
     yield Case(f"spec.{pool}", "must be 1: more", manifest(**one), manifest(**two), is_for_files=True)
+    yield from _accelerator_cases(pool)
     yield bounded(
         f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "1Mi", "1023Ki"
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from baton_control.names import Key
 from baton_control.rollout import PARTNERS
+from baton_control.sizing.scaling import Sizing
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import BUDGETS, DEPLOYMENTS, EVENTS, JOBS, NODES, PODS, POOLS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
@@ -115,6 +116,8 @@ class World:
         self.runtime: Runtime | None = None
         self.telemetry: Telemetry | None = self.links
         """What gateways tell the operators that start from now on; None: readiness is all that they go by."""
+        self.sizing: Sizing | None = None
+        """What sizes the pools of operators that start from now on, in mode SLO."""
         self.starts = 0
         self._operator: asyncio.Task[None] | None = None
         self._nature = asyncio.create_task(self.cluster.run())
@@ -136,6 +139,7 @@ class World:
             self.kube,
             custom,
             Installation(lambda: self.platform, lambda: self.masters),
+            sizing=self.sizing,
             telemetry=self.telemetry,
             reads_nodes=self.reads_nodes,
             pace=Pace(workers=2, relist_s=self._relist_s),
