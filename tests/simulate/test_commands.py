@@ -165,3 +165,21 @@ def test_pools_that_sleep_in_a_replay_cost_less(capsys: pytest.CaptureFixture[st
 def test_a_cost_of_a_miss_is_in_bounds(price: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--cost-of-miss", price]) != 0
     assert "--cost-of-miss" in capsys.readouterr().err
+
+
+def test_a_plan_sets_types_of_accelerators_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--accelerator", "h200,h100", "--price", "5,3", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert list(plans) == ["h200", "h100"]
+    pools = ("prefill_cost_per_million_prompt_tokens", "decode_cost_per_million_output_tokens")
+    assert all(plans["h100"][pool] < plans["h200"][pool] for pool in pools)
+    assert main(["plan", "--accelerator", "h200", "--price", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == plans["h200"]
+    assert main(["plan", "--accelerator", "h200,h100", "--price", "5,3"]) == 0
+    assert "h200       h100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("price", ["5", "5,3,1", "5,x", "5,-1"])
+def test_a_plan_has_one_price_for_each_type(price: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--accelerator", "h200,h100", "--price", price]) != 0
+    assert "--price" in capsys.readouterr().err

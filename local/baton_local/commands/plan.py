@@ -42,15 +42,54 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tpot", type=float, default=25.0, metavar="MS", help="target for the batch of a decode worker"
     )
-    parser.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
+    parser.add_argument("--price", metavar="X,…", help="of an accelerator and hour, one for each --accelerator")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """The command; raises StartError and ManifestError."""
+    """The command; raises StartError and ManifestError. Several accelerators, as `--accelerator h200,h100`, stand side
+    by side."""
     if min(options.prompt, options.output, options.tpot) <= 0:
         raise StartError("--prompt, --output and --tpot must be over 0")
-    shape, accelerator = shape_named(options.model), accelerator_named(options.accelerator)
+    shape = shape_named(options.model)
+    accelerators = [accelerator_named(name) for name in options.accelerator.split(",")]
+    prices = [each.cost_per_hour for each in accelerators] if options.price is None else _prices(options.price)
+    if len(prices) != len(accelerators):
+        raise StartError(f"--price: {options.price} is not allowed: must be one for each of {options.accelerator}")
+    columns = [_figures(options, shape, *each) for each in zip(accelerators, prices, strict=True)]
+    if options.json:
+        documents = [{name: value for name, _, value in figures} for figures in columns]
+        print(
+            json.dumps(documents[0] if len(documents) == 1 else dict(zip(_names(accelerators), documents, strict=True)))
+        )
+        return 0
+    print(f"{shape.name} on {options.tensor_parallel}× {', '.join(_names(accelerators))} per worker")
+    if len(columns) > 1:
+        print(f"  {'':<52} " + " ".join(f"{name:>10}" for name in _names(accelerators)))
+    for rows in zip(*columns, strict=True):
+        words, _, unit = rows[0][1].partition(", ")
+        values = " ".join(f"{three_digits(value):>10}" for _, _, value in rows)
+        print(f"  {words:<52} {values} {unit}".rstrip())
+    return 0
+
+
+def _names(accelerators: list[Accelerator]) -> list[str]:
+    return [each.name for each in accelerators]
+
+
+def _prices(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise StartError(f"--price: {text!r} is not allowed: must be numbers with commas between") from error
+    if not all(0 <= each < 1e6 for each in found):
+        raise StartError(f"--price: {text} is not allowed: must be from 0 to under 1000000")
+    return found
+
+
+def _figures(
+    options: argparse.Namespace, shape: ModelShape, accelerator: Accelerator, price: float
+) -> list[tuple[str, str, float]]:
     model = worker_model(
         shape,
         accelerator,
@@ -58,16 +97,7 @@ def run_plan(options: argparse.Namespace) -> int:
         max_step_tokens=options.max_step_tokens,
         context_tokens=options.prompt + options.output,
     )
-    price = accelerator.cost_per_hour if options.price is None else options.price
-    figures = plan_figures(shape, accelerator, model, options.prompt, options.output, options.tpot / 1000, price)
-    if options.json:
-        print(json.dumps({name: value for name, _, value in figures}))
-    else:
-        print(f"{shape.name} on {options.tensor_parallel}× {accelerator.name} per worker")
-        for _, text, value in figures:
-            words, _, unit = text.partition(", ")
-            print(f"  {words:<52} {three_digits(value):>10} {unit}".rstrip())
-    return 0
+    return plan_figures(shape, accelerator, model, options.prompt, options.output, options.tpot / 1000, price)
 
 
 def plan_figures(
@@ -113,8 +143,18 @@ def plan_figures(
         ("prefill_per_decode", "prefill workers per decode worker, workers", decode_rate / prefill_rate),
         ("requests_per_s_per_accelerator", "load per accelerator at 80 % use, requests/s", 1 / per_request_gpu_s),
         (
+            "prefill_cost_per_million_prompt_tokens",
+            "prefill pool per million prompt tokens, by --price",
+            price / 3600 * model.accelerators[0] / (prefill_rate * prompt) * 1e6,
+        ),
+        (
+            "decode_cost_per_million_output_tokens",
+            "decode pool per million answer tokens, by --price",
+            price / 3600 * model.accelerators[1] / (decode_rate * output) * 1e6,
+        ),
+        (
             "cost_per_million_output_tokens",
-            f"cost of a million answer tokens, at {price:g} an accelerator and hour (--price)",
+            "both pools per million answer tokens, by --price",
             price / 3600 * per_request_gpu_s / output * 1e6,
         ),
     ]
