@@ -29,7 +29,7 @@ from baton_control.sizing.readings import Lateness, Observed, PoolSeen, Unknown
 from baton_control.sizing.scaling import PoolNow, Sized, TypeChoice
 from baton_control.sizing.sizing_state import SizingState
 from baton_control.sizing.slo import SloDecision
-from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.spec import Bounds, SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
@@ -190,7 +190,7 @@ class SloSizing:
             rests = now - known.typed_s.get(role, float("-inf")) < TYPE_REST_S
             if not types or peak is None or rests or pool.others or not pool.workers:
                 continue
-            bounds, each = known.spec.bounds_of[role], known.spec.bounds_of[role].accelerators
+            bounds, each = _affordable(known.spec, role, pools), known.spec.bounds_of[role].accelerators
             candidates = [
                 Candidate(kind.type.value, kind.cost_per_hour * each, self._sizer(known, role, kind.type))
                 for kind in types
@@ -302,6 +302,16 @@ def _served(spec: SizingSpec, store: TelemetryStore, now: float) -> dict[Role, L
     lately = store.latencies(now)
     met = {role: lately.share_met(role, spec.targets.limit_s(role)) for role in POOL_ROLES}
     return {role: Lateness(each[1], (1.0 - each[0]) * each[1]) for role, each in met.items() if each is not None}
+
+
+def _affordable(spec: SizingSpec, role: Role, pools: Mapping[Role, PoolNow]) -> Bounds:
+    """The bounds of a pool beside what the other has of the budget: more workers of a slower type would be cut."""
+    bounds = spec.bounds_of[role]
+    if spec.max_accelerators is None or not bounds.accelerators:
+        return bounds
+    taken = sum(pools[each].workers * spec.bounds_of[each].accelerators for each in POOL_ROLES if each is not role)
+    most = max(bounds.minimum, (spec.max_accelerators - taken) // bounds.accelerators)
+    return replace(bounds, maximum=min(bounds.maximum, most))
 
 
 def _type(deployment: LLMDeployment, role: Role) -> str | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
 
 from baton_control.accelerator_types import in_force
 from baton_control.names import Key
+from baton_control.sizing.deployment import sizing_spec
 from baton_control.sizing.remembered import HISTORY
 from baton_control.sizing.scaling import PoolNow, Sized
-from baton_control.sizing.slo_sizing import SloSizing
+from baton_control.sizing.slo_sizing import SloSizing, _affordable
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
@@ -232,6 +233,20 @@ def test_a_decision_says_what_its_workers_cost_an_hour() -> None:
     assert set(both.workers.values()) == {1}
     assert (both.inputs or "").startswith("cost_per_hour 7.5, ")
     assert "cost_per_hour" not in (priced(prefill=4.0, decode=None).inputs or ""), "half a price is none"
+
+
+def test_a_type_whose_workers_the_budget_has_no_room_for_is_not_chosen() -> None:
+    a_spec = sizing_spec(
+        chat(
+            prefill__accelerator={"resource": "nvidia.com/gpu"},
+            decode__accelerator={"resource": "nvidia.com/gpu"},
+            autoscaling__budget={"maxAccelerators": 15},
+        )
+    )
+    pools = {role: PoolNow(count, count) for role, count in zip(POOL_ROLES, (5, 9), strict=True)}
+    assert _affordable(a_spec, Role.PREFILL, pools).maximum == 6
+    assert _affordable(a_spec, Role.DECODE, pools).maximum == 10
+    assert _affordable(replace(a_spec, max_accelerators=None), Role.DECODE, pools).maximum == 20
 
 
 def test_another_type_is_chosen_when_it_keeps_the_target_for_less_and_both_are_counted_while_it_comes() -> None:
