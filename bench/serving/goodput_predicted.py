@@ -15,12 +15,15 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Final, cast
 
+import msgspec
 from bench.results import Cell, table
 from bench.serving.mixes import TTFT_S, Point, Served, shares
+from bench.serving.predicted_gateway import PredictedGateway
 from bench.serving.predicted_worker import STEP_TIMES, Machine, StepTimes
 
 from baton_control.sizing.workload import Workload
@@ -29,16 +32,15 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, Prefilled, Reserved, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_gateway.requests.request_events import Route
-from baton_gateway.workers.affinity import PrefixAffinity
-from baton_gateway.workers.linked_workers import LinkedWorker
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, num_prefill, pick
-from baton_wire.messages.values import Address, PairFingerprint, RequestKey, Role, SamplingParams
-from baton_wire.rules.prompt_order import PromptOrder
+from baton_gateway.workers.route import RoutePolicy
+from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding
+from baton_wire.messages.values import PairFingerprint, RequestKey, Role, SamplingParams
+from baton_wire.rules.held_turns import HeldRank
 from baton_wire.rules.prompt_placement import LatencyTargets
+from baton_worker.serving.gateway_links import HURRIED_S
 
 BLOCK_TOKENS: Final = 64
 REPORT_S: Final = 0.1
-LOOK_S: Final = 0.05
 MESSAGE_S: Final = 0.001
 """From the gateway to a worker's engine, and back to the client."""
 HAND_OVER_S: Final = 0.0035
@@ -61,6 +63,7 @@ class World:
         prefill_step_tokens: int,
         times: StepTimes,
         schedulers: dict[str, Scheduler] | None = None,
+        gateways: int = 1,
     ) -> None:
         """`schedulers`: by worker, those of the points before, which keep their prefixes; then a prompt of a place has
         the ids that it had in those. None: all are fresh, and nothing is cached."""
@@ -70,22 +73,32 @@ class World:
         self._point, self._workload, self._times = point, workload, times
         self._dice = random.Random(1)
         targets = LatencyTargets(TTFT_S, point.tpot_ms / 1e3)
-        self._policy = RoutePolicy(point.mode != "never", True, targets if point.mode == "auto" else None)
-        self._affinity = PrefixAffinity()
-        self._held: PromptOrder[int] = PromptOrder(TTFT_S)
+        policy = RoutePolicy(point.mode != "never", True, targets if point.mode == "auto" else None)
         self._schedulers = schedulers
         roles = (Role.DECODE, Role.DECODE) if point.mode == "never" else (Role.PREFILL, Role.DECODE)
         self.machines = [
             self._machine(place, role, max_sequences, prefill_step_tokens) for place, role in enumerate(roles)
         ]
-        self._by_epoch = {machine.linked.hello.epoch: machine for machine in self.machines}
+        self._by_epoch = {machine.hello.epoch: machine for machine in self.machines}
+        self._draws = random.Random(2)
+        self.gateways = [
+            PredictedGateway(
+                *(point, workload, policy, PRINT, self.machines),
+                lambda: self.now,
+                self.at,
+                self._send,
+                partial(self._told_holding, place),
+                self._dice,
+                gateways,
+            )
+            for place in range(gateways)
+        ]
         self._routes: dict[int, Route] = {}
         self._first_s: dict[int, float] = {}
         self._second_s: dict[int, float] = {}
         self._last_s: dict[int, float] = {}
         self._first_tokens: dict[int, Prefilled] = {}
         self._reserved: set[int] = set()
-        self.local = self.held = self.kept = 0
 
     def _machine(self, place: int, role: Role, max_sequences: int, prefill_step_tokens: int) -> Machine:
         is_prefill = role is Role.PREFILL
@@ -107,13 +120,10 @@ class World:
             blocks_total=blocks,
             keeps_answers=is_prefill,
         )
-        linked = LinkedWorker(
-            cast(Any, hello), Address("h", 1), cast(Any, None), lambda message: True, lambda: self.now
-        )
         scheduler = (
             Scheduler(config) if self._schedulers is None else self._schedulers.setdefault(name, Scheduler(config))
         )
-        return Machine(role.value, scheduler, linked, LoadMeter(slots), self._times)
+        return Machine(role.value, scheduler, cast(Hello, hello), LoadMeter(slots), self._times)
 
     def at(self, at_s: float, work: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_s, next(self._numbers), work))
@@ -138,68 +148,63 @@ class World:
         second = self._second_s.get(request, first)
         return Served(due_s, first - due_s, (self._last_s[request] - first) / max(1, tokens - 1), second - first)
 
-    # The gateway ------------------------------------------------------------------------------------------------------
+    # Between gateways and workers -------------------------------------------------------------------------------------
 
     def _report(self, machine: Machine) -> None:
-        machine.linked.reported(machine.report())
-        self._look()
-        self.at(self.now + REPORT_S, lambda: self._report(machine))
+        """Workers hear of themselves ten times a second; with several gateways sooner, as `GatewayLinks` does it."""
+        machine.told_s = self.now
+        state, turns = machine.report(), machine.holders.turns(list(range(len(self.gateways))))
+        machine.came.reported(state.waiting_tokens + state.computing_tokens)
+        delay_s = MESSAGE_S if len(self.gateways) > 1 else 0.0
+        for place, gateway in enumerate(self.gateways):
+            told = HeldTurn(*turns[place]) if place in turns else None
+            message = msgspec.structs.replace(state, turn=told)
+            if delay_s:
+                self.at(self.now + delay_s, partial(gateway.reported, machine.hello.epoch, message))
+            else:
+                gateway.reported(machine.hello.epoch, message)
+        self._report_at(machine, self.now + REPORT_S)
+
+    def _report_at(self, machine: Machine, at_s: float) -> None:
+        """The next report, unless one comes before."""
+        machine.reports_s = at_s
+        self.at(at_s, lambda: self._report(machine) if machine.reports_s == at_s else None)
+
+    def _hurry(self, machine: Machine) -> None:
+        at_s = max(self.now, machine.told_s + HURRIED_S)
+        if at_s < machine.reports_s:
+            self._report_at(machine, at_s)
+
+    def _told_holding(self, place: int, epoch: bytes, holding: Holding) -> None:
+        self.at(self.now + MESSAGE_S, lambda: self._hears(place, epoch, holding))
+
+    def _hears(self, place: int, epoch: bytes, holding: Holding) -> None:
+        machine = self._by_epoch[epoch]
+        rank = None if holding.rank is None else HeldRank(holding.rank)
+        if len(self.gateways) > 1 and machine.holders.told(place, rank):
+            self._hurry(machine)
 
     def _arrived(self, request: int) -> None:
-        route = self._choose(request)
-        if not route.is_local and (len(self._held) or self._is_backed_up()):
-            self.held += 1
-            self._held.push(request, float(self._workload.arrival_s[request]), route.own_s)
-            self.at(self.now + LOOK_S, self._look)
-            return
-        self._send(request, route)
-
-    def _look(self) -> None:
-        while len(self._held):
-            request = self._held.first(self.now, num_prefill(self._views(), PRINT))
-            route = self._choose(request)
-            if not route.is_local and self._is_backed_up():
-                self.at(self.now + LOOK_S, self._look)
-                return
-            self._held.pop()
-            self._send(request, route)
-
-    def _is_backed_up(self) -> bool:
-        return is_backed_up(self._views(), PRINT, TTFT_S, self._point.tpot_ms / 1e3)
-
-    def _views(self) -> list[Any]:
-        return [machine.linked.view() for machine in self.machines]
-
-    def _choose(self, request: int) -> Route:
-        prompt, output = int(self._workload.prompt_tokens[request]), int(self._workload.output_tokens[request])
-        query = RouteQuery(PRINT, prompt, prompt + output, 1, frozenset())
-        route = pick(query, self._views(), self._policy, self._affinity, self._dice.random())
-        assert isinstance(route, Route)
-        return route
+        self.gateways[self._draws.randrange(len(self.gateways))].arrived(request)
 
     def _send(self, request: int, route: Route) -> None:
         self._routes[request] = route
-        prompt = int(self._workload.prompt_tokens[request])
         decode = self._by_epoch[route.decode]
-        decode.linked.sent(prompt, is_computed=route.prefill is None)
-        self.local += route.is_local
-        self.kept += route.is_kept
         if route.prefill is None:
-            self.at(
-                self.now + MESSAGE_S,
-                lambda: self._tell(decode, lambda: decode.scheduler.submit(self._spec(request), self.now)),
-            )
+            self.at(self.now + MESSAGE_S, lambda: self._submit(decode, request))
             return
         prefill = self._by_epoch[route.prefill]
-        prefill.linked.sent(prompt)
         self.at(
             self.now + MESSAGE_S,
             lambda: self._tell(decode, lambda: decode.scheduler.reserve(self._spec(request), self.now)),
         )
-        self.at(
-            self.now + MESSAGE_S,
-            lambda: self._tell(prefill, lambda: prefill.scheduler.submit(self._spec(request, True), self.now)),
-        )
+        self.at(self.now + MESSAGE_S, lambda: self._submit(prefill, request, hold=True))
+
+    def _submit(self, machine: Machine, request: int, *, hold: bool = False) -> None:
+        self._tell(machine, lambda: machine.scheduler.submit(self._spec(request, hold), self.now))
+        tokens = int(self._workload.prompt_tokens[request])
+        if len(self.gateways) > 1 and machine.came.is_much(tokens):
+            self._hurry(machine)
 
     def _spec(self, request: int, hold: bool = False) -> SequenceSpec:
         prompt, output = int(self._workload.prompt_tokens[request]), int(self._workload.output_tokens[request])
@@ -272,15 +277,16 @@ def predicted(
     prefill_step_tokens: int,
     times: StepTimes,
     schedulers: dict[str, Scheduler] | None = None,
+    gateways: int = 1,
 ) -> dict[str, Cell]:
     """The point's row. `schedulers`: as of `World`."""
-    world = World(point, workload, max_sequences, prefill_step_tokens, times, schedulers)
+    world = World(point, workload, max_sequences, prefill_step_tokens, times, schedulers, gateways)
     served = world.run()
     row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
     row |= shares(served)
-    row["local %"] = round(100 * world.local / len(workload), 1)
-    row["kept %"] = round(100 * world.kept / len(workload), 1)
-    row["held %"] = round(100 * world.held / len(workload), 1)
+    row["local %"] = round(100 * sum(each.local for each in world.gateways) / len(workload), 1)
+    row["kept %"] = round(100 * sum(each.kept for each in world.gateways) / len(workload), 1)
+    row["held %"] = round(100 * sum(each.held for each in world.gateways) / len(workload), 1)
     for letter, machine in zip("PD", world.machines, strict=True):
         row[f"{letter} busy %"] = round(100 * machine.busy_s / max(world.now, 1e-9), 1)
         row[f"{letter} step ms"] = round(1e3 * machine.busy_s / max(1, machine.steps), 2)
@@ -296,6 +302,7 @@ def main() -> None:
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--prefill-step-tokens", type=int, default=8_192)
     parser.add_argument("--machine", choices=STEP_TIMES, default="h200", help="whose step times (default %(default)s)")
+    parser.add_argument("--gateways", type=int, default=1, help="processes (default %(default)s)")
     parser.add_argument(
         "--shared-prompts",
         action="store_true",
@@ -312,7 +319,7 @@ def main() -> None:
                 predicted(
                     *(point, workload, options.max_sequences, options.prefill_step_tokens),
                     STEP_TIMES[options.machine],
-                    schedulers,
+                    *(schedulers, options.gateways),
                 )
             )
             print(json.dumps(rows[-1]), flush=True)

@@ -10,9 +10,10 @@ from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.running.stepper import planning_s
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import SlotTokens, StepPlan, StepResult
-from baton_gateway.workers.linked_workers import LinkedWorker
-from baton_wire.messages.gateway_link import WorkerState
+from baton_wire.messages.gateway_link import Hello, WorkerState
 from baton_wire.messages.measures import StepTiming
+from baton_wire.rules.held_turns import HeldTurns
+from baton_worker.serving.gateway_links import CameSince
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,11 @@ STEP_TIMES: Final = {
 
 @dataclass(slots=True, eq=False)
 class Machine:
-    """One worker: its scheduler, its steps in flight, and what the gateway knows of it."""
+    """One worker: its scheduler and its steps in flight."""
 
     name: str
     scheduler: Scheduler
-    linked: LinkedWorker
+    hello: Hello
     meter: LoadMeter
     times: StepTimes
     in_flight: deque[tuple[StepPlan, StepLoad, float]] = field(default_factory=deque)
@@ -66,6 +67,11 @@ class Machine:
     timings: list[StepTiming] = field(default_factory=list)
     looks_s: float = 0.0
     """When it looks again by itself, if nothing comes before."""
+    holders: HeldTurns[int] = field(default_factory=HeldTurns)
+    came: CameSince = field(default_factory=CameSince)
+    told_s: float = float("-inf")
+    """When gateways were told of it, and when they will be."""
+    reports_s: float = 0.0
 
     def spare_s(self, now: float) -> float:
         """As `Stepper.spare_s`: how long the next step need not be planned yet."""

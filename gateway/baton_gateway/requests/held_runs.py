@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from baton_gateway.errors import Problem
+from baton_gateway.requests.held_turns import OwnTurns
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute, Route
@@ -19,6 +20,7 @@ from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import free_sequences, is_backed_up, is_full, num_prefill
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
+from baton_wire.rules.held_turns import HeldRank
 from baton_wire.rules.prompt_order import PromptOrder
 
 SWEEP_S = 1.0
@@ -46,6 +48,7 @@ class HeldRuns:
         `choose`: where it would go now. `processes`: that have such runs for the same workers.
         """
         self._table = table
+        self._turns = OwnTurns(table)
         self._let_go = let_go
         self._output_tokens, self._may_grow, self._choose = output_tokens, may_grow, choose
         self._processes = processes
@@ -53,6 +56,8 @@ class HeldRuns:
         self._tpot_s: float | None = None
         """As last told; all requests of a deployment have the same targets."""
         self._queues: dict[PairFingerprint, PromptOrder[Held]] = {}
+        self._ranks: dict[PairFingerprint, HeldRank] = {}
+        """The most urgent of each queue, as of the last look."""
         self._pieces: dict[int, deque[Held]] = {}
         """Runs beyond their request's share, by ticket."""
         self._timer: asyncio.TimerHandle | None = None
@@ -86,6 +91,8 @@ class HeldRuns:
         queue = self._queues.setdefault(fingerprint, PromptOrder(ttft_s))
         tenant = live.tenant
         queue.push((live, action), live.life.arrived_s, route.own_s, tenant.name, tenant.weight)
+        self._ranks[fingerprint] = HeldRank.IN_TIME
+        self._turns.tell(self._ranks)
         self._look_later()
         return True
 
@@ -103,7 +110,9 @@ class HeldRuns:
             return True
         if route.is_local:
             return False
-        return fingerprint in self._queues or not self._has_room(route.prefill or route.decode, fingerprint)
+        if fingerprint in self._queues or not self._has_room(route.prefill or route.decode, fingerprint):
+            return True
+        return self._turns.wait_s(fingerprint) != 0.0
 
     def _has_room(self, chosen: bytes, fingerprint: PairFingerprint) -> bool:
         """The chosen worker or any other has; mostly it is the chosen one, which is cheaper to look at alone."""
@@ -133,12 +142,22 @@ class HeldRuns:
             if is_due:
                 queue.drop_late(lambda held: held[0].life.stage is Stage.ENDED)
             workers = num_prefill(self._table.views(), fingerprint) / self._processes
-            while queue and self._is_open(*queue.first(now, workers), fingerprint):
-                self._let_go(*queue.pop())
+            self._send_in_turn(fingerprint, queue, now, workers)
             if not queue:
                 self._queues.pop(fingerprint, None)
+                self._ranks.pop(fingerprint, None)
+        self._turns.tell(self._ranks)
         self._look_at_pieces()
         self._look_later()
+
+    def _send_in_turn(self, fingerprint: PairFingerprint, queue: PromptOrder[Held], now: float, workers: float) -> None:
+        """While there is room, and other gateways do not go first."""
+        while queue:
+            first = queue.first(now, workers)
+            self._ranks[fingerprint] = queue.rank()
+            if self._turns.wait_s(fingerprint) != 0.0 or not self._is_open(*first, fingerprint):
+                return
+            self._let_go(*queue.pop())
 
     def _look_at_pieces(self) -> None:
         """One of each request, again and again: newcomers have been let go before."""
@@ -164,5 +183,9 @@ class HeldRuns:
     def _look_later(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        is_wanted = bool(self._queues or self._pieces)
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.look) if is_wanted else None
+        if not self._queues and not self._pieces:
+            self._timer = None
+            return
+        waits = [self._turns.wait_s(fingerprint) for fingerprint in self._queues]
+        soonest_s = min((wait_s for wait_s in waits if wait_s), default=LOOK_S)
+        self._timer = asyncio.get_running_loop().call_later(min(LOOK_S, soonest_s), self.look)

@@ -33,6 +33,7 @@ from baton_wire.messages.gateway_link import (
     Flip,
     Heartbeat,
     Hello,
+    Holding,
     LegFailed,
     Prefill,
     PromptLogprobs,
@@ -50,7 +51,7 @@ _log = logging.getLogger("baton.gateway.links")
 LONG_FRAME_BYTES = 32 << 10
 """A prompt of 8,192 tokens: some 0.1 ms to encode, sign, mask and hand to the kernel. Others get a turn in between."""
 
-ToWorker = Prefill | Reserve | Retarget | Cancel | Flip
+ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding
 
 
 class LinkListener(Protocol):

@@ -163,6 +163,11 @@ def num_prefill(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> 
     return len(_usable(workers, Role.PREFILL, fingerprint))
 
 
+def prefill_epochs(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> list[bytes]:
+    """Which these are."""
+    return [worker.epoch for worker in _usable(workers, Role.PREFILL, fingerprint)]
+
+
 def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_tokens: float) -> bool:
     """The same of the decode workers: what waits at each for slots or blocks is work for so long. `output_tokens`: of
     a sequence, as a rule.

@@ -51,11 +51,20 @@ class Gate:
     def __init__(self, *views: WorkerView, processes: int = 1) -> None:
         self.pool, self.gone = list(views), list[int]()
         self.route = ROUTE
+        self.told: list[int | None] = []
+        """Ranks of what is held, as the worker hears them."""
+        self.turn_in_s: float | None = 0.0
+        self.keeper = SimpleNamespace(
+            token_s=TOKEN_S,
+            view=lambda: next(each for each in self.pool if each.epoch == b"prefill"),
+            turn_in_s=lambda: self.turn_in_s,
+            send=lambda message: self.told.append(message.rank),
+        )
         self.held = HeldRuns(cast(Any, self), self._let_go, choose=lambda live, action: self.route, processes=processes)
 
     def get(self, epoch: bytes) -> Any:
         chosen = next((each for each in self.pool if each.epoch == epoch), None)
-        return chosen and SimpleNamespace(token_s=chosen.token_s, view=lambda: chosen)
+        return chosen and self.keeper
 
     def views(self) -> list[WorkerView]:
         return self.pool
@@ -278,3 +287,34 @@ async def test_clients_wait_while_the_pool_is_busy_and_are_answered_when_it_repo
         await worker.report()
         assert [(await asked).status for asked in (asking[0], asking[2])] == [200, 200]
     assert len([message for message in worker.received if type(message).__name__ == "Prefill"]) == 2
+
+
+async def test_other_gateways_send_first_what_is_more_urgent() -> None:
+    gate = Gate(view(BUSY))
+    assert gate.takes(run(1))
+    assert gate.told == [0], "in time"
+    gate.turn_in_s = None
+    assert gate.free_one_at_a_time(2) == []
+    gate.turn_in_s = 0.002
+    assert gate.free_one_at_a_time(1) == [], "in 2 ms"
+    gate.turn_in_s = 0.0
+    assert gate.free_one_at_a_time(1) == [1]
+    assert gate.told == [0, None], "said once each"
+
+
+async def test_what_arrives_waits_for_what_others_hold() -> None:
+    gate = Gate(view(FREE))
+    gate.turn_in_s = None
+    assert gate.takes(run(1)), "others hold prompts"
+    assert not gate.takes(run(2), route=LOCAL), "which go elsewhere"
+    gate.turn_in_s = 0.0
+    gate.held.look()
+    assert gate.gone == [1]
+    assert not gate.takes(run(3), "b", route=ROUTE), "no worker keeps turns for this revision"
+
+
+async def test_late_prompts_are_told_as_late() -> None:
+    gate = Gate(view(BUSY))
+    assert gate.takes(run(1), age_s=TTFT_S)
+    gate.held.look()
+    assert gate.told == [0, 2]

@@ -1,7 +1,7 @@
 """Messages between a gateway and a worker: one WebSocket per pair, one message a frame.
 
-Down (gateway → worker): Prefill, Reserve, Retarget, Cancel, Flip, Heartbeat. Up: Hello (first), BundleChunk, Tokens,
-PromptLogprobs, LegFailed, WorkerState, Heartbeat.
+Down (gateway → worker): Prefill, Reserve, Retarget, Cancel, Flip, Holding, Heartbeat. Up: Hello (first), BundleChunk,
+Tokens, PromptLogprobs, LegFailed, WorkerState, Heartbeat.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from baton_wire.messages.values import (
     Digest,
     Epoch,
     Message,
+    NestedValue,
     PackedTokenIds,
     PairFingerprint,
     PeerRef,
@@ -40,6 +41,9 @@ from baton_wire.messages.values import (
 MAX_STATE_TIMINGS = 8
 MAX_PROMPT_LOGPROBS = 1_024
 """In one message: with 20 alternatives each they take about 0.4 MB."""
+
+Rank = Annotated[int, Meta(ge=0, le=2)]
+"""A `HeldRank` of `baton_wire.rules.held_turns`."""
 
 Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=128)]
 
@@ -101,8 +105,17 @@ class LegFailed(Message, frozen=True, tag=4):
     """A prefill worker's hand-over failed for the decode worker's sake: the KV waits a few seconds for a Retarget."""
 
 
+class HeldTurn(NestedValue, frozen=True):
+    """A `Turn` of `baton_wire.rules.held_turns`."""
+
+    place: Count | None
+    of: Annotated[int, Meta(ge=1)]
+
+
 class WorkerState(Message, frozen=True, tag=5):
-    """Load as routing sees it. Sent on change, at most every 100 ms."""
+    """Load as routing sees it. Sent on change, every 100 ms at most; sooner when other gateways sent much to it or hold
+    other prompts than before.
+    """
 
     draining: bool
     running: Count
@@ -131,6 +144,8 @@ class WorkerState(Message, frozen=True, tag=5):
     """What it does now, of a worker that `flips`; None: what its Hello said, for good."""
     flip: Count = 0
     """The number of the last Flip that it carried out; 0: none."""
+    turn: HeldTurn | None = None
+    """Of the gateway that is told, among those that hold prompts; None: no gateway told this worker of any."""
 
     def __post_init__(self) -> None:
         if self.role is not None:
@@ -221,5 +236,15 @@ class Flip(Message, frozen=True, tag=20):
         check_worker(self.role)
 
 
+class Holding(Message, frozen=True, tag=21):
+    """The rank of the most urgent prompt that waits at this gateway for room at prefill workers.
+
+    Told to one of them when it changes; it tells all gateways whose turn it is.
+    """
+
+    rank: Rank | None
+    """None: nothing waits."""
+
+
 ToGateway = Hello | BundleChunk | Tokens | PromptLogprobs | LegFailed | WorkerState | Heartbeat
-ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Heartbeat
+ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding | Heartbeat

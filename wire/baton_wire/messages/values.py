@@ -15,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 """Version of every message type below and of how frames travel; both ends of a link agree on one in the handshake."""
 
 MAX_FRAME_BYTES = 4 << 20
@@ -251,6 +251,11 @@ def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+def num_packed(packed: bytes) -> int:
+    """How many token ids are in it."""
+    return len(packed) // 4
 
 
 def unpack_ids(packed: bytes) -> list[int]:

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
+from baton_wire.rules.held_turns import HeldRank
+
 BUSY_S = 0.5
 """Work that surely keeps a worker from falling idle before more can reach it."""
 BUSY_SHARE = 0.3
@@ -117,6 +119,12 @@ class PromptOrder(Generic[T]):
             return self._retried.popleft()
         timed = self._in_time or self._set_aside
         return heapq.heappop(timed).prompt if timed else self._late.popleft()
+
+    def rank(self) -> HeldRank:
+        """How urgent is what `first` just said."""
+        if self._retried or self._in_time:
+            return HeldRank.IN_TIME
+        return HeldRank.SET_ASIDE if self._set_aside else HeldRank.LATE
 
     def drop_late(self, is_over: Callable[[T], bool]) -> None:
         """Forget late prompts that nobody waits for any more: their turn may be far away."""

@@ -8,12 +8,14 @@ nothing for that gateway any more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
+import msgspec
 from aiohttp import WSMsgType, web
 
 from baton_wire.errors import AlteredFrameError, AuthenticationError, BadMessageError, LinkLostError
@@ -21,15 +23,28 @@ from baton_wire.handshake import LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
 from baton_wire.messages import codec
-from baton_wire.messages.gateway_link import BundleChunk, Heartbeat, Hello, ToWorker, WorkerState
-from baton_wire.messages.values import MAX_FRAME_BYTES, Message, Role
+from baton_wire.messages.gateway_link import (
+    BundleChunk,
+    Heartbeat,
+    HeldTurn,
+    Hello,
+    Holding,
+    Prefill,
+    Reserve,
+    ToWorker,
+    WorkerState,
+)
+from baton_wire.messages.values import MAX_FRAME_BYTES, Message, Role, num_packed
 from baton_wire.reset import reset
+from baton_wire.rules.held_turns import HeldRank, HeldTurns
 from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 STATE_INTERVAL_S = 0.1
+HURRIED_S = 0.003
+"""Between two states at least, whatever came."""
 MAX_QUEUED_BYTES = 64 << 20
 """A gateway that lets this much pile up is treated as lost."""
 CHUNK_BYTES = 512 << 10
@@ -109,6 +124,10 @@ class GatewayLinks:
         self._service = service
         self._altered = altered
         self._links: set[GatewayLink] = set()
+        self._holders: HeldTurns[GatewayLink] = HeldTurns()
+        self._came = CameSince()
+        self._hurry = asyncio.Event()
+        """Gateways are to hear of something before the next state is due."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -142,6 +161,7 @@ class GatewayLinks:
                 reset(request.transport)
         finally:
             self._links.discard(link)
+            self._tell_holding(link, None)
             self._service.link_lost(link)
             await socket.close()
         return socket
@@ -150,13 +170,27 @@ class GatewayLinks:
         """Send the worker's state to every gateway whenever it changed; runs until cancelled."""
         last: WorkerState | None = None
         while True:
-            state = self._service.state()
-            if state != last:
-                message = self._measured(state) if self._links else state
-                for link in self._links:
-                    link.send(message)
+            state, is_hurried = self._service.state(), self._hurry.is_set()
+            self._hurry.clear()
+            if state != last or is_hurried:
+                self._report(state)
                 last = state
-            await asyncio.sleep(STATE_INTERVAL_S)
+            await asyncio.sleep(HURRIED_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATE_INTERVAL_S - HURRIED_S):
+                    await self._hurry.wait()
+
+    def _report(self, state: WorkerState) -> None:
+        self._came.reported(state.waiting_tokens + state.computing_tokens)
+        message, links = self._measured(state) if self._links else state, list(self._links)
+        turns = self._holders.turns(links)
+        for link in links:
+            told = HeldTurn(*turns[link]) if link in turns else None
+            link.send(message if told is None else msgspec.structs.replace(message, turn=told))
+
+    def _tell_holding(self, link: GatewayLink, rank: HeldRank | None) -> None:
+        if self._holders.told(link, rank):
+            self._hurry.set()
 
     def _greet(self, link: GatewayLink) -> None:
         link.send(self._hello())
@@ -192,8 +226,36 @@ class GatewayLinks:
             frame = link.session.verify(await _receive_bytes(socket))
             message = codec.decode(frame, ToWorker)
             heard()
-            if not isinstance(message, Heartbeat):
+            if isinstance(message, Holding):
+                self._tell_holding(link, None if message.rank is None else HeldRank(message.rank))
+            elif not isinstance(message, Heartbeat):
                 self._service.handle(link, message)
+                if len(self._links) > 1 and self._came.is_much(prompt_tokens_of(message)):
+                    self._hurry.set()
+
+
+class CameSince:
+    """Prompt tokens to compute that came since gateways were last told: much of what there is, or not."""
+
+    PART: Final = 0.125
+
+    def __init__(self) -> None:
+        self._told = self._came = 0
+
+    def reported(self, tokens: int) -> None:
+        self._told, self._came = tokens, 0
+
+    def is_much(self, tokens: int) -> bool:
+        """So many more came."""
+        self._came += tokens
+        return tokens > 0 and self._came >= self.PART * (self._told + self._came)
+
+
+def prompt_tokens_of(message: Message) -> int:
+    """Tokens that this worker is to compute for it."""
+    if isinstance(message, Prefill) or (isinstance(message, Reserve) and message.prefill_epoch is None):
+        return num_packed(message.tokens)
+    return 0
 
 
 async def _watch(alive: Liveness) -> None:

@@ -23,6 +23,7 @@ from baton_wire.messages.gateway_link import (
     Flip,
     Heartbeat,
     Hello,
+    Holding,
     LegFailed,
     Prefill,
     PromptLogprobs,
@@ -256,10 +257,8 @@ class FakeWorker:
 
     # Work -------------------------------------------------------------------------------------------------------------
 
-    async def _take(
-        self, link: web.WebSocketResponse, message: Prefill | Reserve | Retarget | Cancel | Flip | Heartbeat
-    ) -> None:
-        if isinstance(message, Heartbeat):
+    async def _take(self, link: web.WebSocketResponse, message: ToWorker) -> None:
+        if isinstance(message, Heartbeat | Holding):
             return
         if isinstance(message, Flip):
             self.flip, self.role = message.number, message.role

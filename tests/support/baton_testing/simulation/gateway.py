@@ -46,7 +46,7 @@ from baton_testing.simulation.swayed_table import SwayedTable
 from baton_testing.simulation.worker import SERVED, SimWorker, WorkerWorld
 from baton_wire.liveness import PeerState
 from baton_wire.messages import codec
-from baton_wire.messages.gateway_link import Flip, Hello, LegFailed, ToGateway, Tokens
+from baton_wire.messages.gateway_link import Flip, Hello, Holding, LegFailed, ToGateway, Tokens
 from baton_wire.messages.gateway_link import WorkerState as WorkerStateMessage
 from baton_wire.messages.values import Address, Finish, Grammar, Reason, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
@@ -278,7 +278,7 @@ class SimGateway(SimProcess):
     def _linked(self, end: LinkEnd, hello: Hello) -> None:
         def send(message: ToWorker) -> bool:
             is_sent = end.send(codec.encode(message))
-            if is_sent and not isinstance(message, Flip):
+            if is_sent and not isinstance(message, Flip | Holding):
                 self.legs.sent(hello.epoch, message)
             return is_sent
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import msgspec
+
 from baton_kv_transfer.handover import HandoverKey
 from baton_testing.simulation.network import Connection, End, Network, Path
 from baton_testing.simulation.process import SimProcess, require
@@ -14,8 +16,9 @@ from baton_testing.simulation.streams import Stream
 from baton_testing.simulation.transfers import Watch
 from baton_wire.liveness import Liveness
 from baton_wire.messages import codec
-from baton_wire.messages.gateway_link import Hello, ToWorker, WorkerState
+from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding, ToWorker, WorkerState
 from baton_wire.messages.values import Message, PairFingerprint, Role
+from baton_wire.rules.held_turns import HeldRank, HeldTurns
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.gateway_links import GatewayLink
 from baton_worker.serving.intake import RequestLimits
@@ -101,6 +104,7 @@ class SimWorker(SimProcess):
         self.fingerprint, self.block_tokens = fingerprint, block_tokens
         self._links: dict[End, SimGatewayLink] = {}
         self._told: WorkerState | None = None
+        self._holders: HeldTurns[End] = HeldTurns()
         self.is_faulted = False
         """Something was injected here: what fails of its requests is explained."""
 
@@ -146,20 +150,32 @@ class SimWorker(SimProcess):
         raise NotImplementedError
 
     def _report(self) -> None:
-        state = self.service.state()
-        if state != self._told:
-            self._told = state
-            for link in self._links.values():
-                link.send(state)
+        if self.service.state() != self._told:
+            self._tell_all()
         if self._links:
             self.later(STATE_S, self._report)
 
+    def _tell_all(self) -> None:
+        self._told = state = self.service.state()
+        turns = self._holders.turns(list(self._links))
+        for end, link in self._links.items():
+            link.send(msgspec.structs.replace(state, turn=HeldTurn(*turns[end])) if end in turns else state)
+
+    def _tell_holding(self, end: End, rank: HeldRank | None) -> None:
+        if self._holders.told(end, rank):
+            self._tell_all()
+
     def received(self, end: End, message: bytes) -> None:
         link = cast(GatewayLink, self._links[end])
-        self.service.handle(link, codec.decode(message, ToWorker))
+        told = codec.decode(message, ToWorker)
+        if isinstance(told, Holding):
+            self._tell_holding(end, None if told.rank is None else HeldRank(told.rank))
+        else:
+            self.service.handle(link, told)
 
     def lost(self, end: End, detail: str) -> None:
         link = self._links.pop(end)
+        self._tell_holding(end, None)
         self.service.link_lost(cast(GatewayLink, link))
         held = [key for side in self.sides() for key in side._open.keys_of(cast(GatewayLink, link))]
         require(not held, "I2", f"{self.name} still holds {held} for a gateway that is gone")

@@ -1,0 +1,126 @@
+"""A gateway process as `goodput_predicted` has it: the real rules of routing and waiting, its own view of workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from bench.serving.mixes import TTFT_S, Point
+from bench.serving.predicted_worker import Machine
+
+from baton_control.sizing.workload import Workload
+from baton_gateway.requests.request_events import Route
+from baton_gateway.workers.affinity import PrefixAffinity
+from baton_gateway.workers.linked_workers import LinkedWorker
+from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, num_prefill, pick
+from baton_wire.messages.gateway_link import Holding, WorkerState
+from baton_wire.messages.values import Address, PairFingerprint
+from baton_wire.rules.held_turns import HeldRank
+from baton_wire.rules.prompt_order import PromptOrder
+
+LOOK_S: Final = 0.05
+"""As in `held_runs`."""
+
+
+class PredictedGateway:
+    """One process; `World` has the clock and the workers."""
+
+    def __init__(
+        self,
+        point: Point,
+        workload: Workload,
+        policy: RoutePolicy,
+        fingerprint: PairFingerprint,
+        machines: Sequence[Machine],
+        clock: Callable[[], float],
+        at: Callable[[float, Callable[[], None]], None],
+        send: Callable[[int, Route], None],
+        tell_holding: Callable[[bytes, Holding], None],
+        dice: random.Random,
+        processes: int,
+    ) -> None:
+        """`send`: a request to where its route says. `tell_holding`: to the worker of that epoch. `processes`: that
+        share the load."""
+        self._point, self._workload, self._policy, self._fingerprint = point, workload, policy, fingerprint
+        self._clock, self._at, self._send_to, self._tell_holding = clock, at, send, tell_holding
+        self._dice, self._processes = dice, processes
+        self.linked = {
+            machine.hello.epoch: LinkedWorker(
+                machine.hello, Address("h", 1), cast(Any, None), lambda message: True, clock
+            )
+            for machine in machines
+        }
+        self._affinity = PrefixAffinity()
+        self._held: PromptOrder[int] = PromptOrder(TTFT_S)
+        self.local = self.held = self.kept = 0
+        self._looks_s = -1.0
+        self._told: HeldRank | None = None
+        self._keeper = min(epoch for epoch, linked in self.linked.items())
+
+    def reported(self, epoch: bytes, state: WorkerState) -> None:
+        self.linked[epoch].reported(state)
+        self.look()
+
+    def arrived(self, request: int) -> None:
+        route = self._choose(request)
+        if not route.is_local and (len(self._held) or self._is_backed_up() or self._turn_in_s() != 0.0):
+            self.held += 1
+            self._held.push(request, float(self._workload.arrival_s[request]), route.own_s)
+            self._tell(HeldRank.IN_TIME)
+            self._look_at(self._clock() + LOOK_S)
+            return
+        self._send(request, route)
+
+    def look(self) -> None:
+        rank = None
+        while len(self._held):
+            request = self._held.first(self._clock(), num_prefill(self._views(), self._fingerprint) / self._processes)
+            rank, wait_s = self._held.rank(), self._turn_in_s()
+            if wait_s != 0.0:
+                self._look_at(self._clock() + (wait_s or LOOK_S))
+                break
+            route = self._choose(request)
+            if not route.is_local and self._is_backed_up():
+                self._look_at(self._clock() + LOOK_S)
+                break
+            self._held.pop()
+            self._send(request, route)
+            rank = None
+        self._tell(rank)
+
+    def _turn_in_s(self) -> float | None:
+        return self.linked[self._keeper].turn_in_s()
+
+    def _tell(self, rank: HeldRank | None) -> None:
+        if rank is not self._told:
+            self._told = rank
+            self._tell_holding(self._keeper, Holding(None if rank is None else rank.value))
+
+    def _look_at(self, at_s: float) -> None:
+        """Once more, unless it is to look sooner."""
+        if not self._clock() < self._looks_s <= at_s:
+            self._looks_s = at_s
+            self._at(at_s, lambda: self.look() if self._looks_s == at_s else None)
+
+    def _is_backed_up(self) -> bool:
+        return is_backed_up(self._views(), self._fingerprint, TTFT_S, self._point.tpot_ms / 1e3)
+
+    def _views(self) -> list[Any]:
+        return [linked.view() for linked in self.linked.values()]
+
+    def _choose(self, request: int) -> Route:
+        prompt, output = int(self._workload.prompt_tokens[request]), int(self._workload.output_tokens[request])
+        query = RouteQuery(self._fingerprint, prompt, prompt + output, 1, frozenset())
+        route = pick(query, self._views(), self._policy, self._affinity, self._dice.random())
+        assert isinstance(route, Route)
+        return route
+
+    def _send(self, request: int, route: Route) -> None:
+        prompt = int(self._workload.prompt_tokens[request])
+        self.linked[route.decode].sent(prompt, is_computed=route.prefill is None)
+        if route.prefill is not None:
+            self.linked[route.prefill].sent(prompt)
+        self.local += route.is_local
+        self.kept += route.is_kept
+        self._send_to(request, route)
