@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.rules.held_turns import TURN_S, HeldRank, HeldTurns, Turn
+from baton_wire.rules.held_turns import TURN_S, HeldRank, HeldTurns, TurnInRound
 
 RANKS = st.sampled_from([None, *HeldRank])
 
@@ -23,7 +23,7 @@ def test_nobody_has_a_turn_where_nobody_holds_anything() -> None:
 
 def test_those_with_prompts_in_time_go_before_all_others() -> None:
     turns = told(HeldRank.LATE, HeldRank.IN_TIME, HeldRank.SET_ASIDE, None).turns([0, 1, 2, 3])
-    assert turns == {0: Turn(None, 1), 1: Turn(0, 1), 2: Turn(None, 1), 3: Turn(None, 1)}
+    assert turns == {0: TurnInRound(None, 1), 1: TurnInRound(0, 1), 2: TurnInRound(None, 1), 3: TurnInRound(None, 1)}
     assert turns[1].wait_s(123.0) == 0.0
     assert turns[0].wait_s(123.0) is None
 
@@ -56,7 +56,7 @@ def test_at_each_moment_it_is_the_turn_of_one_whose_prompts_are_the_most_urgent(
 
 @given(st.integers(1, 9), st.integers(0, 8), st.floats(0, 10))
 def test_who_waits_for_its_turn_has_it_then(of: int, place: int, since_s: float) -> None:
-    turn = Turn(place % of, of)
+    turn = TurnInRound(place % of, of)
     wait_s = turn.wait_s(since_s)
     assert wait_s is not None
     assert wait_s <= of * TURN_S

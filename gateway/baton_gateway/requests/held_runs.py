@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from baton_gateway.errors import Problem
-from baton_gateway.requests.held_turns import OwnTurns
 from baton_gateway.requests.live_request import LiveRequest
+from baton_gateway.requests.own_turns import OwnTurns
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute, Route
 from baton_gateway.workers.linked_workers import WorkerTable

@@ -18,7 +18,7 @@ from baton_gateway.workers.route import WorkerView
 from baton_wire.messages.gateway_link import Cancel, Flip, Hello, Holding, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
-from baton_wire.rules.held_turns import Turn
+from baton_wire.rules.held_turns import TurnInRound
 from baton_wire.rules.piece_size import PieceSize
 from baton_wire.rules.prompt_order import REPORT_S
 from baton_wire.rules.prompt_placement import MOST_TOKENS
@@ -146,11 +146,11 @@ class LinkedWorker:
         self.came_tokens = half * (half * self.came_tokens + self.sent_prompts)
 
     def turn_in_s(self) -> float | None:
-        """Until it is this gateway's turn to send what it holds, as far as this worker told (`Turn.wait_s`)."""
+        """Until it is this gateway's turn to send what it holds, as far as this worker told (`TurnInRound.wait_s`)."""
         if self.state is None or self.state.turn is None or self.reported_s is None:
             return 0.0
         turn = self.state.turn
-        return Turn(turn.place, turn.of).wait_s(max(0.0, self.clock() - self.reported_s))
+        return TurnInRound(turn.place, turn.of).wait_s(max(0.0, self.clock() - self.reported_s))
 
     def sent(self, tokens: int, sequences: int = 1, *, is_computed: bool = True) -> None:
         """`is_computed`: by this worker; else it receives the KV."""

@@ -106,7 +106,7 @@ class LegFailed(Message, frozen=True, tag=4):
 
 
 class HeldTurn(NestedValue, frozen=True):
-    """A `Turn` of `baton_wire.rules.held_turns`."""
+    """A `TurnInRound` of `baton_wire.rules.held_turns`."""
 
     place: Count | None
     of: Annotated[int, Meta(ge=1)]

@@ -30,7 +30,7 @@ class HeldRank(enum.IntEnum):
     LATE = 2
 
 
-class Turn(NamedTuple):
+class TurnInRound(NamedTuple):
     """What one gateway is told."""
 
     place: int | None
@@ -61,7 +61,7 @@ class HeldTurns(Generic[L]):
             self._ranks[link] = rank
         return before != rank
 
-    def turns(self, links: list[L]) -> dict[L, Turn]:
+    def turns(self, links: list[L]) -> dict[L, TurnInRound]:
         """For the next report, of these links; empty while nobody holds anything. Each report begins another round, and
         another one is first in it."""
         if not self._ranks:
@@ -70,4 +70,4 @@ class HeldTurns(Generic[L]):
         first = [link for link in links if self._ranks.get(link) is best]
         self._rounds += 1
         places = {link: (place + self._rounds) % len(first) for place, link in enumerate(first)}
-        return {link: Turn(places.get(link), max(1, len(first))) for link in links}
+        return {link: TurnInRound(places.get(link), max(1, len(first))) for link in links}
