@@ -42,6 +42,16 @@ from bench.sizing.judging_generators import day_and_batches, failovers, lessons,
 from bench.sizing.later_generators import agents, contracts, rollout, self_similar, shop_days, timers
 from bench.sizing.latest_generators import archives, interviews, mailings, outages, relays, studios
 from bench.sizing.scenarios import CHAT, CHAT_SPEC, LONG, LONG_SPEC, Case
+from bench.sizing.varied_generators import (
+    aftershocks,
+    attachments,
+    cold_caches,
+    launches,
+    quotas,
+    renderings,
+    short_days,
+    verbose_answers,
+)
 
 from baton_control.sizing.workload import Workload
 from baton_simulate.synthetic import Shape, synthetic
@@ -167,8 +177,18 @@ FORMER_TEST = (
 2026-11-25, four with a candidate of that day that lost, three with the rule of 2026-11-26; nine with that rule and
 tuned peers; the next with the rule that followed it that day; nine with the rule of 2026-11-27, eight
 with the twin that sets prompts aside, nine with the half hour that is filled with the forecast."""
-TEST: tuple[Load, ...] = ()
-"""Some are to be written before the next rule is chosen. Of the two days' trace one hour is in no set: 5 to 6."""
+TEST: tuple[Load, ...] = (
+    Load("before the first dawn x20", _part(DAYS, 5 * HOUR_S, 5.6 * HOUR_S, 20.0)),
+    Load("caches that get cold", lambda traces, random: cold_caches(random, 9.0, 0.75)),
+    Load("quotas by the minute", lambda traces, random: quotas(random, 6.0, 0.75)),
+    Load("answers that get longer", lambda traces, random: verbose_answers(random, 11.0, 0.75)),
+    Load("days in an hour", lambda traces, random: short_days(random, 14.0, 2700.0, 0.95)),
+    Load("aftershocks", lambda traces, random: aftershocks(random, 5.0, 0.75)),
+    Load("chat with papers", lambda traces, random: attachments(random, 6.0, 0.75)),
+    Load("launches", lambda traces, random: launches(random, 5.0, 0.9)),
+    Load("renderings", lambda traces, random: renderings(random, 18.0, 0.75), is_long=True),
+)
+"""Nobody has looked at them. Of the two days' trace 24 minutes are in no set."""
 SPLITS = {"development": DEVELOPMENT, "former-test": FORMER_TEST, "test": TEST}
 
 
