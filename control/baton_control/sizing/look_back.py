@@ -8,10 +8,12 @@ wrong about, of sizes that it had.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
+from math import inf
+from types import MappingProxyType
 from typing import NamedTuple
 
 from baton_control.sizing.capacity import Mix, Sizer
@@ -35,12 +37,35 @@ class Load(NamedTuple):
     mix: Mix
 
 
-def enough(role: Role, loads: Sequence[Load], least: int, most: int, sizer: Sizer, part: float = 1.0) -> int:
+class Witness(NamedTuple):
+    """What clients saw of the first of some intervals, the oldest of which is the first."""
+
+    sizes: Sequence[int | None] = ()
+    """The fewest workers that served what came in each; None: it is not known, or may not have ended yet."""
+    late_per_s: Mapping[int, float] = MappingProxyType({})
+    """By size, the sum over its intervals of the requests that were late."""
+
+
+NOBODY = Witness()
+
+
+def enough(
+    role: Role,
+    loads: Sequence[Load],
+    least: int,
+    most: int,
+    sizer: Sizer,
+    part: float = 1.0,
+    witness: Witness = NOBODY,
+) -> int:
     """The fewest workers from `least` to `most` that keep the percentile over all of these intervals, and of what it
-    allows to be late use no more than this part; else `most`."""
+    allows to be late use no more than this part; else `most`.
+
+    Where no more served, no more are late than clients saw, whatever the twin says.
+    """
     while least < most:
         middle = (least + most) // 2
-        _, is_kept = _late(role, loads, middle, sizer, part)
+        _, is_kept = _late(role, loads, middle, sizer, part, witness)
         least, most = (least, middle) if is_kept else (middle + 1, most)
     return least
 
@@ -90,28 +115,68 @@ def _part(loads: Sequence[Load], least: float, most: float) -> _Part:
     return _Part(loads, sum(load.requests_per_s for load in loads), least, most, is_whole=False)
 
 
-def _late(role: Role, loads: Sequence[Load], workers: int, sizer: Sizer, part: float = 1.0) -> tuple[float, bool]:
+@dataclass(slots=True)
+class _Group:
+    """Intervals of which no more requests were late than clients saw, and what the twin says of them so far."""
+
+    cap: float
+    least: float = 0.0
+    most: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """More questions would tell more."""
+        return self.least < min(self.cap, self.most)
+
+
+def _late(
+    role: Role, loads: Sequence[Load], workers: int, sizer: Sizer, part: float = 1.0, witness: Witness = NOBODY
+) -> tuple[float, bool]:
     """Requests over the target in all of these intervals, as far as they had to be found out to know whether so many
     workers keep the percentile with a `part` of what may be late; and whether they do."""
-    by_mix: dict[Mix, list[Load]] = {}
-    for load in sorted(loads, key=lambda each: each.rate_per_s):
-        by_mix.setdefault(load.mix, []).append(load)
-    parts = [_Part(each, sum(load.requests_per_s for load in each)) for each in by_mix.values()]
-    budget = part * sum(each.requests * (1.0 - sizer.reachable_share(role, each.loads[0].mix)) for each in parts)
-    late, doubt, count = 0.0, sum(each.doubt for each in parts), len(parts)
-    doubted = [(-each.doubt, place, each) for place, each in enumerate(parts)]
+    budget = part * allowed(role, loads, sizer) * sum(load.requests_per_s for load in loads)
+    groups, parts = _grouped(loads, workers, witness)
+    doubted = [(-each.doubt, place, group, each) for place, (group, each) in enumerate(parts)]
     """heap"""
     heapify(doubted)
-    while doubted and late <= budget < late + doubt:
-        _, _, most = heappop(doubted)
+    count = len(parts)
+    while True:
+        late = sum(min(group.cap, group.least) for group in groups.values())
+        if not doubted or late > budget or sum(min(group.cap, group.most) for group in groups.values()) <= budget:
+            return late, late <= budget
+        _, _, size, most = heappop(doubted)
+        group = groups[size]
+        if not group.is_open:
+            continue
         below, more, above = most.split(lambda load: 1.0 - sizer.share_met(role, load.mix, load.rate_per_s, workers))
-        late += more - most.requests * most.least
-        doubt -= most.doubt
+        group.least += more - most.requests * most.least
+        group.most += more - most.requests * most.most
         for each in (below, above):
-            late, doubt, count = late + each.requests * each.least, doubt + each.doubt, count + 1
+            group.least += each.requests * each.least
+            group.most += each.requests * each.most
+            count += 1
             if each.doubt > 0.0:
-                heappush(doubted, (-each.doubt, count, each))
-    return late, late <= budget
+                heappush(doubted, (-each.doubt, count, size, each))
+
+
+def _grouped(
+    loads: Sequence[Load], workers: int, witness: Witness
+) -> tuple[dict[int | None, _Group], list[tuple[int | None, _Part]]]:
+    """The loads by how many workers served them, if that were no more than these; None: the twin alone can tell. And
+    in each group those of one mix, ascending."""
+    sizes = [size if size is not None and size <= workers else None for size in witness.sizes]
+    sizes += [None] * (len(loads) - len(sizes))
+    by_mix: dict[tuple[int | None, Mix], list[Load]] = {}
+    for load, size in sorted(zip(loads, sizes, strict=True), key=lambda each: each[0].rate_per_s):
+        by_mix.setdefault((size, load.mix), []).append(load)
+    groups: dict[int | None, _Group] = {}
+    parts = []
+    for (size, _), each in by_mix.items():
+        one = _Part(each, sum(load.requests_per_s for load in each))
+        group = groups.setdefault(size, _Group(inf if size is None else witness.late_per_s.get(size, 0.0)))
+        group.most += one.requests
+        parts.append((size, one))
+    return groups, parts
 
 
 def with_served(memory: PoolMemory, pool: PoolSeen, served: Lateness | None) -> PoolMemory:
@@ -123,20 +188,39 @@ def with_served(memory: PoolMemory, pool: PoolSeen, served: Lateness | None) -> 
 
 def seen_enough(spec: SizingSpec, memory: PoolMemory, workers: int, share: float) -> int:
     """The fewest workers, at most `workers`, that clients did not see to be too few in the last half hour: of all
-    requests no more than a `share` was late.
-
-    Who is late now came before: each interval counts for the fewest that served in the minute that it tells of. Who was
-    late with some would have been so with fewer.
-    """
-    back = round(spec.stabilisation_s / spec.interval_s)
+    requests no more than a `share` was late. Who was late with some would have been so with fewer."""
     budget = share * sum(seen.requests for _, seen in memory.served)
-    late: dict[int, float] = {}
-    for place, (_, seen) in enumerate(memory.served):
-        fewest = min(routable for routable, _ in memory.served[max(0, place - back) : place + 1])
-        late[fewest] = late.get(fewest, 0.0) + seen.late
+    late = _late_by_size(_by_size(spec, memory))
     for size in sorted(late, reverse=True):
         if size < workers:
             budget -= late[size]
             if budget < 0.0:
                 return size + 1
     return 1
+
+
+def witnessed(spec: SizingSpec, memory: PoolMemory, intervals: int, recent: int) -> Witness:
+    """What clients saw of the last so many intervals. What came in the `recent` ones may not have ended."""
+    told = _by_size(spec, memory)[-intervals:]
+    known = told[: max(0, len(told) - recent)]
+    sizes = [None] * (intervals - len(told)) + [size for size, _ in known]
+    # Each request is told of in as many intervals as fit into the time that an interval tells of.
+    late = {size: late / spec.stabilisation_s for size, late in _late_by_size(told).items()}
+    return Witness(sizes, late)
+
+
+def _by_size(spec: SizingSpec, memory: PoolMemory) -> list[tuple[int, Lateness]]:
+    """What clients saw in each interval, and the fewest workers that served in the minute that it tells of: who is late
+    now came before."""
+    back = round(spec.stabilisation_s / spec.interval_s)
+    return [
+        (min(routable for routable, _ in memory.served[max(0, place - back) : place + 1]), seen)
+        for place, (_, seen) in enumerate(memory.served)
+    ]
+
+
+def _late_by_size(told: Sequence[tuple[int, Lateness]]) -> dict[int, float]:
+    late: dict[int, float] = {}
+    for size, seen in told:
+        late[size] = late.get(size, 0.0) + seen.late
+    return late

@@ -18,7 +18,16 @@ from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.demand import Demand, demands, learned, together
 from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resized
 from baton_control.sizing.idle_gaps import QuietTime
-from baton_control.sizing.look_back import GOING_PART, Load, allowed, enough, seen_enough, share_late, with_served
+from baton_control.sizing.look_back import (
+    GOING_PART,
+    Load,
+    allowed,
+    enough,
+    seen_enough,
+    share_late,
+    with_served,
+    witnessed,
+)
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, Unknown
 from baton_control.sizing.remembered import HISTORY, PoolMemory, SizingMemory
 from baton_control.sizing.sleep import gap_ended, is_idle, is_quiet, sleeps_after, with_arrivals
@@ -131,7 +140,8 @@ def _decide_pool(
 
     def least_for_half_an_hour(least: int) -> int:
         seen_least = seen_enough(spec, memory.pools[role], pool.workers, allowed(role, demand.past, sizer))
-        return enough(role, lasting, max(least, seen_least), pool.workers, sizer, GOING_PART)
+        witness = witnessed(spec, memory.pools[role], len(demand.past), until)
+        return enough(role, lasting, max(least, seen_least), pool.workers, sizer, GOING_PART, witness)
 
     workers, why, kept = stabilised(
         spec,

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from baton_control.sizing.capacity import Mix
-from baton_control.sizing.look_back import Load, allowed, enough, seen_enough, share_late, with_served
+from baton_control.sizing.look_back import (
+    Load,
+    Witness,
+    allowed,
+    enough,
+    seen_enough,
+    share_late,
+    with_served,
+    witnessed,
+)
 from baton_control.sizing.readings import Lateness, PoolSeen
 from baton_control.sizing.remembered import PoolMemory
 from baton_control.sizing.request_shape import RequestShape
@@ -133,3 +142,57 @@ def test_nothing_is_remembered_of_unknown_workers_or_unknown_clients() -> None:
     memory = remembered((2, 0.0))
     assert with_served(memory, PoolSeen(2, None), Lateness(10, 5.0)) is memory
     assert with_served(memory, PoolSeen(2, 2), None) is memory
+
+
+SPIKES = [CALM] * 160 + [SPIKE] * 20
+"""Four workers keep the percentile by the twin."""
+
+
+@pytest.mark.parametrize(
+    ("served", "late_per_s", "wanted"),
+    [
+        (1, 0.0, 1),  # nobody was late with one
+        (1, 40.0, 1),  # 3.8 % of all requests were
+        (1, 60.0, 4),  # 5.8 % were, which three workers lose as well by the twin
+        (3, 0.0, 3),  # of fewer clients know nothing, and they are not asked about as long as the twin says no
+    ],
+)
+def test_where_no_more_served_no_more_are_late_than_clients_saw(served: int, late_per_s: float, wanted: int) -> None:
+    seen = Witness([served] * 180, {served: late_per_s})
+    assert enough(Role.PREFILL, loads(SPIKES), 1, 6, PerWorker()) == 4
+    assert enough(Role.PREFILL, loads(SPIKES), 1, 6, PerWorker(), witness=seen) == wanted
+
+
+def test_what_clients_may_not_have_told_of_yet_the_twin_is_asked_about() -> None:
+    calm_alone = Witness([1] * 160, {1: 0.0})
+    assert enough(Role.PREFILL, loads(SPIKES), 1, 6, PerWorker(), witness=calm_alone) == 4
+    by_two = Witness([1] * 160 + [None] * 20, {1: 0.0})
+    assert enough(Role.PREFILL, loads(SPIKES), 1, 6, PerWorker(), witness=by_two) == 4
+
+
+def test_with_what_clients_saw_the_answer_is_that_of_asking_about_all() -> None:
+    random = np.random.default_rng(6)
+    mixes = Mix((RequestShape(1000, 100),)), Mix((RequestShape(1000, 100),))
+    for _ in range(40):
+        every = [Load(rate, rate, mixes[int(random.integers(2))]) for rate in random.uniform(0.0, 14.0, 60)]
+        sizes = [None if random.uniform() < 0.2 else int(random.integers(1, 4)) for _ in range(50)]
+        seen = Witness(sizes, {size: float(random.uniform(0.0, 20.0)) for size in (1, 2, 3)})
+        for workers in (1, 2, 3):
+            late = dict.fromkeys((None, 1, 2, 3), 0.0)
+            for each, size in zip(every, [*sizes, *[None] * 10], strict=True):
+                known = size if size is not None and size <= workers else None
+                late[known] += each.rate_per_s * (
+                    1.0 - PerWorker().share_met(Role.PREFILL, MIX, each.rate_per_s, workers)
+                )
+            total = late[None] + sum(min(late[size], seen.late_per_s[size]) for size in (1, 2, 3))
+            is_kept = total <= 0.05 * sum(each.rate_per_s for each in every)
+            found = enough(Role.PREFILL, every, workers, workers + 1, PerWorker(), witness=seen)
+            assert (found == workers) == is_kept
+
+
+def test_clients_tell_of_what_came_a_start_ago_with_the_fewest_of_its_minute() -> None:
+    memory = remembered(*[(1, 0.0)] * 4, (1, 0.6), *[(3, 0.6)] * 5, *[(3, 0.0)] * 10)
+    seen = witnessed(spec(), memory, 22, 8)
+    assert seen.sizes == [None, None, *[1] * 11, 3], "two intervals before anybody told, eight that may still run"
+    assert seen.late_per_s[1] == pytest.approx(6.0), "360 requests in six intervals' minutes are one a second"
+    assert seen.late_per_s[3] == 0.0
