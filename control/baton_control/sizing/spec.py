@@ -16,7 +16,7 @@ The words of sizing, in the order in which a decision uses them:
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a rest
     enough       workers that keep the percentile over the last half hour and the time of a start, by the twin: no more
                  are started. Who is left loses half of what may be late at most; nobody goes whom clients saw to be
-                 needed
+                 needed, and nobody stays for what they saw served by fewer
     flips        workers of one pool that serve in the other from now on: what one needs now and the other does not
     together     how much of what both pools are to be ready for comes at once, as pools that take turns do not peak so
     orders       workers asked for that should not be routable yet
