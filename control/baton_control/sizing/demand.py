@@ -124,8 +124,9 @@ def _past(role: Role, memory: SizingMemory, mix: Mix, sizer: Sizer, interval_s: 
     filled = means([interval.workers(role) for interval in memory.history], interval_s).tolist()
     counts = means([interval.requests_per_s for interval in memory.history], interval_s).tolist()
     mixes = [interval.mix or mix for interval in memory.history]
+    most_per_s = {then: sizer.most_per_s(role, then) for then in set(mixes)}  # few, of many intervals
     return tuple(
-        Load(count, workers * sizer.most_per_s(role, then), then)
+        Load(count, workers * most_per_s[then], then)
         for count, workers, then in zip(counts, filled, mixes, strict=True)
     )
 
