@@ -80,8 +80,11 @@ def share_late(role: Role, loads: Sequence[Load], workers: int, sizer: Sizer) ->
 
 def allowed(role: Role, loads: Sequence[Load], sizer: Sizer) -> float:
     """Share of the requests of all these intervals that may be late. Who is late even when alone is."""
-    late = sum(load.requests_per_s * (1.0 - sizer.reachable_share(role, load.mix)) for load in loads)
-    return late / max(1e-9, sum(load.requests_per_s for load in loads))
+    requests: dict[Mix, float] = {}  # few mixes, of many intervals
+    for load in loads:
+        requests[load.mix] = requests.get(load.mix, 0.0) + load.requests_per_s
+    late = sum(count * (1.0 - sizer.reachable_share(role, mix)) for mix, count in requests.items())
+    return late / max(1e-9, sum(requests.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
