@@ -48,6 +48,7 @@ HAND_OVER_S: Final = 0.0035
 PRINT: Final = PairFingerprint(1, "a" * 64, "bfloat16", "bfloat16", 32, 8, 128, "b" * 64, "c" * 64)
 
 
+GATEWAYS: Final = "processes, 1 to 16 (default %(default)s)"
 RECORDED_BLOCKS: Final = {"prefill-0": 2_432, "decode-0": 7_552, "decode-1": 2_432}
 """KV blocks of the workers that `goodput` starts on two H100, where two share a GPU."""
 
@@ -89,7 +90,6 @@ class World:
                 self._send,
                 partial(self._told_holding, place),
                 self._dice,
-                gateways,
             )
             for place in range(gateways)
         ]
@@ -158,7 +158,7 @@ class World:
         delay_s = MESSAGE_S if len(self.gateways) > 1 else 0.0
         for place, gateway in enumerate(self.gateways):
             told = HeldTurn(*turns[place]) if place in turns else None
-            message = msgspec.structs.replace(state, turn=told)
+            message = msgspec.structs.replace(state, turn=told, gateways=len(self.gateways))
             if delay_s:
                 self.at(self.now + delay_s, partial(gateway.reported, machine.hello.epoch, message))
             else:
@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--prefill-step-tokens", type=int, default=8_192)
     parser.add_argument("--machine", choices=STEP_TIMES, default="h200", help="whose step times (default %(default)s)")
-    parser.add_argument("--gateways", type=int, default=1, help="processes (default %(default)s)")
+    parser.add_argument("--gateways", type=int, choices=range(1, 17), default=1, metavar="N", help=GATEWAYS)
     parser.add_argument(
         "--shared-prompts",
         action="store_true",

@@ -13,7 +13,7 @@ from baton_control.sizing.workload import Workload
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import LinkedWorker
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, num_prefill, pick
+from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, own_prefill, pick
 from baton_wire.messages.gateway_link import Holding, WorkerState
 from baton_wire.messages.values import Address, PairFingerprint
 from baton_wire.rules.held_turns import HeldRank
@@ -38,13 +38,11 @@ class PredictedGateway:
         send: Callable[[int, Route], None],
         tell_holding: Callable[[bytes, Holding], None],
         dice: random.Random,
-        processes: int,
     ) -> None:
-        """`send`: a request to where its route says. `tell_holding`: to the worker of that epoch. `processes`: that
-        share the load."""
+        """`send`: a request to where its route says. `tell_holding`: to the worker of that epoch."""
         self._point, self._workload, self._policy, self._fingerprint = point, workload, policy, fingerprint
         self._clock, self._at, self._send_to, self._tell_holding = clock, at, send, tell_holding
-        self._dice, self._processes = dice, processes
+        self._dice = dice
         self.linked = {
             machine.hello.epoch: LinkedWorker(
                 machine.hello, Address("h", 1), cast(Any, None), lambda message: True, clock
@@ -75,7 +73,7 @@ class PredictedGateway:
     def look(self) -> None:
         rank = None
         while len(self._held):
-            request = self._held.first(self._clock(), num_prefill(self._views(), self._fingerprint) / self._processes)
+            request = self._held.first(self._clock(), own_prefill(self._views(), self._fingerprint))
             rank, wait_s = self._held.rank(), self._turn_in_s()
             if wait_s != 0.0:
                 self._look_at(self._clock() + (wait_s or LOOK_S))

@@ -264,7 +264,6 @@ def _rules(settings: Settings) -> RelayRules:
         settings.slo_ttft_s,
         wait,
         settings.max_queued,
-        processes=settings.processes,
         generation_defaults=settings.generation_defaults == "on",
     )
 

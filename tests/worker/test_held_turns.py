@@ -31,9 +31,17 @@ def two_links() -> tuple[GatewayLinks, GatewayLink, GatewayLink]:
     return links, one, other
 
 
+def states(link: GatewayLink) -> list[WorkerState]:
+    messages = [codec.decode(frame, ToGateway) for frame in link._frames]
+    return [message for message in messages if isinstance(message, WorkerState)]
+
+
 def told(link: GatewayLink) -> list[HeldTurn | None]:
-    states = [codec.decode(frame, ToGateway) for frame in link._frames]
-    return [state.turn for state in states if isinstance(state, WorkerState)]
+    return [state.turn for state in states(link)]
+
+
+def shared_by(link: GatewayLink) -> list[int]:
+    return [state.gateways for state in states(link)]
 
 
 async def test_gateways_hear_at_once_whose_turn_it_is_and_the_state_alone_once() -> None:
@@ -70,3 +78,15 @@ def test_what_was_told_is_not_told_again() -> None:
     came.reported(1_200)
     assert not came.is_much(100)
     assert came.is_much(100)
+
+
+async def test_each_gateway_hears_how_many_share_the_worker() -> None:
+    links, one, other = two_links()
+    reporting = asyncio.create_task(links.report_state())
+    await asyncio.sleep(0)
+    links._links.discard(other)
+    links._tell_holding(one, HeldRank.LATE)
+    while len(shared_by(one)) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    reporting.cancel()
+    assert (shared_by(one), shared_by(other)) == ([2, 1], [2])

@@ -17,7 +17,7 @@ from baton_gateway.requests.own_turns import OwnTurns
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute, Route
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import free_sequences, is_backed_up, is_full, num_prefill
+from baton_gateway.workers.route import free_sequences, is_backed_up, is_full, own_prefill
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
 from baton_wire.rules.held_turns import HeldRank
@@ -41,17 +41,15 @@ class HeldRuns:
         output_tokens: Callable[[LiveRequest], float] = lambda live: 0.0,
         may_grow: Callable[[LiveRequest, int], bool] = lambda live, sequences: True,
         choose: Callable[[LiveRequest, PickRoute], Route | Problem | None] = lambda live, action: None,
-        processes: int = 1,
     ) -> None:
         """`let_go` routes a run whose turn has come, or drops it if its request is over. `output_tokens`: of a
         sequence of the request's model, as a rule. `may_grow`: whether its tenant may have so many sequences more.
-        `choose`: where it would go now. `processes`: that have such runs for the same workers.
+        `choose`: where it would go now.
         """
         self._table = table
         self._turns = OwnTurns(table)
         self._let_go = let_go
         self._output_tokens, self._may_grow, self._choose = output_tokens, may_grow, choose
-        self._processes = processes
         self._ttft_s = 0.0
         self._tpot_s: float | None = None
         """As last told; all requests of a deployment have the same targets."""
@@ -141,8 +139,7 @@ class HeldRuns:
         for fingerprint, queue in list(self._queues.items()):
             if is_due:
                 queue.drop_late(lambda held: held[0].life.stage is Stage.ENDED)
-            workers = num_prefill(self._table.views(), fingerprint) / self._processes
-            self._send_in_turn(fingerprint, queue, now, workers)
+            self._send_in_turn(fingerprint, queue, now, own_prefill(self._table.views(), fingerprint))
             if not queue:
                 self._queues.pop(fingerprint, None)
                 self._ranks.pop(fingerprint, None)

@@ -43,8 +43,6 @@ class RelayRules:
     """Requests that may wait for a first pair of workers; more are told to come again."""
     max_parked_bytes: int = 64 << 20
     """Of text and ids in them together. One request may always wait."""
-    processes: int = 1
-    """Of this gateway, that share the workers."""
     generation_defaults: bool = True
     """Whether a model's own sampling defaults count."""
 

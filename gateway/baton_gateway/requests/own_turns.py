@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
-from baton_gateway.workers.route import prefill_epochs
 from baton_wire.messages.gateway_link import Holding
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.held_turns import HeldRank
@@ -26,20 +25,16 @@ class OwnTurns:
     def tell(self, ranks: Mapping[PairFingerprint, HeldRank]) -> None:
         """What is held now, the most urgent of each revision. Says only what changed."""
         for fingerprint, (worker, _) in list(self._told.items()):
-            if fingerprint not in ranks or self._keeper(fingerprint) is not worker:
+            if fingerprint not in ranks or self._table.turns_keeper(fingerprint) is not worker:
                 worker.send(Holding(None))
                 del self._told[fingerprint]
         for fingerprint, rank in ranks.items():
-            keeper = self._keeper(fingerprint)
+            keeper = self._table.turns_keeper(fingerprint)
             if keeper is not None and self._told.get(fingerprint) != (keeper, rank):
                 keeper.send(Holding(rank.value))
                 self._told[fingerprint] = keeper, rank
 
     def wait_s(self, fingerprint: PairFingerprint) -> float | None:
         """Until this process may send what it holds; 0: now; None: others go first, until a report says otherwise."""
-        keeper = self._keeper(fingerprint)
+        keeper = self._table.turns_keeper(fingerprint)
         return 0.0 if keeper is None else keeper.turn_in_s()
-
-    def _keeper(self, fingerprint: PairFingerprint) -> LinkedWorker | None:
-        epochs = prefill_epochs(self._table.views(), fingerprint)
-        return self._table.get(min(epochs)) if epochs else None

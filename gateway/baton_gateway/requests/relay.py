@@ -106,7 +106,6 @@ class Relay:
             lambda live: self._lines.of(live).output_tokens,
             lambda live, sequences: admission.may_grow(live.ticket, sequences),
             self._choose,
-            rules.processes,
         )
         self.worker_reported = self.held.look
         self._by_ticket: dict[int, LiveRequest] = {}

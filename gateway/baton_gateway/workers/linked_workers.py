@@ -237,6 +237,7 @@ class LinkedWorker:
             piece_token_s=self.pieces.token_s,
             rows=self.rows,
             keeps_answers=hello.keeps_answers,
+            gateways=1 if state is None else state.gateways,
             is_draining=state is not None and state.draining,
             is_suspect=self.is_suspect,
         )
@@ -276,6 +277,12 @@ class WorkerTable:
 
     def all(self) -> Iterable[LinkedWorker]:
         return self._workers.values()
+
+    def turns_keeper(self, fingerprint: PairFingerprint) -> LinkedWorker | None:
+        """The revision's prefill worker with the lowest epoch, of those that prompts can go to; None: there is none."""
+        live = (each for each in self._of(fingerprint) if each.condition is WorkerCondition.LIVE)
+        prefill = (worker for worker in live if worker.role is Role.PREFILL)
+        return min(prefill, key=lambda worker: worker.hello.epoch, default=None)
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]

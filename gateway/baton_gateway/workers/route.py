@@ -74,6 +74,8 @@ class WorkerView:
     """What a prompt token adds to such a step; None: not seen."""
     coming_tokens_s: float = 0.0
     """Prompt tokens a second that come to it to be computed."""
+    gateways: int = 1
+    """Processes that send to it, as it told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +160,9 @@ def is_backed_up(
     return bool(usable) and all(_work_s(worker, usable, tpot_s) > busy_s(ttft_s) for worker in usable)
 
 
-def num_prefill(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
-    """Prefill workers that prompts of the revision can go to."""
-    return len(_usable(workers, Role.PREFILL, fingerprint))
-
-
-def prefill_epochs(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> list[bytes]:
-    """Which these are."""
-    return [worker.epoch for worker in _usable(workers, Role.PREFILL, fingerprint)]
+def own_prefill(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> float:
+    """This gateway's part of the prefill workers that prompts of the revision can go to."""
+    return sum(1 / worker.gateways for worker in _usable(workers, Role.PREFILL, fingerprint))
 
 
 def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_tokens: float) -> bool:

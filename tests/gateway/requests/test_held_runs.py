@@ -48,7 +48,7 @@ def run(number: int, is_first: bool = True) -> PickRoute:
 class Gate:
     """Held runs over workers that the test sets; `gone` has those that were let go, each of which makes one busy."""
 
-    def __init__(self, *views: WorkerView, processes: int = 1) -> None:
+    def __init__(self, *views: WorkerView) -> None:
         self.pool, self.gone = list(views), list[int]()
         self.route = ROUTE
         self.told: list[int | None] = []
@@ -60,18 +60,22 @@ class Gate:
             turn_in_s=lambda: self.turn_in_s,
             send=lambda message: self.told.append(message.rank),
         )
-        self.held = HeldRuns(cast(Any, self), self._let_go, choose=lambda live, action: self.route, processes=processes)
+        self.held = HeldRuns(cast(Any, self), self._let_go, choose=lambda live, action: self.route)
 
     def get(self, epoch: bytes) -> Any:
         chosen = next((each for each in self.pool if each.epoch == epoch), None)
         return chosen and self.keeper
+
+    def turns_keeper(self, fingerprint: Any) -> Any:
+        return self.keeper
 
     def views(self) -> list[WorkerView]:
         return self.pool
 
     def _let_go(self, live: Any, action: PickRoute) -> None:
         self.gone.append(action.run[0])
-        self.pool = [view(BUSY, live.fingerprint), *(v for v in self.pool if v.fingerprint != live.fingerprint)]
+        busy = view(BUSY, live.fingerprint, gateways=self.pool[0].gateways)
+        self.pool = [busy, *(v for v in self.pool if v.fingerprint != live.fingerprint)]
 
     def takes(
         self,
@@ -87,7 +91,7 @@ class Gate:
 
     def free_one_at_a_time(self, times: int) -> list[int]:
         for _ in range(times):
-            self.pool = [view(FREE)]
+            self.pool = [view(FREE, gateways=self.pool[0].gateways)]
             self.held.look()
         return self.gone
 
@@ -116,7 +120,7 @@ def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
 
 async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_leaves_slots_free() -> None:
     decode = view(0, role=Role.DECODE, max_sequences=40)
-    table = SimpleNamespace(views=lambda: [decode], get=lambda epoch: None)
+    table = SimpleNamespace(views=lambda: [decode], get=lambda epoch: None, turns_keeper=lambda _: None)
     large = SimpleNamespace(
         ticket=1, fingerprint="a", life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0)
     )
@@ -174,9 +178,9 @@ async def test_the_nearest_target_goes_first_and_late_runs_last() -> None:
     assert gate.free_one_at_a_time(7) == [5, 4, 3, 7, 6, 1, 2], "the sixth is so long that it would make others late"
 
 
-@pytest.mark.parametrize(("processes", "order"), [(1, [1, 2, 3]), (2, [2, 3, 1])])
-async def test_a_process_reckons_with_its_part_of_the_workers(processes: int, order: list[int]) -> None:
-    gate = Gate(view(BUSY), processes=processes)
+@pytest.mark.parametrize(("gateways", "order"), [(1, [1, 2, 3]), (2, [2, 3, 1])])
+async def test_a_gateway_reckons_with_its_part_of_the_workers(gateways: int, order: list[int]) -> None:
+    gate = Gate(view(BUSY, gateways=gateways))
     by_s = BEGIN_SHARE * TTFT_S
     for number, own_s, left_s in ((1, 30, 10), (2, 10, 45), (3, 10, 50)):
         assert gate.takes(

@@ -146,6 +146,8 @@ class WorkerState(Message, frozen=True, tag=5):
     """The number of the last Flip that it carried out; 0: none."""
     turn: HeldTurn | None = None
     """Of the gateway that is told, among those that hold prompts; None: no gateway told this worker of any."""
+    gateways: Annotated[int, Meta(ge=1)] = 1
+    """Processes linked to it, in whatever replica, the one that is told among them."""
 
     def __post_init__(self) -> None:
         if self.role is not None:

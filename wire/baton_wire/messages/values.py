@@ -15,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 """Version of every message type below and of how frames travel; both ends of a link agree on one in the handshake."""
 
 MAX_FRAME_BYTES = 4 << 20

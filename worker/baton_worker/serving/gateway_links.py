@@ -127,7 +127,7 @@ class GatewayLinks:
         self._holders: HeldTurns[GatewayLink] = HeldTurns()
         self._came = CameSince()
         self._hurry = asyncio.Event()
-        """Gateways are to hear of something before the next state is due."""
+        """Gateways are to hear of something, or of each other, before the next state is due."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -155,13 +155,15 @@ class GatewayLinks:
             return socket
         link = GatewayLink(peer.epoch, session)
         self._links.add(link)
+        self._hurry.set()
         try:
             self._greet(link)
             if not await self._serve(link, socket):
                 reset(request.transport)
         finally:
             self._links.discard(link)
-            self._tell_holding(link, None)
+            self._holders.told(link, None)
+            self._hurry.set()
             self._service.link_lost(link)
             await socket.close()
         return socket
@@ -186,7 +188,7 @@ class GatewayLinks:
         turns = self._holders.turns(links)
         for link in links:
             told = HeldTurn(*turns[link]) if link in turns else None
-            link.send(message if told is None else msgspec.structs.replace(message, turn=told))
+            link.send(msgspec.structs.replace(message, turn=told, gateways=len(links)))
 
     def _tell_holding(self, link: GatewayLink, rank: HeldRank | None) -> None:
         if self._holders.told(link, rank):
@@ -196,7 +198,7 @@ class GatewayLinks:
         link.send(self._hello())
         for offset in range(0, len(self._bundle), CHUNK_BYTES):
             link.send(BundleChunk(offset, self._bundle[offset : offset + CHUNK_BYTES]))
-        link.send(self._service.state())
+        link.send(msgspec.structs.replace(self._service.state(), gateways=len(self._links)))
 
     async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> bool:
         """Until the link is lost. False: the gateway may not know, and perhaps cannot be told by a message."""

@@ -112,7 +112,7 @@ class SimWorker(SimProcess):
         end = connection.acceptor
         link = self._links[end] = SimGatewayLink(end)
         link.send(self._hello())
-        link.send(self.service.state())
+        self._tell_all()
         if len(self._links) == 1:
             self.later(STATE_S, self._report)
 
@@ -159,7 +159,8 @@ class SimWorker(SimProcess):
         self._told = state = self.service.state()
         turns = self._holders.turns(list(self._links))
         for end, link in self._links.items():
-            link.send(msgspec.structs.replace(state, turn=HeldTurn(*turns[end])) if end in turns else state)
+            turn = HeldTurn(*turns[end]) if end in turns else None
+            link.send(msgspec.structs.replace(state, turn=turn, gateways=len(self._links)))
 
     def _tell_holding(self, end: End, rank: HeldRank | None) -> None:
         if self._holders.told(end, rank):
@@ -175,7 +176,8 @@ class SimWorker(SimProcess):
 
     def lost(self, end: End, detail: str) -> None:
         link = self._links.pop(end)
-        self._tell_holding(end, None)
+        self._holders.told(end, None)
+        self._tell_all()
         self.service.link_lost(cast(GatewayLink, link))
         held = [key for side in self.sides() for key in side._open.keys_of(cast(GatewayLink, link))]
         require(not held, "I2", f"{self.name} still holds {held} for a gateway that is gone")
