@@ -3,8 +3,8 @@
     python -m bench goodput_predicted --trace azure_llm_2023_conv.csv conv:auto:10:34 …
 
 Points are those of `python -m bench goodput`. Steps take what was measured on H200s with Llama-3.1-8B's shape
-(docs/log/engine-gpu.md); a hand-over, a message and a report take as long as set here. Left out: HTTP, and whatever
-the host of a worker does between steps.
+(docs/log/engine-gpu.md); a hand-over, a message, a report and a gateway's own work take as long as set here. Left out:
+whatever the host of a worker does between steps, and clients.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding
 from baton_wire.messages.values import PairFingerprint, RequestKey, Role, SamplingParams
-from baton_wire.rules.held_turns import HeldRank
 from baton_wire.rules.prompt_placement import LatencyTargets
-from baton_worker.serving.gateway_links import HURRIED_S
+from baton_worker.serving.gateway_links import HURRIED_S, urgency_of
 
 BLOCK_TOKENS: Final = 64
 REPORT_S: Final = 0.1
 MESSAGE_S: Final = 0.001
 """From the gateway to a worker's engine, and back to the client."""
+REQUEST_S: Final = 0.0005
+PROMPT_TOKEN_S: Final = 2.2e-6
+TOKEN_S: Final = 40e-6
+"""Of a gateway process, which does one thing after another: to read a request, and for each token of its answer. From
+the CPU time that gateways took (docs/log/goodput.md)."""
 HAND_OVER_S: Final = 0.0035
 """From the first token until the KV is verified at the decode worker."""
 PRINT: Final = PairFingerprint(1, "a" * 64, "bfloat16", "bfloat16", 32, 8, 128, "b" * 64, "c" * 64)
@@ -93,6 +97,7 @@ class World:
             )
             for place in range(gateways)
         ]
+        self._gateway_of: dict[int, PredictedGateway] = {}
         self._routes: dict[int, Route] = {}
         self._first_s: dict[int, float] = {}
         self._second_s: dict[int, float] = {}
@@ -180,12 +185,13 @@ class World:
 
     def _hears(self, place: int, epoch: bytes, holding: Holding) -> None:
         machine = self._by_epoch[epoch]
-        rank = None if holding.rank is None else HeldRank(holding.rank)
-        if len(self.gateways) > 1 and machine.holders.told(place, rank):
+        if len(self.gateways) > 1 and machine.holders.told(place, urgency_of(holding, self.now)):
             self._hurry(machine)
 
     def _arrived(self, request: int) -> None:
-        self.gateways[self._draws.randrange(len(self.gateways))].arrived(request)
+        gateway = self._gateway_of[request] = self.gateways[self._draws.randrange(len(self.gateways))]
+        reading_s = REQUEST_S + PROMPT_TOKEN_S * int(self._workload.prompt_tokens[request])
+        self.at(gateway.done_s(self.now, reading_s), lambda: gateway.arrived(request))
 
     def _send(self, request: int, route: Route) -> None:
         self._routes[request] = route
@@ -261,7 +267,7 @@ class World:
         self._tell(decode, lambda: decode.scheduler.landed(done.key, done.first_tokens, self.now))
 
     def _drawn(self, request: int, event: Drawn) -> None:
-        at_s = self.now + MESSAGE_S
+        at_s = self._gateway_of[request].done_s(self.now + MESSAGE_S, TOKEN_S * len(event.ids))
         if event.first_index == 0:
             self._first_s.setdefault(request, at_s)
         elif event.first_index == 1:

@@ -10,13 +10,14 @@ from bench.serving.mixes import TTFT_S, Point
 from bench.serving.predicted_worker import Machine
 
 from baton_control.sizing.workload import Workload
+from baton_gateway.requests.own_turns import holding
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import LinkedWorker
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, own_prefill, pick
 from baton_wire.messages.gateway_link import Holding, WorkerState
-from baton_wire.messages.values import Address, PairFingerprint
-from baton_wire.rules.held_turns import HeldRank
+from baton_wire.messages.values import Address, PairFingerprint, Role
+from baton_wire.rules.held_turns import Urgency
 from baton_wire.rules.prompt_order import PromptOrder
 
 LOOK_S: Final = 0.05
@@ -53,8 +54,14 @@ class PredictedGateway:
         self._held: PromptOrder[int] = PromptOrder(TTFT_S)
         self.local = self.held = self.kept = 0
         self._looks_s = -1.0
-        self._told: HeldRank | None = None
+        self._free_s = 0.0
+        self._told: Urgency | None = None
         self._keeper = min(epoch for epoch, linked in self.linked.items())
+
+    def done_s(self, at_s: float, work_s: float) -> float:
+        """When its process is done with what reaches it then; it does one thing after another."""
+        self._free_s = max(self._free_s, at_s) + work_s
+        return self._free_s
 
     def reported(self, epoch: bytes, state: WorkerState) -> None:
         self.linked[epoch].reported(state)
@@ -65,16 +72,16 @@ class PredictedGateway:
         if not route.is_local and (len(self._held) or self._is_backed_up() or self._turn_in_s() != 0.0):
             self.held += 1
             self._held.push(request, float(self._workload.arrival_s[request]), route.own_s)
-            self._tell(HeldRank.IN_TIME)
+            self._tell(self._held.urgency())
             self._look_at(self._clock() + LOOK_S)
             return
         self._send(request, route)
 
     def look(self) -> None:
-        rank = None
+        urgency = None
         while len(self._held):
             request = self._held.first(self._clock(), own_prefill(self._views(), self._fingerprint))
-            rank, wait_s = self._held.rank(), self._turn_in_s()
+            urgency, wait_s = self._held.urgency(), self._turn_in_s()
             if wait_s != 0.0:
                 self._look_at(self._clock() + (wait_s or LOOK_S))
                 break
@@ -82,18 +89,22 @@ class PredictedGateway:
             if not route.is_local and self._is_backed_up():
                 self._look_at(self._clock() + LOOK_S)
                 break
+            if not route.is_local:
+                self.linked[self._keeper].turn_taken_s += self._held.own_s()
             self._held.pop()
             self._send(request, route)
-            rank = None
-        self._tell(rank)
+            urgency = None
+        self._tell(urgency)
 
     def _turn_in_s(self) -> float | None:
-        return self.linked[self._keeper].turn_in_s()
+        workers = sum(linked.role is Role.PREFILL for linked in self.linked.values())
+        return self.linked[self._keeper].turn_in_s(max(1, workers))
 
-    def _tell(self, rank: HeldRank | None) -> None:
-        if rank is not self._told:
-            self._told = rank
-            self._tell_holding(self._keeper, Holding(None if rank is None else rank.value))
+    def _tell(self, urgency: Urgency | None) -> None:
+        if urgency != self._told:
+            self._told = urgency
+            told = Holding(None) if urgency is None else holding(urgency, self._clock())
+            self._tell_holding(self._keeper, told)
 
     def _look_at(self, at_s: float) -> None:
         """Once more, unless it is to look sooner."""

@@ -20,7 +20,7 @@ from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import free_sequences, is_backed_up, is_full, own_prefill
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
-from baton_wire.rules.held_turns import HeldRank
+from baton_wire.rules.held_turns import Urgency
 from baton_wire.rules.prompt_order import PromptOrder
 
 SWEEP_S = 1.0
@@ -54,7 +54,7 @@ class HeldRuns:
         self._tpot_s: float | None = None
         """As last told; all requests of a deployment have the same targets."""
         self._queues: dict[PairFingerprint, PromptOrder[Held]] = {}
-        self._ranks: dict[PairFingerprint, HeldRank] = {}
+        self._urgent: dict[PairFingerprint, Urgency] = {}
         """The most urgent of each queue, as of the last look."""
         self._pieces: dict[int, deque[Held]] = {}
         """Runs beyond their request's share, by ticket."""
@@ -89,8 +89,8 @@ class HeldRuns:
         queue = self._queues.setdefault(fingerprint, PromptOrder(ttft_s))
         tenant = live.tenant
         queue.push((live, action), live.life.arrived_s, route.own_s, tenant.name, tenant.weight)
-        self._ranks[fingerprint] = HeldRank.IN_TIME
-        self._turns.tell(self._ranks)
+        self._urgent[fingerprint] = queue.urgency()
+        self._turns.tell(self._urgent, asyncio.get_running_loop().time())
         self._look_later()
         return True
 
@@ -142,8 +142,8 @@ class HeldRuns:
             self._send_in_turn(fingerprint, queue, now, own_prefill(self._table.views(), fingerprint))
             if not queue:
                 self._queues.pop(fingerprint, None)
-                self._ranks.pop(fingerprint, None)
-        self._turns.tell(self._ranks)
+                self._urgent.pop(fingerprint, None)
+        self._turns.tell(self._urgent, now)
         self._look_at_pieces()
         self._look_later()
 
@@ -151,9 +151,10 @@ class HeldRuns:
         """While there is room, and other gateways do not go first."""
         while queue:
             first = queue.first(now, workers)
-            self._ranks[fingerprint] = queue.rank()
+            self._urgent[fingerprint] = queue.urgency()
             if self._turns.wait_s(fingerprint) != 0.0 or not self._is_open(*first, fingerprint):
                 return
+            self._turns.took(fingerprint, queue.own_s())
             self._let_go(*queue.pop())
 
     def _look_at_pieces(self) -> None:

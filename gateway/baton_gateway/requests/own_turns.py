@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_wire.messages.gateway_link import Holding
 from baton_wire.messages.values import PairFingerprint
-from baton_wire.rules.held_turns import HeldRank
+from baton_wire.rules.held_turns import Urgency
 
 
 class OwnTurns:
@@ -19,22 +19,39 @@ class OwnTurns:
 
     def __init__(self, table: WorkerTable) -> None:
         self._table = table
-        self._told: dict[PairFingerprint, tuple[LinkedWorker, HeldRank]] = {}
+        self._told: dict[PairFingerprint, tuple[LinkedWorker, Urgency]] = {}
         """Who was told last, and what."""
 
-    def tell(self, ranks: Mapping[PairFingerprint, HeldRank]) -> None:
-        """What is held now, the most urgent of each revision. Says only what changed."""
+    def tell(self, held: Mapping[PairFingerprint, Urgency], now: float) -> None:
+        """The most urgent prompt that is held now of each revision. Says only what changed."""
         for fingerprint, (worker, _) in list(self._told.items()):
-            if fingerprint not in ranks or self._table.turns_keeper(fingerprint) is not worker:
+            if fingerprint not in held or self._keeper(fingerprint)[0] is not worker:
                 worker.send(Holding(None))
                 del self._told[fingerprint]
-        for fingerprint, rank in ranks.items():
-            keeper = self._table.turns_keeper(fingerprint)
-            if keeper is not None and self._told.get(fingerprint) != (keeper, rank):
-                keeper.send(Holding(rank.value))
-                self._told[fingerprint] = keeper, rank
+        for fingerprint, urgency in held.items():
+            keeper, _ = self._keeper(fingerprint)
+            if keeper is not None and self._told.get(fingerprint) != (keeper, urgency):
+                keeper.send(holding(urgency, now))
+                self._told[fingerprint] = keeper, urgency
+
+    def took(self, fingerprint: PairFingerprint, own_s: float) -> None:
+        """A prompt was sent in this process's turn, which a worker computes for so long."""
+        keeper, _ = self._keeper(fingerprint)
+        if keeper is not None:
+            keeper.turn_taken_s += own_s
 
     def wait_s(self, fingerprint: PairFingerprint) -> float | None:
         """Until this process may send what it holds; 0: now; None: others go first, until a report says otherwise."""
-        keeper = self._table.turns_keeper(fingerprint)
-        return 0.0 if keeper is None else keeper.turn_in_s()
+        keeper, workers = self._keeper(fingerprint)
+        return 0.0 if keeper is None else keeper.turn_in_s(workers)
+
+    def _keeper(self, fingerprint: PairFingerprint) -> tuple[LinkedWorker | None, int]:
+        """And how many workers there are for what is sent in turn."""
+        workers = self._table.live_prefill(fingerprint)
+        return min(workers, key=lambda worker: worker.hello.epoch, default=None), len(workers)
+
+
+def holding(urgency: Urgency, now: float) -> Holding:
+    """As it is told to a worker, whose clock is another."""
+    start_by_s = urgency.start_by_s
+    return Holding(urgency.rank.value, None if start_by_s is None else start_by_s - now)

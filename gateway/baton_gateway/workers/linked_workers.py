@@ -56,6 +56,8 @@ class LinkedWorker:
     sent_tokens: int = 0
     sent_prompts: int = 0
     """Of these tokens, what it is to compute itself."""
+    turn_taken_s: float = 0.0
+    """Work that was sent in this gateway's turn, if this worker gives turns."""
     timings: deque[StepTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
     """Steps that it told of since somebody took them."""
 
@@ -130,6 +132,7 @@ class LinkedWorker:
                 self.prefill_products = FADING * self.prefill_products + tokens * timing.seconds
         self._follow_rates(before)
         self.sent_sequences = self.sent_tokens = self.sent_prompts = 0
+        self.turn_taken_s = 0.0
 
     def _follow_rates(self, before: WorkerState | None) -> None:
         """A worker reports when something changed: until now it was as it said in the report `before`."""
@@ -145,12 +148,14 @@ class LinkedWorker:
         self.computed_tokens = half * (half * self.computed_tokens + computed)
         self.came_tokens = half * (half * self.came_tokens + self.sent_prompts)
 
-    def turn_in_s(self) -> float | None:
-        """Until it is this gateway's turn to send what it holds, as far as this worker told (`TurnInRound.wait_s`)."""
+    def turn_in_s(self, workers: int) -> float | None:
+        """Until it is this gateway's turn to send what it holds to one of so many workers, as far as this one told
+        (`TurnInRound.wait_s`)."""
         if self.state is None or self.state.turn is None or self.reported_s is None:
             return 0.0
         turn = self.state.turn
-        return TurnInRound(turn.place, turn.of).wait_s(max(0.0, self.clock() - self.reported_s))
+        since_s = max(0.0, self.clock() - self.reported_s)
+        return TurnInRound(turn.place, turn.of).wait_s(since_s, self.turn_taken_s, workers)
 
     def sent(self, tokens: int, sequences: int = 1, *, is_computed: bool = True) -> None:
         """`is_computed`: by this worker; else it receives the KV."""
@@ -278,11 +283,10 @@ class WorkerTable:
     def all(self) -> Iterable[LinkedWorker]:
         return self._workers.values()
 
-    def turns_keeper(self, fingerprint: PairFingerprint) -> LinkedWorker | None:
-        """The revision's prefill worker with the lowest epoch, of those that prompts can go to; None: there is none."""
-        live = (each for each in self._of(fingerprint) if each.condition is WorkerCondition.LIVE)
-        prefill = (worker for worker in live if worker.role is Role.PREFILL)
-        return min(prefill, key=lambda worker: worker.hello.epoch, default=None)
+    def live_prefill(self, fingerprint: PairFingerprint) -> list[LinkedWorker]:
+        """The revision's prefill workers that prompts can go to."""
+        prefill = (each for each in self._of(fingerprint) if each.role is Role.PREFILL)
+        return [worker for worker in prefill if worker.condition is WorkerCondition.LIVE]
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]

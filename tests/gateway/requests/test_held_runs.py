@@ -57,7 +57,9 @@ class Gate:
         self.keeper = SimpleNamespace(
             token_s=TOKEN_S,
             view=lambda: next(each for each in self.pool if each.epoch == b"prefill"),
-            turn_in_s=lambda: self.turn_in_s,
+            turn_in_s=lambda workers: self.turn_in_s,
+            turn_taken_s=0.0,
+            hello=SimpleNamespace(epoch=b"prefill"),
             send=lambda message: self.told.append(message.rank),
         )
         self.held = HeldRuns(cast(Any, self), self._let_go, choose=lambda live, action: self.route)
@@ -66,8 +68,8 @@ class Gate:
         chosen = next((each for each in self.pool if each.epoch == epoch), None)
         return chosen and self.keeper
 
-    def turns_keeper(self, fingerprint: Any) -> Any:
-        return self.keeper
+    def live_prefill(self, fingerprint: Any) -> list[Any]:
+        return [self.keeper]
 
     def views(self) -> list[WorkerView]:
         return self.pool
@@ -120,7 +122,7 @@ def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
 
 async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_leaves_slots_free() -> None:
     decode = view(0, role=Role.DECODE, max_sequences=40)
-    table = SimpleNamespace(views=lambda: [decode], get=lambda epoch: None, turns_keeper=lambda _: None)
+    table = SimpleNamespace(views=lambda: [decode], get=lambda epoch: None, live_prefill=lambda _: [])
     large = SimpleNamespace(
         ticket=1, fingerprint="a", life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0)
     )

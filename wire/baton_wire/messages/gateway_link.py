@@ -239,13 +239,15 @@ class Flip(Message, frozen=True, tag=20):
 
 
 class Holding(Message, frozen=True, tag=21):
-    """The rank of the most urgent prompt that waits at this gateway for room at prefill workers.
+    """How urgent the most urgent prompt is that waits at this gateway for room at prefill workers.
 
     Told to one of them when it changes; it tells all gateways whose turn it is.
     """
 
     rank: Rank | None
     """None: nothing waits."""
+    left_s: Annotated[float, Meta(ge=-1e7, le=1e7)] | None = None
+    """Until that prompt has to start; None: `Urgency` says when."""
 
 
 ToGateway = Hello | BundleChunk | Tokens | PromptLogprobs | LegFailed | WorkerState | Heartbeat

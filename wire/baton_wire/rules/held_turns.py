@@ -3,13 +3,15 @@
 Each sees only its own line. When a worker reports room, all of them would send into it at once, and one that has only
 late prompts would send before another whose prompts are in time. So each tells one worker, the same for all, how urgent
 the most urgent prompt is that it holds. That worker tells back whose are the most urgent. These take turns of a few
-milliseconds, in which each hears what the one before it sent. Pure; time is passed in.
+milliseconds, in which each hears what the one before it sent, whose prompt has to start soonest first: the order that
+one line of all prompts would have. Pure; time is passed in.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
+from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
 TURN_S: Final = 0.004
@@ -30,6 +32,14 @@ class HeldRank(enum.IntEnum):
     LATE = 2
 
 
+class Urgency(NamedTuple):
+    """Of the most urgent prompt that a gateway holds."""
+
+    rank: HeldRank
+    start_by_s: float | None = None
+    """When it has to start, by one clock for all; None: no later moment is as good, or it is too late."""
+
+
 class TurnInRound(NamedTuple):
     """What one gateway is told."""
 
@@ -38,9 +48,13 @@ class TurnInRound(NamedTuple):
     of: int
     """How many take turns: at least one."""
 
-    def wait_s(self, since_s: float) -> float | None:
-        """Until its turn, 0: now, when it was told so long ago; None: it has none until it is told otherwise."""
-        if self.place is None:
+    def wait_s(self, since_s: float, taken_s: float = 0.0, workers: int = 1) -> float | None:
+        """Until its turn, 0: now, when it was told so long ago; None: it has none until it is told otherwise.
+
+        `taken_s`: work that it sent since, for one of these many workers. A turn has room for one more prompt until
+        that is as long as the turn: who has the next most urgent one is asked again soon, and nobody falls idle.
+        """
+        if self.place is None or (self.of > 1 and taken_s >= TURN_S * workers):
             return None
         past = int(since_s / TURN_S)
         behind = (self.place - past) % self.of
@@ -51,23 +65,30 @@ class HeldTurns(Generic[L]):
     """A worker's knowledge of who holds what; `L` is a link to a gateway."""
 
     def __init__(self) -> None:
-        self._ranks: dict[L, HeldRank] = {}
+        self._held: dict[L, Urgency] = {}
         self._rounds = 0
 
-    def told(self, link: L, rank: HeldRank | None) -> bool:
+    def told(self, link: L, urgency: Urgency | None) -> bool:
         """Whether that changes anything. None: it holds nothing."""
-        before = self._ranks.pop(link, None)
-        if rank is not None:
-            self._ranks[link] = rank
-        return before != rank
+        before = self._held.pop(link, None)
+        if urgency is not None:
+            self._held[link] = urgency
+        return before != urgency
 
     def turns(self, links: list[L]) -> dict[L, TurnInRound]:
-        """For the next report, of these links; empty while nobody holds anything. Each report begins another round, and
-        another one is first in it."""
-        if not self._ranks:
+        """For the next report, of these links; empty while nobody holds anything. Each report begins another round. Of
+        equally urgent ones another is first in it."""
+        held = {link: self._held[link] for link in links if link in self._held}
+        if not held:
             return {}
-        best = min(self._ranks.values())
-        first = [link for link in links if self._ranks.get(link) is best]
+        best = min(urgency.rank for urgency in held.values())
+        first = [link for link, urgency in held.items() if urgency.rank is best]
         self._rounds += 1
-        places = {link: (place + self._rounds) % len(first) for place, link in enumerate(first)}
-        return {link: TurnInRound(places.get(link), max(1, len(first))) for link in links}
+        turned = self._rounds % len(first)
+        order = sorted(first[turned:] + first[:turned], key=lambda link: _start_by_s(held[link]))
+        places = {link: place for place, link in enumerate(order)}
+        return {link: TurnInRound(places.get(link), len(first)) for link in links}
+
+
+def _start_by_s(urgency: Urgency) -> float:
+    return -inf if urgency.start_by_s is None else urgency.start_by_s

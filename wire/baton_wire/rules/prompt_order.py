@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from baton_wire.rules.held_turns import HeldRank
+from baton_wire.rules.held_turns import HeldRank, Urgency
 
 BUSY_S = 0.5
 """Work that surely keeps a worker from falling idle before more can reach it."""
@@ -120,11 +120,18 @@ class PromptOrder(Generic[T]):
         timed = self._in_time or self._set_aside
         return heapq.heappop(timed).prompt if timed else self._late.popleft()
 
-    def rank(self) -> HeldRank:
-        """How urgent is what `first` just said."""
-        if self._retried or self._in_time:
-            return HeldRank.IN_TIME
-        return HeldRank.SET_ASIDE if self._set_aside else HeldRank.LATE
+    def own_s(self) -> float:
+        """Of what `first` just said: seconds that a worker computes it; 0 of what is late or has waited before."""
+        in_line = [] if self._retried else self._in_time or self._set_aside
+        return in_line[0].own_s if in_line else 0.0
+
+    def urgency(self) -> Urgency:
+        """Of what `first` would say now, if nothing became late since it was asked."""
+        if self._retried:
+            return Urgency(HeldRank.IN_TIME)
+        if self._in_time:
+            return Urgency(HeldRank.IN_TIME, self._in_time[0].latest_s)
+        return Urgency(HeldRank.SET_ASIDE, self._set_aside[0].latest_s) if self._set_aside else Urgency(HeldRank.LATE)
 
     def drop_late(self, is_over: Callable[[T], bool]) -> None:
         """Forget late prompts that nobody waits for any more: their turn may be far away."""

@@ -36,7 +36,7 @@ from baton_wire.messages.gateway_link import (
 )
 from baton_wire.messages.values import MAX_FRAME_BYTES, Message, Role, num_packed
 from baton_wire.reset import reset
-from baton_wire.rules.held_turns import HeldRank, HeldTurns
+from baton_wire.rules.held_turns import HeldRank, HeldTurns, Urgency
 from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session
 
 log = logging.getLogger(__name__)
@@ -190,8 +190,8 @@ class GatewayLinks:
             told = HeldTurn(*turns[link]) if link in turns else None
             link.send(msgspec.structs.replace(message, turn=told, gateways=len(links)))
 
-    def _tell_holding(self, link: GatewayLink, rank: HeldRank | None) -> None:
-        if self._holders.told(link, rank):
+    def _tell_holding(self, link: GatewayLink, urgency: Urgency | None) -> None:
+        if self._holders.told(link, urgency):
             self._hurry.set()
 
     def _greet(self, link: GatewayLink) -> None:
@@ -229,7 +229,7 @@ class GatewayLinks:
             message = codec.decode(frame, ToWorker)
             heard()
             if isinstance(message, Holding):
-                self._tell_holding(link, None if message.rank is None else HeldRank(message.rank))
+                self._tell_holding(link, urgency_of(message, time.monotonic()))
             elif not isinstance(message, Heartbeat):
                 self._service.handle(link, message)
                 if len(self._links) > 1 and self._came.is_much(prompt_tokens_of(message)):
@@ -251,6 +251,13 @@ class CameSince:
         """So many more came."""
         self._came += tokens
         return tokens > 0 and self._came >= self.PART * (self._told + self._came)
+
+
+def urgency_of(message: Holding, now: float) -> Urgency | None:
+    """Of what that gateway holds, by this worker's clock; None: it holds nothing."""
+    if message.rank is None:
+        return None
+    return Urgency(HeldRank(message.rank), None if message.left_s is None else now + message.left_s)
 
 
 def prompt_tokens_of(message: Message) -> int:

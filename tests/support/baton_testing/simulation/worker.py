@@ -18,9 +18,9 @@ from baton_wire.liveness import Liveness
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding, ToWorker, WorkerState
 from baton_wire.messages.values import Message, PairFingerprint, Role
-from baton_wire.rules.held_turns import HeldRank, HeldTurns
+from baton_wire.rules.held_turns import HeldTurns, Urgency
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.serving.gateway_links import GatewayLink
+from baton_worker.serving.gateway_links import GatewayLink, urgency_of
 from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import Messenger
 
@@ -162,15 +162,15 @@ class SimWorker(SimProcess):
             turn = HeldTurn(*turns[end]) if end in turns else None
             link.send(msgspec.structs.replace(state, turn=turn, gateways=len(self._links)))
 
-    def _tell_holding(self, end: End, rank: HeldRank | None) -> None:
-        if self._holders.told(end, rank):
+    def _tell_holding(self, end: End, urgency: Urgency | None) -> None:
+        if self._holders.told(end, urgency):
             self._tell_all()
 
     def received(self, end: End, message: bytes) -> None:
         link = cast(GatewayLink, self._links[end])
         told = codec.decode(message, ToWorker)
         if isinstance(told, Holding):
-            self._tell_holding(end, None if told.rank is None else HeldRank(told.rank))
+            self._tell_holding(end, urgency_of(told, self.now))
         else:
             self.service.handle(link, told)
 
