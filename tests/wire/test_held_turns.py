@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.rules.held_turns import TURN_S, HeldRank, HeldTurns, TurnInRound, Urgency
+from baton_wire.rules.held_turns import SILENT_S, TURN_S, HeldRank, HeldTurns, TurnInRound, Urgency
 
 LATE, ASIDE, IN_TIME = Urgency(HeldRank.LATE), Urgency(HeldRank.SET_ASIDE, 5.0), Urgency(HeldRank.IN_TIME, 5.0)
 TIMES = st.none() | st.integers(0, 3).map(float)
@@ -83,6 +83,7 @@ def test_a_turn_is_for_as_much_work_as_it_lasts_and_one_prompt_at_least() -> Non
     turn = TurnInRound(0, 2)
     assert turn.wait_s(0.0, taken_s=0.0) == 0.0
     assert turn.wait_s(0.0, taken_s=0.9 * TURN_S) == 0.0
-    assert turn.wait_s(0.0, taken_s=TURN_S) is None, "somebody else may have a more urgent one by now"
+    assert turn.wait_s(0.0, taken_s=TURN_S) == SILENT_S, "somebody else may have a more urgent one by now"
+    assert turn.wait_s(SILENT_S, taken_s=TURN_S) == TurnInRound(0, 2).wait_s(SILENT_S), "nobody says who is next"
     assert turn.wait_s(0.0, taken_s=TURN_S, workers=2) == 0.0
     assert TurnInRound(0, 1).wait_s(0.0, taken_s=9.0) == 0.0, "nobody else waits for it"

@@ -19,8 +19,8 @@ class OwnTurns:
 
     def __init__(self, table: WorkerTable) -> None:
         self._table = table
-        self._told: dict[PairFingerprint, tuple[LinkedWorker, Urgency]] = {}
-        """Who was told last, and what."""
+        self._told: dict[PairFingerprint, tuple[LinkedWorker, Urgency | None]] = {}
+        """Who was told last, and what; None: it has been sent since."""
 
     def tell(self, held: Mapping[PairFingerprint, Urgency], now: float) -> None:
         """The most urgent prompt that is held now of each revision. Says only what changed."""
@@ -35,10 +35,14 @@ class OwnTurns:
                 self._told[fingerprint] = keeper, urgency
 
     def took(self, fingerprint: PairFingerprint, own_s: float) -> None:
-        """A prompt was sent in this process's turn, which a worker computes for so long."""
+        """The most urgent prompt was sent in this process's turn, which a worker computes for so long. The next one is
+        told even if it is as urgent: whoever gives turns is to say who is next.
+        """
         keeper, _ = self._keeper(fingerprint)
         if keeper is not None:
             keeper.turn_taken_s += own_s
+        if fingerprint in self._told:
+            self._told[fingerprint] = self._told[fingerprint][0], None
 
     def wait_s(self, fingerprint: PairFingerprint) -> float | None:
         """Until this process may send what it holds; 0: now; None: others go first, until a report says otherwise."""

@@ -12,7 +12,7 @@ from baton_gateway.requests.own_turns import OwnTurns
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_wire.messages.gateway_link import HeldTurn, Holding, WorkerState
 from baton_wire.messages.values import Address, Role
-from baton_wire.rules.held_turns import TURN_S, HeldRank, Urgency
+from baton_wire.rules.held_turns import SILENT_S, TURN_S, HeldRank, Urgency
 
 STATE = WorkerState(False, 0, 0, 0, 90, 0, 5, 0.1, turn=HeldTurn(0, 2))
 PRINT = cast(Any, "a")
@@ -75,11 +75,20 @@ def test_a_turn_ends_with_as_much_work_as_the_workers_do_meanwhile() -> None:
     fleet.turns.took(PRINT, 1.5 * TURN_S)
     assert fleet.turns.wait_s(PRINT) == 0.0, "two workers"
     fleet.turns.took(PRINT, TURN_S)
-    assert fleet.turns.wait_s(PRINT) is None
+    assert fleet.turns.wait_s(PRINT) == SILENT_S
     keeper = fleet.table.get(b"1")
     assert keeper is not None
     keeper.reported(STATE)
     assert fleet.turns.wait_s(PRINT) == 0.0, "another round"
+
+
+def test_the_next_prompt_is_told_even_if_it_is_as_urgent() -> None:
+    fleet, urgency = Fleet(b"1"), Urgency(HeldRank.IN_TIME, 10.25)
+    fleet.tell(urgency)
+    fleet.turns.took(PRINT, 0.01)
+    assert fleet.tell(urgency) == [(b"1", Holding(0, 0.25))]
+    fleet.turns.took(PRINT, 0.01)
+    assert fleet.tell(None) == [(b"1", Holding(None))], "it was the last"
 
 
 def test_nobody_waits_where_nobody_keeps_turns() -> None:

@@ -18,6 +18,10 @@ TURN_S: Final = 0.004
 """Longer than a message to a worker and its report to the other gateways take. Much less than the work that prompts may
 find before them at a worker, so that it never waits for a turn."""
 
+SILENT_S: Final = 0.1
+"""A worker that gives turns reports sooner, once somebody has told it of another prompt. One that does not may stand
+still, and nobody should wait for it longer than for their next slot."""
+
 LEAST_WAIT_S: Final = 1e-4
 """So that time passes until the next look."""
 
@@ -54,8 +58,10 @@ class TurnInRound(NamedTuple):
         `taken_s`: work that it sent since, for one of these many workers. A turn has room for one more prompt until
         that is as long as the turn: who has the next most urgent one is asked again soon, and nobody falls idle.
         """
-        if self.place is None or (self.of > 1 and taken_s >= TURN_S * workers):
+        if self.place is None:
             return None
+        if self.of > 1 and taken_s >= TURN_S * workers and since_s < SILENT_S:
+            return SILENT_S - since_s
         past = int(since_s / TURN_S)
         behind = (self.place - past) % self.of
         return 0.0 if behind == 0 else max(LEAST_WAIT_S, (past + behind) * TURN_S - since_s)
