@@ -1,8 +1,8 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, expert_layers, windows,
-models, offloading; all without arguments; each takes a minute or two) builds models of random bf16 weights on the
-device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
+`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, expert_layers,
+token_experts, windows, models, offloading; all without arguments; each takes a minute or two) builds models of random
+bf16 weights on the device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
 `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at hand.
 """
 
@@ -18,6 +18,7 @@ from bench.engine.gpu_model import SAMPLED, SHAPES, Bench, gpu_facts, graph_us
 from bench.kernels import gpu as gpu_kernels
 from bench.kernels.expert_layers import expert_layers
 from bench.kernels.gpu import Row, row
+from bench.kernels.token_experts import token_experts
 from bench.machine import this_machine
 from bench.results import publish
 
@@ -250,6 +251,7 @@ PARTS: Final = (
     "weights",
     "experts",
     "expert_layers",
+    "token_experts",
     "windows",
     "models",
     "offloading",
@@ -290,6 +292,8 @@ def main() -> None:
             rows += experts()
         if "expert_layers" in parts:
             rows += expert_layers()
+        if "token_experts" in parts:
+            rows += token_experts()
         if "windows" in parts:
             rows += windows()
         if "models" in parts:

@@ -271,13 +271,13 @@ def mxfp4_config(pairs: int, count: int) -> Mxfp4Config:
 
 def mxfp4_experts(
     x: Tensor, gate_up: Mxfp4Stack, down: Mxfp4Stack, biases: tuple[Tensor, Tensor], shares: Tensor, experts: Tensor,
-    limit: float, alpha: float,
+    limit: float, alpha: float, config: Mxfp4Config | None = None,
 ) -> Tensor:  # fmt: skip
     """As `baton_kernels.experts.biased_experts`. All contiguous, H and F multiples of 16."""
     if not x.shape[0]:
         return torch.empty_like(x)
     count = gate_up.values.shape[0]
-    config = mxfp4_config(experts.numel(), count)
+    config = config or mxfp4_config(experts.numel(), count)
     plan = sort_by_expert(x, experts, count, config.rows)
     inner = _product(plan.x, plan, gate_up, biases[0], CLAMPED.value, limit, alpha, config, is_table_older=False)
     out = _product(inner, plan, down, biases[1], PLAIN.value, 0.0, 0.0, config, is_table_older=True)

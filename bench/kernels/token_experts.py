@@ -1,0 +1,169 @@
+"""Experts in MXFP4 in CUDA graphs: ways that are not served beside the one that is, each compared with the formula.
+
+The shape of gpt-oss-20b, experts drawn at random, routing not counted. A graph goes through several layers, which are
+more bytes than the L2 cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Final
+
+import torch
+from bench.engine.gpu_model import GPU, graph_us
+from bench.kernels.gpu import Row, row
+from torch import Tensor
+from triton.errors import TritonError
+
+from baton_kernels.compiling import compiled_together
+from baton_kernels.experts import Mxfp4Stacks, biased_experts
+from baton_kernels.gpu.streamed_mxfp4 import Mxfp4Config, mxfp4_experts
+from baton_kernels.gpu.token_mxfp4 import TokenConfig, token_experts_mxfp4
+from baton_kernels.mxfp4_weight import LINE_COLUMNS, Mxfp4Stack, pack_mxfp4
+
+COUNT, PER_TOKEN, HIDDEN, INNER = 32, 4, 2880, 2880
+LIMIT, ALPHA = 7.0, 1.702
+LAYERS: Final = 4
+DRAWS: Final = 2
+"""Of experts, for each layer."""
+REPEATS: Final = 10
+ALONE: Final = (
+    *(TokenConfig(*gate, 4, 128) for gate in ((4, 80), (4, 96), (4, 128), (4, 168), (8, 80), (8, 128))),
+    *(TokenConfig(4, 80, *down) for down in ((4, 80), (4, 168), (8, 80), (8, 128))),
+)
+FEW: Final = (2, 4, 8)
+TILES: Final = tuple(
+    Mxfp4Config(rows, *numbers)
+    for rows in (16, 32, 64)
+    for numbers in ((64, 2, 128), (128, 1, 168), (128, 2, 80), (256, 1, 96))
+)
+MANY: Final = {64: 16, 128: 32, 256: 64}
+"""Tokens, and rows of a block that are served for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a layer is given."""
+
+    x: Tensor
+    shares: Tensor
+    experts: Tensor
+
+
+Way = Callable[[Mxfp4Stacks, Chosen], Tensor]
+
+
+def _chosen(tokens: int, seed: int) -> Chosen:
+    generator = torch.Generator(GPU).manual_seed(seed)
+    shares, experts = torch.rand(tokens, COUNT, device=GPU, generator=generator).topk(PER_TOKEN, 1)
+    x = torch.randn(tokens, HIDDEN, device=GPU, generator=generator).bfloat16()
+    return Chosen(x, shares / shares.sum(1, keepdim=True), experts)
+
+
+@cache
+def _codes_behind_are_zeros(columns: int) -> Tensor:
+    """The bits of a line's 64 bytes that its first columns take."""
+    codes = torch.zeros(1, 1, LINE_COLUMNS, dtype=torch.uint8)
+    codes[:, :, :columns] = 15
+    return pack_mxfp4(codes, torch.zeros(1, 1, 4, dtype=torch.uint8)).values.flatten().to(GPU)
+
+
+def _stack(features: int, columns: int) -> Mxfp4Stack:
+    lines = -(-columns // LINE_COLUMNS)
+    values = torch.randint(0, 256, (COUNT, features, lines, LINE_COLUMNS // 2), dtype=torch.uint8, device=GPU)
+    if columns % LINE_COLUMNS:
+        values[:, :, -1] &= _codes_behind_are_zeros(columns % LINE_COLUMNS)
+    scales = torch.randint(118, 121, (COUNT, lines, features, 4), dtype=torch.uint8, device=GPU)
+    return Mxfp4Stack(values.flatten(2), scales, columns)
+
+
+def _layer() -> Mxfp4Stacks:
+    biases = [torch.randn(COUNT, features, device=GPU).bfloat16() for features in (2 * INNER, HIDDEN)]
+    return Mxfp4Stacks(_stack(2 * INNER, HIDDEN), biases[0], _stack(HIDDEN, INNER), biases[1])
+
+
+def _served(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
+    return biased_experts(chosen.x, stacks, chosen.shares, chosen.experts, LIMIT, ALPHA)
+
+
+def _alone(config: TokenConfig, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
+    biases = stacks.gate_up_bias, stacks.down_bias
+    return token_experts_mxfp4(
+        chosen.x, stacks.gate_up, stacks.down, biases, chosen.shares, chosen.experts, LIMIT, ALPHA, config
+    )
+
+
+def _in_tiles(config: Mxfp4Config, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
+    biases = stacks.gate_up_bias, stacks.down_bias
+    return mxfp4_experts(
+        chosen.x, stacks.gate_up, stacks.down, biases, chosen.shares, chosen.experts, LIMIT, ALPHA, config
+    )
+
+
+def token_experts() -> Iterator[Row]:
+    """µs a layer; beside it how far from the formula. What differs between two runs, or is far from it, says WRONG."""
+    layers = [_layer() for _ in range(LAYERS)]
+    alone: dict[str, Way] = {
+        f"alone, {c.gate_warps} x {c.gate_registers}, {c.down_warps} x {c.down_registers}": partial(_alone, c)
+        for c in ALONE
+    }
+    times = dict[str, float]()
+    for name, us, line in _timed(layers, 1, {"served": _served, **alone}):
+        times[name] = us
+        yield line
+    taken = sorted(alone.keys() & times.keys(), key=times.__getitem__)[:2]
+    for tokens in FEW:
+        for _, _, line in _timed(layers, tokens, {"served": _served, **{name: alone[name] for name in taken}}):
+            yield line
+    for tokens, rows in MANY.items():
+        tiles: dict[str, Way] = {
+            f"{c.rows} x {c.features}, {c.programs} programs of {c.registers}": partial(_in_tiles, c)
+            for c in TILES
+            if c.rows == rows
+        }
+        for _, _, line in _timed(layers, tokens, {"served": _served, **tiles}):
+            yield line
+
+
+def _timed(layers: list[Mxfp4Stacks], tokens: int, ways: Mapping[str, Way]) -> Iterator[tuple[str, float, Row]]:
+    """Name, µs and row of each way; one that cannot be compiled says so and is passed over."""
+    calls = [(layer, _chosen(tokens, 100 * tokens + draw)) for draw in range(DRAWS) for layer in layers]
+    expected = _formula(*calls[0])
+    for name, way in ways.items():
+        what = f"experts of gpt-oss-20b MXFP4, {name}"
+        try:
+            with compiled_together():
+                way(*calls[0])
+            got = way(*calls[0])
+            torch.cuda.synchronize()
+        except (TritonError, RuntimeError, ValueError) as error:
+            print(f"{what}, {tokens} tokens: {type(error).__name__}: {str(error).strip()[-200:]}", flush=True)
+            continue
+        error_ = float((got.double() - expected).norm() / expected.norm())
+        is_steady = all(torch.equal(got, way(*calls[0])) for _ in range(REPEATS))
+
+        def work(way: Way = way) -> None:
+            for call in calls:
+                way(*call)
+
+        us = graph_us(work, len(calls))
+        verdict = f"{error_:.1e} from the formula" + ("" if error_ < 5e-3 and is_steady else ", WRONG")
+        yield name, us, row(what, f"{tokens} tokens", us, "µs", None, verdict)
+
+
+def _formula(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
+    """Expert by expert, float64 [T, H]."""
+    total = torch.zeros(chosen.x.shape, dtype=torch.float64, device=GPU)
+    wide = stacks.dequantised(torch.float32)
+    for expert in range(COUNT):
+        tokens, place = (chosen.experts == expert).nonzero(as_tuple=True)
+        if len(tokens):
+            gate_up = chosen.x[tokens].double() @ wide.gate_up[expert].double().t() + wide.gate_up_bias[expert].double()
+            gate, up = gate_up.bfloat16().double().chunk(2, -1)
+            gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+            inner = (gate * torch.sigmoid(ALPHA * gate) * (up + 1)).bfloat16().double()
+            out = (inner @ wide.down[expert].double().t() + wide.down_bias[expert].double()).bfloat16().double()
+            total.index_add_(0, tokens, out * chosen.shares[tokens, place][:, None].double())
+    return total
