@@ -22,6 +22,7 @@ from triton.errors import TritonError
 from baton_kernels.compiling import compiled_together
 from baton_kernels.experts import Mxfp4Stacks, biased_experts, experts_reference
 from baton_kernels.gpu.experts import few_experts_triton
+from baton_kernels.gpu.few_mxfp4 import BlockConfig, few_experts_mxfp4
 from baton_kernels.gpu.joint_experts import JointConfig, joint_experts_triton
 from baton_kernels.gpu.streamed_mxfp4 import Mxfp4Config, mxfp4_experts
 from baton_kernels.gpu.token_mxfp4 import TokenConfig, token_experts_mxfp4
@@ -41,7 +42,10 @@ JOINT: Final = tuple(
     JointConfig(*numbers)
     for numbers in ((2, 1, 8, 2), (4, 1, 8, 2), (4, 2, 16, 1), (8, 2, 8, 1), (2, 1, 4, 4), (1, 1, 4, 4))
 )
-FEW: Final = (2, 4, 8)
+FEW: Final = (2, 4, 8, 16, 32, 64)
+ALONE_TO: Final = 8
+"""Tokens."""
+BLOCKS: Final = tuple(BlockConfig(*numbers) for numbers in ((4, 80), (4, 96), (4, 128), (8, 128)))
 TILES: Final = tuple(
     Mxfp4Config(rows, *numbers)
     for rows in (16, 32, 64)
@@ -103,6 +107,13 @@ def _alone(config: TokenConfig, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
     )
 
 
+def _in_blocks(config: BlockConfig, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
+    biases = stacks.gate_up_bias, stacks.down_bias
+    return few_experts_mxfp4(
+        chosen.x, stacks.gate_up, stacks.down, biases, chosen.shares, chosen.experts, LIMIT, ALPHA, config
+    )
+
+
 def _in_tiles(config: Mxfp4Config, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
     biases = stacks.gate_up_bias, stacks.down_bias
     return mxfp4_experts(
@@ -122,8 +133,10 @@ def token_experts() -> Iterator[Row]:
         times[name] = us
         yield line
     taken = sorted(alone.keys() & times.keys(), key=times.__getitem__)[:2]
+    blocks: dict[str, Way] = {f"blocks, {c.warps} x {c.registers}": partial(_in_blocks, c) for c in BLOCKS}
     for tokens in FEW:
-        for _, _, line in _timed(layers, tokens, {"served": _served, **{name: alone[name] for name in taken}}):
+        own = {name: alone[name] for name in taken if tokens <= ALONE_TO}
+        for _, _, line in _timed(layers, tokens, {"served": _served, **own, **blocks}):
             yield line
     for tokens, rows in MANY.items():
         tiles: dict[str, Way] = {

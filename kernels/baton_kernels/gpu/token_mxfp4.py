@@ -31,10 +31,11 @@ _BACK = gl.constexpr(2.0**64)
 """Widened codes are 2¹²⁶ too small; their scales make up for 2⁶²."""
 
 
-def _line_product() -> str:
+def _line_product(of_columns: bool) -> str:
     """PTX for a warp: sums of 16 rows + a line's products.
 
-    Outputs and last operands: sums of rows g and g + 8 of the first plane, then of the second. Before them four words
+    Outputs and last operands: sums of rows g and g + 8 of the first plane, then of the second; or `of_columns` what a
+    thread holds of a product, two columns of each of both rows. Before them four words
     of row g and of row g + 8, their scales (each four times the same: that of the first plane in the low half), and x:
     columns 0 to 7 and 8 to 15 of a thread's 16 in the first plane, then in the second. A product takes what two
     neighbouring words have at the same place, since x has that side by side.
@@ -59,7 +60,10 @@ def _line_product() -> str:
                 f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{total}}}, {{{left}}}, {{${at}, ${at + 1}}}, "
                 f"{{{before}}};"
             )
-    text += [f"add.f32 ${sum_}, ${36 + sum_}, d{sum_ // 2}{sum_ % 2 * 2};" for sum_ in range(4)]
+    if of_columns:
+        text += [f"add.f32 ${at}, ${36 + at}, d0{at};\nadd.f32 ${at}, ${at}, d1{at};" for at in range(4)]
+    else:
+        text += [f"add.f32 ${sum_}, ${36 + sum_}, d{sum_ // 2}{sum_ % 2 * 2};" for sum_ in range(4)]
     return "{\n" + "\n".join(text) + "\n}"
 
 
@@ -81,7 +85,8 @@ def _widened(code: str, wide: str, scale: str) -> list[str]:
     ]
 
 
-LINE_PRODUCT = gl.constexpr(_line_product())
+LINE_PRODUCT = gl.constexpr(_line_product(of_columns=False))
+LINE_PRODUCT_OF_COLUMNS = gl.constexpr(_line_product(of_columns=True))
 LINE_OPERANDS = gl.constexpr(",".join(["=&f"] * 4 + ["r"] * 32 + ["f"] * 4))
 
 
@@ -120,9 +125,9 @@ def _factors(scales_ptr, features, line, quarter, LINES: gl.constexpr, LAST: gl.
 
 
 @gluon.jit
-def _add_line(total, one, other, one_factor, other_factor, x):
+def _add_line(total, one, other, one_factor, other_factor, x, PRODUCT: gl.constexpr = LINE_PRODUCT):
     return gl.inline_asm_elementwise(
-        LINE_PRODUCT, LINE_OPERANDS, [one, other, one_factor, other_factor, x[0], x[1], x[2], x[3], total],
+        PRODUCT, LINE_OPERANDS, [one, other, one_factor, other_factor, x[0], x[1], x[2], x[3], total],
         gl.float32, is_pure=True, pack=4,
     )  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""A machine for PTX without branches: it runs a compiled kernel on a CPU, program by program, all threads in step.
+"""A machine for PTX without loops: it runs a compiled kernel on a CPU, program by program, all threads in step.
 
 Kernels in Gluon run in no interpreter. This one runs what the compiler made of them, so that layouts, addresses and
 inline assembly are all part of the test. It knows the instructions that it has met; another one raises KeyError.
-Threads take each instruction together, which makes barriers empty: it finds no races. Loads and stores have to stay
-within the tensors that the kernel was given.
+Threads take each instruction and each branch together, which makes barriers empty: it finds no races. Loads and stores
+have to stay within the tensors that the kernel was given.
 """
 
 from __future__ import annotations
@@ -72,12 +72,20 @@ class PtxMachine:
         self._registers: dict[str, Lanes] = {}
         self._shared = numpy.zeros(1 << 16, numpy.uint8)
         self._special = {f"%ctaid.{axis}": number for axis, number in place.items()}
+        awaited = ""
         for guard, opcode, operands in self._steps:
+            if awaited and opcode != awaited:
+                continue
+            awaited = ""
             active = numpy.ones(self._threads, bool)
             if guard:
                 holds = self._registers[guard.lstrip("@!")] == 1
                 active = ~holds if guard.startswith("@!") else holds
-            self._step(opcode.split("."), operands, active)
+            if opcode.startswith("bra"):
+                assert active.all() or not active.any(), "threads part"
+                awaited = operands[0] if active.all() else ""
+            elif not opcode.startswith("$"):
+                self._step(opcode.split("."), operands, active)
 
     # Values.
 
@@ -150,6 +158,15 @@ class PtxMachine:
                 at = places[active].astype(numpy.int64) + number * size + byte
                 buffer[at] = (value >> numpy.uint64(8 * byte) & numpy.uint64(255)).astype(numpy.uint8)
 
+    def _load_matrices(self, operands: list[str]) -> None:
+        """Of 8 rows of 16 bytes each, whose addresses eight threads have; a thread gets 4 bytes of one row."""
+        lane, everyone = numpy.arange(self._threads), numpy.ones(self._threads, bool)
+        addresses = self._address(operands[1]).astype(numpy.int64)
+        for number, name in enumerate(_names(operands[0])):
+            places = addresses[lane // 32 * 32 + 8 * number + lane % 32 // 4] + lane % 4 * 4
+            parts = [self._shared[places + byte].astype(numpy.uint64) << numpy.uint64(8 * byte) for byte in range(4)]
+            self._write(name, parts[0] | parts[1] | parts[2] | parts[3], everyone)
+
     def _address(self, operand: str) -> Lanes:
         register, *offset = (part.strip() for part in operand.strip("[] ").split("+"))
         return self._bits(register) + numpy.uint64(int(offset[0], 0) if offset else 0)
@@ -167,6 +184,8 @@ class PtxMachine:
             (self._load if name == "ld" else self._store)(parts, operands, active)
         elif name == "mma":
             self._multiply(operands)
+        elif name == "ldmatrix":
+            self._load_matrices(operands)
         elif parts[:2] == ["mul", "rn"] and kind == "bf16x2":
             one, other = self._bits(operands[1]), self._bits(operands[2])
             low = bfloat16_bits(of_bfloat16(one) * of_bfloat16(other))
@@ -261,12 +280,13 @@ def _statements(text: str) -> Iterator[tuple[str, str, list[str]]]:
     body = text[text.index(".reqntid") :]
     body = body[body.index("{") + 1 : body.index("$L__func_end")]
     body = re.sub(r"//[^\n]*|/\*.*?\*/", "", body)
-    body = re.sub(r"^\s*\.loc[^\n]*$|^\s*\$\w+:", "", body, flags=re.M)
+    body = re.sub(r"^\s*\.loc[^\n]*$|^\s*\$L__tmp\w+:", "", body, flags=re.M)
+    body = re.sub(r"^\s*(\$\w+):", r"\1;", body, flags=re.M)
     for statement in body.split(";"):
         statement = re.sub(r"^[\s{}]+", "", statement).strip()
         if not statement or statement.startswith("."):
             continue
-        guard, opcode, rest = re.fullmatch(r"(@!?%p\d+\s+)?([\w.:]+)\s*(.*)", statement, flags=re.S).groups()  # type: ignore[union-attr]
+        guard, opcode, rest = re.fullmatch(r"(@!?%p\d+\s+)?([\w.:$]+)\s*(.*)", statement, flags=re.S).groups()  # type: ignore[union-attr]
         operands = [each.strip() for each in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", rest)]
         yield (guard or "").strip(), opcode, operands
 
