@@ -1,8 +1,8 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
 `python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, expert_layers,
-token_experts, windows, models, offloading; all without arguments; each takes a minute or two) builds models of random
-bf16 weights on the device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
+windows, models, offloading; all without arguments; each takes a minute or two) builds models of random bf16 weights on
+the device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
 `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at hand.
 """
 
@@ -18,7 +18,7 @@ from bench.engine.gpu_model import SAMPLED, SHAPES, Bench, gpu_facts, graph_us
 from bench.kernels import gpu as gpu_kernels
 from bench.kernels.expert_layers import expert_layers
 from bench.kernels.gpu import Row, row
-from bench.kernels.token_experts import token_experts
+from bench.kernels.mxfp4_experts import mxfp4_experts_of_gpt_oss
 from bench.machine import this_machine
 from bench.results import publish
 
@@ -138,7 +138,7 @@ EXPERT_LAYER_US: Final[Mapping[int, tuple[float | None, float | None]]] = {
 
 GPT_OSS_LAYER_US: Final[Mapping[int, tuple[float | None, float | None]]] = {
     1: (25.0, 60.0),
-    **dict.fromkeys((8, 32), (None, None)),
+    **dict.fromkeys((2, 4, 8, 32, 64), (None, None)),
     128: (1.15 * 99.3, None),
     **dict.fromkeys((512, 1024, 4096), (None, None)),
 }
@@ -155,7 +155,7 @@ def experts() -> Iterator[Row]:
             yield row(f"decode step {name}", f"{batch} x 1024", step_ms, "ms", goal if has_goals else None)
         yield row(f"prefill {name}", "4096", bench.prefill(4096), "ms", None)
         no_goals = dict.fromkeys(EXPERT_LAYER_US, (None, None))
-        yield from _expert_layers(bench, name, EXPERT_LAYER_US if has_goals else no_goals)
+        yield from expert_layer(bench, name, EXPERT_LAYER_US if has_goals else no_goals)
         del bench
         torch.cuda.empty_cache()
     for weights in ("mxfp4", "bf16"):
@@ -165,9 +165,10 @@ def experts() -> Iterator[Row]:
         for batch in (1, 32, 128):
             yield row(f"decode step {name}", f"{batch} x 1024", bench.decode(batch, 1024).step_ms, "ms", None)
         yield row(f"prefill {name}", "4096", bench.prefill(4096), "ms", None)
-        yield from _expert_layers(bench, name, GPT_OSS_LAYER_US if weights == "mxfp4" else {})
+        yield from expert_layer(bench, name, GPT_OSS_LAYER_US if weights == "mxfp4" else {})
         del bench
         torch.cuda.empty_cache()
+    yield from mxfp4_experts_of_gpt_oss()
 
 
 def windows() -> Iterator[Row]:
@@ -181,7 +182,7 @@ def windows() -> Iterator[Row]:
         torch.cuda.empty_cache()
 
 
-def _expert_layers(bench: Bench, name: str, goals: Mapping[int, tuple[float | None, float | None]]) -> Iterator[Row]:
+def expert_layer(bench: Bench, name: str, goals: Mapping[int, tuple[float | None, float | None]]) -> Iterator[Row]:
     blocks = [layer.mlp for layer in bench.loaded.model.layers[:16]]
     hidden = bench.loaded.config.hidden_size
     for tokens, (aim, vllm) in goals.items():
@@ -251,7 +252,6 @@ PARTS: Final = (
     "weights",
     "experts",
     "expert_layers",
-    "token_experts",
     "windows",
     "models",
     "offloading",
@@ -292,8 +292,6 @@ def main() -> None:
             rows += experts()
         if "expert_layers" in parts:
             rows += expert_layers()
-        if "token_experts" in parts:
-            rows += token_experts()
         if "windows" in parts:
             rows += windows()
         if "models" in parts:

@@ -1,31 +1,27 @@
-"""Experts of few tokens in CUDA graphs: ways that are not served beside those that are, compared with the formula.
+"""Experts in MXFP4 in CUDA graphs: ways that are not served beside those that are, compared with the formula.
 
-The shapes of gpt-oss-20b in MXFP4 and of Qwen3-30B-A3B in bfloat16, experts drawn at random, routing not counted. A
-graph goes through several layers, which are more bytes than the L2 cache holds.
+The shape of gpt-oss-20b, experts drawn at random, routing not counted. A graph goes through several layers, which are
+more bytes than the L2 cache holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Final
 
 import torch
 from bench.engine.gpu_model import GPU, graph_us
-from bench.kernels.expert_layers import SHAPES
 from bench.kernels.gpu import Row, row
 from torch import Tensor
 from triton.errors import TritonError
 
 from baton_kernels.compiling import compiled_together
-from baton_kernels.experts import Mxfp4Stacks, biased_experts, experts_reference
-from baton_kernels.gpu.experts import few_experts_triton
-from baton_kernels.gpu.few_mxfp4 import BlockConfig, few_experts_mxfp4
-from baton_kernels.gpu.joint_experts import JointConfig, joint_experts_triton
-from baton_kernels.gpu.streamed_mxfp4 import Mxfp4Config, mxfp4_experts
-from baton_kernels.gpu.token_mxfp4 import TokenConfig, token_experts_mxfp4
+from baton_kernels.experts import Mxfp4Stacks, biased_experts
+from baton_kernels.gpu.streamed_mxfp4 import Mxfp4Config, mxfp4_config, mxfp4_experts
+from baton_kernels.gpu.token_mxfp4 import SERVED, TokenConfig, token_experts_mxfp4
 from baton_kernels.mxfp4_weight import LINE_COLUMNS, Mxfp4Stack, pack_mxfp4
 
 COUNT, PER_TOKEN, HIDDEN, INNER = 32, 4, 2880, 2880
@@ -35,22 +31,13 @@ DRAWS: Final = 2
 """Of experts, for each layer."""
 REPEATS: Final = 10
 ALONE: Final = (
-    *(TokenConfig(*gate, 4, 128) for gate in ((4, 80), (4, 96), (4, 128), (4, 168), (8, 80), (8, 128))),
-    *(TokenConfig(4, 80, *down) for down in ((4, 80), (4, 168), (8, 80), (8, 128))),
+    SERVED,
+    *(replace(SERVED, down_warps=warps, down_registers=most) for warps, most in ((4, 168), (8, 80))),
 )
-JOINT: Final = tuple(
-    JointConfig(*numbers)
-    for numbers in ((2, 1, 8, 2), (4, 1, 8, 2), (4, 2, 16, 1), (8, 2, 8, 1), (2, 1, 4, 4), (1, 1, 4, 4))
-)
-FEW: Final = (2, 4, 8, 16, 32, 64)
-ALONE_TO: Final = 8
-"""Tokens."""
-BLOCKS: Final = tuple(BlockConfig(*numbers) for numbers in ((4, 80), (4, 96), (4, 128), (8, 128)))
-TILES: Final = tuple(
-    Mxfp4Config(rows, *numbers)
-    for rows in (16, 32, 64)
-    for numbers in ((64, 2, 128), (128, 1, 168), (128, 2, 80), (256, 1, 96))
-)
+"""Beside each other a configuration stands twice, once as what is served: that shows how steady times are."""
+FEW: Final = (1, 2, 4, 8)
+TILES: Final = ((64, 2, 128), (256, 1, 96))
+"""Features, programs on a multiprocessor, and registers."""
 MANY: Final = {64: 16, 128: 32, 256: 64}
 """Tokens, and rows of a block that are served for them."""
 
@@ -107,11 +94,8 @@ def _alone(config: TokenConfig, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
     )
 
 
-def _in_blocks(config: BlockConfig, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
-    biases = stacks.gate_up_bias, stacks.down_bias
-    return few_experts_mxfp4(
-        chosen.x, stacks.gate_up, stacks.down, biases, chosen.shares, chosen.experts, LIMIT, ALPHA, config
-    )
+def _sorted(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
+    return _in_tiles(mxfp4_config(chosen.experts.numel(), COUNT), stacks, chosen)
 
 
 def _in_tiles(config: Mxfp4Config, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
@@ -121,60 +105,43 @@ def _in_tiles(config: Mxfp4Config, stacks: Mxfp4Stacks, chosen: Chosen) -> Tenso
     )
 
 
-def token_experts() -> Iterator[Row]:
+def mxfp4_experts_of_gpt_oss() -> Iterator[Row]:
     """µs a layer; beside it how far from the formula. What differs between two runs, or is far from it, says WRONG."""
     layers = [_layer() for _ in range(LAYERS)]
     alone: dict[str, Way] = {
         f"alone, {c.gate_warps} x {c.gate_registers}, {c.down_warps} x {c.down_registers}": partial(_alone, c)
         for c in ALONE
     }
-    times = dict[str, float]()
-    for name, us, line in _timed(layers, 1, {"served": _served, **alone}):
-        times[name] = us
-        yield line
-    taken = sorted(alone.keys() & times.keys(), key=times.__getitem__)[:2]
-    blocks: dict[str, Way] = {f"blocks, {c.warps} x {c.registers}": partial(_in_blocks, c) for c in BLOCKS}
     for tokens in FEW:
-        own = {name: alone[name] for name in taken if tokens <= ALONE_TO}
-        for _, _, line in _timed(layers, tokens, {"served": _served, **own, **blocks}):
-            yield line
+        yield from _timed(layers, tokens, {"served": _served, "sorted": _sorted, **alone})
     for tokens, rows in MANY.items():
         tiles: dict[str, Way] = {
-            f"{c.rows} x {c.features}, {c.programs} programs of {c.registers}": partial(_in_tiles, c)
-            for c in TILES
-            if c.rows == rows
+            f"{rows} x {features}, {programs} programs of {registers}": partial(
+                _in_tiles, Mxfp4Config(rows, features, programs, registers)
+            )
+            for features, programs, registers in TILES
         }
-        for _, _, line in _timed(layers, tokens, {"served": _served, **tiles}):
-            yield line
-    yield from _of_qwen()
+        yield from _timed(layers, tokens, {"served": _served, **tiles})
 
 
-def _timed(layers: list[Mxfp4Stacks], tokens: int, ways: Mapping[str, Way]) -> Iterator[tuple[str, float, Row]]:
-    """Name, µs and row of each way; one that cannot be compiled says so and is passed over."""
+def _timed(layers: list[Mxfp4Stacks], tokens: int, ways: Mapping[str, Way]) -> Iterator[Row]:
+    """Each way goes through the layers; one that cannot be compiled says so and is passed over."""
     calls = [(layer, _chosen(tokens, 100 * tokens + draw)) for draw in range(DRAWS) for layer in layers]
     expected = _formula(*calls[0])
-    of_calls = {name: [partial(way, *call) for call in calls] for name, way in ways.items()}
-    yield from _compared("gpt-oss-20b MXFP4", tokens, expected, of_calls)
-
-
-def _compared(
-    model: str, tokens: int, expected: Tensor, ways: Mapping[str, Sequence[Callable[[], Tensor]]]
-) -> Iterator[tuple[str, float, Row]]:
-    """Each way's calls go through the layers; the first of them should be what is expected."""
-    _compile_together([calls[0] for calls in ways.values()])
-    for name, calls in ways.items():
-        what = f"experts of {model}, {name}"
+    _compile_together([partial(way, *calls[0]) for way in ways.values()])
+    for name, way in ways.items():
+        what = f"experts of gpt-oss-20b MXFP4, {name}"
         try:
-            got = calls[0]()
+            got = way(*calls[0])
             torch.cuda.synchronize()
         except (TritonError, RuntimeError, ValueError) as error:
             print(f"{what}, {tokens} tokens: {type(error).__name__}: {str(error).strip()[-200:]}", flush=True)
             continue
         distance = float((got.double() - expected).norm() / expected.norm())
-        is_steady = all(torch.equal(got, calls[0]()) for _ in range(REPEATS))
-        us = graph_us(partial(_run, calls), len(calls))
+        is_steady = all(torch.equal(got, way(*calls[0])) for _ in range(REPEATS))
+        us = graph_us(partial(_run, [partial(way, *call) for call in calls]), len(calls))
         verdict = f"{distance:.1e} from the formula" + ("" if distance < 5e-3 and is_steady else ", WRONG")
-        yield name, us, row(what, f"{tokens} tokens", us, "µs", None, verdict)
+        yield row(what, f"{tokens} tokens", us, "µs", None, verdict)
 
 
 def _run(calls: Sequence[Callable[[], Tensor]]) -> None:
@@ -204,30 +171,3 @@ def _formula(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
             out = (inner @ wide.down[expert].double().t() + wide.down_bias[expert].double()).bfloat16().double()
             total.index_add_(0, tokens, out * chosen.shares[tokens, place][:, None].double())
     return total
-
-
-def _of_qwen() -> Iterator[Row]:
-    """One token in bfloat16: two kernels, and one that keeps reading between both products."""
-    shape = SHAPES[0]
-    gate_ups, downs = (
-        [
-            torch.randn(shape.count, features, columns, dtype=torch.bfloat16, device=GPU).mul_(columns**-0.5)
-            for _ in range(LAYERS)
-        ]
-        for features, columns in ((2 * shape.inner, shape.hidden), (shape.hidden, shape.inner))
-    )
-    x = torch.randn(1, shape.hidden, device=GPU).bfloat16()
-    draws = [torch.rand(1, shape.count, device=GPU).topk(shape.per_token, 1) for _ in range(DRAWS * LAYERS)]
-    given = [
-        (x, gate_up, down, shares / shares.sum(1, keepdim=True), experts)
-        for (shares, experts), gate_up, down in zip(draws, gate_ups * DRAWS, downs * DRAWS, strict=True)
-    ]
-    arrived = torch.zeros(2, dtype=torch.int32, device=GPU)
-    multiprocessors = torch.cuda.get_device_properties(GPU).multi_processor_count
-    ways = {"served": [partial(few_experts_triton, *each) for each in given]}
-    for c in JOINT:
-        name = f"joint, {c.features} and {c.outputs}, {c.programs} programs of {c.warps} warps"
-        programs = c.programs * multiprocessors
-        ways[name] = [partial(joint_experts_triton, *each, arrived, c, programs) for each in given]
-    for _, _, line in _compared(shape.name, 1, experts_reference(*given[0]).double(), ways):
-        yield line
