@@ -189,15 +189,19 @@ def biased_experts(
 ) -> Tensor:
     """Experts with biases and a clamped gate, x [T, H] → [T, H], on a GPU in bfloat16. The host never waits.
 
-    More pairs than the device's sort takes bring weights in MXFP4 back to x's dtype."""
+    In MXFP4 a token alone, or few beside their experts, read their experts each; more are sorted by expert. More pairs
+    than the device's sort takes bring weights in MXFP4 back to x's dtype."""
     from baton_kernels.gpu.expert_sort import MAX_PAIRS
     from baton_kernels.gpu.streamed_experts import streamed_experts
     from baton_kernels.gpu.streamed_mxfp4 import mxfp4_experts
+    from baton_kernels.gpu.token_mxfp4 import reads_alone, token_experts_mxfp4
 
     if isinstance(stacks, Mxfp4Stacks):
         if experts.numel() <= MAX_PAIRS:
             biases = (stacks.gate_up_bias, stacks.down_bias)
-            return mxfp4_experts(x, stacks.gate_up, stacks.down, biases, shares, experts, limit, alpha)
+            is_alone = reads_alone(x.shape[0], experts.shape[1], stacks.gate_up.values.shape[0])
+            multiply = token_experts_mxfp4 if is_alone else mxfp4_experts
+            return multiply(x, stacks.gate_up, stacks.down, biases, shares, experts, limit, alpha)
         stacks = stacks.dequantised(x.dtype)
     if _streams(experts, stacks.gate_up, stacks.down, MAX_PAIRS):
         biases = (stacks.gate_up_bias, stacks.down_bias)

@@ -107,20 +107,19 @@ for weight in (pack_int4(codes, scale), pack_int4(codes, scale, torch.zeros(8192
     ),
     "experts": (
         """
-from baton_kernels.experts import Mxfp4Stacks
+from baton_kernels.experts import Mxfp4Stacks, biased_experts
 from baton_kernels.gpu.streamed_experts import streamed_experts
-from baton_kernels.gpu.streamed_mxfp4 import mxfp4_experts
 from baton_kernels.mxfp4_weight import pack_mxfp4
 def stack(features, columns):
     zeros = (torch.zeros(8, features, width, dtype=torch.uint8) for width in (columns, columns // 32))
     return pack_mxfp4(*zeros)
-for tokens in (1, 700):
+for tokens in (1, 7, 60, 700):
     chosen = rows(tokens, 2, dtype=torch.float32), rows(tokens, 2, dtype=torch.int64)
     streamed_experts(rows(tokens, 256), rows(8, 1024, 256), rows(8, 256, 512), None, *chosen, None)
-    biases = rows(8, 1024), rows(8, 256)
-    mxfp4_experts(rows(tokens, 256), stack(1024, 256), stack(256, 512), biases, *chosen, 7.0, 1.702)
+    stacks = Mxfp4Stacks(stack(1024, 256), rows(8, 1024), stack(256, 512), rows(8, 256))
+    biased_experts(rows(tokens, 256), stacks, *chosen, 7.0, 1.702)
 """,
-        {"_product_kernel", "_sum_kernel"},
+        {"_product_kernel", "_sum_kernel", "_token_gate_up_kernel", "_token_down_kernel"},
     ),
     "experts with rows of 8 bits": (
         """

@@ -35,6 +35,11 @@ def eight(features, columns):
     scales = blank(count, *shape, dtype=torch.float32)
     return QuantisedStack(blank(count, features, columns, dtype=dtype), scales, columns, rounds_inputs=True)
 
+def mxfp4(features, columns):
+    lines = -(-columns // 128)
+    values = blank(count, features, 64 * lines, dtype=torch.uint8)
+    return Mxfp4Stack(values, blank(count, lines, features, 4, dtype=torch.uint8), columns)
+
 def four(features, columns):
     values = blank(count, features, -(-columns // 256) * 128, dtype=torch.uint8)
     return QuantisedStack(values, blank(count, columns // 128, features), columns, 4)
@@ -42,6 +47,9 @@ def four(features, columns):
 router = Router(blank(count, H), None, per_token, True, blank(1, dtype=torch.int32))
 if form == "bf16":
     block = StackedExperts(router, blank(count, 2 * F, H), blank(count, H, F))
+elif form == "mxfp4":
+    stacks = Mxfp4Stacks(mxfp4(2 * F, H), blank(count, 2 * F), mxfp4(H, F), blank(count, H))
+    block = BiasedExperts(router, stacks, ClampedGate(limit=7.0, alpha=1.702))
 else:
     stack = four if form == "int4" else eight
     block = QuantisedExperts(router, stack(2 * F, H), stack(H, F))
@@ -64,7 +72,8 @@ print(*here.names[before:])
 
 
 @pytest.mark.parametrize(
-    ("form", "count", "per_token"), [("bf16", 128, 8), ("int4", 8, 2), ("block", 128, 8), ("int8", 512, 10)]
+    ("form", "count", "per_token"),
+    [("bf16", 128, 8), ("int4", 8, 2), ("block", 128, 8), ("int8", 512, 10), ("mxfp4", 128, 4)],
 )
 def test_experts_of_any_number_of_tokens_are_compiled_once(
     form: str, count: int, per_token: int, tmp_path: Path
@@ -77,4 +86,7 @@ def test_experts_of_any_number_of_tokens_are_compiled_once(
     assert "_sort_kernel" in start.split()
     assert "_place_kernel" in start.split()
     assert ("_rounded_stack_kernel" in start.split()) == (form in ("block", "int8"))
+    assert (start.split().count("_token_down_kernel"), start.split().count("_token_gate_up_kernel")) == (
+        (1, 1) if form == "mxfp4" else (0, 0)
+    )
     assert late == ""
