@@ -53,7 +53,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("count", "per_token", "hidden", "inner"), [(8, 3, 96, 64), (5, 2, 320, 160), (4, 1, 2880, 96)]
 )
-@pytest.mark.parametrize("tokens", [1, 7, 130, 700, 1500, 5000])
+@pytest.mark.parametrize("tokens", [1, 7, 30, 130, 700, 1500, 5000])
 def test_streamed_experts_equal_the_formula(count: int, per_token: int, hidden: int, inner: int, tokens: int) -> None:
     from baton_kernels.experts import Mxfp4Stacks, biased_experts, choose_experts
 
@@ -86,7 +86,7 @@ def test_every_tile_gives_the_same_sums_each_time(tokens: int, monkeypatch: pyte
     """Registers of an operand that is still being multiplied must not be used again: that showed in some runs only."""
     from baton_kernels.experts import Mxfp4Stacks, biased_experts, choose_experts
     from baton_kernels.gpu import streamed_mxfp4
-    from baton_kernels.gpu.streamed_mxfp4 import LARGE_TILES, Mxfp4Config
+    from baton_kernels.gpu.streamed_mxfp4 import LARGE_TILES, WIDE_TILES, Mxfp4Config
 
     count, hidden, inner = 8, 2880, 1440
     gate_codes, gate_scales, _ = draw(count, 2 * inner, hidden, "cuda")
@@ -98,7 +98,7 @@ def test_every_tile_gives_the_same_sums_each_time(tokens: int, monkeypatch: pyte
     stacks = Mxfp4Stacks(gate_up, biases[0], down, biases[1])
     shares, experts = choose_experts(torch.randn(tokens, count, generator=generator, device="cuda"), 4, True)
     first: Tensor | None = None
-    for config in (Mxfp4Config(64, 64, 2, 128), Mxfp4Config(64, 128, 1, 168), LARGE_TILES):
+    for config in (Mxfp4Config(64, 64, 2, 128), Mxfp4Config(64, 128, 1, 168), *WIDE_TILES.values(), LARGE_TILES):
         monkeypatch.setattr(streamed_mxfp4, "mxfp4_config", lambda pairs, count, config=config: config)
         for _ in range(10):
             got = biased_experts(x, stacks, shares, experts, 7.0, 1.702)

@@ -260,13 +260,16 @@ class Mxfp4Config:
 
 
 LARGE_TILES = Mxfp4Config(128, 128, 1, 168)
+WIDE_TILES = {rows: Mxfp4Config(rows, 256, 1, 96) for rows in (16, 32)}
+"""By rows of a block: each tile reads x again, so that fewer of them cost less where x is much and W still more."""
 
 
 def mxfp4_config(pairs: int, count: int) -> Mxfp4Config:
     """For so many pairs of a token and one of `count` experts."""
     if pairs >= LARGE_TILES_FROM * count:
         return LARGE_TILES
-    return Mxfp4Config(row_block(pairs, count), 64, 2, 128)
+    rows = row_block(pairs, count)
+    return WIDE_TILES.get(rows, Mxfp4Config(rows, 64, 2, 128))
 
 
 def mxfp4_experts(
