@@ -32,7 +32,7 @@ DRAWS: Final = 2
 REPEATS: Final = 10
 ALONE: Final = (
     SERVED,
-    *(replace(SERVED, down_warps=warps, down_registers=most) for warps, most in ((4, 168), (8, 80))),
+    *(replace(SERVED, down_warps=warps, down_registers=most) for warps, most in ((4, 128), (8, 80))),
 )
 """Beside each other a configuration stands twice, once as what is served: that shows how steady times are."""
 FEW: Final = (1, 2, 4, 8)

@@ -155,7 +155,7 @@ class TokenConfig:
     gate_warps: int = 8
     gate_registers: int = 80
     down_warps: int = 4
-    down_registers: int = 128
+    down_registers: int = 168
 
 
 SERVED = TokenConfig()
