@@ -189,6 +189,23 @@ def test_a_change_of_speed_is_believed_and_a_short_pause_is_not(change: float) -
     assert now == pytest.approx(change * true, rel=0.1)
 
 
+def test_multipliers_solve_the_equations_of_all_steps_and_the_prior() -> None:
+    """As if all steps were there at once: each counts less by the forgetting, and the prior makes up for it."""
+    random = np.random.default_rng(4)
+    prior = (0.01, 1e-4, 2e-5, 1e-7)
+    features = np.column_stack([np.ones(400), random.uniform(1, 256, (400, 2)), random.uniform(1e3, 1e5, 400)])
+    seconds = features @ (np.array(prior) * (1.1, 0.9, 1.2, 0.8)) * random.normal(1.0, 0.01, 400)
+    steps = [("w", row.tolist(), float(took)) for row, took in zip(features, seconds, strict=True)]
+    fit = fitting.fresh(prior)
+    for step in steps:
+        fit = fitting.observed(fit, [step])
+    at_once = fitting.observed(fitting.fresh(prior), steps)
+    assert at_once.multipliers == fit.multipliers
+    assert at_once.steps == 400 - fitting.WARM_STEPS
+    assert fit.multipliers == pytest.approx(np.linalg.solve(fit.gram, fit.moment).tolist(), rel=1e-9)
+    assert np.allclose(fit.gram, fit.gram.T, rtol=1e-12)
+
+
 def test_a_slow_worker_is_a_bias_and_absurd_timings_are_nothing() -> None:
     believed = worker_model(LLAMA_8B, H200).prefill
     fit = fitting.prefill_prior(believed)
