@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 from typing import TypeVar
@@ -47,7 +48,7 @@ LEVELS_S = (30.0, 60.0, 180.0, 600.0)
 
 
 def forecast(
-    series: Sequence[float],
+    series: Sequence[float] | Floats,
     bucket_s: float,
     horizon_s: float,
     quantile: float,
@@ -110,25 +111,26 @@ def _expected(
         noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
         return Forecast(level, level + noise), _smoothed(values, 6)
     weights = _weights(_steps(actual, bucket_s, spread), bucket_s, ahead)
-    said = [means(values, bucket_s, each) for each in LEVELS_S]
-    scored = [(*_tested(each, actual, ahead, quantile, weights), place) for place, each in enumerate(said)]
-    _, high, best = min(scored)
-    return Forecast(float(said[best][-1]), high), said[best]
+    said = np.array([means(values, bucket_s, each) for each in LEVELS_S])
+    losses, highs = _tested(said, actual, ahead, quantile, weights)
+    _, high, best = min(zip(losses.tolist(), highs.tolist(), range(len(said)), strict=True))
+    return Forecast(float(said[best, -1]), high), said[best]
 
 
-def _tested(predicted: Floats, actual: Floats, ahead: int, quantile: float, weights: Floats) -> tuple[float, float]:
-    """(loss of what was predicted at each place, its upper quantile now)
+def _tested(predicted: Floats, actual: Floats, ahead: int, quantile: float, weights: Floats) -> tuple[Floats, Floats]:
+    """Of each predictor (losses of what it said at each place, its upper quantile now). `predicted`: [predictor, place]
 
     The quantile is the lesser of two readings of the same errors: a load that once rose from 6 to 20 may rise by 14
     again, or to the 3.3-fold, but after the rise the latter would be asking for 66.
     """
-    past, later = predicted[:-ahead], actual[ahead:]
-    ratio = max(1.0, _quantile(later / np.maximum(past, 1e-3), weights, quantile))
-    more = max(0.0, _quantile(later - past, weights, quantile))
-    high = np.minimum(past * ratio, past + more)
-    loss = np.where(later > high, quantile * (later - high), (1.0 - quantile) * (high - later))
-    now = float(predicted[-1])
-    return float(np.average(loss, weights=weights)), min(now * ratio, now + more)
+    past, later = predicted[:, :-ahead], actual[ahead:]
+    ratios = np.maximum(1.0, _quantiles(later / np.maximum(past, 1e-3), weights, quantile))
+    more = np.maximum(0.0, _quantiles(later - past, weights, quantile))
+    high = np.minimum(past * ratios[:, None], past + more[:, None])
+    over = later - high
+    loss = np.where(over > 0.0, quantile * over, (quantile - 1.0) * over)
+    now = predicted[:, -1]
+    return (loss * weights).sum(axis=1) / weights.sum(), np.minimum(now * ratios, now + more)
 
 
 def _steps(actual: Floats, bucket_s: float, spread: float) -> Flags:
@@ -155,10 +157,13 @@ def _weights(steps: Flags, bucket_s: float, ahead: int) -> Floats:
     return weights
 
 
-def _quantile(values: Floats, weights: Floats, quantile: float) -> float:
-    order = np.argsort(values)
-    sums = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(sums, quantile * sums[-1])])
+def _quantiles(values: Floats, weights: Floats, quantile: float) -> Floats:
+    """Of each row of `values`, [row, place]."""
+    order = np.argsort(values, axis=1)
+    sums = np.cumsum(weights[order], axis=1)
+    rows = np.arange(len(values))
+    places = np.sum(sums < quantile * sums[:, -1:], axis=1)
+    return np.asarray(values[rows, order[rows, places]])
 
 
 def means(series: Sequence[float] | Floats, bucket_s: float, seconds: float = ACTUAL_S) -> Floats:
@@ -168,10 +173,16 @@ def means(series: Sequence[float] | Floats, bucket_s: float, seconds: float = AC
 
 def _smoothed(values: Floats, width: int) -> Floats:
     """Mean of the last `width` values up to each place (fewer at the start)."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - width)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+    sums = np.cumsum(values)
+    found = sums / _counts(len(values), width)
+    found[width:] = (sums[width:] - sums[:-width]) / width
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _counts(length: int, width: int) -> Floats:
+    """How many values there are up to each place, at most `width`."""
+    return np.asarray(np.minimum(np.arange(1.0, length + 1.0), width))
 
 
 def _shifted(values: NDArray[S], places: int) -> NDArray[S]:

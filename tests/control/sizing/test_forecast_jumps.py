@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from baton_control.sizing.forecast import forecast
+import numpy as np
+import pytest
+
+from baton_control.sizing.forecast import _quantiles, _tested, forecast, means
 
 CALM, HIGH = [4.0] * 24, [12.0] * 6
 """Requests per second in buckets of ten seconds: four minutes, and a minute of burst."""
@@ -35,3 +38,36 @@ def test_one_that_comes_again_while_a_worker_started_for_it_would_serve_is_belie
     again = [*CALM, *HIGH, *CALM[:12], *HIGH]
     assert forecast([*again, *CALM, *CALM, *HIGH[:1]], 10.0, 150.0, 0.8).is_step
     assert not forecast([*again, *CALM, *CALM, *HIGH[:1]], 10.0, 90.0, 0.8).is_step, "calm for 90 to 180 s behind it"
+
+
+def test_means_are_those_of_the_last_values_up_to_each_place() -> None:
+    series = np.random.default_rng(1).uniform(0.0, 9.0, 40)
+    for width in (1, 3, 18, 60):
+        by_hand = [series[max(0, place + 1 - width) : place + 1].mean() for place in range(len(series))]
+        assert means(series, 10.0, 10.0 * width).tolist() == pytest.approx(by_hand)
+    assert means([3.0], 10.0, 600.0).tolist() == [3.0]
+
+
+def test_predictors_are_tested_side_by_side_as_each_alone() -> None:
+    random = np.random.default_rng(2)
+    for places in (9, 180):
+        actual, said, ahead = random.uniform(1.0, 9.0, places), random.uniform(1.0, 9.0, (4, places)), 7
+        weights = random.uniform(0.1, 1.0, places - ahead)
+        losses, highs = _tested(said, actual, ahead, 0.8, weights)
+        for loss, high, each in zip(losses, highs, said, strict=True):
+            past, later = each[:-ahead], actual[ahead:]
+            ratio, more = (by_hand(errors, weights, 0.8) for errors in (later / past, later - past))
+            ratio, more = max(1.0, ratio), max(0.0, more)
+            limit = np.minimum(past * ratio, past + more)
+            pinball = np.where(later > limit, 0.8 * (later - limit), 0.2 * (limit - later))
+            assert loss == pytest.approx(np.average(pinball, weights=weights))
+            assert high == pytest.approx(min(each[-1] * ratio, each[-1] + more))
+
+
+def by_hand(values: np.ndarray, weights: np.ndarray, quantile: float) -> float:
+    """The least value that so much of the weight is at or under."""
+    return min(each for each in values if weights[values <= each].sum() >= quantile * weights.sum())
+
+
+def test_a_quantile_of_equal_values_is_that_value() -> None:
+    assert _quantiles(np.full((2, 5), 3.0), np.ones(5), 1.0).tolist() == [3.0, 3.0]
