@@ -15,6 +15,7 @@ from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, Obser
 from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Orders, SizingMemory
 from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.workload import Floats
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MIX_REFRESH_S = 120.0
@@ -44,8 +45,6 @@ class Demand:
     """Of the present mix's mean request: prompt tokens to compute, or of its answer."""
     held: int | None
     """Workers that the answers which run now fill, at the pace of TPOT; 0 of prefill. None: nobody knows what runs."""
-    past: tuple[Load, ...]
-    """In each interval that is remembered, as means over `ACTUAL_S`."""
 
 
 def learned(
@@ -85,14 +84,14 @@ def demands(
     horizon_s: float | None = None,
 ) -> Mapping[Role, Demand]:
     """What each pool has to be ready for at `horizon_s`; None: when a worker that is started now can serve."""
-    requests = [interval.requests_per_s for interval in memory.history]
+    requests = np.array([interval.requests_per_s for interval in memory.history])
     result: dict[Role, Demand] = {}
     is_late = False
     for role in POOL_ROLES:  # prefill first: while it is late, decode waits for what comes
         pool, lengths, each = seen.pool(role), mix.tokens(role), mix.mean_tokens(role)
         ahead_s = horizon_s or (pool.startup_s if pool.startup_s is not None else spec.startup_s) + spec.interval_s
         one = sizer.most_per_s(role, mix)
-        loads = [interval.workers(role) * one for interval in memory.history]
+        loads = _filled(role, memory) * one
         spread = 1.0 + (float(lengths.std()) / each) ** 2
         ahead = forecast(loads, spec.interval_s, ahead_s, spec.quantile, spread)
         if not ahead.is_step and loads[-1] > ahead.high:
@@ -114,21 +113,26 @@ def demands(
         left = waiting_at(waiting, ahead.mean, one, ready, ahead_s) if waiting > 0 else 0.0
         draining = left / (DRAIN_SHARE * ahead_s)
         rate = max(ahead.high, ahead.mean + draining)
-        past = _past(role, memory, mix, sizer, spec.interval_s)
-        result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, each, held, past)
+        result[role] = Demand(rate, ahead.high, ahead_s, draining, is_late, each, held)
     return result
 
 
-def _past(role: Role, memory: SizingMemory, mix: Mix, sizer: Sizer, interval_s: float) -> tuple[Load, ...]:
-    """What the pool had to do in each interval: as many requests as came, with the lengths of that time."""
-    filled = means([interval.workers(role) for interval in memory.history], interval_s).tolist()
+def past_loads(role: Role, memory: SizingMemory, mix: Mix, sizer: Sizer, interval_s: float) -> tuple[Load, ...]:
+    """What the pool had to do in each interval that is remembered, as means over `ACTUAL_S`: as many requests as came,
+    with the lengths of that time."""
+    filled = means(_filled(role, memory), interval_s).tolist()
     counts = means([interval.requests_per_s for interval in memory.history], interval_s).tolist()
     mixes = [interval.mix or mix for interval in memory.history]
     most_per_s = {then: sizer.most_per_s(role, then) for then in set(mixes)}  # few, of many intervals
-    return tuple(
-        Load(count, workers * most_per_s[then], then)
-        for count, workers, then in zip(counts, filled, mixes, strict=True)
-    )
+    rates = [workers * most_per_s[then] for workers, then in zip(filled, mixes, strict=True)]
+    return tuple(map(Load, counts, rates, mixes))
+
+
+def _filled(role: Role, memory: SizingMemory) -> Floats:
+    """Workers of the pool in each interval."""
+    if role is Role.PREFILL:
+        return np.array([interval.prefill_workers for interval in memory.history])
+    return np.array([interval.decode_workers for interval in memory.history])
 
 
 def together(spec: SizingSpec, memory: SizingMemory, wanted: Mapping[Role, Demand], mix: Mix, sizer: Sizer) -> float:

@@ -15,7 +15,7 @@ from math import ceil
 
 from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
-from baton_control.sizing.demand import Demand, demands, learned, together
+from baton_control.sizing.demand import Demand, demands, learned, past_loads, together
 from baton_control.sizing.flips import Flips, exchanged, flips_of, other, resized
 from baton_control.sizing.idle_gaps import QuietTime
 from baton_control.sizing.look_back import (
@@ -132,16 +132,24 @@ def _decide_pool(
     relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)  # mostly the most: it answers the other
     needed = sizer.required(role, mix, demand.rate_per_s)
     until = round(demand.horizon_s / spec.interval_s)
-    rising = (*demand.past, *(Load(demand.rate_per_s, demand.rate_per_s, mix),) * until)
-    unseen = HISTORY - len(demand.past)  # of the half hour: a clump behind a start would hold its workers for minutes
-    lasting = (*demand.past, *(Load(demand.lasting_per_s, demand.lasting_per_s, mix),) * (unseen + until))
-    grown = enough(role, rising, max(1, pool.workers), needed, sizer) if needed > pool.workers else needed
+
+    def past() -> tuple[Load, ...]:
+        return past_loads(role, memory, mix, sizer, spec.interval_s)
+
+    def rising() -> tuple[Load, ...]:
+        return (*past(), *(Load(demand.rate_per_s, demand.rate_per_s, mix),) * until)
+
+    have = pool.workers
+    grown = enough(role, rising(), max(1, have), needed, sizer) if needed > have else needed
     target, shrunk = (spec.clamped(role, workers, epoch_s) for workers in (grown, relaxed))
 
     def least_for_half_an_hour(least: int) -> int:
-        seen_least = seen_enough(spec, memory.pools[role], pool.workers, allowed(role, demand.past, sizer))
-        witness = witnessed(spec, memory.pools[role], len(demand.past), until)
-        return enough(role, lasting, max(least, seen_least), pool.workers, sizer, GOING_PART, witness)
+        loads = past()
+        seen_least = seen_enough(spec, memory.pools[role], have, allowed(role, loads, sizer))
+        witness = witnessed(spec, memory.pools[role], len(loads), until)
+        unseen = HISTORY - len(loads)  # of the half hour: a clump behind a start would hold its workers for minutes
+        lasting = (*loads, *(Load(demand.lasting_per_s, demand.lasting_per_s, mix),) * (unseen + until))
+        return enough(role, lasting, max(least, seen_least), have, sizer, GOING_PART, witness)
 
     workers, why, kept = stabilised(
         spec,
@@ -156,7 +164,7 @@ def _decide_pool(
         least_for_half_an_hour,
     )
     if workers > pool.workers and workers > 1:
-        late = share_late(role, rising, workers - 1, sizer)
+        late = share_late(role, rising(), workers - 1, sizer)
         name, limit_ms = "TTFT" if role is Role.PREFILL else "TPOT", spec.targets.limit_s(role) * 1000
         why = f"with {workers - 1}, {late:.1%} or more would be over {name} {limit_ms:.0f} ms, with the last half hour"
     elif grown < needed and not why:
