@@ -32,7 +32,7 @@ GRID = 1.06
 PREFILL_SECONDS = 20.0
 """A queue near saturation needs time to show; with fewer seconds an overloaded pool looks fine."""
 PREFILL_REQUESTS = (600, 2500)
-DECODE_REQUESTS = (300, 1500)
+DECODE_REQUESTS = (300, 500)
 MAX_UTILISATION = 0.97
 """Of the least work that prompts are: a pool that never idles never recovers from a burst."""
 
