@@ -66,7 +66,7 @@ def test_predictors_are_tested_side_by_side_as_each_alone() -> None:
 
 def by_hand(values: np.ndarray, weights: np.ndarray, quantile: float) -> float:
     """The least value that so much of the weight is at or under."""
-    return min(each for each in values if weights[values <= each].sum() >= quantile * weights.sum())
+    return float(min(each for each in values if weights[values <= each].sum() >= quantile * weights.sum()))
 
 
 def test_a_quantile_of_equal_values_is_that_value() -> None:
