@@ -1,8 +1,8 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, expert_layers,
-windows, models, offloading; all without arguments; each takes a minute or two) builds models of random bf16 weights on
-the device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
+`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, expert_layers, windows,
+models, offloading; all without arguments; each takes a minute or two) builds models of random bf16 weights on the
+device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
 `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at hand.
 """
 
@@ -155,7 +155,7 @@ def experts() -> Iterator[Row]:
             yield row(f"decode step {name}", f"{batch} x 1024", step_ms, "ms", goal if has_goals else None)
         yield row(f"prefill {name}", "4096", bench.prefill(4096), "ms", None)
         no_goals = dict.fromkeys(EXPERT_LAYER_US, (None, None))
-        yield from expert_layer(bench, name, EXPERT_LAYER_US if has_goals else no_goals)
+        yield from _expert_layers(bench, name, EXPERT_LAYER_US if has_goals else no_goals)
         del bench
         torch.cuda.empty_cache()
     for weights in ("mxfp4", "bf16"):
@@ -165,7 +165,7 @@ def experts() -> Iterator[Row]:
         for batch in (1, 32, 128):
             yield row(f"decode step {name}", f"{batch} x 1024", bench.decode(batch, 1024).step_ms, "ms", None)
         yield row(f"prefill {name}", "4096", bench.prefill(4096), "ms", None)
-        yield from expert_layer(bench, name, GPT_OSS_LAYER_US if weights == "mxfp4" else {})
+        yield from _expert_layers(bench, name, GPT_OSS_LAYER_US if weights == "mxfp4" else {})
         del bench
         torch.cuda.empty_cache()
     yield from mxfp4_experts_of_gpt_oss()
@@ -182,7 +182,7 @@ def windows() -> Iterator[Row]:
         torch.cuda.empty_cache()
 
 
-def expert_layer(bench: Bench, name: str, goals: Mapping[int, tuple[float | None, float | None]]) -> Iterator[Row]:
+def _expert_layers(bench: Bench, name: str, goals: Mapping[int, tuple[float | None, float | None]]) -> Iterator[Row]:
     blocks = [layer.mlp for layer in bench.loaded.model.layers[:16]]
     hidden = bench.loaded.config.hidden_size
     for tokens, (aim, vllm) in goals.items():

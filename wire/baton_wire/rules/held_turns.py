@@ -41,7 +41,8 @@ class Urgency(NamedTuple):
 
     rank: HeldRank
     start_by_s: float | None = None
-    """When it has to start, by one clock for all; None: no later moment is as good, or it is too late."""
+    """When it has to start, by one clock for all; None: at once, as its client has waited before, or it is late already
+    (`rank` says which)."""
 
 
 class TurnInRound(NamedTuple):
