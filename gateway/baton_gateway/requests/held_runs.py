@@ -37,14 +37,14 @@ class HeldRuns:
     def __init__(
         self,
         table: WorkerTable,
-        let_go: Callable[[LiveRequest, PickRoute], None],
+        let_go: Callable[[LiveRequest, PickRoute], Route | None],
         output_tokens: Callable[[LiveRequest], float] = lambda live: 0.0,
         may_grow: Callable[[LiveRequest, int], bool] = lambda live, sequences: True,
         choose: Callable[[LiveRequest, PickRoute], Route | Problem | None] = lambda live, action: None,
     ) -> None:
-        """`let_go` routes a run whose turn has come, or drops it if its request is over. `output_tokens`: of a
-        sequence of the request's model, as a rule. `may_grow`: whether its tenant may have so many sequences more.
-        `choose`: where it would go now.
+        """`let_go` routes a run whose turn has come and says where to, or drops it if its request is over: None.
+        `output_tokens`: of a sequence of the request's model, as a rule. `may_grow`: whether its tenant may have so
+        many sequences more. `choose`: where it would go now.
         """
         self._table = table
         self._turns = OwnTurns(table)
@@ -154,8 +154,10 @@ class HeldRuns:
             self._urgent[fingerprint] = queue.urgency()
             if self._turns.wait_s(fingerprint) != 0.0 or not self._is_open(*first, fingerprint):
                 return
-            self._turns.took(fingerprint, queue.own_s())
-            self._let_go(*queue.pop())
+            own_s = queue.own_s()
+            route = self._let_go(*queue.pop())
+            is_theirs = route is not None and not route.is_local
+            self._turns.took(fingerprint, own_s if is_theirs else 0.0)
 
     def _look_at_pieces(self) -> None:
         """One of each request, again and again: newcomers have been let go before."""

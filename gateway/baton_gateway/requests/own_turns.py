@@ -35,8 +35,8 @@ class OwnTurns:
                 self._told[fingerprint] = keeper, urgency
 
     def took(self, fingerprint: PairFingerprint, own_s: float) -> None:
-        """The most urgent prompt was sent in this process's turn, which a worker computes for so long. The next one is
-        told even if it is as urgent: whoever gives turns is to say who is next.
+        """The most urgent prompt was sent in this process's turn, which a prefill worker computes for so long; 0: none
+        does. The next one is told even if it is as urgent: whoever gives turns is to say who is next.
         """
         keeper, _ = self._keeper(fingerprint)
         if keeper is not None:

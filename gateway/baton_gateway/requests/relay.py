@@ -302,9 +302,12 @@ class Relay:
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
 
-    def _let_go(self, live: LiveRequest, action: PickRoute) -> None:
-        if live.ticket in self._by_ticket:
-            self._feed(live, self._routed(live, action, self._choose(live, action)))
+    def _let_go(self, live: LiveRequest, action: PickRoute) -> Route | None:
+        if live.ticket not in self._by_ticket:
+            return None
+        route = self._choose(live, action)
+        self._feed(live, self._routed(live, action, route))
+        return route if isinstance(route, Route) else None
 
     def _choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
         return self._routing.choose(live, action, self._rules.route)

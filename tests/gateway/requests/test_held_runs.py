@@ -74,10 +74,11 @@ class Gate:
     def views(self) -> list[WorkerView]:
         return self.pool
 
-    def _let_go(self, live: Any, action: PickRoute) -> None:
+    def _let_go(self, live: Any, action: PickRoute) -> Route:
         self.gone.append(action.run[0])
         busy = view(BUSY, live.fingerprint, gateways=self.pool[0].gateways)
         self.pool = [busy, *(v for v in self.pool if v.fingerprint != live.fingerprint)]
+        return self.route
 
     def takes(
         self,
@@ -128,11 +129,12 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
     )
     gone: list[int] = []
 
-    def run_it(live: Any, action: PickRoute) -> None:
+    def run_it(live: Any, action: PickRoute) -> Route:
         nonlocal decode
         gone.append(action.run[0])
         live.life.sequences_at_work += action.choices
         decode = replace(decode, load_sequences=decode.load_sequences + action.choices)
+        return ROUTE
 
     held = HeldRuns(cast(Any, table), run_it)
     for number in range(20):
@@ -317,6 +319,16 @@ async def test_what_arrives_waits_for_what_others_hold() -> None:
     gate.held.look()
     assert gate.gone == [1]
     assert not gate.takes(run(3), "b", route=ROUTE), "no worker keeps turns for this revision"
+
+
+@pytest.mark.parametrize(("route", "is_theirs"), [(ROUTE, True), (KEPT, True), (LOCAL, False)])
+async def test_a_turn_is_for_what_prefill_workers_compute(route: Route, is_theirs: bool) -> None:
+    gate = Gate(view(BUSY))
+    assert gate.takes(run(1), route=replace(ROUTE, own_s=0.1))
+    gate.route = route
+    assert gate.free_one_at_a_time(1) == [1]
+    assert (gate.keeper.turn_taken_s > 0) == is_theirs
+    assert gate.told == [0, None], "either way the next one is to be told"
 
 
 async def test_late_prompts_are_told_as_late() -> None:
