@@ -1,8 +1,8 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
 `python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, expert_layers, windows,
-models, offloading; all without arguments; each takes a minute or two) builds models of random bf16 weights on the
-device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
+models, offloading, loading; all without arguments; each takes a minute or two) builds models of random bf16 weights on
+the device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
 `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at hand.
 """
 
@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 from bench.engine.gpu_model import SAMPLED, SHAPES, Bench, gpu_facts, graph_us
+from bench.engine.weight_loading import loading
 from bench.kernels import gpu as gpu_kernels
 from bench.kernels.expert_layers import expert_layers
 from bench.kernels.gpu import Row, row
@@ -255,6 +256,7 @@ PARTS: Final = (
     "windows",
     "models",
     "offloading",
+    "loading",
 )
 
 
@@ -298,6 +300,8 @@ def main() -> None:
             rows += models()
         if "offloading" in parts:
             rows += offloading()
+        if "loading" in parts:
+            rows += loading()
     publish("gpu", this_machine(), gpu_facts(), ["what", "size", "measured", "unit", "goal", "beside"], rows)
 
 

@@ -17,7 +17,7 @@ from baton_engine.model.layers.mlp import OtherGate, gated_mlp
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm, read_by
 from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.offloading import assembled
-from baton_engine.model.weights import WeightSource, finite
+from baton_engine.model.weights import WeightSource
 from baton_kernels.attention_inputs import HeadNorms
 from baton_kernels.experts import BiasedStacks, Mxfp4Stacks, streams_mxfp4
 from baton_kernels.kv_scales import GREATEST
@@ -69,19 +69,14 @@ class _Reader:
         rows = [shape[0] for shape in shapes]
         stacked = torch.empty(sum(rows), *shapes[0][1:], dtype=self.dtype, device=self.device)
         for part, name in zip(stacked.split_with_sizes(rows), names, strict=True):
-            part.copy_(self._read(name))
+            part.copy_(self.source.read(name))
         return stacked
-
-    def _read(self, name: str) -> Tensor:
-        """A parameter that is not quantised. Raises WeightsError."""
-        tensor = self.source.read(name)
-        return finite(name, tensor) if self.device.type == "cpu" else tensor
 
     def norm_weight(self, name: str) -> Tensor:
         """What a norm multiplies by: float32 where it is 1 more than what is stored, as 16 bits would lose the rest."""
         if not self.norms_from_one:
             return self.tensor(name)
-        return self._read(name).to(device=self.device, dtype=torch.float32, copy=True).add_(1.0)
+        return self.source.read(name).to(device=self.device, dtype=torch.float32, copy=True).add_(1.0)
 
     def norm(self, name: str) -> PackedNorm:
         return pack_norm(self.norm_weight(name), self.norm_eps, self.dtype, self.method.reads_norms)

@@ -1,11 +1,13 @@
 """Load a model: from a directory of config.json and safetensors, or `random://CONFIG_JSON?seed=N` for benchmarks and
 tests.
 
-Everything is checked before the first tensor is read; whatever is wrong is a ModelError whose message names it.
+Names, shapes and types are checked before the first tensor is read, values while they are. Whatever is wrong is a
+ModelError whose message names it.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,9 +18,10 @@ import torch
 from baton_engine.model.assembly import assemble
 from baton_engine.model.checkpoint_files import ContentHash, find_checkpoint
 from baton_engine.model.decoder import Decoder
+from baton_engine.model.finite_weights import FiniteWeights
 from baton_engine.model.model_directory import read_json_object, read_spec
 from baton_engine.model.staged_weights import staged
-from baton_engine.model.weights import RandomWeights, check_parameters, open_safetensors, served_tensors
+from baton_engine.model.weights import RandomWeights, WeightSource, check_parameters, open_safetensors, served_tensors
 from baton_wire.models.config_fields import JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.errors import ModelError
@@ -100,10 +103,14 @@ def _load_directory(
         source = served_tensors(opened, config)
         check_parameters(source, config)
         content = ContentHash(raw, files.paths)
-        if device.type == "cpu":
-            return assemble(config, source, dtype, device, context, offloaded), content
-        with staged(source, device) as moved:
-            return assemble(config, moved, dtype, device, context, offloaded), content
+        moving: AbstractContextManager[WeightSource] = nullcontext(source)
+        if device.type != "cpu":
+            moving = staged(source, device)
+        with moving as moved:
+            weights = FiniteWeights(moved)
+            model = assemble(config, weights, dtype, device, context, offloaded)
+            weights.check()
+    return model, content
 
 
 def _parse_source(source: str) -> tuple[Path, int | None]:

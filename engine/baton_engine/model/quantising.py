@@ -20,9 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from baton_engine.model.checkpoint_files import INDEX, SINGLE, CheckpointFiles, find_checkpoint
+from baton_engine.model.finite_weights import finite
 from baton_engine.model.formats.stored_weight import FP8
 from baton_engine.model.model_directory import read_json_object, read_spec
-from baton_engine.model.weights import check_parameters, finite, open_safetensors
+from baton_engine.model.weights import check_parameters, open_safetensors
 from baton_wire.models.decoder_spec import DecoderSpec, Experts, StackedTensors
 from baton_wire.models.errors import ModelError
 from baton_wire.models.parameters import HEAD_LAYER, layer_prefix, linear_sizes
@@ -147,13 +148,11 @@ def _write_weights(
             written: dict[str, Tensor] = {}
             for name in (name for name in weights.headers if files.index.get(name, path.name) == path.name):
                 layer, _, part = name.rpartition(".")
-                tensor = weights.read(name)
                 if layer in quantised and part == "weight":
-                    written |= {
-                        f"{layer}.{key}": value for key, value in rounded(finite(name, tensor), kind, group).items()
-                    }
+                    parts = rounded(finite(name, weights), kind, group)
+                    written |= {f"{layer}.{key}": value for key, value in parts.items()}
                 else:
-                    written[name] = tensor.clone()
+                    written[name] = weights.read(name).clone()
                 done += 1
                 told(done, len(weights.headers))
             save_file(written, target / path.name, metadata={"format": "pt"})
