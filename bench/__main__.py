@@ -28,6 +28,7 @@ BENCHES = {
     "goodput": ("bench.serving.goodput", "two GPUs under open load: what keeps TTFT and TPOT targets, by mode"),
     "goodput_plot": ("bench.serving.goodput_plot", "the plot of a `goodput` run, and where `auto` is not the envelope"),
     "goodput_predicted": ("bench.serving.goodput_predicted", "the same loads on a virtual clock, steps by parts"),
+    "random_mixes": ("bench.serving.random_mixes", "the same on drawn mixes: `auto` beside `always` and `never`"),
     "worker_start": ("bench.serving.worker_start", "until workers are ready, by which kernels are compiled already"),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),
     "structured_support": (

@@ -22,7 +22,7 @@ from typing import Final, cast
 
 import msgspec
 from bench.results import Cell, table
-from bench.serving.mixes import TTFT_S, Point, Served, shares
+from bench.serving.mixes import TTFT_S, Point, Served, shares, within
 from bench.serving.predicted_gateway import PredictedGateway
 from bench.serving.predicted_worker import STEP_TIMES, Machine, StepTimes
 
@@ -289,7 +289,7 @@ def predicted(
     world = World(point, workload, max_sequences, prefill_step_tokens, times, schedulers, gateways)
     served = world.run()
     row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
-    row |= shares(served)
+    row |= shares(served) | {"% within": within(served, point.tpot_ms)}
     row["local %"] = round(100 * sum(each.local for each in world.gateways) / len(workload), 1)
     row["kept %"] = round(100 * sum(each.kept for each in world.gateways) / len(workload), 1)
     row["held %"] = round(100 * sum(each.held for each in world.gateways) / len(workload), 1)

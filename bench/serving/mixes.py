@@ -85,11 +85,10 @@ class Served:
 
 def shares(served: Sequence[Served]) -> dict[str, Cell]:
     """Percentiles, and the percentage of requests within the TTFT target and each TPOT target."""
-    counted = [each for each in served if each.due_s >= SETTLING_S]
+    counted = _counted(served)
     row: dict[str, Cell] = {"requests": len(counted), "failed": sum(each.ttft_s == float("inf") for each in counted)}
     for tpot_ms in TPOTS_MS:
-        kept = sum(each.ttft_s <= TTFT_S and 1e3 * each.tpot_s <= tpot_ms for each in counted)
-        row[f"% at {tpot_ms}"] = round(100 * kept / len(counted), 1)
+        row[f"% at {tpot_ms}"] = within(served, tpot_ms)
     row["% TTFT"] = round(100 * sum(each.ttft_s <= TTFT_S for each in counted) / len(counted), 1)
     for name, values in (
         ("TTFT", [each.ttft_s for each in counted]),
@@ -99,3 +98,14 @@ def shares(served: Sequence[Served]) -> dict[str, Cell]:
         for percent in (50, 95, 99):
             row[f"{name} p{percent}"] = round(1e3 * percentile(values, percent), 2)
     return row
+
+
+def within(served: Sequence[Served], tpot_ms: float) -> float:
+    """The percentage of requests within the TTFT target and this TPOT target."""
+    counted = _counted(served)
+    kept = sum(each.ttft_s <= TTFT_S and 1e3 * each.tpot_s <= tpot_ms for each in counted)
+    return round(100 * kept / len(counted), 1)
+
+
+def _counted(served: Sequence[Served]) -> list[Served]:
+    return [each for each in served if each.due_s >= SETTLING_S]
