@@ -33,13 +33,13 @@ from baton_engine.scheduling.events import Drawn, Failed, Prefilled, Reserved, S
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.route import RoutePolicy
+from baton_wire.liveness import REPORT_S
 from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding
 from baton_wire.messages.values import PairFingerprint, RequestKey, Role, SamplingParams
 from baton_wire.rules.prompt_placement import LatencyTargets
 from baton_worker.serving.gateway_links import HURRIED_S, urgency_of
 
 BLOCK_TOKENS: Final = 64
-REPORT_S: Final = 0.1
 MESSAGE_S: Final = 0.001
 """From the gateway to a worker's engine, and back to the client."""
 REQUEST_S: Final = 0.0005

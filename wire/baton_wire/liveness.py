@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+REPORT_S = 0.1
+"""A worker tells gateways its state so often, or sooner."""
 LOOKS = 3
 """Looks per `suspect_s` that are promised; those who watch look twice as often."""
 

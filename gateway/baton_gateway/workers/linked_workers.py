@@ -15,12 +15,12 @@ from baton_gateway.http_api.body_limits import BodyLimits, body_limits
 from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import WorkerView
+from baton_wire.liveness import REPORT_S
 from baton_wire.messages.gateway_link import Cancel, Flip, Hello, Holding, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.held_turns import TurnInRound
 from baton_wire.rules.piece_size import PieceSize
-from baton_wire.rules.prompt_order import REPORT_S
 from baton_wire.rules.prompt_placement import MOST_TOKENS
 
 SPREAD = 0.01

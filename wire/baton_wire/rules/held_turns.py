@@ -14,11 +14,13 @@ from collections.abc import Hashable
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from baton_wire.liveness import REPORT_S
+
 TURN_S: Final = 0.004
 """Longer than a message to a worker and its report to the other gateways take. Much less than the work that prompts may
 find before them at a worker, so that it never waits for a turn."""
 
-SILENT_S: Final = 0.1
+SILENT_S: Final = REPORT_S
 """A worker that gives turns reports sooner, once somebody has told it of another prompt. One that does not may stand
 still, and nobody should wait for it longer than for their next slot."""
 

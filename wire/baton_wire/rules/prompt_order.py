@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
+from baton_wire.liveness import REPORT_S
 from baton_wire.rules.held_turns import HeldRank, Urgency
 
 BUSY_S = 0.5
@@ -25,8 +26,6 @@ BUSY_S = 0.5
 BUSY_SHARE = 0.3
 """Of the TTFT target, what a prompt may find before it at a prefill worker. What waits at a worker goes in order of
 arrival, late or not: with 0.5 s before it under a target of 0.5 s, every prompt of a full pool would be late."""
-REPORT_S = 0.1
-"""Workers report so often: less work than for this long can be over before more reaches them."""
 BEGIN_SHARE = 0.6
 """Of the target, by when a prompt shall have been computed if it were alone. The rest is for what it meets at the
 worker: the step that runs there ends first. In simulated runs 0.6 misses a third less than 1, 0.8 a tenth less."""
@@ -40,7 +39,8 @@ T = TypeVar("T")
 
 
 def busy_s(ttft_s: float | None) -> float:
-    """A prefill worker with more work than this gets no more: prompts wait where any worker can still have them."""
+    """A prefill worker with more work than this gets no more: prompts wait where any worker can still have them. Less
+    than for `REPORT_S` can be over before more reaches it."""
     return BUSY_S if ttft_s is None else min(BUSY_S, max(REPORT_S, BUSY_SHARE * ttft_s))
 
 

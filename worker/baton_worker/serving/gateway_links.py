@@ -21,7 +21,7 @@ from aiohttp import WSMsgType, web
 from baton_wire.errors import AlteredFrameError, AuthenticationError, BadMessageError, LinkLostError
 from baton_wire.handshake import LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
-from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.liveness import REPORT_S, Liveness, LivenessConfig, PeerState
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import (
     BundleChunk,
@@ -42,7 +42,6 @@ from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-STATE_INTERVAL_S = 0.1
 HURRIED_S = 0.003
 """Between two states at least, whatever came."""
 MAX_QUEUED_BYTES = 64 << 20
@@ -179,7 +178,7 @@ class GatewayLinks:
                 last = state
             await asyncio.sleep(HURRIED_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STATE_INTERVAL_S - HURRIED_S):
+                async with asyncio.timeout(REPORT_S - HURRIED_S):
                     await self._hurry.wait()
 
     def _report(self, state: WorkerState) -> None:
