@@ -20,7 +20,7 @@ from torch import Tensor
 
 from baton_engine.model.checkpoint_files import CheckpointFiles
 from baton_engine.model.errors import WeightsError
-from baton_engine.model.formats.random_tensors import draw
+from baton_engine.model.formats.random_tensors import FP4_EXPONENT, draw
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.formats.weight_format import Shape
 from baton_wire.models.parameters import (
@@ -34,8 +34,6 @@ from baton_wire.models.parameters import (
 from baton_wire.models.wrappers import text_name
 
 _SHOWN: Final = 6
-RANDOM_SCALE: Final = 120
-"""2^-7: four-bit floats then have a deviation of 0.02."""
 _CPU: Final = torch.device("cpu")
 
 
@@ -149,12 +147,12 @@ class RandomWeights:
         shape = self.headers[name].shape
         if name.endswith("norm.weight"):
             return torch.ones(shape, device=self._device)
-        if self.headers[name].dtype == "U8":  # of experts in stacks
-            if name.endswith("_scales"):
-                return torch.full(shape, RANDOM_SCALE, dtype=torch.uint8, device=self._device)
-            return torch.randint(256, shape, generator=self._generator(name), dtype=torch.uint8, device=self._device)
         layer, _, part = name.rpartition(".")
         stored = self._formats.of(layer) if layer in self._sizes and part != "bias" else None
+        if stored is None and self.headers[name].dtype == "U8":  # of experts in stacks
+            if name.endswith("_scales"):
+                return torch.full(shape, FP4_EXPONENT, dtype=torch.uint8, device=self._device)
+            return torch.randint(256, shape, generator=self._generator(name), dtype=torch.uint8, device=self._device)
         if stored is None:
             return (
                 torch.randn(math.prod(shape), generator=self._generator(name), device=self._device)

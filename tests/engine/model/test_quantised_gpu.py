@@ -24,6 +24,7 @@ SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidd
 EXPERTS: dict[str, Any] = {**SIZES, "moe_intermediate_size": 256, "mlp_only_layers": []}
 FORMS = {"fp8 block": written.fp8("block"), "fp8 channel": written.fp8("channel"), "int8": written.int8_channels()}
 FORMS |= {"int4": written.packed(4, 128, True), "awq": written.awq(128)}
+FORMS["fp8 powers"] = written.powers("blocks")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,19 @@ def test_logits_are_those_of_transformers_but_for_rounding(
         apart = (got - expected).norm(dim=1) / expected.norm(dim=1)
         assert float(apart.median()) < allowed
         assert not got.isnan().any()
+
+
+@pytest.mark.parametrize("layout", ["mxfp4", "mxfp8", "rows"])
+@pytest.mark.parametrize(("family", "sizes"), [("llama-gqa", SIZES), ("qwen3-moe", EXPERTS)])
+def test_powers_of_two_for_32_columns_are_held_in_16_bits(
+    family: str, sizes: dict[str, Any], layout: str, tmp_path: Path
+) -> None:
+    source = write_random_model(tmp_path / "model", family, **sizes)
+    made = written.write_quantised(source, tmp_path / "copies", written.powers(layout))
+    quantised, dense = (load_model(copy, torch.bfloat16, torch.device("cuda")) for copy in (made.quantised, made.dense))
+    tokens = [3 + 7 * at % 190 for at in range(40)]
+    got, expected = (ModelSteps(loaded).prefill(chunk(0, tokens)) for loaded in (quantised, dense))
+    assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("name", ["fp8 channel", "int8"])

@@ -9,13 +9,18 @@ from torch import Tensor
 
 from baton_engine.model.formats.stored_weight import FP8
 from baton_wire.models.formats.eight_bits import EightBits
+from baton_wire.models.formats.mxfp4 import PackedFloats
 from baton_wire.models.formats.packed_integers import WORD, Gptq, PackedIntegers
-from baton_wire.models.formats.weight_format import WeightFormat
+from baton_wire.models.formats.weight_format import EXPONENTS, Shape, WeightFormat
 
 DEVIATION: Final = 0.02
 FP8_DEVIATION: Final = 100
 """Of e4m3 codes: few lie beyond 448."""
 INT8_DEVIATION: Final = 32
+FP8_EXPONENT: Final = 115
+"""2^-12: e4m3 codes then have about the deviation."""
+FP4_EXPONENT: Final = 120
+"""2^-7: four-bit floats then have it."""
 
 
 def draw(stored: WeightFormat, features: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -23,6 +28,10 @@ def draw(stored: WeightFormat, features: int, columns: int, generator: torch.Gen
     if isinstance(stored, EightBits):
         return _eight_bits(stored, features, columns, generator)
     device, drawn = generator.device, {}
+    if isinstance(stored, PackedFloats):
+        shapes = {name: form.shapes[0] for name, form in stored.tensors(features, columns).items()}
+        codes = torch.randint(256, shapes["weight_packed"], generator=generator, dtype=torch.uint8, device=device)
+        return {"weight_packed": codes, "weight_scale": _exponents(shapes["weight_scale"], FP4_EXPONENT, device)}
     for name, form in stored.tensors(features, columns).items():
         shape, middle = form.shapes[0], 1 << (stored.bits - 1)
         if form.optional:
@@ -48,8 +57,17 @@ def _eight_bits(stored: EightBits, features: int, columns: int, generator: torch
         codes, spread = (normal * FP8_DEVIATION).clamp(-448, 448).to(FP8), FP8_DEVIATION
     else:
         codes, spread = (normal * INT8_DEVIATION).clamp(-128, 127).to(torch.int8), INT8_DEVIATION
-    scales = torch.full(stored.scale_shapes(features, columns)[0], DEVIATION / spread, device=generator.device)
+    shape = stored.scale_shapes(features, columns)[0]
+    if stored.scale_dtypes == EXPONENTS:
+        scales = _exponents(shape, FP8_EXPONENT, generator.device)
+    else:
+        scales = torch.full(shape, DEVIATION / spread, device=generator.device)
     drawn = {"weight": codes, stored.scale_name: scales}
     if not stored.symmetric:
         drawn["weight_zero_point"] = torch.zeros(scales.shape, dtype=torch.int8, device=generator.device)
     return drawn
+
+
+def _exponents(shape: Shape, exponent: int, device: torch.device) -> Tensor:
+    """Scales that are powers of two: 2^(exponent - 127)."""
+    return torch.full(shape, exponent, dtype=torch.uint8, device=device)

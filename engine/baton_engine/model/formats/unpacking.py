@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
 from baton_engine.model.errors import WeightsError
-from baton_engine.model.formats.stored_weight import StoredWeight
+from baton_engine.model.formats.stored_weight import FP8, StoredWeight
 from baton_kernels.mxfp4_weight import SCALE_LIMIT, Mxfp4Stack, pack_mxfp4
 from baton_wire.models.formats.eight_bits import EightBits
+from baton_wire.models.formats.mxfp4 import BLOCK, PackedFloats
 from baton_wire.models.formats.packed_integers import Awq, Gptq, PackedIntegers, groups_of
 from baton_wire.models.formats.weight_format import WeightFormat
 
@@ -24,6 +25,8 @@ AWQ_PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Values of four-bit floats by their codes."""
 E8M0_NAN: Final = 255
+GREATEST_EXPONENT: Final = {"e4m3": 246, "e2m1": 252}
+"""Of scales, + 127. Times the greatest value, 448 or 6, a larger one is no number of float32."""
 NOT_A_NUMBER: Final = 0x7F
 """Of e4m3 without its sign."""
 
@@ -40,6 +43,8 @@ def unpack(stored: WeightFormat, parts: Parts, features: int, columns: int, laye
                 return _gptq(stored, parts, columns)
             case Awq():
                 return _awq(stored, parts, columns)
+            case PackedFloats():
+                return _packed_floats(parts)
     except ValueError as error:
         raise WeightsError(f"tensor {layer}.{error}") from error
     raise TypeError(f"no unpacking of {type(stored).__name__}")
@@ -71,8 +76,20 @@ def pack_mxfp4_stack(blocks: Tensor, scales: Tensor, name: str, in_turn: bool) -
 
 
 def _check_exponents(scales: Tensor, name: str) -> None:
-    if bool((scales == E8M0_NAN).any()):
-        raise WeightsError(f"tensor {name}_scales: holds {E8M0_NAN}, which is no number; allowed: 0 to 254")
+    try:
+        _powers(f"{name}_scales", scales, "e2m1")
+    except ValueError as error:
+        raise WeightsError(f"tensor {error}") from error
+
+
+def _powers(name: str, scales: Tensor, values: Literal["e4m3", "e2m1"]) -> Tensor:
+    """float32 powers of two of exponents + 127 (E8M0). Raises ValueError where they make a value infinite."""
+    exponents = scales.view(torch.uint8).int()
+    if (greatest := int(exponents.max())) > GREATEST_EXPONENT[values]:
+        why = "is no number" if greatest == E8M0_NAN else f"makes {values} infinite"
+        raise ValueError(f"{name}: holds {greatest}, which {why}; allowed: 0 to {GREATEST_EXPONENT[values]}")
+    # A float's own exponent stands so, except that 0 means the subnormal 2^-127.
+    return torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)
 
 
 def _codes(blocks: Tensor) -> Tensor:
@@ -93,7 +110,7 @@ def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) ->
         rows = stored.block[0] or features
         return (values if rows == 1 else values.repeat_interleave(rows, 0)[:features]).contiguous()
 
-    scales = by_feature(_checked_scales(stored.scale_name, parts[stored.scale_name]))
+    scales = by_feature(_scales(stored.scale_name, parts[stored.scale_name]))
     zeros = None if stored.symmetric else by_feature(_unsigned(parts["weight_zero_point"]))
     return StoredWeight(codes, 8, scales, zeros, stored.block[1] or columns, rounds_inputs=stored.rounds_inputs)
 
@@ -134,6 +151,19 @@ def _awq(stored: Awq, parts: Parts, columns: int) -> StoredWeight:
     scales = _checked_scales("scales", parts["scales"]).t().contiguous()
     zeros = apart(parts["qzeros"]) if stored.has_zeros else None
     return StoredWeight(apart(parts["qweight"]), 4, scales, zeros, stored.group or columns)
+
+
+def _packed_floats(parts: Parts) -> StoredWeight:
+    of_codes = torch.tensor(E2M1).to(FP8).view(torch.uint8).to(parts["weight_packed"].device)
+    codes = of_codes[_codes(parts["weight_packed"]).int()].view(FP8)
+    return StoredWeight(codes, 8, _powers("weight_scale", parts["weight_scale"], "e2m1"), None, BLOCK)
+
+
+def _scales(name: str, scales: Tensor) -> Tensor:
+    """Of e4m3 or integers: floats, or exponents of powers of two."""
+    if scales.element_size() == 1:
+        return _powers(name, scales, "e4m3")
+    return _checked_scales(name, scales)
 
 
 def _checked_scales(name: str, scales: Tensor) -> Tensor:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,11 +17,24 @@ from baton_engine.model.loading import load_model
 from baton_testing.engine import quantised_models as written
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import write_random_model
+from baton_testing.engine.spoilt_checkpoints import (
+    Case,
+    Config,
+    Q,
+    Tensors,
+    first,
+    kept,
+    missing,
+    of_bytes,
+    put,
+    set_fields,
+    spoilt,
+    weights,
+)
 from baton_wire.models.errors import ModelConfigError, ModelError
 
 CPU = torch.device("cpu")
 TOKENS = list(range(3, 20))
-Q = "model.layers.1.self_attn.q_proj"
 FORMS = {
     "fp8": written.fp8("channel"),
     "block": written.fp8("block"),
@@ -31,8 +42,6 @@ FORMS = {
     "gptq": written.gptq(4, 32, False, by_order=True),
     "awq": written.awq(32),
 }
-Config = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -44,49 +53,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: written.write_quantised(dense, root / name, form).quantised for name, form in FORMS.items()}
 
 
-def spoilt(
-    source: Path, target: Path, config: Callable[[Config], object], tensors: Callable[[Tensors], object]
-) -> Path:
-    shutil.copytree(source, target)
-    fields = json.loads((target / "config.json").read_text())
-    config(fields["quantization_config"])
-    (target / "config.json").write_text(json.dumps(fields))
-    stored = load_file(target / "model.safetensors")
-    tensors(stored)
-    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, target / "model.safetensors")
-    return target
-
-
-def kept(_: object) -> None:
-    pass
-
-
-def put(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], object]:
-    return lambda tensors: tensors.update({f"{Q}.{name}": change(tensors[f"{Q}.{name}"])})
-
-
-def first(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.clone()
-        tensor.view(-1)[0] = value
-        return tensor
-
-    return change
-
-
-def missing(name: str) -> Callable[[Tensors], object]:
-    return lambda tensors: tensors.pop(f"{Q}.{name}")
-
-
-def set_fields(**fields: object) -> Callable[[Config], object]:
-    return lambda config: config.update(fields)
-
-
-def weights(**fields: object) -> Callable[[Config], object]:
-    return lambda config: config["config_groups"]["group_0"]["weights"].update(fields)
-
-
-CASES: list[tuple[str, str, Callable[[Config], object], Callable[[Tensors], object], type[ModelError], str]] = [
+CASES: list[Case] = [
     ("scale missing", "fp8", kept, missing("weight_scale"), WeightsError, f"missing tensors: {Q}.weight_scale"),
     ("scale zero", "fp8", kept, put("weight_scale", first(0)), WeightsError, f"tensor {Q}.weight_scale: holds 0;"),
     (
@@ -102,7 +69,7 @@ CASES: list[tuple[str, str, Callable[[Config], object], Callable[[Tensors], obje
         "weight NaN",
         "fp8",
         kept,
-        put("weight", lambda t: first(127)(t.view(torch.uint8)).view(t.dtype)),
+        put("weight", of_bytes(127)),
         WeightsError,
         f"tensor {Q}.weight: holds values that are no numbers",
     ),

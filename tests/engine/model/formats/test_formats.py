@@ -28,6 +28,9 @@ CPU = torch.device("cpu")
 TOKENS = list(range(3, 40))
 
 
+POWERS = ("mxfp4", "mxfp8", "modelopt", "blocks", "rows")
+
+
 def forms() -> dict[str, Form]:
     """By names that say format, bits, group and the rest."""
     made = {f"fp8-{scale}": written.fp8(scale) for scale in ("tensor", "channel", "block")}
@@ -40,13 +43,14 @@ def forms() -> dict[str, Form]:
             made[f"gptq-{name}-order"] = written.gptq(bits, group, symmetric, by_order=True)
     made["packed-4-32-order"] = written.packed(4, 32, False, by_order=True)
     made["gptq-v2"] = written.gptq(4, 64, False, True, "gptq_v2")
+    made |= {f"powers-{layout}": written.powers(layout) for layout in POWERS}
     return made | {f"awq-{group}": written.awq(group) for group in (32, 64, 128)}
 
 
 FORMS = forms()
 WHOLE_MODELS = [
     "fp8-tensor", "fp8-block", "int8-channel", "packed-4-128-zeros", "packed-4-32-order", "gptq-4-64-zeros-order",
-    "gptq-8-channel-symmetric", "awq-64",
+    "gptq-8-channel-symmetric", "awq-64", "powers-mxfp4", "powers-mxfp8", "powers-blocks",
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ The packing here is written apart from the engine's, value by value, from the fo
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from baton_engine.model.formats.unpacking import unpack_mxfp4
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", ".w1", ".w2", ".w3")
 """Ends of the names of quantised layers; Mixtral's experts have numbers."""
+FOUR_BIT_FLOATS = [sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
+"""By their codes: a sign, two bits of exponent, one of mantissa."""
 Parts = dict[str, Tensor]
 
 
@@ -86,6 +89,44 @@ def fp8(scale: str) -> Form:
     if scale == "block":
         config["weight_block_size"] = [128, 128]
     return Form(config, store)
+
+
+def powers(layout: str) -> Form:
+    """e4m3 or e2m1 with scales that are powers of two, an exponent + 127 each. layout: `mxfp4` or `mxfp8` of
+    compressed-tensors, `modelopt`, or of the method fp8 `blocks` of 128 x 128 or `rows` of 32 columns."""
+    tile = (128, 128) if layout == "blocks" else (1, 32)
+    top = 6.0 if layout == "mxfp4" else 448.0
+
+    def store(weight: Tensor, seed: int) -> tuple[Parts, Tensor]:
+        rows, columns = weight.shape
+        exponents = torch.empty(-(-rows // tile[0]), -(-columns // tile[1]), dtype=torch.uint8)
+        meant, codes = torch.empty_like(weight), torch.empty(rows, columns, dtype=torch.uint8)
+        for i in range(exponents.shape[0]):
+            for j in range(exponents.shape[1]):
+                at = (slice(i * tile[0], (i + 1) * tile[0]), slice(j * tile[1], (j + 1) * tile[1]))
+                exponent = math.ceil(math.log2(float(weight[at].abs().max()) / top))
+                exponents[i, j] = exponent + 127
+                values = weight[at] / 2.0**exponent
+                if layout == "mxfp4":
+                    codes[at] = (values[..., None] - torch.tensor(FOUR_BIT_FLOATS)).abs().argmin(-1).to(torch.uint8)
+                    meant[at] = torch.tensor(FOUR_BIT_FLOATS)[codes[at].long()] * 2.0**exponent
+                else:
+                    eight = values.to(torch.float8_e4m3fn)
+                    codes[at], meant[at] = eight.view(torch.uint8), eight.float() * 2.0**exponent
+        scales = exponents if layout not in ("blocks", "modelopt") else exponents.view(torch.float8_e8m0fnu)
+        if layout == "mxfp4":
+            return {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": scales}, meant
+        name = "weight_scale_inv" if layout in ("blocks", "rows") else "weight_scale"
+        return {"weight": codes.view(torch.float8_e4m3fn), name: scales}, meant
+
+    if layout == "modelopt":
+        return Form({"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head"]}, store)
+    if layout in ("blocks", "rows"):
+        said = {"quant_method": "fp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0"}
+        return Form({**said, "weight_block_size": list(tile)}, store)
+    weights = {"num_bits": int(layout[-1]), "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    weights |= {"dynamic": False, "scale_dtype": "torch.uint8"}
+    return Form(_compressed("mxfp4-pack-quantized" if layout == "mxfp4" else "mxfp8-quantized", weights, None), store)
 
 
 def int8_channels() -> Form:

@@ -14,10 +14,13 @@ from baton_wire.models.errors import ModelConfigError
 from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.layer_formats import FormatRule, WeightFormats
 from baton_wire.models.formats.layer_names import LayerNames, read_names
+from baton_wire.models.formats.mxfp4 import BLOCK, PackedFloats
 from baton_wire.models.formats.packed_integers import PackedIntegers, read_group_size
-from baton_wire.models.formats.weight_format import WeightFormat
+from baton_wire.models.formats.weight_format import EXPONENTS, WeightFormat
 
-_LAYOUTS: Final = ("float-quantized", "int-quantized", "pack-quantized", "naive-quantized")
+_MX_BITS: Final = {"mxfp8-quantized": 8, "mxfp4-pack-quantized": 4}
+"""Layouts of floats with a power of two for each 32 columns (OCP MX 1.0)."""
+_LAYOUTS: Final = ("float-quantized", "int-quantized", "pack-quantized", "naive-quantized", *_MX_BITS)
 
 
 def read_compressed_tensors(section: ConfigFields) -> WeightFormats:
@@ -73,8 +76,23 @@ def _group(holder: ConfigFields, section: ConfigFields, name: str) -> tuple[Laye
         raise group.error("targets", "a list of layers, at least one")
     group.only("output_activations", None, "absent")
     inputs = group.section("input_activations") if group.has("input_activations") else None
+    if layout in _MX_BITS:
+        return read_names(group, "targets"), _powers_of_two(weights, layout)
     stored = _stored(weights, layout == "pack-quantized", inputs)
     return read_names(group, "targets"), stored
+
+
+def _powers_of_two(weights: ConfigFields, layout: str) -> WeightFormat:
+    """compressed-tensors, `compressors/mx_utils.py`."""
+    said = {"num_bits": _MX_BITS[layout], "type": "float", "strategy": "group", "group_size": BLOCK}
+    for field, value in said.items():
+        if weights.raw(field) != value:
+            raise weights.error(field, f"{value} for {layout}")
+    weights.only("symmetric", True, "true for floats")
+    weights.only("scale_dtype", "torch.uint8", "torch.uint8")
+    if layout == "mxfp4-pack-quantized":
+        return PackedFloats()
+    return EightBits("F8_E4M3", (1, BLOCK), scale_dtypes=EXPONENTS)
 
 
 def _stored(weights: ConfigFields, packed: bool, inputs: ConfigFields | None) -> WeightFormat:

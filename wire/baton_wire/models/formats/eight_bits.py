@@ -3,8 +3,8 @@ channel, of blocks or of groups of columns.
 
 Files of several origins: `quant_method: fp8` (DeepSeek, Qwen, Mistral, as transformers names tensors; the scale is
 called `weight_scale_inv` and multiplies nevertheless; or as AutoFP8 names them), `fbgemm_fp8`, `modelopt`, and
-`compressed-tensors` (float-quantized and int-quantized). Scales of activations in a file are not read: Baton keeps
-activations in the bits that they have, or scales each row of them by its own greatest value.
+`compressed-tensors` (float-quantized, int-quantized, mxfp8-quantized). Scales of activations in a file are not read:
+Baton keeps activations in the bits that they have, or scales each row of them by its own greatest value.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class EightBits:
     has_input_scale: bool = False
     rounds_inputs: bool = False
     """Of integers: whether activations are signed integers of 8 bits without zero points (W8A8)."""
+    scale_dtypes: tuple[str, ...] = FLOATS
+    """That a file may have; bytes are exponents."""
 
     @property
     def bits(self) -> int:
         return 8
 
     def tensors(self, features: int, columns: int) -> Mapping[str, TensorForm]:
-        scale = TensorForm(self.scale_shapes(features, columns), FLOATS)
+        scale = TensorForm(self.scale_shapes(features, columns), self.scale_dtypes)
         forms = {"weight": TensorForm(((features, columns),), (self.dtype,)), self.scale_name: scale}
         if not self.symmetric:
             forms["weight_zero_point"] = TensorForm(scale.shapes, ("I8",))

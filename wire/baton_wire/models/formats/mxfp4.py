@@ -1,4 +1,7 @@
-"""Four-bit floats of gpt-oss: e2m1 in blocks of 32 columns with a power of two each, experts in stacks (OCP MX 1.0)."""
+"""Four-bit floats: e2m1 in blocks of 32 columns with a power of two each (OCP MX 1.0).
+
+Experts of gpt-oss in stacks, and linear layers as compressed-tensors packs them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from baton_wire.models.formats.weight_format import TensorForm
+from baton_wire.models.formats.packed_integers import groups_of
+from baton_wire.models.formats.weight_format import EXPONENTS, TensorForm
 
 BLOCK: Final = 32
 """Columns that share a scale."""
@@ -29,3 +33,22 @@ class Mxfp4:
     def stored_bytes(self, features: int, columns: int) -> int:
         """Of one expert."""
         return features * columns * (BLOCK // 2 + 1) // BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFloats:
+    """compressed-tensors' mxfp4-pack-quantized: two values a byte, the lower first. Held as e4m3, which has them."""
+
+    @property
+    def bits(self) -> int:
+        return 4
+
+    def tensors(self, features: int, columns: int) -> Mapping[str, TensorForm]:
+        groups = groups_of(columns, BLOCK)
+        return {
+            "weight_packed": TensorForm(((features, columns // 2),), ("U8",)),
+            "weight_scale": TensorForm(((features, groups),), EXPONENTS),
+        }
+
+    def stored_bytes(self, features: int, columns: int) -> int:
+        return features * (columns + 4 * groups_of(columns, BLOCK))

@@ -14,8 +14,9 @@ from baton_wire.models.formats.compressed_tensors import read_compressed_tensors
 from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.layer_formats import FormatRule, WeightFormats
 from baton_wire.models.formats.layer_names import PATTERN, LayerNames, Matching, layer_names, read_names
-from baton_wire.models.formats.mxfp4 import Mxfp4
+from baton_wire.models.formats.mxfp4 import BLOCK, Mxfp4
 from baton_wire.models.formats.packed_integers import Awq, Gptq, read_group_size
+from baton_wire.models.formats.weight_format import EXPONENTS, FLOATS, POWERS
 
 METHODS: Final = "auto-round, awq, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt, and mxfp4 for gpt_oss"
 _EVERY: Final = LayerNames(every_linear=True)
@@ -51,10 +52,18 @@ def _fp8(section: ConfigFields) -> WeightFormats:
     section.only("fmt", "e4m3", "e4m3")
     if section.text("activation_scheme", "dynamic") not in ("dynamic", "static"):
         raise section.error("activation_scheme", "dynamic or static")
+    section.only("expert_dtype", "fp8", "fp8")
+    if section.text("scale_fmt", "float") not in ("float", "ue8m0"):
+        raise section.error("scale_fmt", "float or ue8m0")
+    has_powers = section.raw("scale_fmt") == "ue8m0"
     static = section.raw("activation_scheme") == "static"
     if section.has("weight_block_size"):
-        section.only("weight_block_size", [128, 128], "[128, 128]")
-        stored = EightBits("F8_E4M3", (128, 128), "weight_scale_inv", has_input_scale=static)
+        is_mx = has_powers and section.raw("weight_block_size") == [1, BLOCK]
+        if not is_mx:
+            section.only("weight_block_size", [128, 128], f"[128, 128], or [1, {BLOCK}] with scale_fmt ue8m0")
+        dtypes = (*FLOATS, *EXPONENTS) if has_powers else (*FLOATS, POWERS)
+        block = (1, BLOCK) if is_mx else (128, 128)
+        stored = EightBits("F8_E4M3", block, "weight_scale_inv", has_input_scale=static, scale_dtypes=dtypes)
     elif "weight_block_size" in section.names():  # transformers writes null; AutoFP8 does not know the field
         stored = EightBits("F8_E4M3", (0, 0), "weight_scale_inv", has_input_scale=static)
     else:
@@ -71,11 +80,16 @@ def _fbgemm_fp8(section: ConfigFields) -> WeightFormats:
 
 
 def _modelopt(section: ConfigFields) -> WeightFormats:
-    section.only("quant_algo", "FP8", "FP8")
+    if section.text("quant_algo", "FP8") not in ("FP8", "MXFP8"):
+        raise section.error("quant_algo", "FP8 or MXFP8")
     ignored = read_names(section, "ignore", Matching.WILDCARD) | read_names(
         section, "exclude_modules", Matching.WILDCARD
     )
-    stored = EightBits("F8_E4M3", (0, 0), has_input_scale=True)
+    if section.raw("quant_algo") == "MXFP8":
+        section.only("group_size", BLOCK, str(BLOCK))
+        stored = EightBits("F8_E4M3", (1, BLOCK), scale_dtypes=EXPONENTS)
+    else:
+        stored = EightBits("F8_E4M3", (0, 0), has_input_scale=True)
     has_kv = section.has("kv_cache_scheme") or section.has("kv_cache_quant_algo")
     return WeightFormats("modelopt", (FormatRule(_EVERY, stored),), ignored, has_kv_scales=has_kv)
 

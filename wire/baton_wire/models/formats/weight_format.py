@@ -11,6 +11,10 @@ from typing import Final, Protocol
 
 Shape = tuple[int, ...]
 FLOATS: Final = ("F32", "BF16", "F16")
+POWERS: Final = "F8_E8M0"
+"""A power of two by its exponent + 127, a byte (OCP MX 1.0); 255 is no number."""
+EXPONENTS: Final = ("U8", POWERS)
+"""The same in files of formats whose bytes are exponents, whatever the dtype is called."""
 
 
 @dataclass(frozen=True, slots=True)
