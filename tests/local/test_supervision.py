@@ -67,6 +67,21 @@ def test_ready_is_said_once_and_a_later_loss_is_told() -> None:
     assert supervisor.heard_routable(True) == [Say("routable again")]
 
 
+def test_a_gateway_that_says_nothing_is_as_routable_as_it_was() -> None:
+    supervisor = running()
+    assert supervisor.heard_routable(None) == []
+    assert supervisor.routable
+    supervisor.heard_routable(False)
+    assert supervisor.heard_routable(None) == []
+    assert not supervisor.routable
+
+
+def test_why_it_is_not_routable_is_told() -> None:
+    supervisor = running()
+    supervisor.exited("gw", 1, "", 20.0)
+    assert supervisor.heard_routable(False) == [Say("not routable: no gateway is ready")]
+
+
 def test_ready_waits_for_a_worker_of_each_pool_though_one_pool_answers_alone() -> None:
     supervisor = started()
     supervisor.announced("gw", at(1), 1.0)

@@ -17,7 +17,10 @@ from baton_wire.messages.values import Role
 ROUTABLE_POLL_S = 0.1
 """While the gateway is not routable; ten times as long once it is."""
 TIMEOUT_S = 2.0
+OK = 200
 PROBES_PER_PROCESS = 8
+TRIES = 3
+"""Where one process that stands still may be asked: so many questions before nobody is taken to answer."""
 
 
 class HealthPolls:
@@ -30,10 +33,12 @@ class HealthPolls:
         processes: int,
         asleep: Callable[[], bool],
         act: Callable[[Iterable[Action]], None],
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`endpoint`: the gateway's URL; `processes`: how many share it; `act` carries out what follows."""
+        """`endpoint`: the gateway's URL; `processes`: how many share it; `act` carries out what follows; `timeout_s`:
+        of an answer whether it is routable."""
         self._supervisor, self._endpoint, self._processes = supervisor, endpoint, processes
-        self._asleep, self._act = asleep, act
+        self._asleep, self._act, self._timeout_s = asleep, act, timeout_s
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -46,20 +51,22 @@ class HealthPolls:
         while True:
             posts = self._supervisor.posts.values()
             is_up = any(post.role is Role.GATEWAY and post.phase is Phase.READY for post in posts)
-            routable = is_up and await self._routes(session)
+            routable = await self._routes(session) if is_up else False
             self._act(self._supervisor.heard_routable(routable))
             calm = routable and self._supervisor.was_ready
             await asyncio.sleep(10 * ROUTABLE_POLL_S if calm else ROUTABLE_POLL_S)
 
-    async def _routes(self, session: aiohttp.ClientSession) -> bool:
+    async def _routes(self, session: aiohttp.ClientSession) -> bool | None:
         """Whether the gateway is routable: at first every process of it, asked over fresh connections so often that
-        none is likely to be missed; later any one."""
+        none is likely to be missed; later the first that answers. None: nobody does."""
         page = "/health/ready" if self._asleep() else "/health/routable"  # without workers on purpose, requests wait
-        probes = 1 if self._supervisor.routable or self._processes == 1 else PROBES_PER_PROCESS * self._processes
-        for _ in range(probes):
-            if not await _is_ok(session, f"{self._endpoint}{page}", TIMEOUT_S):
-                return False
-        return True
+        is_first_enough = self._supervisor.routable or self._processes == 1
+        status = None
+        for _ in range(TRIES if is_first_enough else PROBES_PER_PROCESS * self._processes):
+            status = await _status(session, f"{self._endpoint}{page}", self._timeout_s)
+            if (status is not None) if is_first_enough else (status != OK):
+                break
+        return None if status is None else status == OK
 
     async def _watch_live(self, session: aiohttp.ClientSession) -> None:
         while True:
@@ -73,13 +80,14 @@ class HealthPolls:
             return
         host = f"[{at.host}]" if ":" in at.host else at.host
         address = self._endpoint if post.role is Role.GATEWAY else f"http://{host}:{at.port}"
-        is_live = await _is_ok(session, f"{address}/health/live", self._supervisor.patience.live_answer_s)
+        is_live = await _status(session, f"{address}/health/live", self._supervisor.patience.live_answer_s) == OK
         self._act(self._supervisor.asked_live(post.name, incarnation, is_live, time.monotonic()))
 
 
-async def _is_ok(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bool:
+async def _status(session: aiohttp.ClientSession, url: str, timeout_s: float) -> int | None:
+    """Of HTTP; None: no answer in time."""
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as answer:
-            return answer.status == 200
+            return answer.status
     except (aiohttp.ClientError, TimeoutError, OSError):
-        return False
+        return None

@@ -198,8 +198,10 @@ class Supervisor:
             return actions + self._give_up(last_line or what, now)
         return actions + self._failed(post, what, now)
 
-    def heard_routable(self, routable: bool) -> list[Action]:
-        """Whether the gateway has workers now that can answer."""
+    def heard_routable(self, routable: bool | None) -> list[Action]:
+        """Whether the gateway has workers now that can answer. None: nobody said, and so it is as it was."""
+        if routable is None:
+            return []
         before, self.routable = self.routable, routable
         if self.stopping:
             return []
@@ -208,7 +210,11 @@ class Supervisor:
             return [Ready()] if self.was_ready else []
         if routable == before:
             return []
-        return [Say("routable again" if routable else "not routable: no prefill and decode worker that fit are linked")]
+        if routable:
+            return [Say("routable again")]
+        is_up = any(post.role is Role.GATEWAY and post.phase is Phase.READY for post in self.posts.values())
+        cause = "no prefill and decode worker that fit are linked" if is_up else "no gateway is ready"
+        return [Say(f"not routable: {cause}")]
 
     def tick(self, now: float) -> list[Action]:
         """Everything that is due."""
