@@ -35,7 +35,7 @@ from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.liveness import REPORT_S
 from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding
-from baton_wire.messages.values import PairFingerprint, RequestKey, Role, SamplingParams
+from baton_wire.messages.values import PairFingerprint, Reason, RequestKey, Role, SamplingParams
 from baton_wire.rules.prompt_placement import LatencyTargets
 from baton_worker.serving.gateway_links import HURRIED_S, urgency_of
 
@@ -253,7 +253,10 @@ class World:
                 self._reserved.add(request)
                 self._land(request)
             elif isinstance(event, Failed):
-                raise RuntimeError(str(event))
+                if event.reason is not Reason.NO_CAPACITY:
+                    raise RuntimeError(str(event))
+                for each in self.machines:  # nobody answers it; a gateway would ask again, in vain for as long
+                    each.scheduler.cancel(event.key, None, self.now)
 
     def _land(self, request: int) -> None:
         if request in self._reserved and request in self._first_tokens:
