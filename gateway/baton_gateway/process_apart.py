@@ -1,18 +1,15 @@
 """A process that answers one question at a time for the event loop, and is killed when an answer takes too long.
 
-Frames on its stdin and stdout: four bytes of length, then the content.
+Frames on its stdin and stdout: four bytes of length, then the content. Its own side is in `answering_process`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import resource
-import signal
 import sys
-from collections.abc import Callable, Iterable
 
-from baton_gateway.parent_death import PARENT_VARIABLE, die_with_parent
+from baton_gateway.parent_death import PARENT_VARIABLE
 
 START_S = 20.0
 
@@ -83,16 +80,3 @@ class ProcessApart:
         finally:
             if not is_answered:  # whatever it still writes would be taken for another answer, also after a cancellation
                 await self.kill()
-
-
-def answer_questions(answer: Callable[[bytes], Iterable[bytes]], max_memory_bytes: int) -> None:
-    """The process's side: answer until stdin ends. Each part of an answer is sent before the next is asked for."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which still drains
-    resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    while length := source.read(4):
-        for body in answer(source.read(int.from_bytes(length))):
-            target.write(len(body).to_bytes(4) + body)
-            target.flush()

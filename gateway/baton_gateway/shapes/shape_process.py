@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_gateway.process_apart import answer_questions
+from baton_gateway.answering_process import answer_questions
 from baton_gateway.shapes.answer_shape import AnswerShape
 from baton_gateway.shapes.definition import answers_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_gateway.process_apart import answer_questions
+from baton_gateway.answering_process import answer_questions
 from baton_gateway.text.chat_template import (
     CompiledTemplate,
     Conversation,

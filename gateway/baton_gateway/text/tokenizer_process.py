@@ -6,9 +6,9 @@ import dataclasses
 
 import msgspec
 
+from baton_gateway.answering_process import answer_questions
 from baton_gateway.answers.formats import known_marks
 from baton_gateway.errors import BundleError, RefusedError
-from baton_gateway.process_apart import answer_questions
 from baton_gateway.text.encoding import PromptText, encode_prompt
 from baton_gateway.text.returned_memory import keep_little_memory, return_memory
 from baton_gateway.text.revision_text import TextModel, load_text_model
