@@ -53,6 +53,7 @@ BENCHES = {
     "sleeping": ("bench.sizing.sleeping", "fixed quiet times beside sleep by cost: workers and late requests in money"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),
     "paced_fixed": ("bench.sizing.paced_fixed", "the twin's latencies beside those of real processes, pools fixed"),
+    "flipping": ("bench.sizing.flipping", "workers that change their role under load: seconds, lost requests"),
     "from_zero": ("bench.sizing.from_zero", "a flood of requests on a deployment that sleeps"),
     "gpu": ("bench.engine.gpu", "the engine and its kernels on one GPU beside the targets"),
     "gpu_serving": (

@@ -34,7 +34,7 @@ def main() -> int:
 
     Scaling.sized = sized  # type: ignore[method-assign]
     options = parse_options(sys.argv[2:])
-    return up.run_up(up.UpOptions(manifest=options.file, port=options.port))
+    return up.run_up(up.UpOptions(manifest=options.file, port=options.port, emulate=options.emulate))
 
 
 def _read(path: Path) -> tuple[int, ...]:
