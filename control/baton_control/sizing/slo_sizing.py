@@ -65,6 +65,8 @@ class _Deployment:
     compared_s: float = float("-inf")
     typed_s: dict[Role, float] = field(default_factory=dict)
     """When the type of a pool changed last, since this process began."""
+    mixed: dict[Role, int] = field(default_factory=dict)
+    """Of pools with workers of two types, what was decided last, in workers of the one in force."""
     others: dict[tuple[Role, str], TwinSizer] = field(default_factory=dict)
     """The twins of types that are not in force, with the step times of `others_of`."""
     others_of: WorkerModel | None = None
@@ -150,6 +152,7 @@ class SloSizing:
         steps = [step for step in store.take_steps() if not pools[step.role].others]
         decision, known.state = states.learn_and_size(known.spec, known.state, seen, steps, now, epoch_s, parked=parked)
         known.decided_s = now
+        known.mixed = {role: decision.pools[role].workers for role in POOL_ROLES if pools[role].others}
         workers = {role: self._of_all_types(known, role, decision, pools[role]) for role in POOL_ROLES}
         self._compare(known, store, pools, decision.holds, now)
         memory = None if known.sized is None or known.sized.workers != workers else known.sized.memory
@@ -233,7 +236,8 @@ class SloSizing:
         if not pool.others:
             return PoolSeen(pool.workers, pool.routable, startup_s)
         own = pool.workers - sum(pool.others.values())
-        workers = equivalent(own, pool.others, lambda each: self._worth(known, role, each))
+        # Counted anew each time, what is rounded up would add up.
+        workers = known.mixed.get(role) or equivalent(own, pool.others, lambda each: self._worth(known, role, each))
         # Which of the others are routable is not asked: until they are gone nobody else is sent away.
         return PoolSeen(workers, None, startup_s)
 
@@ -279,6 +283,7 @@ class SloSizing:
             before, after = (_type(each, role) for each in (known.deployment, deployment))
             if before != after and before is not None and after is not None:
                 known.typed_s[role], known.types = now, {}
+                known.mixed.pop(role, None)
                 if memory.mix is not None and any(
                     each.type == after for each in types_of(pool_spec(known.deployment, role))
                 ):

@@ -287,3 +287,41 @@ def test_another_type_is_chosen_when_it_keeps_the_target_for_less_and_both_are_c
     last = step(2 * workers, {})
     assert 2 * workers <= last.workers[Role.PREFILL] <= 2 * workers + 2
     assert not last.types, "a type stays for an hour"
+
+
+@pytest.mark.parametrize("slower", [1.05, 2.0])
+def test_a_pool_does_not_grow_by_itself_while_workers_of_another_type_are_on_their_way(slower: float) -> None:
+    """Whoever is not there yet was once counted with those that were wanted: a pool grew by one each ten seconds, until
+    it had the most, as nobody is sent away while it is unknown who serves.
+    """
+
+    def prior(each: LLMDeployment, config: bytes | None) -> WorkerModel:
+        accelerator = each.spec.prefill.accelerator
+        assert accelerator is not None
+        return ROUND_WORKER if accelerator.type == "H200" else ROUND_WORKER.slowed(slower, 1.0)
+
+    made = chat(prefill__accelerator=two_types(other__costPerHour=1.5))
+    run = Run(made)
+    run.sizing = SloSizing(lambda key: run.store, lambda: run.now, prior)
+
+    def step(wanted: int, former: int) -> int:
+        """One decision; all that serve are of the former type."""
+        run.now += 10.0
+        run.tell(400)
+        others = {"H200": former} if former else {}
+        pools = {
+            Role.PREFILL: PoolNow(wanted, former or wanted, None, others, former),
+            Role.DECODE: PoolNow(9, 9),
+        }
+        return run.sizing.decide(KEY, run.deployment, pools, run.memory, 1.7e9 + run.now, None).workers[Role.PREFILL]
+
+    workers = 1
+    for _ in range(240):
+        workers = step(workers, 0)
+    former = workers
+    run.deployment = in_force(made, {Role.PREFILL: "H100"})
+    wanted = [former]
+    for _ in range(12):
+        wanted.append(step(wanted[-1], former))
+    assert wanted[-1] <= former + 1, wanted
+    assert len(set(wanted[2:])) == 1, wanted
