@@ -31,6 +31,7 @@ class DecodeWorker:
         "draining",
         "finishing",
         "is_dead",
+        "kind",
         "kv_tokens",
         "landed",
         "model",
@@ -46,10 +47,12 @@ class DecodeWorker:
         "waiting_tokens",
     )
 
-    def __init__(self, created_s: float, ready_s: float, model: WorkerModel) -> None:
+    def __init__(self, created_s: float, ready_s: float, model: WorkerModel, kind: str = "") -> None:
         self.created_s = created_s
         self.ready_s = ready_s
         self.model = model
+        self.kind = kind
+        """What it computes on, where a pool may have several."""
         self.per_kv_s = model.decode.per_kv_token_s
         self.draining = False
         self.is_dead = False

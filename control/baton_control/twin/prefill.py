@@ -26,7 +26,9 @@ class PrefillWorker:
         "created_s",
         "draining",
         "is_dead",
+        "kind",
         "link_free_s",
+        "model",
         "pinned_tokens",
         "queue",
         "queued_s",
@@ -37,9 +39,12 @@ class PrefillWorker:
         "unsent",
     )
 
-    def __init__(self, created_s: float, ready_s: float) -> None:
+    def __init__(self, created_s: float, ready_s: float, model: WorkerModel, kind: str = "") -> None:
         self.created_s = created_s
         self.ready_s = ready_s
+        self.model = model
+        self.kind = kind
+        """What it computes on, where a pool may have several."""
         self.draining = False
         self.is_dead = False
         self.beside: DecodeWorker | None = None

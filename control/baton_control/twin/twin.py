@@ -66,7 +66,8 @@ class Twin:
         self.decode: list[DecodeWorker] = []
         self.routable_prefill: list[PrefillWorker] = []
         self.routable_decode: list[DecodeWorker] = []
-        self.billed_accelerator_s = 0.0
+        self._billed: dict[tuple[Role, str], float] = {}
+        """Accelerator seconds of workers that have gone, by kind."""
         self.finished: list[int] = []
         """Requests that ended since the caller last cleared this list."""
         self._prompt_now = list(self.prompt)
@@ -82,18 +83,20 @@ class Twin:
 
     # --- pools -------------------------------------------------------------------------------------------------
 
-    def add(self, role: Role, ready_s: float) -> None:
-        """Start a worker that will be routable at `ready_s`; billed from now on."""
+    def add(self, role: Role, ready_s: float, model: WorkerModel | None = None, kind: str = "") -> None:
+        """Start a worker that will be routable at `ready_s`; billed from now on. `model`: what it can do, if it is of
+        another `kind` than the others of its pool."""
         worker: Worker
         if role is Role.PREFILL:
-            self.prefill.append(worker := PrefillWorker(self.now, ready_s))
+            self.prefill.append(worker := PrefillWorker(self.now, ready_s, model or self.model, kind))
         else:
-            self.decode.append(worker := DecodeWorker(self.now, ready_s, self.model))
+            self.decode.append(worker := DecodeWorker(self.now, ready_s, model or self.model, kind))
         self._push(max(ready_s, self.now), Kind.READY, 0, 0, worker)
 
-    def remove(self, role: Role) -> None:
-        """Stop one worker: the newest that is still starting, else the least loaded; what it has is finished first."""
-        pool: list[Worker] = [w for w in self._pool(role) if not w.draining]
+    def remove(self, role: Role, kind: str = "") -> None:
+        """Stop one worker of that kind: the newest that is still starting, else the least loaded; what it has is
+        finished first."""
+        pool: list[Worker] = [w for w in self._pool(role) if w.kind == kind and not w.draining]
         starting = [worker for worker in pool if worker.ready_s > self.now]
         if starting:
             self._gone(role, starting[-1])
@@ -121,9 +124,9 @@ class Twin:
         if not pool:
             return False
         worker = self._drained(pool)
-        self.billed_accelerator_s += self._billed_s(worker)
+        self._bill(worker)
         worker.created_s = inf
-        self.add(other(giver), self.now + seconds)
+        self.add(other(giver), self.now + seconds, worker.model, worker.kind)
         if isinstance(worker, DecodeWorker):
             self.prefill[-1].beside = worker
         self._reap(worker)
@@ -156,15 +159,36 @@ class Twin:
     def routable(self, role: Role) -> int:
         return len(self.routable_prefill if role is Role.PREFILL else self.routable_decode)
 
+    def kinds(self, role: Role) -> dict[str, tuple[int, int]]:
+        """Of each kind, workers that were started and not told to stop, and those of them that are routable."""
+        routable = set(map(id, self.routable_prefill if role is Role.PREFILL else self.routable_decode))
+        counts: dict[str, tuple[int, int]] = {}
+        for worker in self._pool(role):
+            if not worker.draining:
+                workers, serving = counts.get(worker.kind, (0, 0))
+                counts[worker.kind] = (workers + 1, serving + (id(worker) in routable))
+        return counts
+
     def billed_s(self) -> float:
         """Accelerator seconds until now, with start-up and drain."""
-        return self.billed_accelerator_s + sum(
-            self._billed_s(worker) for role in (Role.PREFILL, Role.DECODE) for worker in self._pool(role)
-        )
+        return sum(self.billed_by_kind().values())
+
+    def billed_by_kind(self) -> dict[tuple[Role, str], float]:
+        """The same by pool and kind."""
+        billed = dict(self._billed)
+        for role in (Role.PREFILL, Role.DECODE):
+            for worker in self._pool(role):
+                key = role, worker.kind
+                billed[key] = billed.get(key, 0.0) + self._billed_s(worker)
+        return billed
+
+    def _bill(self, worker: Worker) -> None:
+        key = (Role.PREFILL if isinstance(worker, PrefillWorker) else Role.DECODE), worker.kind
+        self._billed[key] = self._billed.get(key, 0.0) + self._billed_s(worker)
 
     def _billed_s(self, worker: Worker) -> float:
         """Accelerator seconds of one worker until now; none once another role of it is billed."""
-        accelerators = self.model.accelerators[0 if isinstance(worker, PrefillWorker) else 1]
+        accelerators = worker.model.accelerators[0 if isinstance(worker, PrefillWorker) else 1]
         return max(0.0, self.now - worker.created_s) * accelerators
 
     # --- time --------------------------------------------------------------------------------------------------
@@ -226,7 +250,7 @@ class Twin:
         gateway, now = self.gateway, self.now
         while gateway and self.routable_prefill and self.routable_decode:
             worker = least_loaded(self.routable_prefill, now)
-            is_open = not worker.is_backed_up(1, now, self.model)
+            is_open = not worker.is_backed_up(1, now, worker.model)
             request = gateway.first(now, len(self.routable_prefill) if is_open else 0)
             if now - self.arrival_s[request] > self.patience_s and self.first_s[request] != self.first_s[request]:
                 self._take()
@@ -234,13 +258,13 @@ class Twin:
                 self.finished.append(request)
                 continue
             tokens, cached = self._uncached(request)
-            if not is_open or worker.is_backed_up(tokens, now, self.model):
+            if not is_open or worker.is_backed_up(tokens, now, worker.model):
                 return
             self._take()
             self._prefill_of[request] = worker
             self._granted_s[request] = inf
             self._is_computed[request] = False
-            worker.enqueue(request, tokens, cached, self.model.prefill)
+            worker.enqueue(request, tokens, cached, worker.model.prefill)
             if self._to_go[request] > 0:
                 self._reserve(request)
             self._start(worker)
@@ -270,7 +294,7 @@ class Twin:
             self._send(request, worker, self.now)
 
     def _start(self, worker: PrefillWorker) -> None:
-        end_s = worker.start_batch(self.now, self.model)
+        end_s = worker.start_batch(self.now, worker.model)
         if end_s is not None:
             self._push(end_s, Kind.PREFILLED, 0, 0, worker)
 
@@ -295,7 +319,7 @@ class Twin:
 
     def _send(self, request: int, worker: PrefillWorker, finished_s: float) -> None:
         kv_bytes = self.model.kv.of(self._prompt_now[request])
-        landed_s = worker.send(kv_bytes, self._granted_s[request], finished_s, self.model)
+        landed_s = worker.send(kv_bytes, self._granted_s[request], finished_s, worker.model)
         self._push(landed_s, Kind.LANDED, request, self._attempt[request], None)
 
     def _landed(self, request: int) -> None:
@@ -363,7 +387,7 @@ class Twin:
         for entry in [entry for entry in worker.queue if entry[0] == request]:
             worker.queue.remove(entry)
             worker.queued_tokens -= entry[1]
-            worker.queued_s -= self.model.prefill.prompt_s(entry[1], entry[2])
+            worker.queued_s -= worker.model.prefill.prompt_s(entry[1], entry[2])
             return
         if request in worker.batch:
             worker.batch.remove(request)  # its share of the running step is spent anyway
@@ -413,7 +437,7 @@ class Twin:
 
     def _gone(self, role: Role, worker: Worker) -> None:
         worker.is_dead = True
-        self.billed_accelerator_s += self._billed_s(worker)
+        self._bill(worker)
         if isinstance(worker, PrefillWorker):
             self.prefill = [other for other in self.prefill if other is not worker]
         else:

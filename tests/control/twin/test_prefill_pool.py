@@ -24,7 +24,7 @@ def by_parts(model: WorkerModel, load: Workload, workers: int, ttft_s: float | N
     """First tokens with the twin's workers and the gateways' order; nothing of a prompt is lost from a cache."""
     new = (load.prompt_tokens - load.cached_tokens).tolist()
     cached, arrivals = load.cached_tokens.tolist(), load.arrival_s.tolist()
-    pool, order = [PrefillWorker(0.0, 0.0) for _ in range(workers)], PromptOrder[int](ttft_s)
+    pool, order = [PrefillWorker(0.0, 0.0, model) for _ in range(workers)], PromptOrder[int](ttft_s)
     first_s, request, count = [inf] * len(new), 0, 0
     ends: list[tuple[float, int, PrefillWorker]] = []
 

@@ -46,6 +46,39 @@ def test_prompts_that_queue_share_a_step_within_the_budget() -> None:
     assert twin.first_s == pytest.approx([first_step, second, second, third])
 
 
+def test_workers_of_two_kinds_each_take_their_own_time_and_are_billed_apart() -> None:
+    """One kind is through with a prompt and a step in half the time, and has two accelerators."""
+    fast = replace(ROUND_WORKER.slowed(0.5, 0.5), accelerators=(2, 2))
+    for kind, model, prefill_s, step_s in (("", None, 0.11, 0.0102), ("fast", fast, 0.055, 0.0051)):
+        twin = Twin(ROUND_WORKER, requests([(1.0, 1000, 2)]))
+        for role in (Role.PREFILL, Role.DECODE):
+            twin.add(role, 0.0, model, kind)
+        twin.run_until(10.0)
+        assert twin.first_s[0] == pytest.approx(1.0 + prefill_s)
+        landed_s = twin.first_s[0] + 1000 * 1e5 / 1e10 / 10 + 0.002
+        assert twin.done_s[0] == pytest.approx(landed_s + step_s)
+        seconds = 10.0 * (1 if model is None else 2)
+        assert twin.billed_by_kind() == pytest.approx({(Role.PREFILL, kind): seconds, (Role.DECODE, kind): seconds})
+
+
+def test_a_worker_of_one_kind_is_stopped_and_the_other_serves_on() -> None:
+    twin = Twin(ROUND_WORKER, requests([(1.0, 1000, 2), (12.0, 1000, 2)]))
+    fast = ROUND_WORKER.slowed(0.5, 0.5)
+    for role in (Role.PREFILL, Role.DECODE):
+        twin.add(role, 0.0, ROUND_WORKER, "slow")
+        twin.add(role, 5.0, fast, "fast")
+    twin.run_until(4.0)
+    assert twin.kinds(Role.DECODE) == {"slow": (1, 1), "fast": (1, 0)}
+    twin.run_until(10.0)
+    for role in (Role.PREFILL, Role.DECODE):
+        twin.remove(role, "slow")
+        assert twin.kinds(role) == {"fast": (1, 1)}
+    twin.run_until(20.0)
+    assert twin.first_s == pytest.approx([1.11, 12.055])
+    assert twin.billed_by_kind()[Role.PREFILL, "slow"] == pytest.approx(10.0)
+    assert twin.billed_by_kind()[Role.PREFILL, "fast"] == pytest.approx(20.0)
+
+
 def test_prompts_that_wait_at_the_gateway_go_to_a_worker_that_comes() -> None:
     first_s = []
     for hold_s in (None, 0.05):
