@@ -31,6 +31,10 @@ def draw_timeline(path: Path, workload: Workload, spec: SizingSpec, outcome: Rep
     axes[0].step(edges[:-1], counts, where="post", color="black")
     axes[0].set_ylabel("arrivals, req/s")
     at = [point.at_s for point in outcome.points]
+    kinds = list(dict.fromkeys(kind for point in outcome.points for kind in point.kinds))
+    for number, kind in enumerate(kinds if len(kinds) > len(POOL_ROLES) else ()):
+        count = [point.kinds.get(kind, 0) for point in outcome.points]
+        axes[1].fill_between(at, count, step="post", color=f"C{number}", alpha=0.3, label=f"{kind[0].value} {kind[1]}")
     for place, name in enumerate(("prefill", "decode")):
         color = ("tab:red", "tab:blue")[place]
         axes[1].step(at, [point.workers[place] for point in outcome.points], where="post", color=color, label=name)
@@ -59,7 +63,7 @@ def draw_timeline(path: Path, workload: Workload, spec: SizingSpec, outcome: Rep
 
 
 def draw_comparison(
-    path: Path, workload: Workload, spec: SizingSpec, outcomes: Sequence[ReplayOutcome], price: float
+    path: Path, workload: Workload, spec: SizingSpec, outcomes: Sequence[ReplayOutcome], costs: Sequence[float]
 ) -> None:
     """Several policies: what each missed at which cost (the lower left is best), and all of them over time."""
     figure = pyplot.figure(figsize=(12, 9))
@@ -74,7 +78,7 @@ def draw_comparison(
     each = [spec.bounds_of[role].accelerators for role in POOL_ROLES]
     for place, outcome in enumerate(outcomes):
         colour = f"C{place % 10}"
-        front.plot(outcome.gpu_hours * price, outcome.misses * 100, "o", color=colour, label=outcome.policy)
+        front.plot(costs[place], outcome.misses * 100, "o", color=colour, label=outcome.policy)
         at = np.array([point.at_s for point in outcome.points]) / unit_s
         held = [sum(n * a for n, a in zip(point.workers, each, strict=True)) for point in outcome.points]
         pools.step(at, held, where="post", color=colour, label=outcome.policy)
@@ -86,7 +90,7 @@ def draw_comparison(
         axis.set_yscale("symlog", linthresh=1.0)
         axis.yaxis.set_major_locator(FixedLocator(PERCENTS))
         axis.yaxis.set_major_formatter(ScalarFormatter())
-    front.set(xlabel=f"cost ({price:g} an accelerator and hour)", ylabel="requests outside either target, %")
+    front.set(xlabel="cost", ylabel="requests outside either target, %")
     front.set_xlim(left=0.0)
     front.set_ylim(bottom=0.0)
     pools.set_ylabel("accelerators")

@@ -26,6 +26,7 @@ from baton_simulate.baselines.kpa import UTILISATION, Kpa
 from baton_simulate.baselines.llmd import QUEUE_LIMIT, UP_SHARE, LlmdV1, LlmdV2
 from baton_simulate.baselines.plain import HELD_S, Plain
 from baton_simulate.baselines.signals import Policy, Sizes
+from baton_simulate.deployed_slo import DeployedSlo
 from baton_simulate.twin_metrics import TwinMetrics
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -115,7 +116,7 @@ class Scripted:
         return self.sizes(now)
 
 
-Player = Slo | Baseline | Scripted
+Player = Slo | Baseline | Scripted | DeployedSlo
 
 
 def player(

@@ -6,18 +6,21 @@ follow the policy's last sizes, as a Deployment would. Policies see readings onl
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from baton_control.rollout import Limits
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import Sizes
+from baton_simulate.deployed_slo import DeployedSlo
 from baton_simulate.policies import Player
+from baton_simulate.rolling import exchange, roll
 from baton_simulate.twin_metrics import TwinMetrics
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -40,6 +43,10 @@ class Scenario:
     seed: int = 1
     in_turn: bool = False
     """Prompts wait in order of arrival, as in other systems, instead of by the target."""
+    models: Mapping[tuple[Role, str], WorkerModel] = field(default_factory=dict)
+    """What workers really do by what they compute on, of a deployment's file; else they are all `model`."""
+    limits: Limits = Limits(1, 0)  # noqa: RUF009 - frozen
+    """Of the rollout from one type to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,8 @@ class Move:
     before: int
     after: int
     reason: str
+    type: str | None = None
+    """What the pool computes on from now on, where that is what changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class Point:
     workers: tuple[int, int]
     routable: tuple[int, int]
     queued: int
+    kinds: Mapping[tuple[Role, str], int]
+    """Workers by what they compute on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,8 @@ class ReplayOutcome:
     retries: int
     decisions: tuple[Move, ...]
     points: tuple[Point, ...]
+    hours: Mapping[tuple[Role, str], float]
+    """`gpu_hours` by pool and what it computes on."""
     ttft_s: Floats
     tpot_s: Floats
 
@@ -101,9 +114,12 @@ def replay(
     wanted = dict(scenario.initial)
     moves: list[Move] = []
     points: list[Point] = []
+    types = policy.types if isinstance(policy, DeployedSlo) else {}
     for role in POOL_ROLES:
         for _ in range(wanted[role]):
-            twin.add(role, 0.0)
+            twin.add(role, 0.0, *_of_type(scenario, role, types.get(role, "")))
+    if isinstance(policy, DeployedSlo):
+        policy.decide_from(metrics, 0.0)
     deaths = sorted(scenario.deaths, key=lambda death: death[0])
     now, end = 0.0, workload.duration_s
     while now < end:
@@ -121,12 +137,17 @@ def replay(
             if policy.flips is not None and scenario.spec.flip_s is not None:
                 for _ in range(policy.flips.workers):
                     twin.flip(policy.flips.giver, scenario.spec.flip_s)
-        _resize(twin, wanted, scenario.startup_s, random)
+        if isinstance(policy, DeployedSlo):
+            moves += _type_moves(now, types, policy, wanted)
+            types = dict(policy.types)
+            _roll(twin, wanted, types, scenario, random)
+        else:
+            _resize(twin, wanted, scenario.startup_s, random)
         if not points or now - points[-1].at_s >= 10.0:
             points.append(_point(twin, now))
         if on_tick is not None:
             on_tick(now / end)
-    billed = twin.billed_s()
+    billed = twin.billed_by_kind()
     twin.run_out()
     return _outcome(name, scenario, twin, billed, moves, points)
 
@@ -135,9 +156,34 @@ def _resize(twin: Twin, wanted: Sizes, startup_s: float, random: np.random.Gener
     for role in POOL_ROLES:
         have = twin.workers(role)
         for _ in range(wanted[role] - have):
-            twin.add(role, twin.now + startup_s * float(np.exp(random.normal(0.0, 0.08))))
+            twin.add(role, _ready_s(twin, startup_s, random))
         for _ in range(have - wanted[role]):
             twin.remove(role)
+
+
+def _ready_s(twin: Twin, startup_s: float, random: np.random.Generator) -> float:
+    """When a worker that is started now is routable."""
+    return twin.now + startup_s * float(np.exp(random.normal(0.0, 0.08)))
+
+
+def _roll(
+    twin: Twin, wanted: Sizes, types: Mapping[Role, str], scenario: Scenario, random: np.random.Generator
+) -> None:
+    def start(role: Role, name: str) -> None:
+        twin.add(role, _ready_s(twin, scenario.startup_s, random), *_of_type(scenario, role, name))
+
+    if scenario.spec.flip_s is not None:
+        exchange(twin, wanted, scenario.spec.flip_s)
+    roll(twin, wanted, types, scenario.limits, start)
+
+
+def _of_type(scenario: Scenario, role: Role, name: str) -> tuple[WorkerModel, str]:
+    return scenario.models.get((role, name), scenario.model), name
+
+
+def _type_moves(now: float, before: Mapping[Role, str], policy: DeployedSlo, wanted: Sizes) -> list[Move]:
+    changed = [role for role in POOL_ROLES if policy.types[role] != before[role]]
+    return [Move(now, role, wanted[role], wanted[role], policy.choices[role], policy.types[role]) for role in changed]
 
 
 def _moves(now: float, before: Sizes, after: Sizes, reasons: dict[Role, str]) -> list[Move]:
@@ -147,12 +193,19 @@ def _moves(now: float, before: Sizes, after: Sizes, reasons: dict[Role, str]) ->
 
 def _point(twin: Twin, now: float) -> Point:
     workers, routable = ([count(role) for role in POOL_ROLES] for count in (twin.workers, twin.routable))
-    return Point(now, (workers[0], workers[1]), (routable[0], routable[1]), len(twin.gateway))
+    kinds = {(role, name): count for role in POOL_ROLES for name, (count, _) in twin.kinds(role).items() if name}
+    return Point(now, (workers[0], workers[1]), (routable[0], routable[1]), len(twin.gateway), kinds)
 
 
 def _outcome(
-    name: str, scenario: Scenario, twin: Twin, billed_s: float, moves: list[Move], points: list[Point]
+    name: str,
+    scenario: Scenario,
+    twin: Twin,
+    billed: Mapping[tuple[Role, str], float],
+    moves: list[Move],
+    points: list[Point],
 ) -> ReplayOutcome:
+    billed_s = sum(billed.values())
     ttft, tpot = latencies(twin, scenario.workload)
     targets = scenario.spec.targets
     first, each = ttft <= targets.ttft_s, tpot <= targets.tpot_s
@@ -169,6 +222,7 @@ def _outcome(
         retries=twin.retries,
         decisions=tuple(moves),
         points=tuple(points),
+        hours={key: seconds / 3600.0 for key, seconds in billed.items()},
         ttft_s=ttft,
         tpot_s=tpot,
     )

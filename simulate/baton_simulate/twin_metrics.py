@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from random import Random
 
 from baton_control.sizing.readings import (
@@ -19,14 +20,14 @@ from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.slo_sizing import STARTUP_SAFETY
 from baton_control.sizing.spec import Targets
 from baton_control.telemetry.store import LATENCY_WINDOW_S
+from baton_control.twin.decode import DecodeWorker
+from baton_control.twin.prefill import PrefillWorker
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import PoolSignals, Signals
-from baton_wire.messages.measures import StepTiming
+from baton_simulate.twin_summaries import STEPS_TOLD, TwinSummaries, present_step
+from baton_wire.messages.operator_link import Summary
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.answer_lengths import AnswerLengths
-
-STEPS_TOLD = 8
-"""A state frame has as many; fewer than the 64 that two summaries of 5 s may have."""
 
 
 class TwinMetrics:
@@ -40,6 +41,7 @@ class TwinMetrics:
         """(when, requests that ended since the one before, how many of them were late for each pool)"""
         self._answers = AnswerLengths()
         self._random = Random(1)
+        self._summaries = TwinSummaries(startup_s)
 
     def signals(self) -> Signals:
         twin = self._twin
@@ -72,18 +74,24 @@ class TwinMetrics:
 
         Steps of the twin carry no noise, so the same one again says what another like it would.
         """
-        twin, told = self._twin, []
-        for number, worker in enumerate(twin.prefill):
-            if worker.batch and (worker.beside is None or worker.beside.is_dead):
-                seconds = worker.busy_until - worker.started_s
-                step = StepTiming(0, worker.batch_tokens, worker.batch_pairs, 0, 0, seconds)
-                told += [StepSeen(Role.PREFILL, f"p{number}", step)] * STEPS_TOLD
-        for number, other in enumerate(twin.decode):
-            if other.active:
-                seconds = other.model.decode.seconds(len(other.active), other.kv_tokens)
-                step = StepTiming(0, 0, 0.0, len(other.active), other.kv_tokens, seconds)
-                told += [StepSeen(Role.DECODE, f"d{number}", step)] * STEPS_TOLD
+        told = []
+        for role, pool in self._pools():
+            for number, worker in enumerate(pool):
+                step = present_step(worker)
+                if step is not None:
+                    told += [StepSeen(role, f"{role.value[0]}{number}", step)] * STEPS_TOLD
         return told
+
+    def summary(self) -> Summary:
+        """What a gateway would tell since the last one."""
+        return self._summaries.following(self.observed(), self._twin)
+
+    def kinds(self, role: Role) -> dict[str, tuple[int, int]]:
+        """Workers of a pool and how many of them are routable, by what they compute on."""
+        return self._twin.kinds(role)
+
+    def _pools(self) -> tuple[tuple[Role, Sequence[PrefillWorker | DecodeWorker]], ...]:
+        return (Role.PREFILL, self._twin.prefill), (Role.DECODE, self._twin.decode)
 
     def _running(self) -> int:
         twin = self._twin

@@ -63,8 +63,15 @@ def worker_prior(
     deployment: LLMDeployment, model_config: bytes | None, accelerator: Accelerator | None = None
 ) -> WorkerModel:
     """A worker by roofline. Without the model's config.json it is taken to be of middle size, until steps are seen."""
+    return worker_of_shape(deployment, _shape(model_config), accelerator)
+
+
+def worker_of_shape(
+    deployment: LLMDeployment, shape: ModelShape, accelerator: Accelerator | None = None
+) -> WorkerModel:
+    """A worker by roofline, of a model of that shape."""
     spec = deployment.spec
-    shape, context = _shape(model_config), spec.model.max_context_tokens
+    context = spec.model.max_context_tokens
     prefill, decode = (accelerator or _hardware(each) for each in (spec.prefill, spec.decode))
     try:
         model = worker_model(shape, decode, spec.decode.tensor_parallel, context_tokens=context)

@@ -5,42 +5,58 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from baton_control.rollout import Limits
 from baton_control.sizing.capacity import TwinSizer
 from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.spec import Bounds, SizingSpec, Targets
-from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_local.argument_types import seconds, some_seconds
 from baton_local.commands.plan import accelerator_named, add_model_options, shape_named
+from baton_local.commands.simulated_file import read_simulated
+from baton_local.commands.simulated_report import SimulatedRun, comparison, document, table
+from baton_local.commands.what_if import what_if
 from baton_local.errors import StartError
-from baton_simulate.policies import KNOWING, POLICIES, fixed_sizes, mix_of, needs_of, player
+from baton_simulate.policies import KNOWING, POLICIES, fixed_sizes, needs_of, player
 from baton_simulate.replay import ReplayOutcome, Scenario, replay
 from baton_simulate.synthetic import Shape, synthetic
 from baton_simulate.trace_files import read_trace
-from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.messages.values import Role
 
-SHOWN_DECISIONS = 40
+USUAL: Mapping[str, object] = {
+    "model": "llama-3.1-8b",
+    "accelerator": "h200",
+    "tensor_parallel": 1,
+    "max_step_tokens": 4096,
+    "ttft": 0.5,
+    "tpot": 0.025,
+    "percentile": 95.0,
+    "max_workers": 64,
+    "max_accelerators": None,
+    "price": None,
+    "sleep_after": None,
+    "cost_of_miss": None,
+    "flip_time": None,
+}
+"""What an LLMDeployment says, and what holds without one."""
 FIRST_S = 300.0
 """Of a load, what the first sizes of the pools are taken from."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    workload: Workload
-    model: WorkerModel
-    spec: SizingSpec
-    price: float
-    """Of an accelerator and hour."""
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `baton simulate`."""
+    parser.add_argument(
+        "-f",
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="an LLMDeployment: model, accelerators, targets, pools and prices are as it says",
+    )
     add_model_options(parser)
     load = parser.add_argument_group("load")
     load.add_argument(
@@ -55,9 +71,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--seed", type=int, default=1)
     goal = parser.add_argument_group("goal")
-    goal.add_argument("--ttft", type=some_seconds, default=0.5, metavar="TIME", help="target, such as 500ms")
-    goal.add_argument("--tpot", type=some_seconds, default=0.025, metavar="TIME", help="target, such as 25ms")
-    goal.add_argument("--percentile", type=float, default=95.0, metavar="P")
+    goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="target (500ms)")
+    goal.add_argument("--tpot", type=some_seconds, metavar="TIME", help="target (25ms)")
+    goal.add_argument("--percentile", type=float, metavar="P", help="of both targets (95)")
     pools = parser.add_argument_group("pools")
     pools.add_argument(
         "--policy",
@@ -67,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     pools.add_argument("--startup-s", type=float, default=120.0, metavar="S", help="until a new worker is routable")
     pools.add_argument("--flip-time", type=seconds, metavar="TIME", help="until a worker serves in the other pool")
-    pools.add_argument("--max-workers", type=int, default=64, metavar="N", help="of each pool")
+    pools.add_argument("--max-workers", type=int, metavar="N", help="of each pool (64)")
     pools.add_argument("--max-accelerators", type=int, metavar="N", help="budget of both pools")
     pools.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
     sleep = pools.add_mutually_exclusive_group()
@@ -82,26 +98,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--what-if", action="store_true", help="workers for other targets and loads instead of a replay"
     )
+    parser.set_defaults(**dict.fromkeys(USUAL))
 
 
 def run_simulate(options: argparse.Namespace) -> int:
     """The command; raises StartError and ManifestError for what cannot be simulated."""
-    run = _run_of(options)
+    run = _run_of_file(options) if options.file is not None else _run_of(options)
     if options.what_if:
-        _print_what_if(run)
+        print(what_if(run))
         return 0
     outcomes = _replayed(options, run)
     if options.json:
-        documents = [_document(outcome, run.price) for outcome in outcomes]
+        documents = [document(outcome, run) for outcome in outcomes]
         print(json.dumps(documents[0] if len(documents) == 1 else {"policies": documents}))
     else:
-        print(_table(outcomes[0], run) if len(outcomes) == 1 else _comparison(outcomes, run))
+        print(table(outcomes[0], run) if len(outcomes) == 1 else comparison(outcomes, run))
     if options.plot:
         _draw(options.plot, run, outcomes)
     return 0
 
 
-def _replayed(options: argparse.Namespace, run: _Run) -> list[ReplayOutcome]:
+def _replayed(options: argparse.Namespace, run: SimulatedRun) -> list[ReplayOutcome]:
     """Each policy over the same load, from the same first sizes; a fixed pool from its own."""
     policies = _policies(options.policy)
     sizer = TwinSizer(run.model, run.spec.targets)
@@ -122,9 +139,15 @@ def _replayed(options: argparse.Namespace, run: _Run) -> list[ReplayOutcome]:
             tuple(options.metrics_lost),
             tuple(options.worker_dies),
             options.seed,
+            models={} if run.file is None else run.file.models(),
+            limits=Limits(1, 0) if run.file is None else run.file.limits,
         )
         spec = run.spec if name == "slo" else _awake(run.spec)
-        policy = player(name, spec, run.model, needs, options.startup_s)
+        policy = (
+            run.file.policy()
+            if run.file is not None and name == "slo"
+            else player(name, spec, run.model, needs, options.startup_s)
+        )
         outcomes.append(replay(scenario, name, policy, _progress(not options.json)))
     return outcomes
 
@@ -135,26 +158,27 @@ def _awake(spec: SizingSpec) -> SizingSpec:
     return replace(spec, prefill=pools[Role.PREFILL], decode=pools[Role.DECODE])
 
 
-def _run_of(options: argparse.Namespace) -> _Run:
-    random = np.random.default_rng(options.seed)
+def _run_of_file(options: argparse.Namespace) -> SimulatedRun:
+    """What the file says; options that would say it again are refused."""
+    for name in USUAL:
+        if name != "model" and getattr(options, name) is not None:
+            raise StartError(f"--{name.replace('_', '-')}: not allowed with -f: the file says it")
+    file = read_simulated(options.file, options.model)
+    first = file.prior(file.deployment)
+    return SimulatedRun(_workload(options), first, file.spec, 0.0, file)
+
+
+def _run_of(options: argparse.Namespace) -> SimulatedRun:
+    for name, usual in USUAL.items():
+        if getattr(options, name) is None:
+            setattr(options, name, usual)
     shape = shape_named(options.model)
     accelerator = accelerator_named(options.accelerator)
     model = worker_model(shape, accelerator, options.tensor_parallel)
     model = replace(model, max_step_tokens=options.max_step_tokens)
     if not 50.0 <= options.percentile < 100.0:
         raise StartError(f"--percentile: {options.percentile} is not allowed: must be from 50 to under 100")
-    if not (0.0 < options.rate <= 5000.0 and 0.0 < options.rate_scale <= 1000.0 and 0.0 < options.time_scale <= 1000.0):
-        raise StartError("--rate, --rate-scale and --time-scale must be over 0 and at most 5000, 1000 and 1000")
-    if options.trace:
-        workload = _trace(options.trace)
-    else:
-        workload = synthetic(options.shape, options.rate, options.duration, random)
-    if options.time_scale != 1.0:
-        workload = workload.time_scaled(options.time_scale)
-    if options.rate_scale != 1.0:
-        workload = workload.rate_scaled(options.rate_scale, random)
-    if len(workload) < 2 or workload.duration_s <= 0:
-        raise StartError("the load has fewer than two requests")
+    workload = _workload(options)
     share = options.percentile / 100.0
     targets = Targets(options.ttft, options.tpot, share, share)
     price = accelerator.cost_per_hour if options.price is None else options.price
@@ -167,7 +191,24 @@ def _run_of(options: argparse.Namespace) -> _Run:
     spec = SizingSpec(
         bounds, bounds, targets, options.max_accelerators, options.sleep_after, miss, flip_s=options.flip_time
     )
-    return _Run(workload, model, spec, price)
+    return SimulatedRun(workload, model, spec, price)
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    random = np.random.default_rng(options.seed)
+    if not (0.0 < options.rate <= 5000.0 and 0.0 < options.rate_scale <= 1000.0 and 0.0 < options.time_scale <= 1000.0):
+        raise StartError("--rate, --rate-scale and --time-scale must be over 0 and at most 5000, 1000 and 1000")
+    if options.trace:
+        workload = _trace(options.trace)
+    else:
+        workload = synthetic(options.shape, options.rate, options.duration, random)
+    if options.time_scale != 1.0:
+        workload = workload.time_scaled(options.time_scale)
+    if options.rate_scale != 1.0:
+        workload = workload.rate_scaled(options.rate_scale, random)
+    if len(workload) < 2 or workload.duration_s <= 0:
+        raise StartError("the load has fewer than two requests")
+    return workload
 
 
 def _trace(path: Path) -> Workload:
@@ -189,95 +230,7 @@ def _progress(shown: bool) -> Callable[[float], None] | None:
     return show
 
 
-def _document(outcome: ReplayOutcome, price: float) -> dict[str, object]:
-    return {
-        "policy": outcome.policy,
-        "requests": outcome.requests,
-        "slo_attainment": round(outcome.slo_attainment, 6),
-        "ttft_attainment": round(outcome.ttft_attainment, 6),
-        "tpot_attainment": round(outcome.tpot_attainment, 6),
-        "gpu_hours": round(outcome.gpu_hours, 4),
-        "cost": round(outcome.gpu_hours * price, 4),
-        "goodput_per_gpu": round(outcome.goodput_per_gpu, 5),
-        "rejected": outcome.rejected,
-        "retries": outcome.retries,
-        "decisions": [
-            {"at_s": move.at_s, "pool": move.role.value, "from": move.before, "to": move.after, "reason": move.reason}
-            for move in outcome.decisions
-        ],
-    }
-
-
-def _table(outcome: ReplayOutcome, run: _Run) -> str:
-    targets = run.spec.targets
-    lines = [
-        f"{outcome.requests} requests over {run.workload.duration_s:.0f} s, policy {outcome.policy}",
-        f"  within both targets   {outcome.slo_attainment:8.2%}",
-        f"  TTFT ≤ {targets.ttft_s * 1000:5.0f} ms       {outcome.ttft_attainment:8.2%}   {_spread(outcome.ttft_s)}",
-        f"  TPOT ≤ {targets.tpot_s * 1000:5.0f} ms       {outcome.tpot_attainment:8.2%}   {_spread(outcome.tpot_s)}",
-        f"  GPU-hours             {outcome.gpu_hours:8.2f}   cost {outcome.gpu_hours * run.price:.2f} (--price)",
-        f"  goodput per GPU       {outcome.goodput_per_gpu:8.3f} req/s",
-        f"  rejected, retried     {outcome.rejected:5d} {outcome.retries:5d}",
-        f"{len(outcome.decisions)} changes of a pool",
-    ]
-    for move in outcome.decisions[:SHOWN_DECISIONS]:
-        lines.append(f"  {move.at_s:6.0f} s  {move.reason or f'{move.role.value} {move.before}→{move.after}'}")
-    if len(outcome.decisions) > SHOWN_DECISIONS:
-        lines.append(f"  … and {len(outcome.decisions) - SHOWN_DECISIONS} more (--json has all)")
-    return "\n".join(lines)
-
-
-def _comparison(outcomes: list[ReplayOutcome], run: _Run) -> str:
-    targets = run.spec.targets
-    wide = max(len("policy"), *(len(outcome.policy) for outcome in outcomes))
-    lines = [
-        f"{outcomes[0].requests} requests over {run.workload.duration_s:.0f} s",
-        f"{'policy':<{wide}} {'both':>8} {f'TTFT {targets.ttft_s * 1000:.0f} ms':>13} "
-        f"{f'TPOT {targets.tpot_s * 1000:.0f} ms':>13} {'GPU-hours':>10} {'cost':>9} {'changes':>8}",
-    ]
-    for each in outcomes:
-        shares = f"{each.slo_attainment:8.2%} {each.ttft_attainment:13.2%} {each.tpot_attainment:13.2%}"
-        cost = f"{each.gpu_hours:10.2f} {each.gpu_hours * run.price:9.2f}"
-        lines.append(f"{each.policy:<{wide}} {shares} {cost} {len(each.decisions):8d}")
-    return "\n".join(lines)
-
-
-def _spread(latencies_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> str:
-    ended = latencies_s[np.isfinite(latencies_s)]
-    if not len(ended):
-        return "none ended"
-    low, middle, high = (float(value) * 1000 for value in np.percentile(ended, (50, 95, 99)))
-    return f"p50 {low:.0f}  p95 {middle:.0f}  p99 {high:.0f} ms"
-
-
-def _print_what_if(run: _Run) -> None:
-    mix = mix_of(run.workload)
-    mean_rate = len(run.workload) / run.workload.duration_s
-    print(f"workers (prefill + decode) and GPUs at {mean_rate:.3g} req/s and multiples of it, steady")
-    print(f"{'TTFT':>8} {'TPOT':>8} " + " ".join(f"{f'{scale:g}x':>14}" for scale in (0.5, 1, 2, 4)))
-    base = run.spec.targets
-    for ttft, tpot in ((0.5, 0.5), (1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0)):
-        targets = replace(base, ttft_s=base.ttft_s * ttft, tpot_s=base.tpot_s * tpot)
-        sizer = TwinSizer(run.model, targets)
-        cells = []
-        for scale in (0.5, 1.0, 2.0, 4.0):
-            sizes = {role: sizer.required(role, mix, mean_rate * scale) for role in POOL_ROLES}
-            cells.append(_cell(sizes, run, sizer.reachable_share(Role.DECODE, mix) > 0))
-        print(
-            f"{targets.ttft_s * 1000:6.0f}ms {targets.tpot_s * 1000:6.1f}ms "
-            + " ".join(f"{cell:>14}" for cell in cells)
-        )
-
-
-def _cell(sizes: dict[Role, int], run: _Run, is_reachable: bool) -> str:
-    gpus = sum(sizes[role] * run.spec.bounds_of[role].accelerators for role in POOL_ROLES)
-    if not is_reachable:
-        return "unreachable"
-    mark = "!" if run.spec.max_accelerators is not None and gpus > run.spec.max_accelerators else ""
-    return f"{sizes[Role.PREFILL]}+{sizes[Role.DECODE]}={gpus}{mark}"
-
-
-def _draw(path: Path, run: _Run, outcomes: list[ReplayOutcome]) -> None:
+def _draw(path: Path, run: SimulatedRun, outcomes: list[ReplayOutcome]) -> None:
     if path.suffix not in {".png", ".svg"}:
         raise StartError(f"--plot: {path.name} is not allowed: must end in .png or .svg")
     try:
@@ -287,7 +240,7 @@ def _draw(path: Path, run: _Run, outcomes: list[ReplayOutcome]) -> None:
     if len(outcomes) == 1:
         draw_timeline(path, run.workload, run.spec, outcomes[0])
     else:
-        draw_comparison(path, run.workload, run.spec, outcomes, run.price)
+        draw_comparison(path, run.workload, run.spec, outcomes, [run.cost(each) for each in outcomes])
 
 
 def _policies(text: str) -> tuple[str, ...]:

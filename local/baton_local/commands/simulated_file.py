@@ -1,0 +1,75 @@
+"""What `baton simulate -f FILE` takes from an LLMDeployment: targets, pools, prices, and all types of accelerators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_control.errors import UnsupportedError
+from baton_control.rollout import Limits
+from baton_control.sizing.deployment import sizing_spec, worker_of_shape
+from baton_control.sizing.model_shape import ModelShape
+from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.worker_model import WorkerModel
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.manifest import read_manifest
+from baton_local.commands.plan import shape_named
+from baton_local.errors import StartError
+from baton_local.fleet.host import model_directory
+from baton_simulate.deployed_slo import DeployedSlo, TypeOfPool, pool_types
+from baton_simulate.replay import ReplayOutcome
+from baton_wire.messages.values import POOL_ROLES, Role
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFile:
+    """A deployment as its file says, and the model that it serves."""
+
+    deployment: LLMDeployment
+    shape: ModelShape
+
+    @property
+    def spec(self) -> SizingSpec:
+        return sizing_spec(self.deployment)
+
+    @property
+    def limits(self) -> Limits:
+        rollout = self.deployment.spec.rollout
+        return Limits(rollout.max_surge, rollout.max_unavailable)
+
+    def prior(self, deployment: LLMDeployment) -> WorkerModel:
+        """A worker of this model, as the deployment has it."""
+        return worker_of_shape(deployment, self.shape)
+
+    def types(self, role: Role) -> tuple[TypeOfPool, ...]:
+        """What a pool may compute on, what the file names first in front."""
+        return pool_types(self.deployment, role, self.prior)
+
+    def models(self) -> Mapping[tuple[Role, str], WorkerModel]:
+        return {(role, each.name): each.model for role in POOL_ROLES for each in self.types(role)}
+
+    def policy(self) -> DeployedSlo:
+        """A fresh one: it remembers a replay."""
+        return DeployedSlo(self.deployment, self.spec, self.prior)
+
+    def costs(self, outcome: ReplayOutcome) -> dict[tuple[Role, str], float]:
+        """What each pool cost on each type. Who chooses no type has the one that the file names first."""
+        prices = {role: {each.name: each.price for each in self.types(role)} for role in POOL_ROLES}
+        return {
+            (role, name): hours * prices[role].get(name, next(iter(prices[role].values())))
+            for (role, name), hours in outcome.hours.items()
+        }
+
+
+def read_simulated(path: Path, model: str | None) -> SimulatedFile:
+    """`model`: a known one or a folder, where the file's own is not on this machine. Raises StartError and
+    ManifestError."""
+    deployment = read_manifest(path)
+    if model is not None:
+        return SimulatedFile(deployment, shape_named(model))
+    try:
+        folder = model_directory(deployment, path, {})
+    except UnsupportedError as error:
+        raise StartError(f"--model: say which model, or a folder with its config.json: {error}") from error
+    return SimulatedFile(deployment, shape_named(str(folder)))

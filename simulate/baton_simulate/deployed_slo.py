@@ -1,0 +1,134 @@
+"""Mode SLO as an LLMDeployment has it: the object that the operator and `baton up` size with, told by summaries of a
+twin, and what a pool computes on where the file names several types of accelerators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from baton_control.accelerator_types import in_force, types_of
+from baton_control.names import Key
+from baton_control.sizing.scaling import PoolNow
+from baton_control.sizing.slo_sizing import SloSizing
+from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.worker_model import WorkerModel
+from baton_control.spec.api import LLMDeployment
+from baton_control.telemetry.store import TelemetryStore
+from baton_control.worker_specs import pool_spec
+from baton_simulate.baselines.signals import Sizes
+from baton_simulate.twin_metrics import TwinMetrics
+from baton_wire.messages.operator_link import GatewayHello
+from baton_wire.messages.values import POOL_ROLES, Role
+
+KEY = Key("simulated", "deployment")
+EPOCH = bytes(16)
+PASS_S = 1.0
+"""Between two looks while workers of two types are there: the operator looks whenever one becomes ready."""
+UNTYPED = "accelerator"
+"""What a pool computes on that names no type."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOfPool:
+    """What a pool may compute on."""
+
+    name: str
+    price: float
+    """Of an accelerator and hour; 0 where the file has none."""
+    model: WorkerModel
+    """Of a worker on it."""
+
+
+class DeployedSlo:
+    """The decision of a deployment in a replay."""
+
+    def __init__(
+        self, deployment: LLMDeployment, spec: SizingSpec, prior: Callable[[LLMDeployment], WorkerModel]
+    ) -> None:
+        """`prior`: what is believed of a worker before a step of it was seen."""
+        self._written = _with_one_gateway_process(deployment)
+        self._spec = spec
+        self._now = self._told_s = 0.0
+        self._store = TelemetryStore()
+        self._store.linked(EPOCH, GatewayHello("twin", 1), 0.0)
+        self._sizing = SloSizing(
+            lambda key: self._store, lambda: self._now, lambda each, config: prior(each), adjust=lambda each: spec
+        )
+        self.types = {role: first_type(deployment, role) for role in POOL_ROLES}
+        """What each pool should compute on."""
+        self.choices: dict[Role, str] = {}
+        """Why, of pools that may choose, once they did."""
+        self.reasons: dict[Role, str] = {}
+        self.flips: None = None
+        self._wanted: Sizes = {}
+        self._in_force = in_force(self._written, self.types)
+        self._is_mixed = False
+
+    @property
+    def interval_s(self) -> float:
+        return PASS_S if self._is_mixed else self._spec.interval_s
+
+    def decide_from(self, metrics: TwinMetrics | None, now: float) -> Sizes | None:
+        """`metrics`: None while they are lost."""
+        self._now = now
+        if metrics is None:
+            return None
+        if now - self._told_s >= self._spec.interval_s or now == 0.0:
+            self._store.told(EPOCH, metrics.summary(), now)
+            self._told_s = now
+        kinds = {role: metrics.kinds(role) for role in POOL_ROLES}
+        if not self._wanted:
+            self._wanted = {role: sum(workers for workers, _ in kinds[role].values()) for role in POOL_ROLES}
+        pools = {role: _pool_now(self._wanted[role], kinds[role], self.types[role]) for role in POOL_ROLES}
+        self._is_mixed = any(each.others for each in pools.values())
+        sized = self._sizing.decide(KEY, self._in_force, pools, None, now, gateways=1)
+        self.reasons = dict(sized.reasons)
+        chosen = {role: choice.type for role, choice in sized.types.items()}
+        if any(self.types[role] != name for role, name in chosen.items()):
+            self.types = self.types | chosen
+            self._in_force = in_force(self._written, self.types)
+            self._is_mixed = True
+        self.choices = {role: choice.why for role, choice in sized.types.items()}
+        self._wanted = dict(sized.workers)
+        return self._wanted
+
+
+def first_type(deployment: LLMDeployment, role: Role) -> str:
+    """What the file names first for a pool."""
+    accelerator = pool_spec(deployment, role).accelerator
+    if accelerator is None:
+        return "CPU"
+    return UNTYPED if accelerator.type is None else accelerator.type.value
+
+
+def pool_types(
+    deployment: LLMDeployment, role: Role, prior: Callable[[LLMDeployment], WorkerModel]
+) -> tuple[TypeOfPool, ...]:
+    """All that a pool may compute on, what its file names first in front."""
+    pool = pool_spec(deployment, role)
+    kinds = types_of(pool)
+    if not kinds:
+        price = pool.accelerator.cost_per_hour if pool.accelerator is not None else None
+        return (TypeOfPool(first_type(deployment, role), price or 0.0, prior(deployment)),)
+    return tuple(
+        TypeOfPool(kind.type.value, kind.cost_per_hour, prior(in_force(deployment, {role: kind.type})))
+        for kind in kinds
+    )
+
+
+def _pool_now(wanted: int, kinds: Mapping[str, tuple[int, int]], own: str) -> PoolNow:
+    """`wanted`: by the decision before. Beside it are workers that come first, or have been told to go."""
+    others = {name: workers for name, (workers, _) in kinds.items() if name != own}
+    return PoolNow(
+        workers=wanted,
+        routable=sum(routable for _, routable in kinds.values()),
+        others=others,
+        others_routable=sum(kinds[name][1] for name in others),
+    )
+
+
+def _with_one_gateway_process(deployment: LLMDeployment) -> LLMDeployment:
+    """As the twin has it."""
+    gateway = deployment.spec.gateway.model_copy(update={"processes": 1})
+    return deployment.model_copy(update={"spec": deployment.spec.model_copy(update={"gateway": gateway})})

@@ -1,0 +1,47 @@
+"""Workers of a replay that come and go by the rollout's planner, as on a cluster: those of another type come first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from baton_control.hashes import Revision
+from baton_control.rollout import Group, Limits, Wanted, next_step
+from baton_control.twin.twin import Twin
+from baton_simulate.baselines.signals import Sizes
+from baton_wire.messages.values import POOL_ROLES, Role
+
+MOST_STEPS = 64
+"""At one moment; each starts or stops somebody."""
+FIT = "one"
+"""Workers of all types serve the same model, so they fit each other."""
+
+
+def roll(
+    twin: Twin, wanted: Sizes, types: Mapping[Role, str], limits: Limits, start: Callable[[Role, str], None]
+) -> None:
+    """Do what the rollout allows now. `start`: has one worker of a pool and type come."""
+    target = {role: Wanted(Revision(FIT, types[role]), wanted[role]) for role in POOL_ROLES}
+    for _ in range(MOST_STEPS):
+        step = next_step(target, _groups(twin), limits)
+        for change in step.changes:
+            for _ in range(change.workers):
+                start(change.role, change.revision.template)
+            for _ in range(-change.workers):
+                twin.remove(change.role, change.revision.template)
+        if not step.changes:
+            return
+
+
+def exchange(twin: Twin, wanted: Sizes, flip_s: float) -> None:
+    """Workers that one pool has too many and the other lacks change their role."""
+    for giver, taker in (POOL_ROLES, POOL_ROLES[::-1]):
+        for _ in range(min(twin.workers(giver) - wanted[giver], wanted[taker] - twin.workers(taker))):
+            twin.flip(giver, flip_s)
+
+
+def _groups(twin: Twin) -> tuple[Group, ...]:
+    return tuple(
+        Group(role, Revision(FIT, kind), workers, routable)
+        for role in POOL_ROLES
+        for kind, (workers, routable) in twin.kinds(role).items()
+    )
