@@ -51,7 +51,8 @@ paced=$here/../e2e/pods/paced
 cp -r "$here/../examples/tiny-llama" "$tree/code/models/paced"
 cp "$paced/config.json" "$tree/code/models/paced/"
 cp "$paced/sitecustomize.py" "$tree/code/opt/baton/"
-"$PYTHON" "$paced/step_times.py" "$paced/config.json" > "$tree/code/models/paced/times.json"
+"$PYTHON" "$paced/step_times.py" "$paced/config.json" cpu 1 > "$tree/code/models/paced/times.json"
+"$PYTHON" "$paced/step_times.py" "$paced/config.json" h200 10 > "$tree/code/models/paced/accelerated.json"
 "$here/steps.sh" bytecode "$tree/code/opt/baton" /opt/baton
 [ -z "${MARK:-}" ] || echo "$MARK" > "$tree/code/opt/baton/mark.txt"
 chmod -R go+rX,go-w "$tree/code"
