@@ -20,10 +20,10 @@ from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.spec import Targets
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
-from baton_control.twin.decode_pool import answers_end
+from baton_control.twin.decode_pool import answers_alone, answers_end
 from baton_control.twin.prefill_pool import QUESTION_PLAN_S, first_tokens
 from baton_control.twin.twin import Twin
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 
 GROUP = {Role.PREFILL: 6, Role.DECODE: 3}
 """Workers of a representative group: prefill gains from sharing a queue, a decode batch is a crowd by itself."""
@@ -57,21 +57,10 @@ class Mix:
         return _mean_tokens(self, role)
 
 
-NOT_ASKED = -inf, inf
-"""Borders of a group of decode workers of which nothing is known yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """Of one mix."""
-
-    shares: dict[tuple[Role, int, int], float] = field(default_factory=dict)
-    """By pool, group and step of the load of each worker."""
-    borders: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By group of decode workers, the highest step known to keep the percentile and the lowest known not to: what keeps
-    it at some load does so at less, and so do more workers at that of each."""
-    clear: dict[tuple[Role, int], int] = field(default_factory=dict)
-    """By pool and group, the highest step at which nobody is late; nor is anybody at less."""
+Known = dict[tuple[float, float], float]
+"""Of one pool and mix: by group and step of the load of each worker, the share of requests that is late."""
+ALONE = inf, inf
+"""What is known of requests that are alone; it tells nothing of any group."""
 
 
 class Sizer(Protocol):
@@ -80,6 +69,8 @@ class Sizer(Protocol):
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int: ...
 
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float: ...
+
+    def late_between(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> tuple[float, float]: ...
 
     def reachable_share(self, role: Role, mix: Mix) -> float: ...
 
@@ -94,7 +85,7 @@ class TwinSizer:
     targets: Targets
     prefix_affinity: float = 0.9
     max_workers: int = 1024
-    _answers: WeakKeyDictionary[Mix, _Answers] = field(default_factory=WeakKeyDictionary)
+    _answers: WeakKeyDictionary[Mix, dict[Role, Known]] = field(default_factory=WeakKeyDictionary)
 
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
         """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
@@ -118,52 +109,54 @@ class TwinSizer:
 
     def reachable_share(self, role: Role, mix: Mix) -> float:
         """The wanted share of those requests that meet the target when they are alone: more workers help no others."""
-        return self.targets.share(role) * self._share(role, mix, 0.05, 1)
+        known = self._known(role, mix)
+        if ALONE not in known:
+            known[ALONE] = self._late_alone(role, mix)
+        return self.targets.share(role) * (1.0 - known[ALONE])
 
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
         """Predicted share of requests within the pool's target."""
-        if rate_per_s <= 0:
-            return 1.0
-        if role is Role.DECODE and rate_per_s > workers * self.most_per_s(role, mix):
-            return 0.0  # all get slower until they are; where answers are short, what is played ends before
-        return self._share(role, mix, rate_per_s, workers)
+        least, most = self.late_between(role, mix, rate_per_s, workers)
+        if least < most:
+            group, step = _question(role, rate_per_s, workers)
+            most = self._known(role, mix)[group, step] = self._simulate(role, mix, group, GRID**step * group)
+        return 1.0 - most
 
-    def _share(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
-        answers = self._of(mix)
+    def late_between(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> tuple[float, float]:
+        """The share of requests that are late, at least and at most, as far as other answers tell: no fewer are at more
+        load, nor with fewer workers at that of each."""
+        if rate_per_s <= 0:
+            return 0.0, 0.0
+        if role is Role.DECODE and rate_per_s > workers * self.most_per_s(role, mix):
+            return 1.0, 1.0  # all get slower until they are; where answers are short, what is played ends before
         group, step = _question(role, rate_per_s, workers)
-        if step <= answers.clear.get((role, group), -inf):
-            return 1.0
-        key = (role, group, step)
-        if key not in answers.shares:
-            answers.shares[key] = self._simulate(role, mix, group, GRID**step * group)
-            if answers.shares[key] >= 1.0:
-                answers.clear[role, group] = step
-        return answers.shares[key]
+        known = self._known(role, mix)
+        if (group, step) in known:
+            return known[group, step], known[group, step]
+        least, most = 0.0, 1.0
+        for (other, at), late in known.items():
+            if other <= group and at >= step:
+                most = min(most, late)
+            elif other >= group and at <= step:
+                least = max(least, late)
+        return min(least, most), most
 
     def _keeps(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> bool:
         """Whether the percentile is met."""
-        if rate_per_s <= 0:
-            return True
-        borders = self._of(mix).borders
-        group, step = _question(role, rate_per_s, workers)
-        kept, missed = borders.get(group, NOT_ASKED)
-        # Prompts that are late wait last, so now and then fewer are late at more load: that is asked each time.
-        if role is Role.DECODE and not kept < step < missed:
-            return step <= kept
-        share = self.share_met(role, mix, rate_per_s, workers)
-        # Whether all are met when they are alone is asked only where it matters.
-        is_kept = share >= self.targets.share(role) or share >= self.reachable_share(role, mix)
-        if role is Role.DECODE:
-            for other in range(group, GROUP[role] + 1) if is_kept else range(1, group + 1):
-                kept, missed = borders.get(other, NOT_ASKED)
-                borders[other] = (max(kept, step), missed) if is_kept else (kept, min(missed, step))
-        return is_kept
 
-    def _of(self, mix: Mix) -> _Answers:
+        def is_met(wanted: float) -> bool:
+            least, most = self.late_between(role, mix, rate_per_s, workers)
+            if least <= 1.0 - wanted < most:
+                most = 1.0 - self.share_met(role, mix, rate_per_s, workers)
+            return most <= 1.0 - wanted
+
+        return is_met(self.targets.share(role)) or is_met(self.reachable_share(role, mix))
+
+    def _known(self, role: Role, mix: Mix) -> Known:
         found = self._answers.get(mix)
         if found is None:
-            found = self._answers[mix] = _Answers()
-        return found
+            found = self._answers[mix] = {role: {} for role in POOL_ROLES}
+        return found[role]
 
     def most_per_s(self, role: Role, mix: Mix) -> float:
         """Requests that one worker can do: prefill at all, decode with as many at once as keep TPOT."""
@@ -172,19 +165,28 @@ class TwinSizer:
         return _batch(self.model, self.targets.tpot_s, mix) / (mix.mean_tokens(role) * self.targets.tpot_s)
 
     def _simulate(self, role: Role, mix: Mix, group: int, load: float) -> float:
+        """The share of requests that is late."""
         if role is Role.PREFILL:
             fewest, most = PREFILL_REQUESTS
             workload = draw(mix, load, int(min(most, max(fewest, load * PREFILL_SECONDS))))
             ttft_s = self.targets.ttft_s
             first = first_tokens(self.model, workload, group, self.prefix_affinity, ttft_s, QUESTION_PLAN_S)
-            met = first - workload.arrival_s <= ttft_s
-            return float(np.mean(met[len(met) // 5 :]))
+            late = first - workload.arrival_s > ttft_s
+            return float(np.mean(late[len(late) // 5 :]))
         workload = draw(mix, load, self._decode_requests(mix, load))
-        later = slice(len(workload) // 2, None)
-        seconds = (answers_end(self.model, workload, group) - workload.arrival_s)[later]
-        outputs = workload.output_tokens[later]
-        met = seconds / np.maximum(1, outputs - 1) <= self.targets.tpot_s
-        return float(np.mean(met | (outputs <= 1)))
+        return self._late_answers(workload, answers_end(self.model, workload, group) - workload.arrival_s)
+
+    def _late_alone(self, role: Role, mix: Mix) -> float:
+        """The same of requests of which hardly any two meet."""
+        if role is Role.PREFILL:
+            return self._simulate(role, mix, 1, GRID ** _question(role, 0.05, 1)[1])
+        workload = draw(mix, 1.0, DECODE_REQUESTS[0])
+        return self._late_answers(workload, answers_alone(self.model, workload))
+
+    def _late_answers(self, workload: Workload, seconds: Floats) -> float:
+        outputs = workload.output_tokens
+        late = (outputs > 1) & (seconds / np.maximum(1, outputs - 1) > self.targets.tpot_s)
+        return float(np.mean(late[len(late) // 2 :]))
 
     def _decode_requests(self, mix: Mix, load: float) -> int:
         """Enough that the second half starts with as many sequences running as there will be."""

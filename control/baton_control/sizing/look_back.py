@@ -48,6 +48,9 @@ class Witness(NamedTuple):
 
 NOBODY = Witness()
 
+_Between = Callable[[Load], tuple[float, float]]
+"""The share of a load that is late, at least and at most, as far as it is known."""
+
 
 def enough(
     role: Role,
@@ -93,29 +96,35 @@ class _Part:
 
     loads: Sequence[Load]
     requests: float
-    least: float = 0.0
-    most: float = 1.0
-    is_whole: bool = True
+    least: float
+    most: float
+    is_whole: bool
     """Nobody was asked about any of the mix yet."""
 
     @property
     def doubt(self) -> float:
         return self.requests * (self.most - self.least)
 
-    def split(self, late_at: Callable[[Load], float]) -> tuple[_Part, float, _Part]:
-        """What is below one of the loads, the requests that are late of it, and what is above it: the highest at
-        first, then the one in the middle. Of one mix no more are late at less load."""
-        place = len(self.loads) - 1
-        if not self.is_whole:
-            sums = list(accumulate(load.requests_per_s for load in self.loads))
-            place = min(place, bisect_right(sums, sums[-1] / 2))
+    def split(
+        self, late_at: Callable[[Load], float], known: _Between, capable_per_s: float
+    ) -> tuple[_Part, float, _Part]:
+        """What is below one of the loads, the requests that are late of it, and what is above it: the one in the
+        middle, or at first the highest that can be done at all. Of one mix no more are late at less load."""
+        sums = list(accumulate([load.requests_per_s for load in self.loads]))
+        place = min(len(self.loads) - 1, bisect_right(sums, sums[-1] / 2))
+        if self.is_whole:
+            place = max(place, bisect_right(self.loads, capable_per_s, key=lambda load: load.rate_per_s) - 1)
         below, at, above = self.loads[:place], self.loads[place], self.loads[place + 1 :]
         late = min(self.most, max(self.least, late_at(at)))
-        return _part(below, self.least, late), late * at.requests_per_s, _part(above, late, self.most)
+        under, over = _part(below, self.least, late, known), _part(above, late, self.most, known)
+        return under, late * at.requests_per_s, over
 
 
-def _part(loads: Sequence[Load], least: float, most: float) -> _Part:
-    return _Part(loads, sum(load.requests_per_s for load in loads), least, most, is_whole=False)
+def _part(loads: Sequence[Load], least: float, most: float, known: _Between, is_whole: bool = False) -> _Part:
+    if loads:
+        least = min(most, max(least, known(loads[0])[0]))
+        most = max(least, min(most, known(loads[-1])[1]))
+    return _Part(loads, sum([load.requests_per_s for load in loads]), least, most, is_whole)
 
 
 @dataclass(slots=True)
@@ -138,8 +147,15 @@ def _late(
     """Requests over the target in all of these intervals, as far as they had to be found out to know whether so many
     workers keep the percentile with a `part` of what may be late; and whether they do."""
     budget = part * allowed(role, loads, sizer) * sum(load.requests_per_s for load in loads)
-    groups, parts = _grouped(loads, workers, witness)
-    doubted = [(-each.doubt, place, group, each) for place, (group, each) in enumerate(parts)]
+
+    def late_at(load: Load) -> float:
+        return 1.0 - sizer.share_met(role, load.mix, load.rate_per_s, workers)
+
+    def known(load: Load) -> tuple[float, float]:
+        return sizer.late_between(role, load.mix, load.rate_per_s, workers)
+
+    groups, parts = _grouped(loads, workers, witness, known)
+    doubted = [(-each.doubt, place, group, each) for place, (group, each) in enumerate(parts) if each.doubt > 0.0]
     """heap"""
     heapify(doubted)
     count = len(parts)
@@ -151,7 +167,7 @@ def _late(
         group = groups[size]
         if not group.is_open:
             continue
-        below, more, above = most.split(lambda load: 1.0 - sizer.share_met(role, load.mix, load.rate_per_s, workers))
+        below, more, above = most.split(late_at, known, workers * sizer.most_per_s(role, most.loads[0].mix))
         group.least += more - most.requests * most.least
         group.most += more - most.requests * most.most
         for each in (below, above):
@@ -163,7 +179,7 @@ def _late(
 
 
 def _grouped(
-    loads: Sequence[Load], workers: int, witness: Witness
+    loads: Sequence[Load], workers: int, witness: Witness, known: _Between
 ) -> tuple[dict[int | None, _Group], list[tuple[int | None, _Part]]]:
     """The loads by how many workers served them, if that were no more than these; None: the twin alone can tell. And
     in each group those of one mix, ascending."""
@@ -175,9 +191,10 @@ def _grouped(
     groups: dict[int | None, _Group] = {}
     parts = []
     for (size, _), each in by_mix.items():
-        one = _Part(each, sum(load.requests_per_s for load in each))
+        one = _part(each, 0.0, 1.0, known, is_whole=True)
         group = groups.setdefault(size, _Group(inf if size is None else witness.late_per_s.get(size, 0.0)))
-        group.most += one.requests
+        group.least += one.requests * one.least
+        group.most += one.requests * one.most
         parts.append((size, one))
     return groups, parts
 

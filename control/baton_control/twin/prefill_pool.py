@@ -7,13 +7,15 @@ digit, and what cannot change between two steps is not looked at again.
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import deque
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
 from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Floats, Workload
+from baton_control.sizing.workload import Floats, Ints, Workload
 from baton_control.twin.prefill import PINNED_SHARE
 from baton_wire.rules.prompt_order import BEGIN_SHARE, PLAN_PROMPT_S, PLAN_S
 
@@ -22,6 +24,23 @@ QUESTION_PLAN_S = 0.2
 long and sees as many late, within a point near the limit."""
 Timed = tuple[float, int]
 """(latest start, request)"""
+
+
+class Prompts(NamedTuple):
+    """Of each: tokens to compute, (token, attended position) pairs, and seconds of a step that has nothing else."""
+
+    fresh: Ints
+    attended: Floats
+    single_s: Floats
+
+
+def prompts_alone(model: WorkerModel, workload: Workload, found: float = 1.0) -> Prompts:
+    """`found`: the share of what is cached that is found."""
+    times = model.prefill
+    cached = np.minimum((workload.cached_tokens * found).astype(np.int64), workload.prompt_tokens - 1)
+    fresh = workload.prompt_tokens - cached
+    attended = fresh * (cached + fresh / 2)
+    return Prompts(fresh, attended, times.fixed_s + times.per_token_s * fresh + times.per_pair_s * attended)
 
 
 def first_tokens(
@@ -37,11 +56,7 @@ def first_tokens(
     `plan_s`: so often at most it is reckoned who has to be set aside.
     """
     times = model.prefill
-    found = prefix_affinity + (1.0 - prefix_affinity) / workers
-    cached = np.minimum((workload.cached_tokens * found).astype(np.int64), workload.prompt_tokens - 1)
-    fresh = workload.prompt_tokens - cached
-    attended = fresh * (cached + fresh / 2)
-    single_s = times.fixed_s + times.per_token_s * fresh + times.per_pair_s * attended
+    fresh, attended, single_s = prompts_alone(model, workload, prefix_affinity + (1.0 - prefix_affinity) / workers)
     slack_s = np.zeros(len(fresh))
     if ttft_s is not None:
         slack_s = np.where(single_s <= BEGIN_SHARE * ttft_s, BEGIN_SHARE * ttft_s - single_s, BEGIN_SHARE * ttft_s)
@@ -49,18 +64,17 @@ def first_tokens(
     alone_s, new, pairs = single_s.tolist(), fresh.tolist(), attended.tolist()
     own_s = (times.per_token_s * fresh + times.per_pair_s * attended).tolist()
     whole = workload.prompt_tokens.tolist()
-    fixed_s, per_token_s, per_pair_s = times.fixed_s, times.per_token_s, times.per_pair_s
+    fixed_s, per_token_s, per_pair_s, gateway_s = times.fixed_s, times.per_token_s, times.per_pair_s, model.gateway_s
     budget, room, hold_s = model.max_step_tokens, model.kv_capacity_tokens * PINNED_SHARE, model.hold_s
     arrivals = [*workload.arrival_s.tolist(), inf]
     first_s = [inf] * len(new)
     in_time: list[Timed] = []
-    """heap"""
     aside: list[Timed] = []
-    """heap, of those who would make more of the others late"""
+    """Those who would make more of the others late. Both ascend."""
     late: deque[int] = deque()
     plans_s = -inf
     idle = bytearray(b"\1" * workers)
-    queues: list[deque[int]] = [deque() for _ in range(workers)]
+    queues: list[list[int]] = [[] for _ in range(workers)]
     queued_tokens, queued_s, busy_until = [0] * workers, [0.0] * workers, [0.0] * workers
     free_s = [0.0] * workers
     """When each has done what is before it; of those at work."""
@@ -73,28 +87,29 @@ def first_tokens(
     def begin(place: int, now: float) -> None:
         """The next step of an idle worker that has prompts."""
         nonlocal started
-        queue = queues[place]
-        batch = [queue.popleft()]
-        tokens, pair_count = new[batch[0]], pairs[batch[0]]
-        held = whole[batch[0]]
-        queued_s[place] -= own_s[batch[0]]
-        while queue:
-            nearest = queue[0]
-            if tokens + new[nearest] > budget or whole[nearest] > room - held:
-                break
-            batch.append(queue.popleft())
-            queued_s[place] -= own_s[nearest]
-            held += whole[nearest]
-            tokens += new[nearest]
-            pair_count += pairs[nearest]
+        batch, tokens = queues[place], queued_tokens[place]
+        if len(batch) > 1 and (tokens > budget or sum([whole[each] for each in batch]) > room):
+            count = tokens = held = 0
+            for each in batch:
+                if count and (tokens + new[each] > budget or held + whole[each] > room):
+                    break
+                count += 1
+                tokens += new[each]
+                held += whole[each]
+                queued_s[place] -= own_s[each]
+            batch, queues[place] = batch[:count], batch[count:]
+        else:
+            queues[place] = []
         queued_tokens[place] -= tokens
-        if not queue:
+        if not queues[place]:
             queued_s[place] = 0.0  # what rounding left
         idle[place] = 0
+        pair_count = sum([pairs[each] for each in batch])
         busy_until[place] = end_s = now + (fixed_s + per_token_s * tokens + per_pair_s * pair_count)
         free_s[place] = end_s + queued_s[place]
+        token_s = end_s + gateway_s
         for each in batch:
-            first_s[each] = end_s + model.gateway_s
+            first_s[each] = token_s
         started += 1
         heapq.heappush(ends, (end_s, started, place))
 
@@ -109,19 +124,33 @@ def first_tokens(
         elif now == inf:
             return np.array(first_s)
         else:
+            turn = request
             request += 1
-            if len(ends) < workers and not in_time and not aside and not late:  # its turn at once, with an idle worker
-                if now >= plans_s:
-                    plans_s = now + plan_s
-                place = idle.find(1)
-                idle[place] = 0
-                free_s[place] = busy_until[place] = end_s = now + alone_s[request - 1]
-                first_s[request - 1] = end_s + model.gateway_s
-                started += 1
-                freest = -1
-                heapq.heappush(ends, (end_s, started, place))
-                continue
-            heapq.heappush(in_time, (latest_s[request - 1], request - 1))
+            if not in_time and not aside and not late:  # its turn at once
+                if len(ends) < workers:  # with an idle worker
+                    if now >= plans_s:
+                        plans_s = now + plan_s
+                    place = idle.find(1)
+                    idle[place] = 0
+                    free_s[place] = busy_until[place] = end_s = now + alone_s[turn]
+                    first_s[turn] = end_s + gateway_s
+                    started += 1
+                    freest = -1
+                    heapq.heappush(ends, (end_s, started, place))
+                    continue
+                if freest < 0:
+                    freest = free_s.index(min(free_s))
+                tokens_before = queued_tokens[freest]
+                if hold_s is None and (not tokens_before or tokens_before + new[turn] <= budget):  # in a next step
+                    if now >= plans_s:
+                        plans_s = now + plan_s
+                    queues[freest].append(turn)
+                    queued_tokens[freest] += new[turn]
+                    queued_s[freest] += own_s[turn]
+                    free_s[freest] += own_s[turn]
+                    freest = -1
+                    continue
+            insort(in_time, (latest_s[turn], turn))
         while in_time or aside or late:
             if freest < 0:
                 freest = idle.find(1)
@@ -136,9 +165,9 @@ def first_tokens(
             if ttft_s is not None:
                 while in_time and in_time[0][0] < now:
                     is_aside = aside and aside[0] < in_time[0]
-                    late.append(heapq.heappop(aside if is_aside else in_time)[1])
+                    late.append((aside if is_aside else in_time).pop(0)[1])
                 while aside and aside[0][0] < now:
-                    late.append(heapq.heappop(aside)[1])
+                    late.append(aside.pop(0)[1])
                 if now >= plans_s:
                     in_time, aside = line(in_time, aside, alone_s, now, workers)
                     plans_s = now + max(plan_s, PLAN_PROMPT_S * (len(in_time) + len(aside)))
@@ -147,7 +176,7 @@ def first_tokens(
             if hold_s is None and tokens_before and tokens_before + new[turn] > budget:
                 break
             if timed:
-                heapq.heappop(timed)
+                del timed[0]
             else:
                 late.popleft()
             place, freest = freest, -1
@@ -162,16 +191,11 @@ def first_tokens(
 def line(
     in_time: list[Timed], aside: list[Timed], own_s: list[float], now: float, workers: int
 ) -> tuple[list[Timed], list[Timed]]:
-    """Heaps of who stays in line and who is set aside: the longest, as soon as one could not start in time behind those
-    before it (`PromptOrder`, for one tenant). `own_s`: of each request, what a worker computes it."""
-    if not aside:
-        if not in_time or now + sum([own_s[each] for _, each in in_time]) / workers <= in_time[0][0]:
-            return in_time, aside
-        timed = sorted(in_time)
-    else:
-        timed = sorted(in_time + aside)
-        if now + sum([own_s[each] for _, each in timed]) / workers <= timed[0][0]:
-            return timed, []
+    """Who stays in line and who is set aside, in order: the longest, as soon as one could not start in time behind
+    those before it (`PromptOrder`, for one tenant). `own_s`: of each request, what a worker computes it."""
+    timed = sorted(in_time + aside) if aside else in_time
+    if not timed or now + sum([own_s[each] for _, each in timed]) / workers <= timed[0][0]:
+        return timed, []
     before_s, fit = 0.0, 0
     for latest_s, each in timed:
         if now + before_s / workers > latest_s:

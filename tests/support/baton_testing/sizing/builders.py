@@ -47,6 +47,9 @@ class PerWorker:
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
         return min(1.0, workers * self.per_s / max(rate_per_s, 1e-9))
 
+    def late_between(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> tuple[float, float]:
+        return 0.0, 1.0
+
     def reachable_share(self, role: Role, mix: Mix) -> float:
         return 0.95
 

@@ -1,0 +1,80 @@
+"""How much is played for a question and for a decision: counts of requests, never seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baton_control.sizing import capacity
+from baton_control.sizing.capacity import Mix, TwinSizer
+from baton_control.sizing.readings import Arrivals
+from baton_control.sizing.remembered import HISTORY, SizingMemory
+from baton_control.sizing.request_shape import RequestShape
+from baton_control.sizing.slo import size
+from baton_control.sizing.spec import Targets
+from baton_control.sizing.worker_model import WorkerModel
+from baton_control.sizing.workload import Floats, Workload
+from baton_control.twin.decode_pool import answers_alone
+from baton_testing.sizing.builders import ROUND_WORKER, requests, seen, spec
+from baton_wire.messages.values import POOL_ROLES, Role
+
+MOST_PLAYED = 25_000
+"""Requests in a decision: 21,100 when a pool could shrink for the first time in half an hour."""
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> dict[Role, list[int]]:
+    """Requests of each question that the twin is asked from now on."""
+    counts: dict[Role, list[int]] = {role: [] for role in POOL_ROLES}
+    first_tokens, answers_end = capacity.first_tokens, capacity.answers_end
+
+    def prompts(model: WorkerModel, load: Workload, workers: int, *rest: float) -> Floats:
+        counts[Role.PREFILL].append(len(load))
+        return first_tokens(model, load, workers, *rest)
+
+    def answers(model: WorkerModel, load: Workload, workers: int) -> Floats:
+        counts[Role.DECODE].append(len(load))
+        return answers_end(model, load, workers)
+
+    monkeypatch.setattr(capacity, "first_tokens", prompts)
+    monkeypatch.setattr(capacity, "answers_end", answers)
+    return counts
+
+
+def test_a_question_about_decode_plays_500_answers_at_most(played: dict[Role, list[int]]) -> None:
+    for tokens in (20, 200, 2000):
+        mix = Mix((RequestShape(100, tokens), RequestShape(300, 2 * tokens)))
+        for workers in (1, 2, 3, 40):
+            sizer = TwinSizer(ROUND_WORKER, Targets(0.5, 0.025))
+            sizer.share_met(Role.DECODE, mix, 0.95 * workers * sizer.most_per_s(Role.DECODE, mix), workers)
+    assert len(played[Role.DECODE]) == 12
+    assert max(played[Role.DECODE]) == 500
+
+
+def test_how_many_a_decision_plays_stays_bounded_over_a_dense_half_hour(played: dict[Role, list[int]]) -> None:
+    """Short prompts with long answers and the other way round, in turns of minutes, up to 200 requests a second."""
+    random = np.random.default_rng(3)
+    sizer, memory, pools, most = TwinSizer(ROUND_WORKER, Targets(0.5, 0.025)), SizingMemory(), (4, 4), 0
+    limits = spec(maximum=60)
+    for interval in range(HISTORY + 40):
+        prompt, answer, rate = (100, 60, 200.0) if interval // 18 % 2 else (1500, 12, 20.0)
+        rate *= random.uniform(0.5, 1.0)
+        sample = tuple(
+            RequestShape(*each)
+            for each in (random.lognormal(0.0, 0.5, (64, 2)) * (prompt, answer)).astype(int).clip(1).tolist()
+        )
+        arrivals = Arrivals(round(rate * limits.interval_s), limits.interval_s, sample)
+        for counts in played.values():
+            counts.clear()
+        decision = size(limits, seen(arrivals, pools), memory, limits.interval_s * interval, sizer)
+        memory, pools = decision.memory, tuple(decision.pools[role].workers for role in POOL_ROLES)
+        most = max(most, sum(map(sum, played.values())))
+    assert len(memory.history) == HISTORY
+    assert most <= MOST_PLAYED
+
+
+def test_answers_alone_take_what_a_pool_takes_them_one_after_the_other() -> None:
+    rows = [(1000.0 * place, 200 + 37 * place, 1 + 11 * (place % 7)) for place in range(30)]
+    load = requests(rows)
+    ends = capacity.answers_end(ROUND_WORKER, load, 1) - load.arrival_s
+    assert answers_alone(ROUND_WORKER, load) == pytest.approx(ends, abs=1e-9)
