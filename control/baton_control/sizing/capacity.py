@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil, inf, log
+from math import ceil, log
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -23,7 +23,7 @@ from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.decode_pool import answers_alone, answers_end
 from baton_control.twin.prefill_pool import QUESTION_PLAN_S, first_tokens
 from baton_control.twin.twin import Twin
-from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.messages.values import Role
 
 GROUP = {Role.PREFILL: 6, Role.DECODE: 3}
 """Workers of a representative group: prefill gains from sharing a queue, a decode batch is a crowd by itself."""
@@ -57,10 +57,14 @@ class Mix:
         return _mean_tokens(self, role)
 
 
-Known = dict[tuple[float, float], float]
-"""Of one pool and mix: by group and step of the load of each worker, the share of requests that is late."""
-ALONE = inf, inf
-"""What is known of requests that are alone; it tells nothing of any group."""
+@dataclass(slots=True)
+class _Known:
+    """Of one pool and mix."""
+
+    most_per_s: float
+    late: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By group and step of the load of each worker, the share of requests over the target."""
+    late_alone: float | None = None
 
 
 class Sizer(Protocol):
@@ -85,7 +89,7 @@ class TwinSizer:
     targets: Targets
     prefix_affinity: float = 0.9
     max_workers: int = 1024
-    _answers: WeakKeyDictionary[Mix, dict[Role, Known]] = field(default_factory=WeakKeyDictionary)
+    _answers: WeakKeyDictionary[Mix, dict[Role, _Known]] = field(default_factory=WeakKeyDictionary)
 
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
         """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
@@ -110,16 +114,16 @@ class TwinSizer:
     def reachable_share(self, role: Role, mix: Mix) -> float:
         """The wanted share of those requests that meet the target when they are alone: more workers help no others."""
         known = self._known(role, mix)
-        if ALONE not in known:
-            known[ALONE] = self._late_alone(role, mix)
-        return self.targets.share(role) * (1.0 - known[ALONE])
+        if known.late_alone is None:
+            known.late_alone = self._late_alone(role, mix)
+        return self.targets.share(role) * (1.0 - known.late_alone)
 
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
         """Predicted share of requests within the pool's target."""
         least, most = self.late_between(role, mix, rate_per_s, workers)
         if least < most:
             group, step = _question(role, rate_per_s, workers)
-            most = self._known(role, mix)[group, step] = self._simulate(role, mix, group, GRID**step * group)
+            most = self._known(role, mix).late[group, step] = self._simulate(role, mix, group, GRID**step * group)
         return 1.0 - most
 
     def late_between(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> tuple[float, float]:
@@ -127,14 +131,15 @@ class TwinSizer:
         load, nor with fewer workers at that of each."""
         if rate_per_s <= 0:
             return 0.0, 0.0
-        if role is Role.DECODE and rate_per_s > workers * self.most_per_s(role, mix):
+        known = self._known(role, mix)
+        if role is Role.DECODE and rate_per_s > workers * known.most_per_s:
             return 1.0, 1.0  # all get slower until they are; where answers are short, what is played ends before
         group, step = _question(role, rate_per_s, workers)
-        known = self._known(role, mix)
-        if (group, step) in known:
-            return known[group, step], known[group, step]
+        asked = known.late.get((group, step))
+        if asked is not None:
+            return asked, asked
         least, most = 0.0, 1.0
-        for (other, at), late in known.items():
+        for (other, at), late in known.late.items():
             if other <= group and at >= step:
                 most = min(most, late)
             elif other >= group and at <= step:
@@ -152,17 +157,15 @@ class TwinSizer:
 
         return is_met(self.targets.share(role)) or is_met(self.reachable_share(role, mix))
 
-    def _known(self, role: Role, mix: Mix) -> Known:
-        found = self._answers.get(mix)
-        if found is None:
-            found = self._answers[mix] = {role: {} for role in POOL_ROLES}
-        return found[role]
-
     def most_per_s(self, role: Role, mix: Mix) -> float:
         """Requests that one worker can do: prefill at all, decode with as many at once as keep TPOT."""
-        if role is Role.PREFILL:
-            return MAX_UTILISATION / max(1e-9, _prompt_s(self.model, mix))
-        return _batch(self.model, self.targets.tpot_s, mix) / (mix.mean_tokens(role) * self.targets.tpot_s)
+        return self._known(role, mix).most_per_s
+
+    def _known(self, role: Role, mix: Mix) -> _Known:
+        found = self._answers.setdefault(mix, {})
+        if role not in found:
+            found[role] = _Known(_most_per_s(self.model, self.targets.tpot_s, role, mix))
+        return found[role]
 
     def _simulate(self, role: Role, mix: Mix, group: int, load: float) -> float:
         """The share of requests that is late."""
@@ -190,7 +193,7 @@ class TwinSizer:
 
     def _decode_requests(self, mix: Mix, load: float) -> int:
         """Enough that the second half starts with as many sequences running as there will be."""
-        residence_s = float(np.mean([shape.output_tokens for shape in mix.shapes])) * self.targets.tpot_s
+        residence_s = float(np.mean(_columns(mix)[1])) * self.targets.tpot_s
         low, high = DECODE_REQUESTS
         return int(min(high, max(low, 4 * load * residence_s)))
 
@@ -205,18 +208,16 @@ def _mean_tokens(mix: Mix, role: Role) -> float:
     return max(1.0, float(mix.tokens(role).mean()))
 
 
-@lru_cache(maxsize=256)
-def _prompt_s(model: WorkerModel, mix: Mix) -> float:
-    """Of a prefill worker per request, when every step is as full as it can be."""
-    return float(
-        np.mean([model.prefill.prompt_s(s.prompt_tokens - s.cached_tokens, s.cached_tokens) for s in mix.shapes])
-    )
+def _most_per_s(model: WorkerModel, tpot_s: float, role: Role, mix: Mix) -> float:
+    if role is Role.PREFILL:  # when every step is as full as it can be
+        each_s = [model.prefill.prompt_s(s.prompt_tokens - s.cached_tokens, s.cached_tokens) for s in mix.shapes]
+        return MAX_UTILISATION / max(1e-9, float(np.mean(each_s)))
+    prompt, output, _ = _columns(mix)
+    return _batch(model, tpot_s, float(np.mean(prompt + output / 2))) / (mix.mean_tokens(role) * tpot_s)
 
 
-@lru_cache(maxsize=256)
-def _batch(model: WorkerModel, tpot_s: float, mix: Mix) -> int:
+def _batch(model: WorkerModel, tpot_s: float, context: float) -> int:
     """The most sequences that a decode worker steps within TPOT, in the middle of their answers; at least one."""
-    context = float(np.mean([s.prompt_tokens + s.output_tokens / 2 for s in mix.shapes]))
     low, high = 1, max(1, min(model.max_sequences, int(model.kv_capacity_tokens / context)))
     while low < high:
         middle = (low + high + 1) // 2

@@ -66,10 +66,12 @@ def enough(
 
     Where no more served, no more are late than clients saw, whatever the twin says.
     """
-    while least < most:
-        middle = (least + most) // 2
-        _, is_kept = _late(role, loads, middle, sizer, part, witness)
-        least, most = (least, middle) if is_kept else (middle + 1, most)
+    fewer = 1
+    while least < most:  # from above: a size that is far too small takes longest
+        workers = max((least + most) // 2, most - fewer)
+        _, is_kept = _late(role, loads, workers, sizer, part, witness)
+        least, most = (least, workers) if is_kept else (workers + 1, most)
+        fewer *= 2
     return least
 
 

@@ -129,8 +129,9 @@ def _decide_pool(
 ) -> tuple[PoolDecision, PoolMemory]:
     mix = memory.mix
     assert mix is not None
-    relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)  # mostly the most: it answers the other
-    needed = sizer.required(role, mix, demand.rate_per_s)
+    rates = demand.lasting_per_s * SHRINK_MARGIN, demand.rate_per_s
+    sizes = {rate: sizer.required(role, mix, rate) for rate in sorted(rates, reverse=True)}  # it answers the other
+    relaxed, needed = (sizes[rate] for rate in rates)
     until = round(demand.horizon_s / spec.interval_s)
 
     def past() -> tuple[Load, ...]:
