@@ -145,9 +145,10 @@ def _solved(gram: list[list[float]], moment: list[float]) -> list[float]:
     rows = [[*row, wanted] for row, wanted in zip(gram, moment, strict=True)]
     size = len(rows)
     for place, pivot in enumerate(rows):
-        for below in range(place + 1, size):
-            factor = rows[below][place] / pivot[place]
-            rows[below] = [x - factor * y for x, y in zip(rows[below], pivot, strict=True)]
+        for row in rows[place + 1 :]:
+            factor = row[place] / pivot[place]
+            for at in range(place + 1, size + 1):
+                row[at] -= factor * pivot[at]
     found = [0.0] * size
     for place in range(size - 1, -1, -1):
         row = rows[place]

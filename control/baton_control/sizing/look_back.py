@@ -235,10 +235,8 @@ def _by_size(spec: SizingSpec, memory: PoolMemory) -> list[tuple[int, Lateness]]
     """What clients saw in each interval, and the fewest workers that served in the minute that it tells of: who is late
     now came before."""
     back = round(spec.stabilisation_s / spec.interval_s)
-    return [
-        (min(routable for routable, _ in memory.served[max(0, place - back) : place + 1]), seen)
-        for place, (_, seen) in enumerate(memory.served)
-    ]
+    sizes = [routable for routable, _ in memory.served]
+    return [(min(sizes[max(0, place - back) : place + 1]), seen) for place, (_, seen) in enumerate(memory.served)]
 
 
 def _late_by_size(told: Sequence[tuple[int, Lateness]]) -> dict[int, float]:

@@ -24,7 +24,7 @@ def answers_alone(model: WorkerModel, workload: Workload) -> Floats:
     """What each answer takes behind its first token, in seconds, if there is no other."""
     steps, per_kv_s = np.maximum(0, workload.output_tokens - 1), model.decode.per_kv_token_s
     linear = model.decode.base_s(1) + per_kv_s * workload.prompt_tokens
-    return model.hand_over_s + steps * linear + per_kv_s * steps * (steps - 1) / 2
+    return np.asarray(model.hand_over_s + steps * linear + per_kv_s * steps * (steps - 1) / 2)
 
 
 def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats | None:
