@@ -50,6 +50,10 @@ BENCHES = {
     ),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
     "sizing_fronts": ("bench.sizing.fronts", "policies over their knobs, fixed pools beside them, on a split of loads"),
+    "sizing_decisions": (
+        "bench.sizing.decisions",
+        "processor time of mode SLO's decisions, on a split of loads",
+    ),
     "sleeping": ("bench.sizing.sleeping", "fixed quiet times beside sleep by cost: workers and late requests in money"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),
     "paced_fixed": ("bench.sizing.paced_fixed", "the twin's latencies beside those of real processes, pools fixed"),

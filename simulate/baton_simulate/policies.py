@@ -13,7 +13,7 @@ import numpy as np
 
 from baton_control.sizing.capacity import Mix, TwinSizer
 from baton_control.sizing.flips import Flips
-from baton_control.sizing.readings import Observed, PoolSeen, Unknown
+from baton_control.sizing.readings import Observed, PoolSeen, StepSeen, Unknown
 from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.sizing_state import SizingState, fresh, learn_and_size
 from baton_control.sizing.spec import SizingSpec
@@ -79,7 +79,9 @@ class Slo:
             )
         else:
             seen = metrics.observed()
-        steps = [] if metrics is None else metrics.steps()
+        return self.decided(seen, [] if metrics is None else metrics.steps(), now)
+
+    def decided(self, seen: Observed, steps: list[StepSeen], now: float) -> Sizes:
         decision, self.state = learn_and_size(self.spec, self.state, seen, steps, now, epoch_s=now)
         self.reasons = {role: pool.reason for role, pool in decision.pools.items()}
         self.last = {role: pool.workers for role, pool in decision.pools.items()}

@@ -10,12 +10,11 @@ import heapq
 from bisect import insort
 from collections import deque
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 
 from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Floats, Ints, Workload
+from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.prefill import PINNED_SHARE
 from baton_wire.rules.prompt_order import BEGIN_SHARE, PLAN_PROMPT_S, PLAN_S
 
@@ -24,23 +23,6 @@ QUESTION_PLAN_S = 0.2
 long and sees as many late, within a point near the limit."""
 Timed = tuple[float, int]
 """(latest start, request)"""
-
-
-class Prompts(NamedTuple):
-    """Of each: tokens to compute, (token, attended position) pairs, and seconds of a step that has nothing else."""
-
-    fresh: Ints
-    attended: Floats
-    single_s: Floats
-
-
-def prompts_alone(model: WorkerModel, workload: Workload, found: float = 1.0) -> Prompts:
-    """`found`: the share of what is cached that is found."""
-    times = model.prefill
-    cached = np.minimum((workload.cached_tokens * found).astype(np.int64), workload.prompt_tokens - 1)
-    fresh = workload.prompt_tokens - cached
-    attended = fresh * (cached + fresh / 2)
-    return Prompts(fresh, attended, times.fixed_s + times.per_token_s * fresh + times.per_pair_s * attended)
 
 
 def first_tokens(
@@ -56,7 +38,11 @@ def first_tokens(
     `plan_s`: so often at most it is reckoned who has to be set aside.
     """
     times = model.prefill
-    fresh, attended, single_s = prompts_alone(model, workload, prefix_affinity + (1.0 - prefix_affinity) / workers)
+    found = prefix_affinity + (1.0 - prefix_affinity) / workers
+    cached = np.minimum((workload.cached_tokens * found).astype(np.int64), workload.prompt_tokens - 1)
+    fresh = workload.prompt_tokens - cached
+    attended = fresh * (cached + fresh / 2)
+    single_s = times.fixed_s + times.per_token_s * fresh + times.per_pair_s * attended
     slack_s = np.zeros(len(fresh))
     if ttft_s is not None:
         slack_s = np.where(single_s <= BEGIN_SHARE * ttft_s, BEGIN_SHARE * ttft_s - single_s, BEGIN_SHARE * ttft_s)
