@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton_engine.model.loading import load_model
+from baton_testing.engine.models import write_random_model
+from baton_testing.engine.quantised_models import Form, write_quantised
 from baton_wire.models.errors import ModelError
 
 Q = "model.layers.1.self_attn.q_proj"
@@ -32,6 +36,22 @@ def spoilt(
     tensors(stored)
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, target / "model.safetensors")
     return target
+
+
+def sources_of(forms: Mapping[str, Form], root: Path) -> dict[str, Path]:
+    """One small model in each of these forms."""
+    dense = write_random_model(
+        root / "dense", "llama-mha", hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=64
+    )
+    return {name: write_quantised(dense, root / name, form).quantised for name, form in forms.items()}
+
+
+def assert_named(case: Case, sources: Mapping[str, Path], place: Path) -> None:
+    """The spoilt checkpoint is refused in one line that names what is wrong."""
+    _, form, config, tensors, error, message = case
+    with pytest.raises(error, match=message) as raised:
+        load_model(spoilt(sources[form], place, config, tensors), torch.float32, torch.device("cpu"))
+    assert "\n" not in str(raised.value)
 
 
 def kept(_: object) -> None:
