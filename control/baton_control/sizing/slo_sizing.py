@@ -236,8 +236,9 @@ class SloSizing:
         if not pool.others:
             return PoolSeen(pool.workers, pool.routable, startup_s)
         own = pool.workers - sum(pool.others.values())
-        # Counted anew each time, what is rounded up would add up.
-        workers = known.mixed.get(role) or equivalent(own, pool.others, lambda each: self._worth(known, role, each))
+        workers = known.mixed.get(role)  # counted anew each time, what is rounded up would add up
+        if workers is None:
+            workers = equivalent(own, pool.others, lambda each: self._worth(known, role, each))
         # Which of the others are routable is not asked: until they are gone nobody else is sent away.
         return PoolSeen(workers, None, startup_s)
 

@@ -64,7 +64,8 @@ class HealthPolls:
         status = None
         for _ in range(TRIES if is_first_enough else PROBES_PER_PROCESS * self._processes):
             status = await _status(session, f"{self._endpoint}{page}", self._timeout_s)
-            if (status is not None) if is_first_enough else (status != OK):
+            is_told = status is not None if is_first_enough else status != OK
+            if is_told:
                 break
         return None if status is None else status == OK
 
