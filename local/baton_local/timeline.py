@@ -63,9 +63,11 @@ def draw_timeline(path: Path, workload: Workload, spec: SizingSpec, outcome: Rep
 
 
 def draw_comparison(
-    path: Path, workload: Workload, spec: SizingSpec, outcomes: Sequence[ReplayOutcome], costs: Sequence[float]
+    path: Path, workload: Workload, spec: SizingSpec, outcomes: Sequence[ReplayOutcome], costs: Sequence[float] | None
 ) -> None:
-    """Several policies: what each missed at which cost (the lower left is best), and all of them over time."""
+    """Several policies: what each missed at which cost (the lower left is best), and all of them over time. Without
+    costs GPU-hours stand for them."""
+    paid = [outcome.gpu_hours for outcome in outcomes] if costs is None else costs
     figure = pyplot.figure(figsize=(12, 9))
     grid = figure.add_gridspec(3, 2, width_ratios=(2, 3))
     front = figure.add_subplot(grid[:, 0])
@@ -78,7 +80,7 @@ def draw_comparison(
     each = [spec.bounds_of[role].accelerators for role in POOL_ROLES]
     for place, outcome in enumerate(outcomes):
         colour = f"C{place % 10}"
-        front.plot(costs[place], outcome.misses * 100, "o", color=colour, label=outcome.policy)
+        front.plot(paid[place], outcome.misses * 100, "o", color=colour, label=outcome.policy)
         at = np.array([point.at_s for point in outcome.points]) / unit_s
         held = [sum(n * a for n, a in zip(point.workers, each, strict=True)) for point in outcome.points]
         pools.step(at, held, where="post", color=colour, label=outcome.policy)
@@ -90,7 +92,7 @@ def draw_comparison(
         axis.set_yscale("symlog", linthresh=1.0)
         axis.yaxis.set_major_locator(FixedLocator(PERCENTS))
         axis.yaxis.set_major_formatter(ScalarFormatter())
-    front.set(xlabel="cost", ylabel="requests outside either target, %")
+    front.set(xlabel="GPU-hours" if costs is None else "cost", ylabel="requests outside either target, %")
     front.set_xlim(left=0.0)
     front.set_ylim(bottom=0.0)
     pools.set_ylabel("accelerators")

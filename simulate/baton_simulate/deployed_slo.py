@@ -34,8 +34,8 @@ class TypeOfPool:
     """What a pool may compute on."""
 
     name: str
-    price: float
-    """Of an accelerator and hour; 0 where the file has none."""
+    price: float | None
+    """Of an accelerator and hour; None: the file has none."""
     model: WorkerModel
     """Of a worker on it."""
 
@@ -110,7 +110,7 @@ def pool_types(
     kinds = types_of(pool)
     if not kinds:
         price = pool.accelerator.cost_per_hour if pool.accelerator is not None else None
-        return (TypeOfPool(first_type(deployment, role), price or 0.0, prior(deployment)),)
+        return (TypeOfPool(first_type(deployment, role), price, prior(deployment)),)
     return tuple(
         TypeOfPool(kind.type.value, kind.cost_per_hour, prior(in_force(deployment, {role: kind.type})))
         for kind in kinds

@@ -240,7 +240,8 @@ def _draw(path: Path, run: SimulatedRun, outcomes: list[ReplayOutcome]) -> None:
     if len(outcomes) == 1:
         draw_timeline(path, run.workload, run.spec, outcomes[0])
     else:
-        draw_comparison(path, run.workload, run.spec, outcomes, [run.cost(each) for each in outcomes])
+        costs = [cost for each in outcomes if (cost := run.cost(each)) is not None]
+        draw_comparison(path, run.workload, run.spec, outcomes, costs if len(costs) == len(outcomes) else None)
 
 
 def _policies(text: str) -> tuple[str, ...]:

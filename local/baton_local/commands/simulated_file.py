@@ -53,13 +53,15 @@ class SimulatedFile:
         """A fresh one: it remembers a replay."""
         return DeployedSlo(self.deployment, self.spec, self.prior)
 
-    def costs(self, outcome: ReplayOutcome) -> dict[tuple[Role, str], float]:
-        """What each pool cost on each type. Who chooses no type has the one that the file names first."""
+    def costs(self, outcome: ReplayOutcome) -> dict[tuple[Role, str], float | None]:
+        """What each pool cost on each type; None where the file has no price. Who chooses no type has the one that the
+        file names first."""
         prices = {role: {each.name: each.price for each in self.types(role)} for role in POOL_ROLES}
-        return {
-            (role, name): hours * prices[role].get(name, next(iter(prices[role].values())))
-            for (role, name), hours in outcome.hours.items()
-        }
+        costs: dict[tuple[Role, str], float | None] = {}
+        for (role, name), hours in outcome.hours.items():
+            price = prices[role].get(name, next(iter(prices[role].values())))
+            costs[role, name] = None if price is None else hours * price
+        return costs
 
 
 def read_simulated(path: Path, model: str | None) -> SimulatedFile:

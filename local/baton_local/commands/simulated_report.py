@@ -28,8 +28,12 @@ class SimulatedRun:
     file: SimulatedFile | None = None
     """The deployment, where a file says it."""
 
-    def cost(self, outcome: ReplayOutcome) -> float:
-        return outcome.gpu_hours * self.price if self.file is None else sum(self.file.costs(outcome).values())
+    def cost(self, outcome: ReplayOutcome) -> float | None:
+        """None where a pool's price is not known."""
+        if self.file is None:
+            return outcome.gpu_hours * self.price
+        costs = [each for each in self.file.costs(outcome).values() if each is not None]
+        return sum(costs) if len(costs) == len(outcome.hours) else None
 
 
 def document(outcome: ReplayOutcome, run: SimulatedRun) -> dict[str, object]:
@@ -40,7 +44,7 @@ def document(outcome: ReplayOutcome, run: SimulatedRun) -> dict[str, object]:
             "pool": role.value,
             "type": name,
             "gpu_hours": round(outcome.hours[role, name], 4),
-            "cost": round(cost, 4),
+            "cost": _rounded(cost),
             "there_s": presence(outcome, role, name, run.workload.duration_s),
         }
         for (role, name), cost in costs.items()
@@ -53,7 +57,7 @@ def document(outcome: ReplayOutcome, run: SimulatedRun) -> dict[str, object]:
         "ttft_attainment": round(outcome.ttft_attainment, 6),
         "tpot_attainment": round(outcome.tpot_attainment, 6),
         "gpu_hours": round(outcome.gpu_hours, 4),
-        "cost": round(run.cost(outcome), 4),
+        "cost": _rounded(run.cost(outcome)),
         "goodput_per_gpu": round(outcome.goodput_per_gpu, 5),
         "rejected": outcome.rejected,
         "retries": outcome.retries,
@@ -73,7 +77,7 @@ def table(outcome: ReplayOutcome, run: SimulatedRun) -> str:
         f"  within both targets   {outcome.slo_attainment:8.2%}",
         f"  TTFT ≤ {targets.ttft_s * 1000:5.0f} ms       {outcome.ttft_attainment:8.2%}   {_spread(outcome.ttft_s)}",
         f"  TPOT ≤ {targets.tpot_s * 1000:5.0f} ms       {outcome.tpot_attainment:8.2%}   {_spread(outcome.tpot_s)}",
-        f"  GPU-hours             {outcome.gpu_hours:8.2f}   cost {run.cost(outcome):.2f} ({priced})",
+        f"  GPU-hours             {outcome.gpu_hours:8.2f}   cost {_money(run.cost(outcome))} ({priced})",
         *(types_table(outcome, run.file, run.workload.duration_s) if run.file and outcome.policy == "slo" else ()),
         f"  goodput per GPU       {outcome.goodput_per_gpu:8.3f} req/s",
         f"  rejected, retried     {outcome.rejected:5d} {outcome.retries:5d}",
@@ -97,9 +101,17 @@ def comparison(outcomes: list[ReplayOutcome], run: SimulatedRun) -> str:
     ]
     for each in outcomes:
         shares = f"{each.slo_attainment:8.2%} {each.ttft_attainment:13.2%} {each.tpot_attainment:13.2%}"
-        cost = f"{each.gpu_hours:10.2f} {run.cost(each):9.2f}"
+        cost = f"{each.gpu_hours:10.2f} {_money(run.cost(each)):>9}"
         lines.append(f"{each.policy:<{wide}} {shares} {cost} {len(each.decisions):8d}")
     return "\n".join(lines)
+
+
+def _money(cost: float | None) -> str:
+    return "unknown" if cost is None else f"{cost:.2f}"
+
+
+def _rounded(cost: float | None) -> float | None:
+    return None if cost is None else round(cost, 4)
 
 
 def _spread(latencies_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> str:
@@ -116,7 +128,7 @@ def types_table(outcome: ReplayOutcome, file: SimulatedFile, end_s: float) -> li
     lines = [f"  {'on':<22}{'GPU-hours':>10}{'cost':>10}   there from … to, s"]
     for (role, name), hours in outcome.hours.items():
         spans = ", ".join(f"{start:.0f} … {end:.0f}" for start, end in presence(outcome, role, name, end_s))
-        lines.append(f"  {f'{role.value} {name}':<22}{hours:10.2f}{costs[role, name]:10.2f}   {spans}")
+        lines.append(f"  {f'{role.value} {name}':<22}{hours:10.2f}{_money(costs[role, name]):>10}   {spans}")
     return lines
 
 

@@ -69,25 +69,29 @@ def _rows(file: SimulatedFile, role: Role, scale: float, mix: Mix, rate_per_s: f
         ttft_s=targets.ttft_s * (scale if is_prefill else 1.0),
         tpot_s=targets.tpot_s * (1.0 if is_prefill else scale),
     )
-    found: dict[str, list[tuple[int, float] | None]] = {}
+    found: dict[str, list[tuple[int, float | None] | None]] = {}
     for each in file.types(role):
         sizer = TwinSizer(each.model, targets, max_workers=bounds.maximum + 1)
-        price = each.price * max(1, bounds.accelerators)
+        price = None if each.price is None else each.price * max(1, bounds.accelerators)
         counts = [max(1, bounds.minimum, sizer.required(role, mix, rate_per_s * times)) for times in MULTIPLES]
         is_reachable = sizer.reachable_share(role, mix) > 0
         found[each.name] = [
-            (count, count * price) if is_reachable and count <= bounds.maximum else None for count in counts
+            (count, None if price is None else count * price) if is_reachable and count <= bounds.maximum else None
+            for count in counts
         ]
     least = [
-        min((cell[1] for cell in column if cell is not None), default=None)
+        min((cell[1] for cell in column if cell is not None and cell[1] is not None), default=None)
         for column in zip(*found.values(), strict=True)
     ]
     word = f"{'TTFT' if is_prefill else 'TPOT'} {1e3 * targets.limit_s(role):.4g}ms"
     rows = []
     for name, cells in found.items():
         texts = [
-            "too few or slow" if cell is None else f"{cell[0]} at {cell[1]:.4g}{'*' if cell[1] == best else ' '}"
-            for cell, best in zip(cells, least, strict=True)
+            "too few or slow" if cell is None else _priced(*cell, best) for cell, best in zip(cells, least, strict=True)
         ]
         rows.append(f"{role.value:<8} {word:>12} {name:<12} " + " ".join(f"{text:>{CELL}}" for text in texts))
     return rows
+
+
+def _priced(count: int, cost: float | None, best: float | None) -> str:
+    return f"{count} " if cost is None else f"{count} at {cost:.4g}{'*' if cost == best else ' '}"
