@@ -26,6 +26,7 @@ BENCHES = {
         "five times too much, and one huge request beside small ones: TTFT, refusals",
     ),
     "goodput": ("bench.serving.goodput", "two GPUs under open load: what keeps TTFT and TPOT targets, by mode"),
+    "goodput_beside": ("bench.serving.goodput_beside", "another server's replicas under the same loads and clients"),
     "goodput_plot": ("bench.serving.goodput_plot", "the plot of a `goodput` run, and where `auto` is not the envelope"),
     "goodput_predicted": ("bench.serving.goodput_predicted", "the same loads on a virtual clock, steps by parts"),
     "random_mixes": ("bench.serving.random_mixes", "the same on drawn mixes: `auto` beside `always` and `never`"),

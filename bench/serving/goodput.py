@@ -113,11 +113,11 @@ class TwoGpus(Deployment):
         return next((worker for worker in self.workers if worker.child.name == name), None)
 
 
-def answered(url: str, workload: Workload, seed: int, salt: int) -> list[tuple[Served, float, str]]:
+def answered(url: str, model: str, workload: Workload, seed: int, salt: int) -> list[tuple[Served, float, str]]:
     """One client's requests: what became of each, and how late it was sent. Runs in a process of its own."""
     answers: list[Answer] = []
     began = time.monotonic()
-    asyncio.run(offered(url, MODEL, workload, PATIENCE_S + workload.duration_s, answers.append, seed, salt))
+    asyncio.run(offered(url, model, workload, PATIENCE_S + workload.duration_s, answers.append, seed, salt))
     found = []
     for answer in answers:
         second_s = answer.times_s[1] - answer.times_s[0] if len(answer.times_s) > 1 else float("inf")
@@ -171,12 +171,24 @@ def sampled(workers: Mapping[str, Worker]) -> Iterator[dict[str, list[dict[str, 
 
 
 def offer(
-    service: TwoGpus, clients: ProcessPoolExecutor, workload: Workload, seed: int, salt: int
+    urls: Sequence[str], model: str, clients: ProcessPoolExecutor, workload: Workload, seed: int, salt: int
 ) -> list[tuple[Served, float, str]]:
-    """What became of each request, as `answered` tells it. `salt`: as for `offered`."""
-    parts = enumerate(dealt(workload, CLIENTS))
-    tasks = [clients.submit(answered, service.base_url, part, 100 * seed + place, salt) for place, part in parts]
+    """What became of each request, as `answered` tells it. Several servers take turns. `salt`: as for `offered`."""
+    tasks = [
+        clients.submit(answered, urls[place % len(urls)], model, part, 100 * seed + place, salt)
+        for place, part in enumerate(dealt(workload, CLIENTS))
+    ]
     return [answer for task in tasks for answer in task.result()]
+
+
+def seen(point: Point, mode: str, found: Sequence[tuple[Served, float, str]]) -> dict[str, Cell]:
+    """What clients saw of a point. Times are ms."""
+    row: dict[str, Cell] = {"mix": point.mix, "mode": mode, "target": point.tpot_ms, "req/s": point.rate}
+    row |= shares([served for served, _, _ in found])
+    row["client late ms"] = round(1e3 * float(np.percentile([late_s for _, late_s, _ in found], 99)), 2)
+    if failures := sorted({failure for _, _, failure in found if failure}):
+        row["failures"] = ", ".join(failures)[:200]
+    return row
 
 
 def measure(
@@ -188,13 +200,11 @@ def measure(
     before = {letter: counted(worker) for letter, worker in workers.items()}
     cpu_s, began = service.gateway.cpu_s(), time.monotonic()
     with sampled(workers) as states:
-        found = offer(service, clients, workload, seed, salt)
+        found = offer([service.base_url], MODEL, clients, workload, seed, salt)
     wall_s = time.monotonic() - began
-    row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
-    row |= shares([served for served, _, _ in found])
+    row = seen(point, point.mode, found)
     row["gateway CPU %"] = round(100 * (service.gateway.cpu_s() - cpu_s) / wall_s, 1)
     row["wall s"] = round(wall_s, 1)
-    row["client late ms"] = round(1e3 * float(np.percentile([late_s for _, late_s, _ in found], 99)), 2)
     for letter, worker in workers.items():
         after = counted(worker)
         steps = increase(before[letter], after, "baton_step_seconds_count")
@@ -208,10 +218,7 @@ def measure(
         row[f"{letter} rows"], row[f"{letter} rows max"] = round(float(np.mean(rows)), 1), max(rows)
         row[f"{letter} waiting max"] = max((state["waiting"] for state in inside), default=0)
         row[f"{letter} preemptions"] = increase(before[letter], after, "baton_preemptions_total")
-    row |= _routes(service)
-    if failures := sorted({failure for _, _, failure in found if failure}):
-        row["failures"] = ", ".join(failures)[:200]
-    return row
+    return row | _routes(service)
 
 
 def _routes(service: TwoGpus) -> dict[str, Cell]:
@@ -282,7 +289,7 @@ def main() -> None:
                     break
                 service.serve(point, ())
                 warm = replace(point, rate=min(WARM_RATE, point.rate))
-                offer(service, clients, warm.workload(options.trace, WARM_S, 0), 0, number)
+                offer([service.base_url], MODEL, clients, warm.workload(options.trace, WARM_S, 0), 0, number)
                 workload = point.workload(options.trace, options.seconds, seed)
                 rows.append(measure(service, clients, point, workload, seed, number) | {"seed": seed})
                 print(json.dumps(rows[-1]), flush=True)

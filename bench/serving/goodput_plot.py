@@ -1,6 +1,6 @@
 """The plot of a `goodput` run: what keeps both targets over rate, for each mix and target, by where prompts go.
 
-python -m bench goodput_plot bench/results/goodput.json bench/results/goodput.png
+python -m bench goodput_plot bench/results/goodput.json bench/results/goodput.png [--builds B …]
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ Curves = dict[str, list[tuple[float, float]]]
 def curves(rows: Sequence[Row], mix: str, tpot_ms: int) -> Curves:
     """By mode: (rate, percent within both targets), ascending, the mean over seeds.
 
-    A mode without TPOT target of its own, `always`, counts at every target; the others where theirs is this one.
+    What has no TPOT target of its own, `always` and other servers, counts at every target; the others where theirs is
+    this one.
     """
     found: dict[tuple[str, float], list[float]] = defaultdict(list)
     for row in rows:
         mode, rate, share = str(row["mode"]), row["req/s"], row[f"% at {tpot_ms}"]
-        is_of_target = mode == "always" or row["target"] == tpot_ms
+        is_of_target = mode not in ("never", "auto") or row["target"] == tpot_ms
         if row["mix"] == mix and is_of_target and isinstance(rate, float | int) and isinstance(share, float | int):
             found[mode, float(rate)].append(float(share))
     by_mode: Curves = {mode: [] for mode in COLOURS}
@@ -79,8 +80,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path, help="of `goodput`")
     parser.add_argument("plot", type=Path)
+    parser.add_argument("--builds", nargs="+", metavar="B", help="only rows of these (default: all there are)")
     options = parser.parse_args()
     rows = json.loads(options.result.read_text())["rows"]
+    if unknown := set(options.builds or ()) - {row.get("build") for row in rows}:
+        parser.error(f"--builds: {', '.join(sorted(unknown))}: no row is of it")
+    rows = [row for row in rows if options.builds is None or row.get("build") in options.builds]
     for mix, tpot_ms, rate, points in shortfalls(rows):
         print(f"{mix} {tpot_ms} ms {rate:g}/s: auto {points:+.1f} points below the better one")
     plot(rows, options.plot)
