@@ -35,10 +35,7 @@ class ProcessApart:
         """Start the process unless it runs. Raises TimeoutError, EOFError and OSError when it does not come up."""
         if self.is_running:
             return
-        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
-        pipe = asyncio.subprocess.PIPE
-        command = (sys.executable, "-m", self._module)
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)
+        self._process = await run_module(self._module)
         await self._exchange(self._process, self._hello, START_S)
 
     async def ask(self, question: bytes, within_s: float) -> bytes | None:
@@ -80,3 +77,10 @@ class ProcessApart:
         finally:
             if not is_answered:  # whatever it still writes would be taken for another answer, also after a cancellation
                 await self.kill()
+
+
+async def run_module(module: str) -> asyncio.subprocess.Process:
+    """`python -m module` with pipes to its stdin and from its stdout, killed when this process dies."""
+    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, stdin=pipe, stdout=pipe, env=environment)

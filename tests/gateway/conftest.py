@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -10,12 +10,19 @@ import pytest
 from hypothesis import settings
 
 from baton_testing.gateway.fake_pool import FakePool
+from baton_testing.gateway.forked_apart import apart_is_forked
 from baton_testing.gateway.gateway_process import RunningGateway, answer, running_gateway, tokenizer
 from baton_testing.gateway.http_client import HttpClient
 from baton_wire.messages.values import Role
 
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_apart() -> Iterator[None]:
+    with apart_is_forked():
+        yield
 
 
 @pytest.fixture

@@ -63,8 +63,8 @@ def test_signals_end_one_and_leave_the_others(prepared: Prepared, tmp_path: Path
     assert other.wait(60) == 0
     assert third.is_running()
     assert third.stop() == 0
-    assert not Prepared.can_start(("-m", "baton_gateway"))
-    assert not Prepared.can_start(("-c", "baton_decode_worker"))
+    assert not prepared.can_start(("-m", "baton_gateway"))
+    assert not prepared.can_start(("-c", "baton_decode_worker"))
 
 
 def test_a_signal_to_one_whose_end_was_not_told_yet_is_no_error() -> None:

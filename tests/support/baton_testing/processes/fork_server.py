@@ -1,13 +1,15 @@
-"""Has imported what workers need, and forks them: run as a program by `prepared`, which speaks with it.
+"""Has imported what its children need, and forks them: run as a program by `prepared`, which speaks with it.
 
-Each request is one message with three descriptors: the child's output, its errors, and a pipe that tells its process
-id and, once it ended, its status. The end of the messages is the end of all children.
+Its arguments are the descriptor of the requests and the modules to import. Each request is one message with four
+descriptors: the child's input, its output, its errors, and a pipe that tells its process id and, once it ended, its
+status. The end of the messages is the end of all children.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -16,12 +18,11 @@ import signal
 import socket
 import sys
 
-MODULES = ("baton_decode_worker", "baton_prefill_worker", "baton_flexible_worker")
 LARGEST = 1 << 20
 
 
-def serve(requests: socket.socket) -> tuple[str, list[str]] | None:
-    """Forks until the messages end. In a child: the module to run and its arguments; None: all is over."""
+def serve(requests: socket.socket) -> list[str] | None:
+    """Forks until the messages end. In a child: what to run, as behind `python`; None: all is over."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -33,30 +34,29 @@ def serve(requests: socket.socket) -> tuple[str, list[str]] | None:
         if woken in ready:
             os.read(woken, 4096)
         if requests in ready:
-            message, descriptors, _, _ = socket.recv_fds(requests, LARGEST, 3)
+            message, descriptors, _, _ = socket.recv_fds(requests, LARGEST, 4)
             if not message:
                 for child in tells:
                     os.kill(child, signal.SIGKILL)
                 return None
-            output, errors, told = descriptors
+            *streams, told = descriptors
             child = os.fork()
             if child == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for number in (woken, wakes, requests.detach(), told, *tells.values()):
                     os.close(number)
-                return become(json.loads(message), output, errors)
-            os.close(output)
-            os.close(errors)
+                return become(json.loads(message), streams)
+            for number in streams:
+                os.close(number)
             os.write(told, f"{child}\n".encode())
             tells[child] = told
         tell_ends(tells)
 
 
-def become(request: dict[str, object], output: int, errors: int) -> tuple[str, list[str]]:
+def become(request: dict[str, object], streams: list[int]) -> list[str]:
     """The child's own input, output and environment."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, standard in ((nothing, 0), (output, 1), (errors, 2)):
+    for standard, number in enumerate(streams):
         os.dup2(number, standard)
         os.close(number)
     os.environ.clear()
@@ -64,7 +64,7 @@ def become(request: dict[str, object], output: int, errors: int) -> tuple[str, l
     assert isinstance(environment, dict)
     assert isinstance(argv, list)
     os.environ.update(environment | {"BATON_PARENT_PID": str(os.getppid())})
-    return argv[0], argv[1:]
+    return argv
 
 
 def tell_ends(tells: dict[int, int]) -> None:
@@ -80,20 +80,38 @@ def tell_ends(tells: dict[int, int]) -> None:
         os.close(told)
 
 
+def import_ahead(module: str) -> None:
+    """All that `python -m module` imports. What that runs is not kept: a child runs its lines anew."""
+    importlib.import_module(module)
+    program = f"{module}.__main__" if hasattr(sys.modules[module], "__path__") else module
+    if program == module or importlib.util.find_spec(program) is not None:
+        importlib.import_module(program)
+        del sys.modules[program]
+
+
+def run(argv: list[str]) -> None:
+    """As `python argv…`, of which it knows `-m` and `-c`."""
+    option, what, *arguments = argv
+    if option == "-m":
+        sys.argv[1:] = arguments
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = [option, *arguments]
+        exec(compile(what, "<string>", "exec"), sys.modules["__main__"].__dict__ | {"__name__": "__main__"})
+
+
 def main() -> None:
     sys.path[0] = ""  # as of `python -m`
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the tests, which end the messages
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    for module in MODULES:
-        importlib.import_module(f"{module}.__main__")
-        del sys.modules[f"{module}.__main__"]
+    requests, *modules = sys.argv[1:]
+    for module in modules:
+        import_ahead(module)
     gc.freeze()
-    started = serve(socket.socket(fileno=int(sys.argv[1])))
+    started = serve(socket.socket(fileno=int(requests)))
     if started is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        module, arguments = started
-        sys.argv[1:] = arguments
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        run(started)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Worker processes that need not import anything: forks of one that has (`fork_server`).
+"""Processes that need not import anything: forks of one that has (`fork_server`).
 
 A fork is a process of its own, with its own signals, files and status, and runs the same `__main__` as `python -m`.
 Importing PyTorch takes 2.7 s of processor time, which every worker of a test would spend anew. Starts themselves are
@@ -18,13 +18,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from baton_testing.processes import fork_server
 from baton_testing.processes.child_process import Ended, environment, run_to_end
 
+WORKERS = ("baton_decode_worker", "baton_prefill_worker", "baton_flexible_worker")
 START_S = 120.0
 """Until the fork server has its imports done and the first child has a number."""
 
@@ -80,7 +81,14 @@ class Forked:
 class Prepared:
     """The process that forks them; started with the first."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, modules: Sequence[str] = WORKERS, is_for_programs: bool = False, extra: Mapping[str, str] | None = None
+    ) -> None:
+        """Forks run these modules or, `is_for_programs`, what stands behind `-c`. `extra` is the server's environment
+        beside this process's, which counts for whatever is read when modules are imported."""
+        self._modules = tuple(modules)
+        self._is_for_programs = is_for_programs
+        self._extra = extra
         self._lock = threading.Lock()
         self._requests: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
@@ -99,29 +107,39 @@ class Prepared:
         """None: it was not needed yet."""
         return None if self._server is None else self._server.pid
 
-    @staticmethod
-    def can_start(argv: Sequence[str]) -> bool:
-        """Whether `python argv…` is a worker. CUDA does not survive a fork, whoever looked for GPUs before it."""
-        is_worker = len(argv) > 1 and argv[0] == "-m" and argv[1] in fork_server.MODULES
-        return is_worker and not Path("/dev/nvidiactl").exists()
+    def can_start(self, argv: Sequence[str]) -> bool:
+        """Whether `python argv…` is what this is for. CUDA does not survive a fork, whoever looked for GPUs before."""
+        option, what = argv[0], argv[1] if len(argv) > 1 else ""
+        is_known = what in self._modules if option == "-m" else option == "-c" and self._is_for_programs
+        return is_known and not Path("/dev/nvidiactl").exists()
 
-    def start(self, argv: Sequence[str], output: int, errors: int) -> Forked:
-        """As `python argv…` with these descriptors for what it says."""
+    def start(
+        self,
+        argv: Sequence[str],
+        output: int,
+        errors: int,
+        extra: Mapping[str, str] | None = None,
+        given: int | None = None,
+    ) -> Forked:
+        """As `python argv…` with these descriptors for what it says and, unless it is given nothing, what it reads."""
         told, tells = os.pipe()
-        request = {"argv": list(argv[1:]), "environment": environment()}
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        request = {"argv": list(argv), "environment": environment(extra)}
+        streams = [nothing if given is None else given, output, errors]
         try:
             with self._lock:
-                socket.send_fds(self._connected(), [json.dumps(request).encode()], [output, errors, tells])
+                socket.send_fds(self._connected(), [json.dumps(request).encode()], [*streams, tells])
         finally:
             os.close(tells)
+            os.close(nothing)
         return Forked(told)
 
-    def run_to_end(self, argv: Sequence[str], timeout_s: float) -> Ended:
+    def run_to_end(self, argv: Sequence[str], timeout_s: float, extra: Mapping[str, str] | None = None) -> Ended:
         """As `child_process.run_to_end`, which does it where this cannot."""
         if not self.can_start(argv):
-            return run_to_end(argv, timeout_s)
+            return run_to_end(argv, timeout_s, extra)
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            child = self.start(argv, output.fileno(), errors.fileno())
+            child = self.start(argv, output.fileno(), errors.fileno(), extra)
             try:
                 code = child.wait(timeout_s)
             finally:
@@ -135,6 +153,8 @@ class Prepared:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 number = theirs.fileno()
-                command = [sys.executable, str(Path(fork_server.__file__)), str(number)]
-                self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment(), pass_fds=[number])
+                command = [sys.executable, str(Path(fork_server.__file__)), str(number), *self._modules]
+                self._server = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, env=environment(self._extra), pass_fds=[number]
+                )
         return self._requests
