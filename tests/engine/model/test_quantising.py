@@ -38,6 +38,17 @@ def answers() -> list[tuple[list[int], list[int]]]:
     return [(prompt, list(tiny_llama.greedy(tuple(prompt), 300).ids)) for prompt in asked]
 
 
+def logprobs_of(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:
+    return torch.log_softmax(logits_of(loaded, ids[:-1]), -1)
+
+
+@cache
+def unrounded() -> list[torch.Tensor]:
+    """Of each question with its answer."""
+    original = load_model(tiny_llama.FOLDER, torch.float32, CPU)
+    return [logprobs_of(original, prompt + answer) for prompt, answer in answers()]
+
+
 def logits_of(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:
     return ModelSteps(loaded, blocks_per_slot=-(-len(ids) // 16) + 1).prefill(chunk(0, ids))
 
@@ -45,12 +56,10 @@ def logits_of(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("kind", get_args(Format))
 def test_rounding_costs_the_trained_model_little(kind: Format, tmp_path: Path) -> None:
     copy = load_model(quantised(tiny_llama.FOLDER, tmp_path / "copy", kind), torch.float32, CPU)
-    original = load_model(tiny_llama.FOLDER, torch.float32, CPU)
     divergences: list[torch.Tensor] = []
     changed = 0
-    for prompt, answer in answers():
-        ids = prompt + answer
-        mine, theirs = (torch.log_softmax(logits_of(model, ids[:-1]), -1) for model in (copy, original))
+    for (prompt, answer), theirs in zip(answers(), unrounded(), strict=True):
+        mine = logprobs_of(copy, prompt + answer)
         at = slice(len(prompt) - 1, None)
         divergences.append((theirs[at].exp() * (theirs[at] - mine[at])).sum(-1))
         changed += mine[at].argmax(-1).tolist() != answer
