@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -73,6 +74,9 @@ def test_status_shows_pools_workers_blocks_and_latencies(up: Up) -> None:
     assert set(status["pools"]) == {"prefill", "decode"}
     assert status["slo"]["ttft"]["count"] >= 1
     assert 0 < status["slo"]["tpot"]["p95_ms"] < 10_000
+    printed = up.run("status", "--json")
+    assert printed.code == 0, printed.stderr
+    assert json.loads(printed.stdout)["workers"] == up.status()["workers"]
     table = up.run("status")
     assert table.code == 0
     assert "prefill" in table.stdout
