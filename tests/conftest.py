@@ -2,10 +2,13 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from baton_testing.processes.prepared import Prepared, compiling
 
 # The same examples on every run, and no limit on how long one takes: speed is measured elsewhere.
 settings.register_profile("baton", derandomize=True, deadline=None)
@@ -24,3 +27,10 @@ def pytest_runtestloop() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Iterator[Prepared]:
+    """Runs programs that compile kernels for a GPU; elsewhere in the tests kernels are interpreted."""
+    with compiling() as prepared:
+        yield prepared

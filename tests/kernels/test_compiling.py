@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton_testing.processes.child_process import run_to_end
+from baton_testing.processes.prepared import Prepared
 
 PROGRAM = """
 import torch
@@ -34,9 +34,9 @@ print(len(compiled), sum(compiled))
 """
 
 
-def test_each_kernel_is_compiled_once_and_none_is_launched(tmp_path: Path) -> None:
+def test_each_kernel_is_compiled_once_and_none_is_launched(compiler: Prepared, tmp_path: Path) -> None:
     """A launch would fail: there is no GPU."""
     environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    ended = run_to_end(["-c", PROGRAM], 120, environment)
+    ended = compiler.run_to_end(["-c", PROGRAM], 120, environment)
     assert ended.code == 0, ended.stderr
     assert ended.stdout.split() == ["2", "0"]

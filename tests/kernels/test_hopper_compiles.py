@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_testing.processes.child_process import run_to_end
+from baton_testing.processes.prepared import Prepared
 
 HOPPER = """
 import types
@@ -154,10 +154,10 @@ quantised_experts_gluon(rows(40, 256), gate_up, down, *(each[:40] for each in ch
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_kernels_compile(name: str, tmp_path: Path) -> None:
+def test_kernels_compile(name: str, compiler: Prepared, tmp_path: Path) -> None:
     calls, kernels = CALLS[name]
     program = HOPPER.replace("{calls}", "".join(f"    {line}\n" for line in calls.strip().splitlines()))
     environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    ended = run_to_end(["-c", program], 300, environment)
+    ended = compiler.run_to_end(["-c", program], 300, environment)
     assert ended.code == 0, ended.stderr
     assert kernels <= set(ended.stdout.split()[1:]), ended.stdout

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton_kernels.experts import Mxfp4Stacks, biased_experts, biased_experts_reference, choose_experts_reference
 from baton_kernels.mxfp4_weight import Mxfp4Stack, pack_mxfp4
-from baton_testing.processes.child_process import run_to_end
+from baton_testing.processes.prepared import Prepared
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 LIMIT, ALPHA = 0.5, 1.702
@@ -90,9 +90,9 @@ def relative_error(shape: Shape, device: str) -> float:
     return distance(got, stacks, *given)
 
 
-def test_what_is_compiled_equals_the_formula(tmp_path: Path) -> None:
+def test_what_is_compiled_equals_the_formula(compiler: Prepared, tmp_path: Path) -> None:
     environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    ended = run_to_end(["-c", PROGRAM], 300, environment)
+    ended = compiler.run_to_end(["-c", PROGRAM], 300, environment)
     assert ended.code == 0, ended.stderr
     errors = [float(line) for line in ended.stdout.split()]
     assert len(errors) == len(SHAPES)

@@ -63,7 +63,7 @@ def test_signals_end_one_and_leave_the_others(prepared: Prepared, tmp_path: Path
     assert other.wait(60) == 0
     assert third.is_running()
     assert third.stop() == 0
-    assert not prepared.can_start(("-m", "baton_gateway"))
+    assert not prepared.can_start(("-m", "baton_local"))
     assert not prepared.can_start(("-c", "baton_decode_worker"))
 
 

@@ -137,7 +137,15 @@ def cases(folder: Path, taken_port: int) -> list[Start]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Iterator[dict[str, tuple[Start, Ended]]]:
+def others() -> frozenset[psutil.Process]:
+    """Children of before: servers of other tests' forks."""
+    return frozenset(psutil.Process().children(recursive=True))
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory, prepared: Prepared, others: frozenset[psutil.Process]
+) -> Iterator[dict[str, tuple[Start, Ended]]]:
     def run(start: Start) -> Ended:
         if start.name in ANEW:
             return run_to_end(start.argv, LIMIT_S)
@@ -197,7 +205,10 @@ def test_no_case_is_left_out(outcomes: dict[str, tuple[Start, Ended]]) -> None:
     assert set(NAMES) > ANEW
 
 
-def test_nothing_of_them_still_runs(outcomes: dict[str, tuple[Start, Ended]], prepared: Prepared) -> None:
+def test_nothing_of_them_still_runs(
+    outcomes: dict[str, tuple[Start, Ended]], prepared: Prepared, others: frozenset[psutil.Process]
+) -> None:
     """A fork has the command line of its parent."""
-    children = [child for child in psutil.Process().children(recursive=True) if child.pid != prepared.pid]
+    now = frozenset(psutil.Process().children(recursive=True))
+    children = [child for child in now - others if child.pid != prepared.pid]
     assert not [child for child in children if any("baton_" in part for part in child.cmdline())]

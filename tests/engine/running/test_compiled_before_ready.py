@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton_kernels.kernel_folder import ABOUT
-from baton_testing.processes.child_process import run_to_end
+from baton_testing.processes.prepared import Prepared
 
 SLOTS, CONTEXT = 64, 8_192
 CONFIG = {
@@ -107,33 +107,33 @@ print(*here.names[before:])
 
 
 @pytest.fixture(scope="module")
-def compiled_ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled_ahead(compiler: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's folder, and beside it its kernels, in another place than they were compiled to."""
     place = tmp_path_factory.mktemp("ahead")
     (place / "config.json").write_text(json.dumps(CONFIG))
     sizes = [f"--max-sequences={SLOTS}", f"--max-context-tokens={CONTEXT}"]
     arguments = [str(place), "--gpu=h200", f"--to={place / 'draft'}", *sizes]
-    ended = run_to_end(["-m", "baton_worker.compile_ahead", *arguments], 800, {"TRITON_INTERPRET": "0"})
+    ended = compiler.run_to_end(["-m", "baton_worker.compile_ahead", *arguments], 800, {"TRITON_INTERPRET": "0"})
     assert ended.code == 0, ended.stderr
     assert int(ended.stdout.split(": ")[1].split()[0]) > 20
     (place / "draft").rename(place / "kernels")
     return place
 
 
-def run(program: str, arguments: list[str], own_cache: Path) -> list[str]:
+def run(compiler: Prepared, arguments: list[str], own_cache: Path) -> list[str]:
     """Lines of its output."""
     environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(own_cache)}
-    ended = run_to_end(["-c", program, *arguments], 800, environment)
+    ended = compiler.run_to_end(["-c", PROGRAM, *arguments], 800, environment)
     assert ended.code == 0, ended.stderr
     return [*ended.stdout.splitlines(), ""]
 
 
 @pytest.mark.parametrize("roles", [("decodes",), ("hands_over",), ("decodes", "hands_over")])
 def test_a_start_compiles_nothing_that_was_compiled_ahead_and_prompts_of_any_length_nothing_at_all(
-    roles: tuple[str, ...], compiled_ahead: Path, tmp_path: Path
+    roles: tuple[str, ...], compiled_ahead: Path, compiler: Prepared, tmp_path: Path
 ) -> None:
     arguments = [str(compiled_ahead / "kernels"), str(compiled_ahead), "meta", *roles]
-    start, late, *_ = run(PROGRAM, arguments, tmp_path)
+    start, late, *_ = run(compiler, arguments, tmp_path)
     found, *compiled = start.split()
     assert int(found) > 20
     assert compiled == []
@@ -141,19 +141,19 @@ def test_a_start_compiles_nothing_that_was_compiled_ahead_and_prompts_of_any_len
     assert not any(tmp_path.iterdir()), "nothing is written where nothing is compiled"
 
 
-def test_tensors_with_addresses_need_the_same_kernels(compiled_ahead: Path, tmp_path: Path) -> None:
+def test_tensors_with_addresses_need_the_same_kernels(compiled_ahead: Path, compiler: Prepared, tmp_path: Path) -> None:
     """Kernels differ by whether an address is a multiple of 16: the ones without memory must be taken for that, too."""
     arguments = [str(compiled_ahead / "kernels"), str(compiled_ahead), "cpu", "decodes", "hands_over"]
-    found, *compiled = run(PROGRAM, arguments, tmp_path)[0].split()
+    found, *compiled = run(compiler, arguments, tmp_path)[0].split()
     assert int(found) > 20
     assert compiled == []
 
 
-def test_what_is_of_other_sources_is_compiled_again(compiled_ahead: Path, tmp_path: Path) -> None:
+def test_what_is_of_other_sources_is_compiled_again(compiled_ahead: Path, compiler: Prepared, tmp_path: Path) -> None:
     """A kernel whose folder is gone stands for one that is not there under its key."""
     copy = tmp_path / "kernels"
     shutil.copytree(compiled_ahead / "kernels", copy)
     gone = next(path for path in copy.iterdir() if path.name != ABOUT and list(path.glob("_rms_norm_kernel*")))
     shutil.rmtree(gone)
-    _, *compiled = run(PROGRAM, [str(copy), str(compiled_ahead), "meta", "decodes"], tmp_path / "own")[0].split()
+    _, *compiled = run(compiler, [str(copy), str(compiled_ahead), "meta", "decodes"], tmp_path / "own")[0].split()
     assert compiled == ["_rms_norm_kernel"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_testing.processes.child_process import run_to_end
+from baton_testing.processes.prepared import Prepared
 
 PROGRAM = """
 import sys
@@ -76,11 +76,11 @@ print(*here.names[before:])
     [("bf16", 128, 8), ("int4", 8, 2), ("block", 128, 8), ("int8", 512, 10), ("mxfp4", 128, 4)],
 )
 def test_experts_of_any_number_of_tokens_are_compiled_once(
-    form: str, count: int, per_token: int, tmp_path: Path
+    form: str, count: int, per_token: int, compiler: Prepared, tmp_path: Path
 ) -> None:
     environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "own")}
     arguments = ["-c", PROGRAM, str(tmp_path / "kernels"), form, str(count), str(per_token)]
-    ended = run_to_end(arguments, 300, environment)
+    ended = compiler.run_to_end(arguments, 300, environment)
     assert ended.code == 0, ended.stderr
     start, late, *_ = [*ended.stdout.splitlines(), ""]
     assert "_sort_kernel" in start.split()

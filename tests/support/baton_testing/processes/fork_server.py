@@ -1,8 +1,9 @@
 """Has imported what its children need, and forks them: run as a program by `prepared`, which speaks with it.
 
-Its arguments are the descriptor of the requests and the modules to import. Each request is one message with four
-descriptors: the child's input, its output, its errors, and a pipe that tells its process id and, once it ended, its
-status. The end of the messages is the end of all children.
+Its argument is the descriptor of the messages. The first one names the modules to import: whoever looks for processes
+by their command lines shall not find this one. Each other is a request, with four descriptors: the child's input, its
+output, its errors, and a pipe that tells its process id and, once it ended, its status. The end of the messages is the
+end of all children.
 """
 
 from __future__ import annotations
@@ -104,11 +105,11 @@ def main() -> None:
     sys.path[0] = ""  # as of `python -m`
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the tests, which end the messages
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    requests, *modules = sys.argv[1:]
-    for module in modules:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    for module in json.loads(requests.recv(LARGEST) or b"[]"):
         import_ahead(module)
     gc.freeze()
-    started = serve(socket.socket(fileno=int(requests)))
+    started = serve(requests)
     if started is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         run(started)

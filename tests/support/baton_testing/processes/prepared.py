@@ -25,7 +25,7 @@ from typing import Self
 from baton_testing.processes import fork_server
 from baton_testing.processes.child_process import Ended, environment, run_to_end
 
-WORKERS = ("baton_decode_worker", "baton_prefill_worker", "baton_flexible_worker")
+SERVICE = ("baton_decode_worker", "baton_prefill_worker", "baton_flexible_worker", "baton_gateway")
 START_S = 120.0
 """Until the fork server has its imports done and the first child has a number."""
 
@@ -78,11 +78,17 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def compiling() -> Prepared:
+    """For programs that compile kernels where no GPU is."""
+    modules = ("torch", "torch._dynamo", "triton", "baton_worker.compile_ahead")
+    return Prepared(modules, is_for_programs=True, extra={"TRITON_INTERPRET": "0"})
+
+
 class Prepared:
     """The process that forks them; started with the first."""
 
     def __init__(
-        self, modules: Sequence[str] = WORKERS, is_for_programs: bool = False, extra: Mapping[str, str] | None = None
+        self, modules: Sequence[str] = SERVICE, is_for_programs: bool = False, extra: Mapping[str, str] | None = None
     ) -> None:
         """Forks run these modules or, `is_for_programs`, what stands behind `-c`. `extra` is the server's environment
         beside this process's, which counts for whatever is read when modules are imported."""
@@ -153,8 +159,9 @@ class Prepared:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 number = theirs.fileno()
-                command = [sys.executable, str(Path(fork_server.__file__)), str(number), *self._modules]
+                command = [sys.executable, str(Path(fork_server.__file__)), str(number)]
                 self._server = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, env=environment(self._extra), pass_fds=[number]
                 )
+                self._requests.send(json.dumps(self._modules).encode())
         return self._requests
