@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from baton_control.sizing.workload import Floats
+from baton_control.sizing.workload import Floats, Ints
 
 Flags = NDArray[np.bool_]
 S = TypeVar("S", bound=np.generic)
@@ -79,7 +79,7 @@ def _jumps(values: Floats, predicted: Floats, bucket_s: float, spread: float) ->
     As many intervals as make the step the least likely to be chance.
     """
     counts = np.arange(1, max(1, round(ACTUAL_S / bucket_s)) + 1)[:, None]
-    levels = np.array([_smoothed(values, count) for count in counts[:, 0].tolist()])
+    levels = _smoothed(values, *counts[:, 0].tolist())
     noise = np.sqrt(spread * np.maximum(levels, 1e-9) / bucket_s / counts)
     scores = (levels - predicted) / noise
     best = np.argmax(scores, axis=0), np.arange(len(values))
@@ -109,9 +109,9 @@ def _expected(
     if len(values) - ahead < MIN_TESTS:
         level = float(np.mean(values[-6:]))
         noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
-        return Forecast(level, level + noise), _smoothed(values, 6)
+        return Forecast(level, level + noise), _smoothed(values, 6)[0]
     weights = _weights(_steps(actual, bucket_s, spread), bucket_s, ahead)
-    said = np.array([means(values, bucket_s, each) for each in LEVELS_S])
+    said = _smoothed(values, *[max(1, round(each / bucket_s)) for each in LEVELS_S])
     losses, highs = _tested(said, actual, ahead, quantile, weights)
     _, high, best = min(zip(losses.tolist(), highs.tolist(), range(len(said)), strict=True))
     return Forecast(float(said[best, -1]), high), said[best]
@@ -168,21 +168,22 @@ def _quantiles(values: Floats, weights: Floats, quantile: float) -> Floats:
 
 def means(series: Sequence[float] | Floats, bucket_s: float, seconds: float = ACTUAL_S) -> Floats:
     """Of the last `seconds` up to each place."""
-    return _smoothed(np.asarray(series, dtype=np.float64), max(1, round(seconds / bucket_s)))
+    return np.asarray(_smoothed(np.asarray(series, dtype=np.float64), max(1, round(seconds / bucket_s)))[0])
 
 
-def _smoothed(values: Floats, width: int) -> Floats:
-    """Mean of the last `width` values up to each place (fewer at the start)."""
-    sums = np.cumsum(values)
-    found = sums / _counts(len(values), width)
-    found[width:] = (sums[width:] - sums[:-width]) / width
-    return found
+def _smoothed(values: Floats, *widths: int) -> Floats:
+    """Mean of the last so many values up to each place (fewer at the start). [width, place]"""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    begins, counts = _windows(len(values), widths)
+    return np.asarray((sums[1:] - sums[begins]) / counts)
 
 
 @lru_cache(maxsize=1024)
-def _counts(length: int, width: int) -> Floats:
-    """How many values there are up to each place, at most `width`."""
-    return np.asarray(np.minimum(np.arange(1.0, length + 1.0), width))
+def _windows(length: int, widths: tuple[int, ...]) -> tuple[Ints, Floats]:
+    """Behind which value those up to each place begin, and how many they are."""
+    ends = np.arange(1, length + 1)
+    begins = np.maximum(ends - np.array(widths)[:, None], 0)
+    return begins, (ends - begins).astype(np.float64)
 
 
 def _shifted(values: NDArray[S], places: int) -> NDArray[S]:
