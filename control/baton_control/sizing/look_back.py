@@ -66,10 +66,12 @@ def enough(
 
     Where no more served, no more are late than clients saw, whatever the twin says.
     """
-    fewer = 1
+    if least >= most:
+        return least
+    fewer, budget, told = 1, part * _allowed(role, loads, sizer), _ascending(loads, witness)
     while least < most:  # from above: a size that is far too small takes longest
         workers = max((least + most) // 2, most - fewer)
-        _, is_kept = _late(role, loads, workers, sizer, part, witness)
+        _, is_kept = _late(role, told, workers, sizer, budget, witness.late_per_s)
         least, most = (least, workers) if is_kept else (workers + 1, most)
         fewer *= 2
     return least
@@ -79,17 +81,21 @@ def share_late(role: Role, loads: Sequence[Load], workers: int, sizer: Sizer) ->
     """Predicted share over the target of the requests of all these intervals; at least so much, where that is more than
     the percentile allows. It costs nothing where it was just found that so many are not enough.
     """
-    late, _ = _late(role, loads, workers, sizer)
-    return late / max(1e-9, sum(load.requests_per_s for load in loads))
+    late, _ = _late(role, _ascending(loads, NOBODY), workers, sizer, _allowed(role, loads, sizer), NOBODY.late_per_s)
+    return late / max(1e-9, sum([load.requests_per_s for load in loads]))
 
 
 def allowed(role: Role, loads: Sequence[Load], sizer: Sizer) -> float:
     """Share of the requests of all these intervals that may be late. Who is late even when alone is."""
+    return _allowed(role, loads, sizer) / max(1e-9, sum([load.requests_per_s for load in loads]))
+
+
+def _allowed(role: Role, loads: Sequence[Load], sizer: Sizer) -> float:
+    """How many requests that are."""
     requests: dict[Mix, float] = {}  # few mixes, of many intervals
     for load in loads:
         requests[load.mix] = requests.get(load.mix, 0.0) + load.requests_per_s
-    late = sum(count * (1.0 - sizer.reachable_share(role, mix)) for mix, count in requests.items())
-    return late / max(1e-9, sum(requests.values()))
+    return sum(count * (1.0 - sizer.reachable_share(role, mix)) for mix, count in requests.items())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,12 +149,20 @@ class _Group:
         return self.least < min(self.cap, self.most)
 
 
+_Told = Sequence[tuple[Load, int | None]]
+"""Loads, ascending, and how many workers served each, where clients told of it."""
+
+
+def _ascending(loads: Sequence[Load], witness: Witness) -> _Told:
+    sizes = [*witness.sizes, *[None] * (len(loads) - len(witness.sizes))]
+    return sorted(zip(loads, sizes, strict=True), key=lambda each: each[0].rate_per_s)
+
+
 def _late(
-    role: Role, loads: Sequence[Load], workers: int, sizer: Sizer, part: float = 1.0, witness: Witness = NOBODY
+    role: Role, told: _Told, workers: int, sizer: Sizer, budget: float, late_per_s: Mapping[int, float]
 ) -> tuple[float, bool]:
-    """Requests over the target in all of these intervals, as far as they had to be found out to know whether so many
-    workers keep the percentile with a `part` of what may be late; and whether they do."""
-    budget = part * allowed(role, loads, sizer) * sum(load.requests_per_s for load in loads)
+    """Requests over the target in all of these intervals, as far as they had to be found out to know whether with so
+    many workers they are no more than the budget; and whether they are not."""
 
     def late_at(load: Load) -> float:
         return 1.0 - sizer.share_met(role, load.mix, load.rate_per_s, workers)
@@ -156,7 +170,7 @@ def _late(
     def known(load: Load) -> tuple[float, float]:
         return sizer.late_between(role, load.mix, load.rate_per_s, workers)
 
-    groups, parts = _grouped(loads, workers, witness, known)
+    groups, parts = _grouped(told, workers, late_per_s, known)
     doubted = [(-each.doubt, place, group, each) for place, (group, each) in enumerate(parts) if each.doubt > 0.0]
     """heap"""
     heapify(doubted)
@@ -181,20 +195,18 @@ def _late(
 
 
 def _grouped(
-    loads: Sequence[Load], workers: int, witness: Witness, known: _Between
+    told: _Told, workers: int, late_per_s: Mapping[int, float], known: _Between
 ) -> tuple[dict[int | None, _Group], list[tuple[int | None, _Part]]]:
     """The loads by how many workers served them, if that were no more than these; None: the twin alone can tell. And
     in each group those of one mix, ascending."""
-    sizes = [size if size is not None and size <= workers else None for size in witness.sizes]
-    sizes += [None] * (len(loads) - len(sizes))
     by_mix: dict[tuple[int | None, Mix], list[Load]] = {}
-    for load, size in sorted(zip(loads, sizes, strict=True), key=lambda each: each[0].rate_per_s):
-        by_mix.setdefault((size, load.mix), []).append(load)
+    for load, size in told:
+        by_mix.setdefault((size if size is not None and size <= workers else None, load.mix), []).append(load)
     groups: dict[int | None, _Group] = {}
     parts = []
     for (size, _), each in by_mix.items():
         one = _part(each, 0.0, 1.0, known, is_whole=True)
-        group = groups.setdefault(size, _Group(inf if size is None else witness.late_per_s.get(size, 0.0)))
+        group = groups.setdefault(size, _Group(inf if size is None else late_per_s.get(size, 0.0)))
         group.least += one.requests * one.least
         group.most += one.requests * one.most
         parts.append((size, one))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
 
 from baton_control.sizing.budget import within_budget
@@ -134,6 +135,7 @@ def _decide_pool(
     relaxed, needed = (sizes[rate] for rate in rates)
     until = round(demand.horizon_s / spec.interval_s)
 
+    @cache
     def past() -> tuple[Load, ...]:
         return past_loads(role, memory, mix, sizer, spec.interval_s)
 
