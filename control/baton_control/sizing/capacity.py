@@ -21,7 +21,7 @@ from baton_control.sizing.spec import Targets
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.decode_pool import answers_alone, answers_end
-from baton_control.twin.prefill_pool import QUESTION_PLAN_S, first_tokens
+from baton_control.twin.prefill_pool import QUESTION_PLAN_S, first_tokens, seldom_meeting
 from baton_control.twin.twin import Twin
 from baton_wire.messages.values import Role
 
@@ -148,14 +148,11 @@ class TwinSizer:
 
     def _keeps(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> bool:
         """Whether the percentile is met."""
-
-        def is_met(wanted: float) -> bool:
-            least, most = self.late_between(role, mix, rate_per_s, workers)
-            if least <= 1.0 - wanted < most:
-                most = 1.0 - self.share_met(role, mix, rate_per_s, workers)
-            return most <= 1.0 - wanted
-
-        return is_met(self.targets.share(role)) or is_met(self.reachable_share(role, mix))
+        may_be_late = 1.0 - self.reachable_share(role, mix)
+        least, most = self.late_between(role, mix, rate_per_s, workers)
+        if least <= may_be_late < most:
+            most = 1.0 - self.share_met(role, mix, rate_per_s, workers)
+        return most <= may_be_late
 
     def most_per_s(self, role: Role, mix: Mix) -> float:
         """Requests that one worker can do: prefill at all, decode with as many at once as keep TPOT."""
@@ -172,19 +169,23 @@ class TwinSizer:
         if role is Role.PREFILL:
             fewest, most = PREFILL_REQUESTS
             workload = draw(mix, load, int(min(most, max(fewest, load * PREFILL_SECONDS))))
-            ttft_s = self.targets.ttft_s
-            first = first_tokens(self.model, workload, group, self.prefix_affinity, ttft_s, QUESTION_PLAN_S)
-            late = first - workload.arrival_s > ttft_s
-            return float(np.mean(late[len(late) // 5 :]))
+            ttft_s, affinity = self.targets.ttft_s, self.prefix_affinity
+            first_s = first_tokens(self.model, workload, group, affinity, ttft_s, QUESTION_PLAN_S)
+            return self._late_prompts(workload, first_s)
         workload = draw(mix, load, self._decode_requests(mix, load))
         return self._late_answers(workload, answers_end(self.model, workload, group) - workload.arrival_s)
 
     def _late_alone(self, role: Role, mix: Mix) -> float:
         """The same of requests of which hardly any two meet."""
         if role is Role.PREFILL:
-            return self._simulate(role, mix, 1, GRID ** _question(role, 0.05, 1)[1])
+            workload = draw(mix, GRID ** _question(role, 0.05, 1)[1], PREFILL_REQUESTS[0])
+            return self._late_prompts(workload, seldom_meeting(self.model, workload, self.targets.ttft_s))
         workload = draw(mix, 1.0, DECODE_REQUESTS[0])
         return self._late_answers(workload, answers_alone(self.model, workload))
+
+    def _late_prompts(self, workload: Workload, first_s: Floats) -> float:
+        late = first_s - workload.arrival_s > self.targets.ttft_s
+        return float(np.mean(late[len(late) // 5 :]))
 
     def _late_answers(self, workload: Workload, seconds: Floats) -> float:
         outputs = workload.output_tokens
@@ -209,10 +210,11 @@ def _mean_tokens(mix: Mix, role: Role) -> float:
 
 
 def _most_per_s(model: WorkerModel, tpot_s: float, role: Role, mix: Mix) -> float:
+    prompt, output, cached = _columns(mix)
     if role is Role.PREFILL:  # when every step is as full as it can be
-        each_s = [model.prefill.prompt_s(s.prompt_tokens - s.cached_tokens, s.cached_tokens) for s in mix.shapes]
+        times, fresh = model.prefill, prompt - cached
+        each_s = times.per_token_s * fresh + times.per_pair_s * (fresh * (cached + fresh / 2))
         return MAX_UTILISATION / max(1e-9, float(np.mean(each_s)))
-    prompt, output, _ = _columns(mix)
     return _batch(model, tpot_s, float(np.mean(prompt + output / 2))) / (mix.mean_tokens(role) * tpot_s)
 
 

@@ -44,6 +44,10 @@ class Workload:
         low, high = np.searchsorted(self.arrival_s, (start_s, end_s))
         return self._taken(np.arange(low, high), self.arrival_s[low:high] - start_s)
 
+    def taken(self, index: NDArray[np.intp]) -> Workload:
+        """These of the requests, in order."""
+        return self._taken(index, self.arrival_s[index])
+
     def time_scaled(self, factor: float) -> Workload:
         """The same requests over `factor` times the time."""
         return replace(self, arrival_s=self.arrival_s * factor)

@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 
 from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Floats, Workload
+from baton_control.sizing.workload import Floats, Ints, Workload
 from baton_control.twin.prefill import PINNED_SHARE
 from baton_wire.rules.prompt_order import BEGIN_SHARE, PLAN_PROMPT_S, PLAN_S
 
@@ -38,10 +38,7 @@ def first_tokens(
     `plan_s`: so often at most it is reckoned who has to be set aside.
     """
     times = model.prefill
-    found = prefix_affinity + (1.0 - prefix_affinity) / workers
-    cached = np.minimum((workload.cached_tokens * found).astype(np.int64), workload.prompt_tokens - 1)
-    fresh = workload.prompt_tokens - cached
-    attended = fresh * (cached + fresh / 2)
+    fresh, attended = _to_compute(workload, prefix_affinity + (1.0 - prefix_affinity) / workers)
     single_s = times.fixed_s + times.per_token_s * fresh + times.per_pair_s * attended
     slack_s = np.zeros(len(fresh))
     if ttft_s is not None:
@@ -172,6 +169,28 @@ def first_tokens(
             free_s[place] += own_s[turn]
             if idle[place]:
                 begin(place, now)
+
+
+def seldom_meeting(model: WorkerModel, workload: Workload, ttft_s: float) -> Floats:
+    """`first_tokens` of one worker, as questions reckon them, where few requests meet another: those alone are
+    played."""
+    fresh, attended = _to_compute(workload, 1.0)
+    alone_s = model.prefill.fixed_s + model.prefill.per_token_s * fresh + model.prefill.per_pair_s * attended
+    worked_s = np.cumsum(alone_s + QUESTION_PLAN_S)  # one that came just before may have been reckoned with
+    free_s = worked_s + np.maximum.accumulate(workload.arrival_s - np.append(0.0, worked_s[:-1]))
+    is_before_next = free_s[:-1] > workload.arrival_s[1:]
+    meeting = np.flatnonzero(np.append(is_before_next, False) | np.append(False, is_before_next))
+    first_s = np.asarray(workload.arrival_s + alone_s + model.gateway_s)
+    first_s[meeting] = first_tokens(model, workload.taken(meeting), 1, 1.0, ttft_s, QUESTION_PLAN_S)
+    return first_s
+
+
+def _to_compute(workload: Workload, found: float) -> tuple[Ints, Floats]:
+    """Of each request the tokens to compute and their (token, attended position) pairs. `found`: of the tokens that may
+    be cached, the share that is."""
+    cached = np.minimum((workload.cached_tokens * found).astype(np.int64), workload.prompt_tokens - 1)
+    fresh = workload.prompt_tokens - cached
+    return fresh, fresh * (cached + fresh / 2)
 
 
 def line(

@@ -12,7 +12,7 @@ import pytest
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.twin.prefill import PrefillWorker, least_loaded
-from baton_control.twin.prefill_pool import QUESTION_PLAN_S, first_tokens
+from baton_control.twin.prefill_pool import QUESTION_PLAN_S, first_tokens, seldom_meeting
 from baton_testing.sizing.builders import ROUND_WORKER
 from baton_wire.rules import prompt_order
 from baton_wire.rules.prompt_order import PLAN_S, PromptOrder
@@ -86,3 +86,14 @@ def test_with_too_much_to_do_more_are_in_time_by_setting_the_longest_aside() -> 
     often, never = (first_tokens(ROOMY, load, 3, 1.0, 2.0, plan_s) - times <= 2.0 for plan_s in (PLAN_S, inf))
     assert often.sum() > 1.1 * never.sum()
     assert prompts[~often].mean() > 1.5 * prompts[often].mean()
+
+
+@pytest.mark.parametrize("busy", [0.02, 0.3, 0.8])
+def test_only_those_that_meet_have_to_be_played(busy: float) -> None:
+    random = np.random.default_rng(3)
+    prompts = np.clip(random.lognormal(7.0, 1.2, 600), 1, 30_000).astype(np.int64)
+    times = np.cumsum(random.exponential(ROOMY.prefill.prompt_s(float(prompts.mean())) / busy, 600))
+    load = Workload(times, prompts, np.ones(600, dtype=np.int64), prompts // 3)
+    played = first_tokens(ROOMY, load, 1, 0.9, 1.0, QUESTION_PLAN_S)
+    assert seldom_meeting(ROOMY, load, 1.0) == pytest.approx(played, abs=1e-9)
+    assert 0 < np.count_nonzero(played - times > 1.0) < 600
