@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 
 LARGEST = 1 << 20
 
@@ -93,12 +94,14 @@ def import_ahead(module: str) -> None:
 def run(argv: list[str]) -> None:
     """As `python argv…`, of which it knows `-m` and `-c`."""
     option, what, *arguments = argv
+    sys.argv[1:] = arguments
     if option == "-m":
-        sys.argv[1:] = arguments
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
-        sys.argv[:] = [option, *arguments]
-        exec(compile(what, "<string>", "exec"), sys.modules["__main__"].__dict__ | {"__name__": "__main__"})
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
+            program.write(what)
+            program.flush()
+            runpy.run_path(program.name, run_name="__main__")
 
 
 def main() -> None:
