@@ -1,7 +1,8 @@
 """Kernels compile for a Hopper GPU with the Triton that is installed, where no such GPU is.
 
 No interpreter runs those in Gluon, so without this a name that a new Triton lacks would be found by the first worker on
-a GPU. Nor has an interpreter a bound for tiles. In a process of its own: here kernels are interpreted.
+a GPU. Nor has an interpreter a bound for tiles. In a process of its own: here kernels are interpreted. Other kernels of
+mixtures of experts are compiled by `tests/engine/running/test_experts_compiled_before_ready.py`.
 """
 
 from __future__ import annotations
@@ -105,34 +106,16 @@ for weight in (pack_int4(codes, scale), pack_int4(codes, scale, torch.zeros(8192
 """,
         {"_add_kernel", "_int4_kernel", "_quantised_kernel"},
     ),
-    "experts": (
-        """
-from baton_kernels.experts import Mxfp4Stacks, biased_experts
-from baton_kernels.gpu.streamed_experts import streamed_experts
-from baton_kernels.mxfp4_weight import pack_mxfp4
-def stack(features, columns):
-    zeros = (torch.zeros(8, features, width, dtype=torch.uint8) for width in (columns, columns // 32))
-    return pack_mxfp4(*zeros)
-for tokens in (1, 7, 60, 700):
-    chosen = rows(tokens, 2, dtype=torch.float32), rows(tokens, 2, dtype=torch.int64)
-    streamed_experts(rows(tokens, 256), rows(8, 1024, 256), rows(8, 256, 512), None, *chosen, None)
-    stacks = Mxfp4Stacks(stack(1024, 256), rows(8, 1024), stack(256, 512), rows(8, 256))
-    biased_experts(rows(tokens, 256), stacks, *chosen, 7.0, 1.702)
-""",
-        {"_product_kernel", "_sum_kernel", "_token_gate_up_kernel", "_token_down_kernel"},
-    ),
-    "experts with rows of 8 bits": (
+    "experts with rows of 8 bits, one scale a channel of floats": (
         """
 from baton_kernels.gpu.rounded_stacks import rounded_experts_gluon
 from baton_kernels.quantised_stack import QuantisedStack
-channels, blocks = ((8, 1024), (8, 256)), ((8, 8, 2), (8, 2, 4))
-for dtype, scales, tokens in ((torch.int8, channels, 700), (torch.uint8, channels, 3), (torch.uint8, blocks, 5000)):
-    gate_up = QuantisedStack(rows(8, 1024, 256, dtype=dtype), torch.ones(scales[0]), 256)
-    down = QuantisedStack(rows(8, 256, 512, dtype=dtype), torch.ones(scales[1]), 512)
-    chosen = rows(tokens, 2, dtype=torch.float32), rows(tokens, 2, dtype=torch.int64)
-    rounded_experts_gluon(rows(tokens, 256), gate_up, down, *chosen)
+gate_up = QuantisedStack(rows(8, 1024, 256, dtype=torch.uint8), torch.ones(8, 1024), 256)
+down = QuantisedStack(rows(8, 256, 512, dtype=torch.uint8), torch.ones(8, 256), 512)
+chosen = rows(3, 2, dtype=torch.float32), rows(3, 2, dtype=torch.int64)
+rounded_experts_gluon(rows(3, 256), gate_up, down, *chosen)
 """,
-        {"_rounded_stack_kernel", "_rows_kernel", "_sort_kernel", "_place_kernel", "_sum_kernel"},
+        {"_rounded_stack_kernel", "_rows_kernel", "_sort_kernel", "_sum_kernel"},
     ),
     "experts of 8 and 4 bits": (
         """

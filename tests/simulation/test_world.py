@@ -17,7 +17,8 @@ from baton_testing.simulation.shrink import require_seed, shrink, story
 from baton_testing.simulation.world import SimWorld
 from baton_testing.simulation.zoo.zoo import ZOO
 
-SEEDS, CHUNK = 250, 25
+SEEDS, CHUNK = 150, 25
+"""Of every change; `make campaign RUN="simulation --seeds 2000"` runs more."""
 
 
 @dataclass(frozen=True)
