@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from baton_testing.processes.deployment import Deployment, Shape
-from baton_testing.processes.prepared import Prepared
+from baton_testing.processes.prepared import Prepared, service
 
 CLIENT_S = 60.0
 
@@ -26,7 +26,7 @@ def shape() -> Shape:
 
 @pytest.fixture(scope="session")
 def prepared() -> Iterator[Prepared]:
-    with Prepared() as ready:
+    with service() as ready:
         yield ready
 
 

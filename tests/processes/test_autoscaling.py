@@ -16,6 +16,7 @@ import pytest
 from baton_testing.engine import tiny_llama
 from baton_testing.processes.baton_up import Up, manifest
 from baton_testing.processes.child_process import get_text, wait_for
+from baton_testing.processes.prepared import Prepared
 
 pytestmark = pytest.mark.processes
 
@@ -37,12 +38,12 @@ async def _flood(endpoint: str) -> list[int]:
         return list(await asyncio.gather(*(one(index) for index in range(REQUESTS))))
 
 
-def test_a_sleeping_deployment_wakes_for_a_flood_and_serves_all_of_it(tmp_path: Path) -> None:
+def test_a_sleeping_deployment_wakes_for_a_flood_and_serves_all_of_it(tmp_path: Path, prepared: Prepared) -> None:
     pool = {"replicas": {"min": 0, "max": 2}}
     model = {"source": f"file://{tiny_llama.FOLDER}", "servedName": "paced", "maxContextTokens": 4096}
     asleep_after = {"scaleToZeroAfter": "600s"}
     document = manifest("sleepy", model=model, prefill=pool, decode=pool, autoscaling=asleep_after)
-    with Up(tmp_path, document, "--emulate", "h200:llama-3.1-8b@1") as up:
+    with Up(tmp_path, document, "--emulate", "h200:llama-3.1-8b@1", starts=prepared) as up:
         endpoint = up.await_ready()
         asleep = up.status()
         assert asleep["workers"] == [], "ready without a worker"

@@ -1,4 +1,7 @@
-"""`baton up` and its sister commands as a user runs them: one file in, a service out, nothing left behind."""
+"""`baton up` and its sister commands as a user runs them: one file in, a service out, nothing left behind.
+
+Where it ends by a signal or with its parent, all processes are started; elsewhere they are forked (`prepared`).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import pytest
 from baton_testing.engine import tiny_llama
 from baton_testing.processes.baton_up import BATON, Up, manifest
 from baton_testing.processes.child_process import orphans_of, run_to_end, wait_for
+from baton_testing.processes.prepared import Prepared
 
 pytestmark = pytest.mark.processes
 
@@ -32,8 +36,8 @@ def client_of(up: Up) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with Up(tmp_path_factory.mktemp("up"), manifest("chat")) as running:
+def up(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Iterator[Up]:
+    with Up(tmp_path_factory.mktemp("up"), manifest("chat"), starts=prepared) as running:
         running.await_ready()
         yield running
 
@@ -144,8 +148,10 @@ def served(up: Up) -> bool:
     [({"colour": "red"}, "spec.colour"), ({"decode": {"engine": {"kvCacheMemory": "1Mi"}}}, "kv")],
     ids=["an unknown field", "a pool without room for one sequence, which its worker finds"],
 )
-def test_a_bad_manifest_is_refused_by_field(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
-    with Up(tmp_path, manifest("bad", **changed)) as running:
+def test_a_bad_manifest_is_refused_by_field(
+    tmp_path: Path, prepared: Prepared, changed: dict[str, Any], word: str
+) -> None:
+    with Up(tmp_path, manifest("bad", **changed), starts=prepared) as running:
         assert running.child.wait(180) != 0
         said = running.child.output()
         assert "Traceback" not in said
@@ -220,9 +226,10 @@ def test_kill_of_up_leaves_no_child(tmp_path: Path) -> None:
         assert served(again)
 
 
-def test_several_workers_and_gateway_processes_share_the_work(tmp_path: Path) -> None:
+def test_several_workers_and_gateway_processes_share_the_work(tmp_path: Path, prepared: Prepared) -> None:
     two = {"replicas": {"min": 2, "max": 2}, "engine": {"kvCacheMemory": "16Mi"}}
-    with Up(tmp_path, manifest("chat", prefill=two, decode=two, gateway={"processes": 2})) as running:
+    document = manifest("chat", prefill=two, decode=two, gateway={"processes": 2})
+    with Up(tmp_path, document, starts=prepared) as running:
         running.await_ready()
         assert sorted(worker["role"] for worker in running.status()["workers"]) == ["decode"] * 2 + ["prefill"] * 2
         questions = tiny_llama.LONG_ANSWERS[:8]

@@ -17,6 +17,7 @@ from baton_testing.engine import tiny_llama
 from baton_testing.processes import scripted_up
 from baton_testing.processes.baton_up import Up, manifest
 from baton_testing.processes.child_process import wait_for
+from baton_testing.processes.prepared import Prepared
 
 pytestmark = pytest.mark.processes
 
@@ -32,13 +33,13 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory, sizes: Path) -> Iterator[Up]:
+def up(tmp_path_factory: pytest.TempPathFactory, sizes: Path, prepared: Prepared) -> Iterator[Up]:
     pool = {"replicas": {"min": 1, "max": 3}, "engine": {"kvCacheMemory": "16Mi"}}
     document = manifest("flippy", prefill=pool, decode=pool, autoscaling={"flips": True})
     program = ("-m", "baton_testing.processes.scripted_up", str(sizes))
     paths = os.pathsep.join(["tests/support", os.environ.get("PYTHONPATH", "")])
     folder = tmp_path_factory.mktemp("up")
-    with Up(folder, document, program=program, extra={"PYTHONPATH": paths}) as running:
+    with Up(folder, document, program=program, extra={"PYTHONPATH": paths}, starts=prepared) as running:
         running.await_ready()
         wait_for(lambda: _pools(running) == {"prefill": 2, "decode": 1} or None, "three ready workers", 180)
         yield running

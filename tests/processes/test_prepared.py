@@ -83,8 +83,9 @@ def test_a_signal_to_one_whose_end_was_not_told_yet_is_no_error() -> None:
 PARENT = """
 import sys
 from pathlib import Path
-from test_prepared import Prepared, worker
-print(worker(Path(sys.argv[1]), "left", Prepared()).pid, flush=True)
+from baton_testing.processes.prepared import service
+from test_prepared import worker
+print(worker(Path(sys.argv[1]), "left", service()).pid, flush=True)
 sys.stdin.read()
 """
 

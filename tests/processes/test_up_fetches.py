@@ -13,6 +13,7 @@ from baton_testing.engine import tiny_llama
 from baton_testing.fake_hub import REPOSITORY, FakeHub, FakeStore, model_files, served
 from baton_testing.processes.baton_up import Up
 from baton_testing.processes.child_process import wait_for
+from baton_testing.processes.prepared import Prepared
 
 pytestmark = pytest.mark.processes
 
@@ -53,16 +54,18 @@ def largest_in(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3", "oci"])
-def test_a_fetch_that_was_stopped_goes_on_and_the_model_is_served(scheme: str, tmp_path: Path) -> None:
+def test_a_fetch_that_was_stopped_goes_on_and_the_model_is_served(
+    scheme: str, tmp_path: Path, prepared: Prepared
+) -> None:
     with elsewhere(scheme) as source:
         extra = {"XDG_CACHE_HOME": str(tmp_path / "cache"), **source.environment}
         source.server.cut_after = CUT_AFTER
-        with Up(tmp_path, source.model, extra=extra) as stopped:
+        with Up(tmp_path, source.model, extra=extra, starts=prepared) as stopped:
             wait_for(lambda: largest_in(tmp_path / "cache") >= KEPT or None, "some of the weights", 120.0)
             assert stopped.child.is_running()
         assert KEPT <= largest_in(tmp_path / "cache") < LARGEST
         source.server.cut_after, before = None, source.server.sent_bytes
-        with Up(tmp_path, source.model, extra=extra) as up:
+        with Up(tmp_path, source.model, extra=extra, starts=prepared) as up:
             up.await_ready()
             assert source.server.sent_bytes - before < sum(map(len, source.server.files.values())) - KEPT
             assert source.pinned in up.child.output()

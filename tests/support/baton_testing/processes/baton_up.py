@@ -13,7 +13,7 @@ from baton_local.fleet.observation import observe
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import RunDir
 from baton_testing.engine import tiny_llama
-from baton_testing.processes.child_process import Child, Ended, run_to_end, wait_for
+from baton_testing.processes.child_process import Child, Ended, Starts, run_to_end, wait_for
 
 BATON = ("-m", "baton_local")
 READY_S = 180.0
@@ -47,14 +47,17 @@ class Up:
         *flags: str,
         extra: Mapping[str, str] | None = None,
         program: Sequence[str] = BATON,
+        starts: Starts | None = None,
     ) -> None:
-        """`source`: a manifest, or the name of a model. `program`: what Python runs instead of `baton`."""
+        """`source`: a manifest, or the name of a model. `program`: what Python runs instead of `baton`. `starts`
+        (`prepared.service`) forks it and what it starts."""
+        program = program if starts is None else ("-m", "baton_testing.processes.forked_posts", *program[1:])
         self.runtime = folder / "runtime"
         self.runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.extra = {"XDG_RUNTIME_DIR": str(self.runtime), **(extra or {})}
         self.endpoint = ""
         asked = (source,) if isinstance(source, str) else ("-f", str(written(folder, source)))
-        self.child = Child("up", (*program, "up", *asked, "--port", "0", *flags), folder, self.extra)
+        self.child = Child("up", (*program, "up", *asked, "--port", "0", *flags), folder, self.extra, starts=starts)
 
     def __enter__(self) -> Up:
         return self

@@ -110,12 +110,14 @@ class Starts(Protocol):
 
     def can_start(self, argv: Sequence[str]) -> bool: ...
 
-    def start(self, argv: Sequence[str], output: int, errors: int) -> Running: ...
+    def start(
+        self, argv: Sequence[str], output: int, errors: int, extra: Mapping[str, str] | None = None
+    ) -> Running: ...
 
 
 class Child:
     """A running `python argv…`, its output in `folder/name.log`; `under` is the command that runs it, if any. `starts`
-    starts it where it can and nothing is asked of its environment.
+    starts it where it can.
     """
 
     def __init__(
@@ -132,8 +134,8 @@ class Child:
         self._kin: dict[int, psutil.Process] = {}
         self._popen: Running
         with self.log.open("wb") as log:
-            if starts is not None and starts.can_start(argv) and not under and not extra:
-                self._popen = starts.start(argv, log.fileno(), log.fileno())
+            if starts is not None and starts.can_start(argv) and not under:
+                self._popen = starts.start(argv, log.fileno(), log.fileno(), extra)
             else:
                 self._popen = _popen([*under, sys.executable, *argv], log, extra)
 

@@ -137,8 +137,8 @@ class Deployment:
         return 0
 
     def launch(self, name: str, argv: Sequence[str], extra: Mapping[str, str] | None) -> Child:
-        """Start one process, the gateway's too."""
-        return Child(name, argv, self.folder, extra, starts=self._starts)
+        """Start one process, the gateway's too. What it shall find in its environment may count for its imports."""
+        return Child(name, argv, self.folder, extra, starts=None if extra else self._starts)
 
     def await_worker(self, worker: Worker) -> None:
         announced = worker.child.await_file(worker.announce, START_S)

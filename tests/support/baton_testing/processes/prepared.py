@@ -25,7 +25,13 @@ from typing import Self
 from baton_testing.processes import fork_server
 from baton_testing.processes.child_process import Ended, environment, run_to_end
 
-SERVICE = ("baton_decode_worker", "baton_prefill_worker", "baton_flexible_worker", "baton_gateway")
+SERVICE = (
+    "baton_decode_worker",
+    "baton_prefill_worker",
+    "baton_flexible_worker",
+    "baton_gateway",
+    "baton_testing.processes.forked_posts",
+)
 START_S = 120.0
 """Until the fork server has its imports done and the first child has a number."""
 
@@ -78,6 +84,13 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def service() -> Prepared:
+    """For the processes of a service, also where `baton up` is to start them."""
+    support = str(Path(__file__).parents[2])
+    paths = os.pathsep.join([support, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return Prepared(SERVICE, extra={"PYTHONPATH": paths})
+
+
 def compiling() -> Prepared:
     """For programs that compile kernels where no GPU is."""
     modules = ("torch", "torch._dynamo", "triton", "baton_worker.compile_ahead")
@@ -88,7 +101,7 @@ class Prepared:
     """The process that forks them; started with the first."""
 
     def __init__(
-        self, modules: Sequence[str] = SERVICE, is_for_programs: bool = False, extra: Mapping[str, str] | None = None
+        self, modules: Sequence[str], is_for_programs: bool = False, extra: Mapping[str, str] | None = None
     ) -> None:
         """Forks run these modules or, `is_for_programs`, what stands behind `-c`. `extra` is the server's environment
         beside this process's, which counts for whatever is read when modules are imported."""
