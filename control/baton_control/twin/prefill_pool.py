@@ -9,8 +9,6 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
-from functools import cache
 from math import inf
 
 import numpy as np
@@ -68,15 +66,6 @@ def first_tokens(
     started = request = 0
     freest = -1
     """Who has least before it, while all are at work; the same until a step ends or somebody gets a prompt."""
-
-    @cache
-    def by_length() -> tuple[list[int], list[int]]:
-        """The longest first, of equals whoever came last, and of each its place among them. Few plays need it."""
-        requests = np.arange(len(new))
-        order = np.lexsort((-requests, -single_s))
-        places = np.empty_like(order)
-        places[order] = requests
-        return order.tolist(), places.tolist()
 
     def begin(place: int, now: float) -> None:
         """The next step of an idle worker that has prompts."""
@@ -163,7 +152,7 @@ def first_tokens(
                 while aside and aside[0][0] < now:
                     late.append(aside.pop(0)[1])
                 if now >= plans_s:
-                    in_time, aside = line(in_time, aside, alone_s, by_length, now, workers)
+                    in_time, aside = line(in_time, aside, alone_s, now, workers)
                     plans_s = now + max(plan_s, PLAN_PROMPT_S * (len(in_time) + len(aside)))
             timed = in_time or aside
             turn = timed[0][1] if timed else late[0]
@@ -205,12 +194,7 @@ def _to_compute(workload: Workload, found: float) -> tuple[Ints, Floats]:
 
 
 def line(
-    in_time: list[Timed],
-    aside: list[Timed],
-    own_s: list[float],
-    by_length: Callable[[], tuple[list[int], list[int]]],
-    now: float,
-    workers: int,
+    in_time: list[Timed], aside: list[Timed], own_s: list[float], now: float, workers: int
 ) -> tuple[list[Timed], list[Timed]]:
     """Who stays in line and who is set aside, in order: the longest, as soon as one could not start in time behind
     those before it (`PromptOrder`, for one tenant). `own_s`: of each request, what a worker computes it."""
@@ -225,14 +209,13 @@ def line(
         fit += 1
     if fit == len(timed):
         return timed, []
-    longest_first, place_of = by_length()
-    kept = [place_of[each] for _, each in timed[:fit]]
+    kept = [(-own_s[each], -each) for _, each in timed[:fit]]
     heapq.heapify(kept)
     gone: set[int] = set()
     for latest_s, each in timed[fit:]:
-        heapq.heappush(kept, place_of[each])
+        heapq.heappush(kept, (-own_s[each], -each))
         while now + before_s / workers > latest_s:
-            longest = longest_first[heapq.heappop(kept)]
+            longest = -heapq.heappop(kept)[1]
             gone.add(longest)
             if longest == each:
                 break
