@@ -9,7 +9,6 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 from find_helm import find
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -26,6 +25,7 @@ from baton_operator.schema.status import Condition, DeploymentStatus
 from baton_operator.settings import parse
 from baton_testing.kube.manifests import KUBERNETES
 from baton_testing.kube.pod_security import violations
+from baton_testing.kube.yaml_documents import documents
 from baton_wire.messages.values import POOL_ROLES, Role
 
 Json = dict[str, Any]
@@ -81,7 +81,7 @@ def render(values: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def objects(values: dict[str, str]) -> list[Json]:
     done = render(values)
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [each for each in documents(done.stdout) if each]
 
 
 @pytest.mark.parametrize("version", KUBERNETES)

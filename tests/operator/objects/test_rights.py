@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from baton_operator.kube.kinds import CLAIMS, DEPLOYMENTS, EVENTS, JOBS, LEASES, NODES, OPTIONAL, PODS, SECRETS, WATCHED
 from baton_testing.kube import campaign as kube_campaign
 from baton_testing.kube.scenarios import SCENARIOS
+from baton_testing.kube.yaml_documents import documents
 
 Json = dict[str, Any]
 Right = tuple[str, str]
@@ -44,7 +44,7 @@ UNSEEN = {
 
 def rights(path: Path) -> set[Right]:
     found: set[Right] = set()
-    for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+    for manifest in documents(path.read_text(encoding="utf-8")):
         for rule in (manifest or {}).get("rules", []):
             if manifest["metadata"]["name"].endswith(("-view", "-edit")):
                 continue  # of users
@@ -103,7 +103,7 @@ def test_no_wildcard_no_reading_of_secrets_no_escalation(name: str) -> None:
 
 def test_users_may_not_write_status_nor_pools_but_for_their_scale() -> None:
     found: list[Json] = []
-    for manifest in yaml.safe_load_all((MANIFESTS / "operator.yaml").read_text(encoding="utf-8")):
+    for manifest in documents((MANIFESTS / "operator.yaml").read_text(encoding="utf-8")):
         if manifest and manifest["kind"] == "ClusterRole" and manifest["metadata"]["name"].endswith("-edit"):
             found += manifest["rules"]
     written = {resource for rule in found for resource in rule["resources"]}

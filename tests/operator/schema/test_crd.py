@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
-import yaml
 from pydantic import Field, StringConstraints
 
 from baton_control.spec.api import LLMDeployment
@@ -19,6 +18,7 @@ from baton_operator.schema.crd import definitions, main, text_of
 from baton_operator.schema.reference import rows
 from baton_operator.schema.structural import Schema, UnboundedError, schema_of
 from baton_testing.kube.manifests import manifest
+from baton_testing.kube.yaml_documents import documents
 
 CRDS = Path(__file__).parents[3] / "crds"
 FORBIDDEN = {"$ref", "anyOf", "oneOf", "allOf", "not", "definitions", "const", "title", "patternProperties"}
@@ -79,7 +79,7 @@ def test_a_definition_is_structural_and_bounded_everywhere(name: str) -> None:
 
 @BOTH
 def test_the_written_definition_is_the_generated_one(name: str) -> None:
-    assert yaml.safe_load((CRDS / name).read_text(encoding="utf-8")) == definitions()[name]
+    assert next(documents((CRDS / name).read_text(encoding="utf-8"))) == definitions()[name]
     assert (CRDS / name).read_text(encoding="utf-8") == text_of(definitions()[name])
 
 
@@ -112,7 +112,7 @@ def test_the_reference_and_the_definition_say_the_same() -> None:
 
 def test_client_side_apply_can_keep_each_definition_in_its_annotation() -> None:
     # `kubectl apply` stores the whole object as JSON in one annotation; all annotations together hold 262,144 bytes.
-    sizes = {path.name: len(json.dumps(yaml.safe_load(path.read_text()))) for path in CRDS.iterdir()}
+    sizes = {path.name: len(json.dumps(next(documents(path.read_text())))) for path in CRDS.iterdir()}
     assert set(sizes) == set(definitions())
     assert max(sizes.values()) < 200_000
 
