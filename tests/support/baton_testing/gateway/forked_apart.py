@@ -38,7 +38,8 @@ class ForkedApart:
         self._forked.kill()
 
     async def wait(self) -> int:
-        self.stdin.transport.abort()
+        if not self.stdin.transport.is_closing():  # it closes by itself when the other end is gone
+            self.stdin.transport.abort()
         if self._reading is not None:
             self._reading.close()
         while True:
