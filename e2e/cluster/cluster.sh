@@ -26,13 +26,20 @@ front_proxy() {
     "--requestheader-extra-headers-prefix=X-Remote-Extra- --proxy-client-cert-file=$PKI/front-proxy.crt --proxy-client-key-file=$PKI/front-proxy.key"
 }
 
-# until_ok SECONDS COMMAND…
+# until_ok SECONDS PART COMMAND…: says why not by the end of the log of PART, and at once where PART has ended.
 until_ok() {
-  local end=$((SECONDS + $1)); shift
-  until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || fail "not in time: $*"; sleep 0.2; done
+  local limit=$1 end=$((SECONDS + $1)) part=$2 why; shift 2
+  until "$@" >/dev/null 2>&1; do
+    why=
+    [ $SECONDS -lt $end ] || why="not in $limit s: $*"
+    alive "$part" || why="$part has ended before this was so: $*"
+    [ -z "$why" ] || { tail -n 15 "$LOG/$part.log" | cut -c1-400 >&2; fail "$why; above: the end of $LOG/$part.log"; }
+    sleep 0.2
+  done
 }
 
-alive() { [ -f "$RUN/$1.pid" ] && kill -0 -- "-$(cat "$RUN/$1.pid")" 2>/dev/null; }
+# A part's processes are a group, but for the moment before `setsid` has made it.
+alive() { [ -f "$RUN/$1.pid" ] && { kill -0 -- "-$(cat "$RUN/$1.pid")" || kill -0 "$(cat "$RUN/$1.pid")"; } 2>/dev/null; }
 
 command_of() {
   case $1 in
@@ -94,9 +101,9 @@ up() {
   "$here/pki.sh" "$PKI" "$ADDRESS"
   rm -rf "$K/etcd-data"
   start etcd; start apiserver
-  until_ok 60 kubectl get --raw /readyz
+  until_ok 60 apiserver kubectl get --raw /readyz
   start kcm; start sched
-  until_ok 60 kubectl -n default get serviceaccount default # without it no Pod is admitted
+  until_ok 60 kcm kubectl -n default get serviceaccount default # without it no Pod is admitted
 }
 
 # iptables-nft under the names that kube-proxy and CNI look for.
@@ -117,11 +124,22 @@ node() {
   for controller in /sys/fs/cgroup/*/; do mkdir -p "$controller/baton-node$number"; done
   [ "$(cat /proc/sys/net/ipv4/ip_forward)" = 1 ] || echo 1 > /proc/sys/net/ipv4/ip_forward
   start "containerd$number"
-  until_ok 20 ctr "$number" version
+  until_ok 20 "containerd$number" ctr "$number" version
   "$here/pause.sh" "$K" "$PAUSE" "$PYTHON"
   ctr "$number" images import "$K/pause.tar" > /dev/null
-  start "kubelet$number"; start kube-proxy
-  until_ok 60 sh -c "$ROOT/usr/bin/kubectl --kubeconfig $PKI/admin.kubeconfig get nodes | grep -q 'node$number *Ready'"
+  start "kubelet$number"
+  until_ok 60 "kubelet$number" sh -c "$ROOT/usr/bin/kubectl --kubeconfig $PKI/admin.kubeconfig get nodes | grep -q 'node$number *Ready'"
+  proxy
+}
+
+# One for both nodes. Where its node is not there yet it looks again more and more seldom, and where its file changes it
+# ends: so both are there before it. Without it no Pod reaches the API server: that is tried.
+proxy() {
+  if ! alive kube-proxy; then
+    "$here/proxy_config.sh" "$K" "$PKI"
+    start kube-proxy
+  fi
+  until_ok 60 kube-proxy kubectl --server=https://10.96.0.1 --request-timeout=2s get --raw /readyz
 }
 
 dns() {

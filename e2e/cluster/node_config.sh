@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Configuration files of containerd, CNI, kubelet and kube-proxy for a node of the local cluster:
+# Configuration files of containerd, CNI and kubelet for a node of the local cluster:
 #   node_config.sh K PKI PAUSE_IMAGE NUMBER
-# Nodes share the machine: each has a folder, a bridge, ports and a root of cgroups of its own.
+# Nodes share the machine: each has a folder, a bridge, ports and a root of cgroups of its own. What one node is made of
+# is in its folder alone: parts of another node, or of both, may watch their files, and end when they change.
 set -euo pipefail
 
 K=$1 PKI=$2 PAUSE=$3 NUMBER=$4 ROOT=$1/root
@@ -55,14 +56,4 @@ evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available:
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 volumePluginDir: $N/kubelet/volplugins
-C
-cat > "$K/kube-proxy.yaml" <<C
-apiVersion: kubeproxy.config.k8s.io/v1alpha1
-kind: KubeProxyConfiguration
-mode: iptables
-hostnameOverride: node1
-clusterCIDR: 10.244.0.0/16
-clientConnection: {kubeconfig: $PKI/proxy.kubeconfig}
-oomScoreAdj: 0
-conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 C
