@@ -61,12 +61,16 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
     listen_to_signals()
     open_files = raise_open_files()
     shrink_read_buffers()
-    async with HttpKubeApi(load(), calls_per_s=settings.calls_per_s, burst=int(2 * settings.calls_per_s)) as session:
+    async with (
+        HttpKubeApi(load(), calls_per_s=settings.calls_per_s, burst=int(2 * settings.calls_per_s)) as session,
+        contextlib.AsyncExitStack() as open_now,
+    ):
         api = adapt(session)
         metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))
         scopes: tuple[Scope, ...] = ()
         missing: tuple[str, ...] = ()
         """What the server lacks."""
+        standing: Runtime | None = None
 
         async def choose() -> None:
             nonlocal scopes, missing
@@ -76,6 +80,22 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             await check_secrets_guarded(api, settings.namespaces)
             scopes = await scopes_for(api, settings.namespaces, open_files)
 
+        def waits() -> str | None:
+            return f"waits for the API server at {session.server}; the log says why" if standing is None else None
+
+        def troubles() -> list[str]:
+            closed = [f"namespace {name} cannot be read: {why}" for name, why in custom.reach.troubles().items()]
+            others = claims.others() if claims is not None else {}
+            return [
+                *missing,
+                *closed,
+                *(f"namespace {name} belongs to the operator {each}" for name, each in others.items()),
+            ]
+
+        def stalled() -> str | None:
+            return standing.stalled() if standing is not None else None
+
+        await open_now.enter_async_context(health.serving(settings.listen, stalled, troubles, waits))
         if not await _before(stop, choose()):
             return
         custom = CustomResources(settings.namespaces, scopes, settings.operator_class)
@@ -98,34 +118,23 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             now=session.clock.now,
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )
-        async with contextlib.AsyncExitStack() as open_now:
-
-            def troubles() -> list[str]:
-                closed = [f"namespace {name} cannot be read: {why}" for name, why in custom.reach.troubles().items()]
-                others = claims.others() if claims is not None else {}
-                return [
-                    *missing,
-                    *closed,
-                    *(f"namespace {name} belongs to the operator {each}" for name, each in others.items()),
-                ]
-
-            await open_now.enter_async_context(health.serving(settings.listen, runtime.stalled, troubles))
-            if settings.gateway_listen is not None:
-                await open_now.enter_async_context(links.serving(settings.gateway_listen))
-            stream = KopfStream(api, session, custom, on_start=listen_to_signals)
-            streaming = asyncio.create_task(stream.run(), name="the stream of custom resources")
-            open_now.push_async_callback(_ended, streaming)
-            if not await _before(stop, lease.acquire() if lease is not None else asyncio.sleep(0)):
-                return
-            links.is_active = True
-            metrics.is_active(True)
-            try:
-                await _active(runtime, streaming, lease, keys, stop)
-            finally:
-                links.is_active = False
-                metrics.is_active(False)
-                if lease is not None:
-                    await lease.release()
+        standing = runtime
+        if settings.gateway_listen is not None:
+            await open_now.enter_async_context(links.serving(settings.gateway_listen))
+        stream = KopfStream(api, session, custom, on_start=listen_to_signals)
+        streaming = asyncio.create_task(stream.run(), name="the stream of custom resources")
+        open_now.push_async_callback(_ended, streaming)
+        if not await _before(stop, lease.acquire() if lease is not None else asyncio.sleep(0)):
+            return
+        links.is_active = True
+        metrics.is_active(True)
+        try:
+            await _active(runtime, streaming, lease, keys, stop)
+        finally:
+            links.is_active = False
+            metrics.is_active(False)
+            if lease is not None:
+                await lease.release()
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

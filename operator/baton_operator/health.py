@@ -12,10 +12,15 @@ from baton_operator import metrics
 
 @contextlib.asynccontextmanager
 async def serving(
-    address: tuple[str, int], stalled: Callable[[], str | None], troubles: Callable[[], Iterable[str]] = tuple
+    address: tuple[str, int],
+    stalled: Callable[[], str | None],
+    troubles: Callable[[], Iterable[str]],
+    waits: Callable[[], str | None],
 ) -> AsyncIterator[int]:
     """Serve while the block runs; gives the port. `stalled` says why the process should be ended, or None. A standby is
-    ready too: it does what it is there for. `troubles`: namespaces that are not worked on, and why, and what the server
+    ready too: it does what it is there for. `waits`: what the process cannot begin without, or None. It is alive then,
+    and not ready: one that was ended would begin no earlier, and the kubelet's back-off could keep it away for minutes
+    more. `troubles`, not asked before it has begun: namespaces that are not worked on, and why, and what the server
     lacks. Readiness names them; it does not fail for them, or the gateways of all other namespaces would lose the
     operator."""
 
@@ -24,7 +29,7 @@ async def serving(
         return web.Response(status=200 if why is None else 503, text=why or "ok")
 
     async def ready(_: web.Request) -> web.Response:
-        why = stalled()
+        why = stalled() or waits()
         return web.Response(status=200 if why is None else 503, text=why or "\n".join(["ok", *sorted(troubles())]))
 
     async def show(_: web.Request) -> web.Response:

@@ -1,0 +1,101 @@
+"""The start of the process, as the kubelet's probes see it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from baton_testing.processes.child_process import get_status, wait_for
+
+IMAGE = "example.com/baton@sha256:" + "0" * 64
+
+
+def test_without_its_api_server_it_lives_and_says_what_it_waits_for(tmp_path: Path) -> None:
+    """Ended for it, it would wait for the kubelet's back-off behind the server's return."""
+    at = f"http://127.0.0.1:{(port := free_port())}"
+    with operator(tmp_path, at) as (process, health):
+        assert wait_for(lambda: get_status(f"{health}/health/live"), "an answer", 60) == 200
+        assert ready(health) == (503, f"waits for the API server at {at}; the log says why")
+        assert get_status(f"{health}/metrics") == 200
+        with answering(port):
+            wait_for(lambda: ready(health)[0] == 200 or None, "a ready operator", 60)
+        assert process.poll() is None
+
+
+def test_told_to_stop_while_it_waits_it_stops(tmp_path: Path) -> None:
+    with operator(tmp_path, f"http://127.0.0.1:{free_port()}") as (process, health):
+        wait_for(lambda: get_status(f"{health}/health/live"), "an answer", 60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@contextlib.contextmanager
+def operator(folder: Path, server: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The process, and where it tells how it is."""
+    keys, config, port = folder / "keys", folder / "kubeconfig", free_port()
+    keys.mkdir()
+    (keys / "first").write_text("m" * 48, encoding="ascii")
+    named = {"name": "a", "cluster": {"server": server}, "user": {}, "context": {"cluster": "a", "user": "a"}}
+    parts = {plural: [named] for plural in ("clusters", "users", "contexts")}
+    config.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "a", **parts}))
+    command = [sys.executable, "-m", "baton_operator", "--namespaces=a", "--own-namespace=a", "--gateway-listen=none"]
+    command += [f"--worker-image={IMAGE}", f"--gateway-image={IMAGE}", f"--master-keys={keys}"]
+    command.append(f"--listen=127.0.0.1:{port}")
+    with subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(config)}) as process:
+        try:
+            yield process, f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def answering(port: int) -> Iterator[None]:
+    """A server that says its version, and knows nothing else."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Versioned) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join(30)
+
+
+class Versioned(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps({"gitVersion": "v1.33.0"}).encode()
+        self.send_response(200 if self.path == "/version" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing: what it is asked is no matter."""
+
+
+def ready(health: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"{health}/health/ready", timeout=20) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
