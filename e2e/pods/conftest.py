@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import subprocess
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -28,8 +29,13 @@ RECORD = pytest.StashKey[Record]()
 
 
 @pytest.fixture(scope="session")
-def world() -> Iterator[World]:
+def world(pytestconfig: pytest.Config) -> Iterator[World]:
     """The operator, installed and active, in namespaces of this run's own."""
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        pytestconfig.get_terminal_writer().line(f"set-up, {time.monotonic() - began:.0f} s: {what}")
+
     image, second, helm = (os.environ.get(name) for name in ("BATON_E2E_IMAGE", "BATON_E2E_IMAGE_2", "HELM"))
     if not image or not second or helm is None:
         pytest.fail("run these tests with `make e2e`: they need a cluster, two images and Helm")
@@ -37,15 +43,20 @@ def world() -> Iterator[World]:
     kept = os.environ.get("BATON_E2E_NAMES")
     token = kept or secrets.token_hex(3)
     kubectl, own = Kubectl(f"e2e-{token}"), Kubectl(f"e2e-{token}-system")
-    release = Release(own, kubectl.namespace, helm, image, image, image, is_old=local is not None)
+    folder = Path(local) if local else None
+    release = Release(own, kubectl.namespace, helm, image, image, image, is_old=folder is not None, local=folder)
+    say(f"definitions, {kubectl.namespace} and {own.namespace}")
     # An old server knows no CEL rules: it refuses to apply them, and drops them where the client applies.
     sides = [] if release.is_old else ["--server-side", "--force-conflicts"]
     kubectl.run("apply", *sides, "--validate=false", "-f", str(ROOT / "crds"))
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kubectl.namespace}})
     release.prepare()
-    release.install()
+    say("the operator")
+    release.install(say)
+    say("its Pods are ready; its Lease")
     release.wait_until_active()
-    made = World(kubectl, release, image, second, Path(local) if local else None)
+    say("done")
+    made = World(kubectl, release, image, second, folder)
     try:
         yield made
     finally:

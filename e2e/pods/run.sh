@@ -14,11 +14,13 @@ export K=${K:-/tmp/baton-cluster} PYTHON=$python
 mkdir -p "$work"
 
 fail() { echo "make e2e: $*" >&2; exit 1; }
+say() { echo "make e2e: $SECONDS s: $*"; }
 
 # Two images of the same programs whose digests differ, as those of two releases do.
 build() {
   local each
   for each in one two; do
+    say "image $each"
     MARK=$each MMDEBSTRAP=${MMDEBSTRAP:-$(command -v mmdebstrap || echo "$K/root/usr/bin/mmdebstrap")} \
       "$root/images/local.sh" "$name" "$work/$each.tar" > "$work/$each.ref"
   done
@@ -34,19 +36,26 @@ elif [ -z "${BATON_E2E_LOCAL:-}" ] && command -v kind > /dev/null && docker info
   kind create cluster --name baton-e2e --kubeconfig "$work/kubeconfig"
   trap 'kind delete cluster --name baton-e2e' EXIT
   export KUBECONFIG=$work/kubeconfig
+  say "images onto kind's node"
   for each in one two; do kind load image-archive "$work/$each.tar" --name baton-e2e; done
 else
   [ "$(id -u)" = 0 ] || fail "no KUBECONFIG and no kind: the local cluster needs root"
   export BATON_E2E_LOCAL=$K
+  say "the cluster's programs, in $K"
   "$root/e2e/cluster/cluster.sh" binaries
   export KUBECONFIG=$K/pki/admin.kubeconfig PATH=$K/root/usr/bin:$PATH
   if ! kubectl --request-timeout=5s get --raw /readyz > /dev/null 2>&1; then
     [ -n "${KEEP:-}" ] || trap '"$root/e2e/cluster/cluster.sh" down' EXIT
+    say "control plane, two nodes, DNS"
     "$root/e2e/cluster/cluster.sh" up node 1 node 2 dns
   fi
   build
-  for each in one two; do "$root/e2e/cluster/cluster.sh" load "$work/$each.tar"; done
+  for each in one two; do
+    say "image $each onto both nodes"
+    "$root/e2e/cluster/cluster.sh" load "$work/$each.tar"
+  done
 fi
 HELM=$("$python" "$root/scripts/find_helm.py")
 export HELM
+say "tests"
 "$root/.venv/bin/pytest" -q -rs -x --durations=0 "$here" "$root/e2e/test_conformance.py" "$@"

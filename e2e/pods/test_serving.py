@@ -119,7 +119,7 @@ def test_a_watched_namespace_that_is_gone_holds_no_other_up(world: World) -> Non
     world.release.install()
     world.kubectl.run("delete", "namespace", gone, "--wait=true", timeout_s=120)
     world.release.kubectl.run("rollout", "restart", "deployment/baton-operator")
-    world.release.kubectl.run("rollout", "status", "deployment/baton-operator", "--timeout=120s", timeout_s=130)
+    world.release.wait_until_rolled_out()
     world.release.wait_until_active()
     with serving(world, "namespace-gone"):
         service = ("service", f"{NAME}-decode")

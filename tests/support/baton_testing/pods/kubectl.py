@@ -15,7 +15,7 @@ CALL_S = 60.0
 
 
 class Failed(Exception):
-    """kubectl said no."""
+    """kubectl said no, or nothing in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,10 @@ class Kubectl:
     def run(self, *arguments: str, given: str | None = None, timeout_s: float = CALL_S) -> str:
         """Standard output. Raises Failed."""
         command = [self.program, f"--namespace={self.namespace}", *arguments]
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=timeout_s, check=False)
+        try:
+            done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"kubectl {' '.join(arguments)}: no answer in {timeout_s:g} s") from error
         if done.returncode != 0:
             raise Failed(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout

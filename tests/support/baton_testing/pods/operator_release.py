@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
-from baton_testing.pods.kubectl import Json, Kubectl, is_ready, until
+from baton_testing.pods.kubectl import Failed, Json, Kubectl, is_ready, until
+from baton_testing.pods.trouble_report import of_pods, trouble_report
 
 ROOT = Path(__file__).resolve().parents[4]
 OLD_SERVER = ROOT / "e2e" / "old_server.py"
 LEASE = "baton-operator"
 KEYS = "baton-master-keys"
+SELECTOR = "app.kubernetes.io/name=baton-operator"
+ROLLOUT_S, ASKED_EVERY_S = 120.0, 15
 
 
 @dataclass(frozen=True)
 class Release:
-    """What is installed. `is_old`: on an API server of 1.20."""
+    """What is installed. `is_old`: on an API server of 1.20; `local`: the local cluster's folder, if it is that one."""
 
     kubectl: Kubectl
     watched: str
@@ -30,15 +36,42 @@ class Release:
     is_old: bool
     replicas: int = 2
     log_level: str = "info"
+    local: Path | None = None
 
-    def install(self) -> None:
-        """Apply what the chart renders, and wait until every replica is ready."""
+    def install(self, say: Callable[[str], object] = print) -> None:
+        """Apply what the chart renders, and wait until every replica is ready; `say` is told what is waited for. Raises
+        Failed, which tells why Pods were not ready in time."""
         manifests = self.manifests()
         places = {str(each["metadata"].get("namespace", self.kubectl.namespace)) for each in manifests}
         for place in sorted(places):
             here = [e for e in manifests if str(e["metadata"].get("namespace", self.kubectl.namespace)) == place]
             Kubectl(place).apply(*here)
-        self.kubectl.run("rollout", "status", "deployment/baton-operator", "--timeout=120s", timeout_s=130)
+        self.wait_until_rolled_out(say)
+
+    def wait_until_rolled_out(self, say: Callable[[str], object] = print) -> None:
+        """Until every replica is new and ready. Raises Failed."""
+        started = time.monotonic()
+        with self._explained():
+            while True:
+                try:
+                    self.kubectl.run("rollout", "status", "deployment/baton-operator", f"--timeout={ASKED_EVERY_S}s")
+                    return
+                except Failed:
+                    waited_s = time.monotonic() - started
+                    if waited_s >= ROLLOUT_S:
+                        raise
+                for line in of_pods(self.kubectl.pods(SELECTOR)):
+                    say(f"after {waited_s:.0f} s: {line}")
+                time.sleep(1.0)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """An error that leaves the block gets a note of what Kubernetes says of the operator's Pods."""
+        try:
+            yield
+        except (Failed, TimeoutError) as error:
+            error.add_note(trouble_report(self.kubectl, self.local))
+            raise
 
     def manifests(self) -> list[Json]:
         values = {
@@ -57,8 +90,10 @@ class Release:
         sets = [f"--set={name}={value}" for name, value in values.items()]
         command = [self.helm, "template", "baton", str(ROOT / "charts" / "baton"), "--kube-version=1.33", *sets]
         command.append(f"--namespace={self.kubectl.namespace}")
-        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-        return [self._fitted(each) for each in yaml.safe_load_all(text) if each]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        if done.returncode != 0:
+            raise Failed(f"{' '.join(command)}: {done.stderr.strip()}")
+        return [self._fitted(each) for each in yaml.safe_load_all(done.stdout) if each]
 
     def _fitted(self, manifest: Json) -> Json:
         if manifest["kind"] != "Deployment" or not self.is_old:
@@ -102,4 +137,5 @@ class Release:
             pod = self.kubectl.get("pod", holder) if holder and holder != other_than else None
             return pod is not None and is_ready(pod)
 
-        return until("an active operator", is_so, 90, every_s=0.2)
+        with self._explained():
+            return until("an active operator", is_so, 90, every_s=0.2)
