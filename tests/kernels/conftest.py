@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from baton_testing.kernels.interpreting import interpreted_once
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interpreted_once() -> Iterator[None]:
+    if importlib.util.find_spec("triton") is None or torch.cuda.is_available():
+        yield
+        return
+    with interpreted_once():
+        yield
 
 
 @pytest.fixture
