@@ -33,8 +33,13 @@ def world(pytestconfig: pytest.Config) -> Iterator[World]:
     """The operator, installed and active, in namespaces of this run's own."""
     began = time.monotonic()
 
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+
     def say(what: str) -> None:
-        pytestconfig.get_terminal_writer().line(f"set-up, {time.monotonic() - began:.0f} s: {what}")
+        """At once, and not only where a test fails."""
+        with capture.global_and_fixture_disabled():
+            print(f"set-up, {time.monotonic() - began:.0f} s: {what}", flush=True)
 
     image, second, helm = (os.environ.get(name) for name in ("BATON_E2E_IMAGE", "BATON_E2E_IMAGE_2", "HELM"))
     if not image or not second or helm is None:
