@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+_ONE_AT_A_TIME = threading.Lock()
 FOLDER = Path(__file__).resolve().parents[4] / "examples" / "tiny-llama"
 
 SAFE_MARGIN = 1e-3
@@ -97,21 +99,36 @@ def text_of(ids: tuple[int, ...]) -> str:
     return str(tokenizer().decode(ids, skip_special_tokens=True))
 
 
-@cache
-@torch.inference_mode()
+class _Continuation:
+    """Of one prompt, as far as anybody asked so far: shorter answers are beginnings of longer ones."""
+
+    def __init__(self, prompt: tuple[int, ...]) -> None:
+        self.ids: list[int] = []
+        self.margins: list[float] = []
+        self._inputs, self._cache = torch.tensor([prompt]), None
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        output = reference()(input_ids=self._inputs, past_key_values=self._cache, use_cache=True)
+        top = torch.topk(output.logits[0, -1], 2)
+        self.ids.append(int(top.indices[0]))
+        self.margins.append(float(top.values[0] - top.values[1]))
+        self._inputs, self._cache = top.indices[:1].unsqueeze(0), output.past_key_values
+
+
+_continued = cache(_Continuation)
+
+
 def greedy(prompt: tuple[int, ...], max_tokens: int, *, ignore_end: bool = False) -> Greedy:
     """Greedy continuation of `prompt`, one token a step over a KV cache, until the end token or `max_tokens`."""
-    end = tokenizer().eos_token_id
-    ids: list[int] = []
-    margins: list[float] = []
-    inputs, cache_ = torch.tensor([prompt]), None
-    while len(ids) < max_tokens and (ignore_end or not ids or ids[-1] != end):
-        output = reference()(input_ids=inputs, past_key_values=cache_, use_cache=True)
-        top = torch.topk(output.logits[0, -1], 2)
-        ids.append(int(top.indices[0]))
-        margins.append(float(top.values[0] - top.values[1]))
-        inputs, cache_ = top.indices[:1].unsqueeze(0), output.past_key_values
-    return Greedy(tuple(ids), tuple(margins))
+    end, continued, length = tokenizer().eos_token_id, _continued(prompt), 0
+    with _ONE_AT_A_TIME:
+        for length in range(1, max_tokens + 1):
+            if length > len(continued.ids):
+                continued.step()
+            if continued.ids[length - 1] == end and not ignore_end:
+                break
+        return Greedy(tuple(continued.ids[:length]), tuple(continued.margins[:length]))
 
 
 @torch.inference_mode()
