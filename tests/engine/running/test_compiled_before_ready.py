@@ -57,7 +57,9 @@ def is_ready(stage):
     raise Ready
 
 torch.set_grad_enabled(False)
-if memory == "cpu":  # as of a GPU, in memory that has addresses
+if memory == "cpu":  # as of a GPU, in memory that has addresses; nothing that is computed counts
+    torch._C._nn.linear = lambda x, weight, bias=None: x.new_empty(*x.shape[:-1], len(weight))
+    torch.nn.functional.linear = torch._C._nn.linear
     import baton_engine.model.assembly as assembly
     from baton_engine.model.layers.linear import RowMethod
     assembly.linear_method = lambda dtype, device: RowMethod()
