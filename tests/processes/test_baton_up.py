@@ -214,14 +214,14 @@ def test_up_that_is_tied_to_a_parent_ends_with_it(tmp_path: Path, is_ready: bool
         assert not orphans_of(family)
 
 
-def test_kill_of_up_leaves_no_child(tmp_path: Path) -> None:
+def test_kill_of_up_leaves_no_child(tmp_path: Path, prepared: Prepared) -> None:
     with Up(tmp_path, manifest("chat")) as running:
         running.await_ready()
         family = running.child.family()
         running.child.send(signal.SIGKILL)
         running.child.wait(60)
         assert not orphans_of(family)
-    with Up(tmp_path, manifest("chat")) as again:  # what it left behind on disk is in nobody's way
+    with Up(tmp_path, manifest("chat"), starts=prepared) as again:  # what it left behind on disk is in nobody's way
         again.await_ready()
         assert served(again)
 

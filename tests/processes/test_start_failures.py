@@ -1,7 +1,7 @@
 """What cannot start says why in one line, exits with 2 and leaves nothing behind; all cases run side by side, once.
 
-One case of each program is started anew. The other workers have their imports done (`baton_testing.processes.prepared`)
-and run the same program from its arguments on.
+One case of each program is started anew. The others have their imports done (`baton_testing.processes.prepared`) and
+run the same program from its arguments on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 
 LIMIT_S = 180.0
 REFUSED = 2
-ANEW = {"worker-port-taken", "prefill-port-taken", "gateway-port-taken", "gateway-bad-discovery", "unknown-flag"}
+ANEW = {"worker-port-taken", "prefill-port-taken", "gateway-port-taken"}
 
 
 @dataclass(frozen=True, slots=True)
