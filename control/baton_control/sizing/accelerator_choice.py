@@ -12,22 +12,18 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from baton_control.sizing.capacity import Mix, Sizer
+from baton_control.sizing.forecast import means
 from baton_control.sizing.remembered import HISTORY, PoolMemory, SizingMemory
 from baton_control.sizing.scaling import TypeChoice
 from baton_control.sizing.spec import Bounds
+from baton_control.sizing.stabilisation import SPARE
 from baton_wire.messages.values import Role
 
-CHOICE_S = 300.0
-"""Between two looks at other types: each asks the twin anew."""
 TYPE_REST_S = 3600.0
 """A type stays at least so long, and a change has to pay for itself within it."""
-TYPE_MARGIN = 1.15
-"""The type in force may cost so many times what another would."""
 FAST_SHARE = 0.99
 """Of the requests that the fastest type has in time when they are alone: with less, a type is too slow for the target,
 and no number of workers helps."""
-PEAK_INTERVALS = 6
-"""Means of a minute: what a pool is asked for in ten seconds is chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +36,12 @@ class Candidate:
     sizer: Sizer
 
 
-def peak_per_s(memory: SizingMemory, role: Role, in_force: Sizer, mix: Mix) -> float | None:
+def peak_per_s(memory: SizingMemory, role: Role, in_force: Sizer, mix: Mix, interval_s: float) -> float | None:
     """The most that the last half hour asked for, as requests of this mix; None: it was not seen in full."""
     work = [interval.workers(role) for interval in memory.history]
     if len(work) < HISTORY:
         return None
-    means = (sum(work[i : i + PEAK_INTERVALS]) / PEAK_INTERVALS for i in range(len(work) - PEAK_INTERVALS + 1))
-    return max(means) * in_force.most_per_s(role, mix)
+    return float(means(work, interval_s).max()) * in_force.most_per_s(role, mix)
 
 
 def choose(
@@ -63,7 +58,7 @@ def choose(
     }
     now = candidates[0].type
     best = min(candidates, key=lambda each: costs[each.type]).type  # of equals the one in force
-    pays = costs[best] * max(TYPE_MARGIN, 1.0 + startup_s / TYPE_REST_S) < costs[now]
+    pays = costs[best] * max(SPARE, 1.0 + startup_s / TYPE_REST_S) < costs[now]
     chosen = best if pays else now
     told = ", ".join(_told(each.type, found[each.type], costs[each.type]) for each in candidates)
     return TypeChoice(chosen, f"{role.value} on {chosen}: {told}, for the most of half an hour")

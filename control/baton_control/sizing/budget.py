@@ -27,21 +27,18 @@ def within_budget(
     least: Mapping[Role, int],
     each: Mapping[Role, int],
     cost: Callable[[Role, int], tuple[float, ...]],
-    steps: int | None = None,
 ) -> dict[Role, int]:
     """`wanted` cut until its accelerators (`each`: of one worker) fit; no pool is cut under `least`.
 
     `cost` of a pool with so many workers left: the pool for which it is least gives, and prefill when both are equal.
-    `steps`: in about so many, as a cost may have to be simulated; None: one worker at a time.
     """
     workers = dict(wanted)
     if budget is None:
         return workers
-    while (excess := sum(workers[role] * each[role] for role in POOL_ROLES) - budget) > 0:
+    while sum(workers[role] * each[role] for role in POOL_ROLES) > budget:
         givers = [role for role in POOL_ROLES if each[role] and workers[role] > least[role]]
         if not givers:
             break
         giver = min(givers, key=lambda role: cost(role, workers[role] - 1))
-        most = 1 if steps is None else excess // (steps * each[giver])
-        workers[giver] -= max(1, min(most, workers[giver] - least[giver]))
+        workers[giver] -= 1
     return workers

@@ -33,8 +33,6 @@ PREFILL_SECONDS = 20.0
 """A queue near saturation needs time to show; with fewer seconds an overloaded pool looks fine."""
 PREFILL_REQUESTS = (600, 2500)
 DECODE_REQUESTS = (300, 500)
-MAX_UTILISATION = 0.97
-"""Of the least work that prompts are: a pool that never idles never recovers from a burst."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -214,7 +212,7 @@ def _most_per_s(model: WorkerModel, tpot_s: float, role: Role, mix: Mix) -> floa
     if role is Role.PREFILL:  # when every step is as full as it can be
         times, fresh = model.prefill, prompt - cached
         each_s = times.per_token_s * fresh + times.per_pair_s * (fresh * (cached + fresh / 2))
-        return MAX_UTILISATION / max(1e-9, float(np.mean(each_s)))
+        return 1.0 / max(1e-9, float(np.mean(each_s)))
     return _batch(model, tpot_s, float(np.mean(prompt + output / 2))) / (mix.mean_tokens(role) * tpot_s)
 
 

@@ -19,6 +19,7 @@ from baton_control.sizing.workload import Floats
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MIX_REFRESH_S = 120.0
+"""Between two mixes, and two looks at other types of accelerators: both ask the twin anew."""
 MIX_CHANGE = 0.1
 """A mix is replaced when the mean or the tail of its lengths moved by more than this."""
 DRAIN_SHARE = 1.5

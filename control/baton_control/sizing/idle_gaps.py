@@ -13,13 +13,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
-LEAST_QUIET_S = 60.0
-"""Pools never sleep sooner; shorter gaps cost the same whatever is chosen, and are not kept."""
-MIN_GAPS = 8
-"""Before the gaps choose."""
-KEPT_GAPS = 64
-KEPT_COUNTS = 180
-"""Over so many the rate is a mean."""
+from baton_control.sizing.forecast import MIN_TESTS
+
+KEPT = 64
+"""So many gaps choose, and over so many intervals with requests their rate is a mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class IdleGaps:
     busy_per_s: float = 0.0
     """Requests, in the mean of intervals with any: a gap may be longer than any other memory of them."""
     busy: int = 0
-    """So many intervals, `KEPT_COUNTS` at most."""
+    """So many intervals, `KEPT` at most."""
 
 
 NO_GAPS = IdleGaps()
@@ -74,16 +71,17 @@ class QuietTime:
     why: str
 
 
-def ended(gaps: IdleGaps, gap_s: float, since_s: float, start_s: float) -> IdleGaps:
-    """Requests came after a gap. Those within `start_s` of `since_s` would have been late after sleeping."""
-    if gap_s < LEAST_QUIET_S:
+def ended(gaps: IdleGaps, gap_s: float, since_s: float, start_s: float, least_s: float) -> IdleGaps:
+    """Requests came after a gap. Those within `start_s` of `since_s` would have been late after sleeping. Gaps shorter
+    than `least_s`, before which pools never sleep, cost the same whatever is chosen, and are not kept."""
+    if gap_s < least_s:
         return gaps
     return replace(_closed(gaps), end=GapEnd(gap_s, since_s + start_s))
 
 
 def counted(gaps: IdleGaps, requests: int, seconds: float, now: float) -> IdleGaps:
     """So many requests came in the last `seconds`."""
-    busy = min(KEPT_COUNTS, gaps.busy + 1)
+    busy = min(KEPT, gaps.busy + 1)
     busy_per_s = gaps.busy_per_s + (requests / seconds - gaps.busy_per_s) / busy
     gaps, end = replace(gaps, busy_per_s=busy_per_s, busy=busy), gaps.end
     if end is None:
@@ -94,13 +92,14 @@ def counted(gaps: IdleGaps, requests: int, seconds: float, now: float) -> IdleGa
 
 
 @lru_cache(maxsize=256)
-def quiet_time(gaps: IdleGaps, prices: Prices, start_s: float) -> QuietTime:
-    """The quiet time after which sleeping costs least; a wake makes late who comes within `start_s`."""
+def quiet_time(gaps: IdleGaps, prices: Prices, start_s: float, least_s: float) -> QuietTime:
+    """The quiet time of at least `least_s` after which sleeping costs least; a wake makes late who comes within
+    `start_s`."""
     kept = _closed(gaps).kept
     wake = sum(gap.late for gap in kept) / len(kept) if kept else max(1.0, gaps.busy_per_s * start_s)
     even_s = inf if prices.awake_per_hour <= 0 else wake * prices.miss / prices.awake_per_hour * 3600.0
-    if len(kept) < MIN_GAPS:
-        seconds = max(LEAST_QUIET_S, even_s)
+    if len(kept) < MIN_TESTS:
+        seconds = max(least_s, even_s)
         return QuietTime(
             seconds,
             f"{prices.awake_per_hour:.3g} an hour awake, {wake * prices.miss:.3g} for the {wake:.3g} that a wake makes "
@@ -108,7 +107,7 @@ def quiet_time(gaps: IdleGaps, prices: Prices, start_s: float) -> QuietTime:
         )
     kept = tuple(sorted(kept, key=lambda gap: gap.seconds))
     longest = max(even_s, *(gap.seconds for gap in kept))
-    choices = (longest, *(gap.seconds for gap in reversed(kept)), LEAST_QUIET_S)
+    choices = (longest, *(gap.seconds for gap in reversed(kept)), least_s)
     seconds = min(choices, key=lambda each: sum(_cost(kept, prices, each)))  # of equals the longest: fewer wakes
     awake, late = _cost(kept, prices, seconds)
     never, _ = _cost(kept, prices, inf)
@@ -122,7 +121,7 @@ def quiet_time(gaps: IdleGaps, prices: Prices, start_s: float) -> QuietTime:
 def _closed(gaps: IdleGaps) -> IdleGaps:
     """The gap whose requests were counted is kept."""
     end = gaps.end
-    kept = gaps.kept if end is None else (*gaps.kept, Gap(end.gap_s, end.late))[-KEPT_GAPS:]
+    kept = gaps.kept if end is None else (*gaps.kept, Gap(end.gap_s, end.late))[-KEPT:]
     return replace(gaps, kept=kept, end=None)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from baton_control.sizing.capacity import Mix
-from baton_control.sizing.idle_gaps import KEPT_GAPS, NO_GAPS, Gap, IdleGaps
+from baton_control.sizing.idle_gaps import KEPT, NO_GAPS, Gap, IdleGaps
 from baton_control.sizing.readings import Lateness
 from baton_control.sizing.request_shape import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -135,7 +135,7 @@ def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemor
     except (ValueError, KeyError):  # msgspec's errors are of the former
         return SizingMemory()
     busy_per_s, busy = kept.busy
-    gaps = IdleGaps(tuple(Gap(*each) for each in kept.gaps)[-KEPT_GAPS:], None, busy_per_s, busy)
+    gaps = IdleGaps(tuple(Gap(*each) for each in kept.gaps)[-KEPT:], None, busy_per_s, busy)
     gap = (now if epoch_s is None else epoch_s) - kept.at
     if not 0 <= gap < HOUR_S:
         return SizingMemory(gaps=gaps)  # habits of the load do not age within hours

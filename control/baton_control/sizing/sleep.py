@@ -31,7 +31,7 @@ def sleeps_after(spec: SizingSpec, seen: Observed, memory: SizingMemory, epoch_s
     awake = spec.cost_per_hour(dict.fromkeys(POOL_ROLES, 1))
     if spec.cost_of_miss is None or awake is None:
         return None
-    found = quiet_time(memory.gaps, Prices(awake, spec.cost_of_miss), _start_s(spec, seen))
+    found = quiet_time(memory.gaps, Prices(awake, spec.cost_of_miss), _start_s(spec, seen), spec.stabilisation_s)
     return None if found.seconds == inf else found
 
 
@@ -57,7 +57,8 @@ def gap_ended(spec: SizingSpec, seen: Observed, memory: SizingMemory, began_s: f
     """The memory with the gap that ends now, if there was one. Requests behind it have come since `began_s`."""
     if memory.last_arrival_s is None:
         return memory
-    return replace(memory, gaps=ended(memory.gaps, now - memory.last_arrival_s, began_s, _start_s(spec, seen)))
+    gap_s, start_s = now - memory.last_arrival_s, _start_s(spec, seen)
+    return replace(memory, gaps=ended(memory.gaps, gap_s, began_s, start_s, spec.stabilisation_s))
 
 
 def _start_s(spec: SizingSpec, seen: Observed) -> float:

@@ -33,14 +33,8 @@ from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, Unknown
 from baton_control.sizing.remembered import HISTORY, PoolMemory, SizingMemory
 from baton_control.sizing.sleep import gap_ended, is_idle, is_quiet, sleeps_after, with_arrivals
 from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.stabilisation import stabilised, with_orders
+from baton_control.sizing.stabilisation import SPARE, stabilised, with_orders
 from baton_wire.messages.values import POOL_ROLES, Role
-
-SHRINK_MARGIN = 1.15
-"""A smaller pool must carry this much more than the forecast, so that it does not have to grow again at once."""
-
-BUDGET_STEPS = 8
-"""In about so many steps pools are cut to a budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +124,7 @@ def _decide_pool(
 ) -> tuple[PoolDecision, PoolMemory]:
     mix = memory.mix
     assert mix is not None
-    rates = demand.lasting_per_s * SHRINK_MARGIN, demand.rate_per_s
+    rates = demand.lasting_per_s * SPARE, demand.rate_per_s
     sizes = {rate: sizer.required(role, mix, rate) for rate in sorted(rates, reverse=True)}  # it answers the other
     relaxed, needed = (sizes[rate] for rate in rates)
     until = round(demand.horizon_s / spec.interval_s)
@@ -256,7 +250,7 @@ def _exchanged(
     needs = {role: now_for(role, near[role].rate_per_s) for role in POOL_ROLES}
 
     def keeps(role: Role) -> int:
-        return now_for(role, near[role].lasting_per_s * SHRINK_MARGIN)
+        return now_for(role, near[role].lasting_per_s * SPARE)
 
     flipped = exchanged(seen, needs, keeps)
     both = ceil(together(spec, memory, wanted, mix, sizer) * sum(pool.needed for pool in pools.values()))
@@ -320,7 +314,7 @@ def _affordable(
             return 0.0, fullness
         return round(1.0 - sizer.share_met(role, mix, rates[role], left), 3), fullness
 
-    workers = within_budget(spec.max_accelerators, wanted, least, each, loss, BUDGET_STEPS)
+    workers = within_budget(spec.max_accelerators, wanted, least, each, loss)
     cut = f"; cut from {{}} by a budget of {spec.max_accelerators} accelerators"
     return {
         role: pool

@@ -13,7 +13,6 @@ from baton_control.accelerator_types import in_force, types_of
 from baton_control.names import Key
 from baton_control.sizing import sizing_state as states
 from baton_control.sizing.accelerator_choice import (
-    CHOICE_S,
     TYPE_REST_S,
     Candidate,
     choose,
@@ -24,6 +23,7 @@ from baton_control.sizing.accelerator_choice import (
     worth,
 )
 from baton_control.sizing.capacity import TwinSizer
+from baton_control.sizing.demand import MIX_REFRESH_S
 from baton_control.sizing.deployment import sizing_spec, worker_prior
 from baton_control.sizing.readings import Lateness, Observed, PoolSeen, Unknown
 from baton_control.sizing.scaling import PoolNow, Sized, TypeChoice
@@ -184,12 +184,12 @@ class SloSizing:
     ) -> None:
         """Choose the types of accelerators anew, where a manifest names several and enough was seen."""
         mix = known.state.memory.mix
-        if holds or mix is None or now - known.compared_s < CHOICE_S:
+        if holds or mix is None or now - known.compared_s < MIX_REFRESH_S:
             return
         known.compared_s = now
         for role in POOL_ROLES:
             types, pool = types_of(pool_spec(known.deployment, role)), pools[role]
-            peak = peak_per_s(known.state.memory, role, known.state.sizer, mix)
+            peak = peak_per_s(known.state.memory, role, known.state.sizer, mix, known.spec.interval_s)
             rests = now - known.typed_s.get(role, float("-inf")) < TYPE_REST_S
             if not types or peak is None or rests or pool.others or not pool.workers:
                 continue

@@ -12,6 +12,10 @@ from baton_control.sizing.readings import PoolSeen
 from baton_control.sizing.remembered import PoolMemory
 from baton_control.sizing.spec import SizingSpec
 
+SPARE = 1.15
+"""What is there may be so many times what would do: a smaller pool must carry this much more than the forecast, so that
+it does not have to grow again at once, and another type of accelerator has to be this much cheaper."""
+
 
 def stabilised(
     spec: SizingSpec,

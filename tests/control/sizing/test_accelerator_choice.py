@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from baton_control.accelerator_types import in_force, type_of, types_of
 from baton_control.sizing.accelerator_choice import (
-    PEAK_INTERVALS,
     Candidate,
     choose,
     counted_in,
@@ -109,13 +108,13 @@ def test_a_change_never_leaves_less_than_was_there_nor_buys_more_than_the_larger
     assert equivalent(0, {"H100": before}, lambda name: each) == after
 
 
-def test_what_was_asked_for_is_the_most_of_a_minute_of_a_full_half_hour() -> None:
+def test_what_was_asked_for_is_the_most_of_thirty_seconds_of_a_full_half_hour() -> None:
     calm, burst = Interval(1.0, 0.5, 0.2), Interval(9.0, 6.5, 0.2)
     history = (*(calm,) * (HISTORY - 1), burst)
     memory = SizingMemory(history=history)
-    expected = (0.5 * (PEAK_INTERVALS - 1) + 6.5) / PEAK_INTERVALS
-    assert peak_per_s(memory, Role.PREFILL, PerWorker(4.0), MIX) == pytest.approx(4.0 * expected)
-    assert peak_per_s(SizingMemory(history=history[1:]), Role.PREFILL, PerWorker(4.0), MIX) is None
+    expected = (0.5 + 0.5 + 6.5) / 3
+    assert peak_per_s(memory, Role.PREFILL, PerWorker(4.0), MIX, 10.0) == pytest.approx(4.0 * expected)
+    assert peak_per_s(SizingMemory(history=history[1:]), Role.PREFILL, PerWorker(4.0), MIX, 10.0) is None
     counted = counted_in(memory, Role.PREFILL, 2.0)
     assert counted.history[-1] == Interval(9.0, 13.0, 0.2)
     assert worth(Role.PREFILL, PerWorker(2.0), PerWorker(4.0), MIX) == 0.5
