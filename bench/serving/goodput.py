@@ -6,7 +6,7 @@ A point is MIX:MODE:TPOT_MS:RATE; modes and rates may be several, as in `conv:au
 prefill and one decode worker have a GPU each. `never` is served by two decode workers, the second of which shares the
 prefill worker's GPU and idles otherwise. So all start once. The prefill worker may keep answers, as by default. Each
 point has a gateway of its own with that mode and target. Clients are processes of their own and send when a request is
-due.
+due. With `--one-gpu` a single decode worker serves, and modes are `never`.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ COLUMNS: Final = (
     *("gateway CPU %", "client late ms"),
 )
 GPU_OF: Final = {"prefill-0": "0", "decode-0": "1", "decode-1": "0"}
+ONE_GPU: Final = {"decode-0": "0"}
 GIB: Final = 1 << 30
 BESIDE_KV_GIB: Final = 28
 """A worker's weights, graphs and libraries. 20 left too little on a GPU of 80 GB once prompts ran from graphs."""
@@ -76,17 +77,18 @@ FEW: Final = 4
 SERIES: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
-class TwoGpus(Deployment):
+class PlacedWorkers(Deployment):
     """A prefill worker on the first GPU, decode workers on the second and, for `never`, on the first."""
 
-    def __init__(self, folder: Path, shape: Shape, kv_gib: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, shape: Shape, gpu_of: Mapping[str, str], kv_gib: Mapping[str, int]) -> None:
+        """`gpu_of`: each worker's GPU; `kv_gib`: its room for KV."""
         super().__init__(folder, shape)
-        self._kv_gib = kv_gib
-        self._shown: frozenset[str] = frozenset(GPU_OF)
+        self._gpu_of, self._kv_gib = gpu_of, kv_gib
+        self._shown: frozenset[str] = frozenset(gpu_of)
         self._gateways = 0
 
     def launch(self, name: str, argv: Sequence[str], extra: Mapping[str, str] | None) -> Child:
-        visible = {"CUDA_VISIBLE_DEVICES": GPU_OF[name]} if name in GPU_OF else {}
+        visible = {"CUDA_VISIBLE_DEVICES": self._gpu_of[name]} if name in self._gpu_of else {}
         flags = (f"--kv-cache-bytes={self._kv_gib[name] * GIB}",) if name in self._kv_gib else ()
         return super().launch(name, [*argv, *flags], {**(extra or {}), **visible})
 
@@ -192,7 +194,7 @@ def seen(point: Point, mode: str, found: Sequence[tuple[Served, float, str]]) ->
 
 
 def measure(
-    service: TwoGpus, clients: ProcessPoolExecutor, point: Point, workload: Workload, seed: int, salt: int
+    service: PlacedWorkers, clients: ProcessPoolExecutor, point: Point, workload: Workload, seed: int, salt: int
 ) -> dict[str, Cell]:
     """The point's row. Times are ms."""
     letters = {"P": "decode-1" if point.mode == "never" else "prefill-0", "D": "decode-0"}
@@ -221,7 +223,7 @@ def measure(
     return row | _routes(service)
 
 
-def _routes(service: TwoGpus) -> dict[str, Cell]:
+def _routes(service: PlacedWorkers) -> dict[str, Cell]:
     """Of this point's prompts, those computed at the decode worker, and answers kept by the prefill worker, by the
     gateway's own count; nothing when none was told."""
     if service.admin_port is None:
@@ -248,10 +250,13 @@ def main() -> None:
     parser.add_argument("--transport", choices=("tcp", "ucx"), default="ucx")
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--gateway-processes", type=int, default=1)
+    parser.add_argument("--one-gpu", action="store_true", help="one decode worker, on the first GPU")
     parser.add_argument("--out", type=Path, default=FOLDER / "goodput.json")
     parser.add_argument("--most-s", type=float, default=float("inf"), help="begin no point that would end later")
     options = parser.parse_args()
     points = [point for several in options.points for point in several]
+    if options.one_gpu and any(point.mode != "never" for point in points):
+        parser.error("--one-gpu: nobody is there to hand over to; each point's mode has to be never")
     sequences = (f"--max-sequences={options.max_sequences}",)
     is_gpu = torch.cuda.is_available()
     worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
@@ -261,7 +266,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         shape = Shape(
-            decode=1 + any(point.mode == "never" for point in points),
+            prefill=0 if options.one_gpu else 1,
+            decode=1 if options.one_gpu else 1 + any(point.mode == "never" for point in points),
             gateway_processes=options.gateway_processes,
             model=model_folder({**LLAMA_8B, "max_position_embeddings": 20480}, folder) if is_gpu else Shape().model,
             served_name=MODEL,
@@ -274,7 +280,7 @@ def main() -> None:
         began = time.monotonic()
         with (
             ProcessPoolExecutor(CLIENTS, mp_context=context) as clients,
-            TwoGpus(folder / "run", shape, kv_gib) as service,
+            PlacedWorkers(folder / "run", shape, ONE_GPU if options.one_gpu else GPU_OF, kv_gib) as service,
         ):
             notes.append(f"ready after {time.monotonic() - began:.1f} s")
             notes += [
