@@ -31,8 +31,9 @@ ACTUAL_S = 30.0
 """What a forecast is compared with is a mean over this. So many seconds that are too high for chance are a jump."""
 JUMP_Z = 4.0
 """Standard deviations of Poisson arrivals that are not chance."""
-STEP_WEIGHT = 4.0
-"""From one such mean to the next, a step is beyond chance. One that came once weighs as much as so many forecasts."""
+STEP_RATIO, STEP_WEIGHT = 2.0, 4.0
+"""From one such mean to the next, a step is beyond chance and at least this ratio: of a large load a few per cent are
+beyond chance. One that came once weighs as much as so many forecasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +135,11 @@ def _tested(predicted: Floats, actual: Floats, ahead: int, quantile: float, weig
 
 
 def _steps(actual: Floats, bucket_s: float, spread: float) -> Flags:
-    """Where a mean over `ACTUAL_S` is a step above the one before it, beyond chance."""
+    """Where a mean over `ACTUAL_S` is a step above the one before it: beyond chance, and by at least this ratio."""
     width = max(1, round(ACTUAL_S / bucket_s))
     before, after = actual[:-width], actual[width:]
     noise = np.sqrt(2 * spread * np.maximum(before, 1e-9) / ACTUAL_S)
-    is_step = after - before > JUMP_Z * noise
+    is_step = (after - before > JUMP_Z * noise) & (after > STEP_RATIO * before)
     return np.concatenate([np.zeros(len(actual) - len(is_step), dtype=np.bool_), is_step])
 
 
