@@ -78,7 +78,7 @@ SERIES: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class PlacedWorkers(Deployment):
-    """A prefill worker on the first GPU, decode workers on the second and, for `never`, on the first."""
+    """Each worker on the GPU that it is given; a point's gateway sees those that its mode uses."""
 
     def __init__(self, folder: Path, shape: Shape, gpu_of: Mapping[str, str], kv_gib: Mapping[str, int]) -> None:
         """`gpu_of`: each worker's GPU; `kv_gib`: its room for KV."""

@@ -50,7 +50,7 @@ def test_the_cheaper_type_takes_over_after_half_an_hour_and_nobody_waits_for_it(
     answer = json.loads(simulated(capsys, "-f", written(tmp_path), "--duration", "45m", "--json"))
     [change] = [move for move in answer["decisions"] if "type" in move]
     assert (change["pool"], change["type"]) == ("decode", "H100")
-    assert 1800 <= change["at_s"] <= 2100, "half an hour was seen, and types are compared every five minutes"
+    assert 1800 <= change["at_s"] <= 2100, "half an hour was seen, and types are compared every two minutes"
     assert change["reason"].startswith("decode on H100: H200 2 at 10 an hour, H100 2 at 6 an hour")
     assert len(answer["decisions"]) == 1, "nothing else changes"
     by_type = {(each["pool"], each["type"]): each for each in answer["types"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton_control.sizing.forecast import _quantiles, _tested, forecast, means
+from baton_control.sizing.forecast import _quantiles, _steps, _tested, forecast, means
 
 CALM, HIGH = [4.0] * 24, [12.0] * 6
 """Requests per second in buckets of ten seconds: four minutes, and a minute of burst."""
@@ -71,3 +71,10 @@ def by_hand(values: np.ndarray, weights: np.ndarray, quantile: float) -> float:
 
 def test_a_quantile_of_equal_values_is_that_value() -> None:
     assert _quantiles(np.full((2, 5), 3.0), np.ones(5), 1.0).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(("after", "is_step"), [(120.0, False), (199.0, False), (201.0, True)])
+def test_a_rise_of_a_large_load_is_a_step_from_twice_on(after: float, is_step: bool) -> None:
+    rates = np.array([100.0] * 6 + [after] * 6)
+    assert (after - 100.0) > 4 * np.sqrt(2 * 100.0 / 30.0), "each of them is beyond chance"
+    assert bool(_steps(rates, 10.0, 1.0).any()) is is_step
