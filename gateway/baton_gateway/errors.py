@@ -1,8 +1,12 @@
 """What the gateway tells a client that it cannot serve: one value, written as an OpenAI error object.
 
 GatewayError
-├── RefusedError   the client is told the problem that it carries
-└── BundleError    a worker's tokenizer bundle cannot be used: the worker is not linked
+├── RefusedError             the client is told the problem that it carries
+├── BundleError              a worker's tokenizer bundle cannot be used: the worker is not linked
+├── TokenizerError           the library gave up on a text, or on ids
+├── ProcessNotStartedError   a process apart does not come up
+├── TurnTimeoutError         others held a turn for too long
+└── ProcessesDownError       processes of a gateway do not come up
 
 Every constructor of a `Problem` stands here, so that status, type and code of one situation are the same everywhere.
 Messages never carry addresses, paths or another client's text.
@@ -16,6 +20,7 @@ from dataclasses import dataclass
 INVALID = "invalid_request_error"
 RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
+TOKENIZER_FAILED = "tokenizer_failed"
 MAX_NAMED = 16
 """Models that an error names."""
 
@@ -42,6 +47,20 @@ class ProcessesDownError(GatewayError):
     """Processes of a gateway do not come up."""
 
 
+class TokenizerError(GatewayError):
+    """The tokenizers library gave up on a text, or on ids. Says only the kind of error: the library's words may have
+    the text.
+    """
+
+
+class ProcessNotStartedError(GatewayError):
+    """A process apart does not come up, for the reason in the message: no descriptors, memory or processes are left."""
+
+
+class TurnTimeoutError(GatewayError):
+    """A turn did not come in time."""
+
+
 class RefusedError(GatewayError):
     """The request cannot be served for the reason in `problem`."""
 
@@ -57,6 +76,25 @@ class BundleError(GatewayError):
 def invalid(param: str | None, message: str, code: str = "invalid_value", status: int = 400) -> RefusedError:
     """The client's request breaks a rule; `param` is the path of the offending field."""
     return RefusedError(Problem(status, INVALID, message, param, code))
+
+
+def library_error(error: BaseException) -> TokenizerError:
+    """What to raise where the tokenizers library raised: it has no errors of its own, and its panics derive from
+    BaseException. Raises what is not the library's, such as a cancellation.
+    """
+    if not is_library_error(error):
+        raise error
+    return TokenizerError(type(error).__name__)
+
+
+def is_library_error(error: BaseException) -> bool:
+    """Whether a native library may have raised it: an error of any kind, or a panic."""
+    return isinstance(error, Exception) or is_panic(error)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust panicked: the class cannot be imported."""
+    return type(error).__module__ == "pyo3_runtime"
 
 
 def unsupported(param: str, reason: str) -> RefusedError:
@@ -160,8 +198,25 @@ def tokenizer_unavailable() -> Problem:
     return Problem(503, SERVER, message, None, "tokenizer_unavailable", 1)
 
 
+def tokenizer_failed(field: str) -> Problem:
+    """The library gave up on a client's text or ids."""
+    return Problem(400, INVALID, f"The model's tokenizer fails with this '{field}'.", field, TOKENIZER_FAILED)
+
+
 def template_failed() -> Problem:
+    """With any messages."""
     return Problem(500, SERVER, "The model's chat template failed.", None, "template_failed")
+
+
+def template_fails_with(reason: str) -> Problem:
+    """With these messages, though it renders others."""
+    message = f"The model's chat template cannot render these messages: {reason}."
+    return Problem(400, INVALID, message, "messages", "template_failed")
+
+
+def template_unavailable() -> Problem:
+    message = "Chats cannot be rendered at the moment: the process for chat templates does not answer."
+    return Problem(503, SERVER, message, None, "template_unavailable", 1)
 
 
 def shutting_down() -> Problem:

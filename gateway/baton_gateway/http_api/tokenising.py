@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +20,15 @@ from baton_gateway.http_api.openai_types import ChatRequest, read_token_ids
 from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.http_api.tool_fields import read_tool_use
-from baton_gateway.requests.preparing import ModelLimits, chat_prompt, check_ids, conversation
+from baton_gateway.requests.preparing import ModelLimits, chat_prompt, chat_room, check_ids, conversation
 from baton_gateway.text.encoding import PromptEncoder, PromptText
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_wire.messages.values import unpack_ids
+
+MAX_AT_ONCE = 256
+"""Requests of one holder that are at work or wait here."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -82,6 +88,22 @@ class Tokenising:
         self._names = names
         self._templates = templates
         self._encoder = encoder
+        self._at_work: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, holder: str, tenant: Tenant) -> Iterator[None]:
+        """One of the places of a holder. Raises RefusedError when all are taken: nobody waits here instead of in the
+        tenant's queue.
+        """
+        if self._at_work[holder] >= min(tenant.max_queued or MAX_AT_ONCE, MAX_AT_ONCE):
+            raise RefusedError(errors.queue_full(1))
+        self._at_work[holder] += 1
+        try:
+            yield
+        finally:
+            self._at_work[holder] -= 1
+            if not self._at_work[holder]:
+                del self._at_work[holder]
 
     async def tokenize(self, raw: dict[str, Any], tenant: Tenant) -> bytes:
         """The answer's body. A text of far more tokens than the context holds is refused. Raises RefusedError."""
@@ -92,7 +114,7 @@ class Tokenising:
             prompt = PromptText(text, request.content, is_rendered, limits.max_context_tokens, "prompt")
         else:
             asked = conversation(request.content, request.tool_use, request.prompting)
-            rendered = await self._templates.render(text.bundle, asked)
+            rendered = await self._templates.render(text.bundle, asked, tenant.name, chat_room(text, limits))
             prompt = chat_prompt(rendered, text, limits, request.adds_special_tokens)
         [packed] = await self._encoder.encode([prompt], tenant.name)
         ids = unpack_ids(packed)
@@ -105,16 +127,16 @@ class Tokenising:
         """The answer of `/v1/messages/count_tokens`: tokens of a chat's prompt. Raises RefusedError."""
         text, limits = self._served(chat.options.model)
         asked = conversation(chat.messages, chat.tool_use, chat.prompting)
-        rendered = await self._templates.render(text.bundle, asked)
+        rendered = await self._templates.render(text.bundle, asked, tenant.name, chat_room(text, limits))
         [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
         return _encode({"input_tokens": len(unpack_ids(packed))})
 
-    async def detokenize(self, raw: dict[str, Any]) -> bytes:
+    async def detokenize(self, raw: dict[str, Any], tenant: Tenant) -> bytes:
         """The answer's body. Raises RefusedError."""
         request = parse_detokenize(raw)
         text, limits = self._served(request.model)
         check_ids(request.tokens, limits, "tokens")
-        return _encode({"prompt": await text.detokenize(list(request.tokens))})
+        return _encode({"prompt": await text.detokenize(list(request.tokens), "tokens", tenant.name)})
 
     def _served(self, model: str | None) -> tuple[TextModel, ModelLimits]:
         """Text and limits of a model that some worker has. Raises RefusedError."""

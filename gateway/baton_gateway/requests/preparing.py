@@ -23,6 +23,7 @@ from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
+from baton_gateway.text.template_renderer import ChatRoom
 from baton_wire.messages.values import MAX_MARK_IDS, PACKED_ID_BYTES, Grammar, SamplingParams, Thought, pack_ids
 
 T = TypeVar("T")
@@ -75,6 +76,11 @@ def thought_of(reading: Reading | None, max_tokens: int | None, is_bound: bool, 
     if max(len(start), len(end)) > MAX_MARK_IDS:
         raise unsupported("max_thinking_tokens", "this model's marks of a thought have too many tokens")
     return Thought(end, () if reading.is_thinking else start, max_tokens)
+
+
+def chat_room(text: TextModel, limits: ModelLimits) -> ChatRoom:
+    """What of a rendered chat fits."""
+    return ChatRoom(limits.max_context_tokens, text.longest_token_bytes)
 
 
 def chat_prompt(

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from baton_gateway.errors import RefusedError, grammars_unavailable, invalid
-from baton_gateway.process_apart import ProcessApart
+from baton_gateway.apart_lane import Ailment, ApartLane
+from baton_gateway.errors import ProcessNotStartedError, RefusedError, TurnTimeoutError, grammars_unavailable, invalid
+from baton_gateway.process_apart import START_S, NoAnswer, ProcessApart
 from baton_gateway.shapes.answer_shape import AnswerShape, ShapeAnswer, ShapeKind
 from baton_gateway.shapes.shape_errors import refused
-from baton_gateway.text.fair_turns import FairTurns
+from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.values import Grammar
 
 _log = logging.getLogger("baton.gateway.grammars")
@@ -50,24 +51,29 @@ class ShapeCompiler:
         """`tell` hears of each shape, with the seconds that it took."""
         self._tell = tell
         self._compile_s = compile_s
-        self._process = ProcessApart("baton_gateway.shapes.shape_process", _HELLO)
-        self._turns = FairTurns()
-        self._asking = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        process = ProcessApart("baton_gateway.shapes.shape_process", _HELLO)
+        self._lane = ApartLane(process, "the process for grammars", 2 * (START_S + 5 * compile_s) + 10.0)
+        self._complaints = Complaints(_log)
         self._kept: OrderedDict[bytes, ShapeAnswer] = OrderedDict()
         self.kept_bytes = 0
 
     async def start(self) -> None:
         """Start the process ahead of the first request that needs it; that request tries again if it does not come."""
         try:
-            async with self._asking:
-                await self._process.start()
-        except (TimeoutError, EOFError, OSError):
-            _log.exception("the process that compiles grammars does not start")
+            await self._lane.run("", self._lane.process.start)
+        except ProcessNotStartedError as error:
+            self._failed(f"it does not start: {error}")
 
     async def stop(self) -> None:
-        async with self._asking:
-            await self._process.kill()
+        """End what is compiled, and the process. Waits for nobody's turn."""
+        await self._lane.stop()
+
+    async def look(self) -> None:
+        """Ask a process that fails whether it serves again."""
+        await self._lane.look()
+
+    def ailments(self, now: float) -> list[Ailment]:
+        return self._lane.ailments(now)
 
     async def compile(self, shape: AnswerShape, who: str) -> Grammar:
         """Raises RefusedError that names the place in the client's definition, or says that none can be read now."""
@@ -77,51 +83,70 @@ class ShapeCompiler:
             self._kept.move_to_end(key)
             answer = self._kept[key]
         else:
-            async with self._turns.turn(who):
-                found = self._kept.get(key) or await self._new(shape, key)
-            if found is None:
-                raise RefusedError(grammars_unavailable())
-            answer = found
+            answer = await self._new(shape, key, who)
         how = Compiled.REFUSED if answer.definition is None else Compiled.KNOWN if is_known else Compiled.NEW
         self._tell(how, time.monotonic() - began)
         if answer.definition is None:
             raise invalid(answer.param, answer.message, answer.code)
         return shape.grammar(answer.definition)
 
-    async def _new(self, shape: AnswerShape, key: bytes) -> ShapeAnswer | None:
+    async def _new(self, shape: AnswerShape, key: bytes, who: str) -> ShapeAnswer:
         """The answer is waited for also after the client is gone: stopping the process would cost the next one more."""
         first: asyncio.Future[ShapeAnswer | None] = asyncio.get_running_loop().create_future()
-        task = asyncio.get_running_loop().create_task(self._ask(shape, key, first))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        either: list[asyncio.Future[Any]] = [task, first]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            task.result()  # raises what it failed of
-        return first.result()
+        running = asyncio.ensure_future(self._lane.run(who, lambda: self._ask(shape, key, first)))
+        try:
+            either: list[asyncio.Future[Any]] = [running, first]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
+                await running  # raises what it failed of
+            answer = first.result()
+        except TurnTimeoutError:
+            answer = None
+        finally:
+            running.cancel()  # who waits for a turn leaves; what is compiled goes on to its end
+        if answer is None:
+            raise RefusedError(grammars_unavailable())
+        return answer
 
     async def _ask(self, shape: AnswerShape, key: bytes, first: asyncio.Future[ShapeAnswer | None]) -> None:
-        """Sets `first` to the first answer; None: the process does not start, which says nothing of the definition."""
-        async with self._asking:
-            question, body = shape.encoded(), None
-            try:
-                for _ in range(_TRIES):
-                    body = body or await self._process.ask(question, self._compile_s)
-            except (TimeoutError, EOFError, OSError):
-                _log.exception("the process that compiles grammars does not start")
-                first.set_result(None)
-                return
-            answer = _answer(shape, body)
-            self._keep(key, answer)
-            first.set_result(answer)
-            if not answer.is_early:
-                return
-            began = time.monotonic()
-            judged = _answer(shape, await self._process.hear(self._compile_s))
-            self._keep(key, judged)
-            if judged.definition is None:
-                _log.error("the compiler refused a plain schema whose grammar was used already: %s", judged.message)
-                self._tell(Compiled.WITHDRAWN, time.monotonic() - began)
+        """Sets `first` to the first answer; None: the process does not start, or gets no processor time. That says
+        nothing of the definition.
+        """
+        if (known := self._kept.get(key)) is not None:
+            _tell(first, known)
+            return
+        question = shape.encoded()
+        body: bytes | NoAnswer = NoAnswer.ENDED
+        try:
+            for _ in range(_TRIES):
+                body = await self._lane.process.ask(question, self._compile_s)
+                if body not in (NoAnswer.STALLED, NoAnswer.ENDED):
+                    break
+        except ProcessNotStartedError as error:
+            self._failed(f"it does not start: {error}")
+            _tell(first, None)
+            return
+        if body is NoAnswer.STALLED:
+            self._failed(body.value)
+            _tell(first, None)
+            return
+        if isinstance(body, bytes):
+            self._lane.health.served()
+        answer = _answer(shape, body)
+        self._keep(key, answer)
+        _tell(first, answer)
+        if not answer.is_early:
+            return
+        began = time.monotonic()
+        judged = _answer(shape, await self._lane.process.hear(self._compile_s))
+        self._keep(key, judged)
+        if judged.definition is None:
+            _log.error("the compiler refused a plain schema whose grammar was used already: %s", judged.message)
+            self._tell(Compiled.WITHDRAWN, time.monotonic() - began)
+
+    def _failed(self, reason: str) -> None:
+        self._lane.health.failed(reason, time.monotonic())
+        self._complaints.say("grammars cannot be compiled", reason)
 
     def _keep(self, key: bytes, answer: ShapeAnswer) -> None:
         if (before := self._kept.get(key)) is not None:
@@ -137,8 +162,13 @@ def _size(answer: ShapeAnswer) -> int:
     return _KEPT_BESIDE_BYTES + 4 * len(answer.definition or answer.message)
 
 
-def _answer(shape: AnswerShape, body: bytes | None) -> ShapeAnswer:
-    return _too_complex(shape) if body is None else msgspec.json.decode(body, type=ShapeAnswer)
+def _tell(first: asyncio.Future[ShapeAnswer | None], answer: ShapeAnswer | None) -> None:
+    if not first.done():  # its client may be gone
+        first.set_result(answer)
+
+
+def _answer(shape: AnswerShape, body: bytes | NoAnswer) -> ShapeAnswer:
+    return _too_complex(shape) if not isinstance(body, bytes) else msgspec.json.decode(body, type=ShapeAnswer)
 
 
 def _too_complex(shape: AnswerShape) -> ShapeAnswer:

@@ -99,7 +99,7 @@ class CompiledTemplate:
         try:
             self._template = environment.from_string(source)
             read = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        except (jinja2.TemplateError, RecursionError) as error:
+        except Exception as error:
             raise TemplateFailureError(f"the chat template does not compile: {error}") from error
         self._variables = frozenset(read - environment.globals.keys())
         self._writes_objects: bool | None = None
@@ -173,10 +173,12 @@ class CompiledTemplate:
     def _render(self, variables: dict[str, Any]) -> str:
         try:
             return _bounded(self._template.generate(**variables))
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
-            raise TemplateFailureError(f"the chat template failed: {type(error).__name__}") from error
         except MemoryError as error:
             raise TemplateFailureError("the chat template needs too much memory") from error
+        except (TemplateFailureError, TemplateRefusalError):
+            raise
+        except Exception as error:
+            raise TemplateFailureError(f"the chat template failed: {type(error).__name__}") from error
 
 
 _PROBE = (

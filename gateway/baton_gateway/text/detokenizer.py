@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
+from baton_gateway.errors import library_error
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, PieceTable
 
 REPLACEMENT = "�"
@@ -140,5 +141,9 @@ class WindowDetokenizer:
         self._start, self._read = self._read, len(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        """Raises TokenizerError."""
+        try:
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        except BaseException as error:  # noqa: BLE001 (panics are no Exception)
+            raise library_error(error) from None
         return text

@@ -14,11 +14,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from baton_gateway.errors import prompt_too_long
+from baton_gateway.apart_lane import TURN_S, Ailment, ApartHealth
+from baton_gateway.errors import (
+    RefusedError,
+    TokenizerError,
+    TurnTimeoutError,
+    prompt_too_long,
+    tokenizer_failed,
+    tokenizer_unavailable,
+)
 from baton_gateway.text.fair_turns import FairTurns
 from baton_gateway.text.returned_memory import return_memory
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.spelled_tokens import pieces_of
+from baton_gateway.text.tokenizer_apart import EncodeText, TokenizerApart
 from baton_wire.messages.values import pack_ids
 
 INLINE_CHARS = 4_096
@@ -30,6 +39,9 @@ COUNTED_TWICE = 2
 """Pieces that together have so many times the tokens that fit leave no doubt. A cut adds a few tokens at most."""
 LARGE_CHARS = 128 << 10
 """Tokenising as much takes tens of MB, which the C library keeps unless it is asked for them."""
+
+MAY_HOLD_S = 120.0
+"""Longer than any prompt that may fit takes, on a machine that is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,13 @@ def encode_prompt(prompt: PromptText, is_wanted: Callable[[], bool] = lambda: Tr
 
     Raises RefusedError. `is_wanted` is asked between pieces.
     """
+    try:
+        return _encode_prompt(prompt, is_wanted)
+    except TokenizerError:
+        raise RefusedError(tokenizer_failed(prompt.field)) from None
+
+
+def _encode_prompt(prompt: PromptText, is_wanted: Callable[[], bool]) -> bytes:
     model, text = prompt.model, prompt.text
     size = _checked_size(prompt)
     if size > USUAL_BYTES * prompt.max_tokens and len(text) > PIECE_CHARS:
@@ -86,30 +105,37 @@ class PromptEncoder:
     def __init__(self) -> None:
         self._turns = FairTurns()
         self._thread = ThreadPoolExecutor(1, "tokenise")
+        self._health = ApartHealth("the thread that tokenises", MAY_HOLD_S)
 
     async def encode(self, prompts: Sequence[PromptText | bytes], who: str) -> list[bytes]:
         """Packed ids of every prompt; what is packed stays. `who` takes turns with others. Raises RefusedError."""
         return [prompt if isinstance(prompt, bytes) else await self._encode(prompt, who) for prompt in prompts]
 
+    def ailments(self, now: float) -> list[Ailment]:
+        ailment = self._health.ailment(self._turns.held_s(now), now)
+        return [] if ailment is None else [ailment]
+
     async def _encode(self, prompt: PromptText, who: str) -> bytes:
         is_large = len(prompt.text) > INLINE_CHARS
+        if prompt.model.apart is not None:
+            return await _encode_apart(prompt, prompt.model.apart, is_large, who)
         if not is_large:
-            return encode_prompt(prompt) if prompt.model.apart is None else await _encode_apart(prompt, is_large)
-        async with self._turns.turn(who):
-            if prompt.model.apart is not None:
-                return await _encode_apart(prompt, is_large)
-            wanted = threading.Event()
-            wanted.set()
-            try:
+            return encode_prompt(prompt)
+        wanted = threading.Event()
+        wanted.set()
+        try:
+            async with self._turns.turn(who, TURN_S):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, _in_thread, prompt, wanted)
-            finally:
-                wanted.clear()
+        except TurnTimeoutError:
+            raise RefusedError(tokenizer_unavailable()) from None
+        finally:
+            wanted.clear()
 
 
-async def _encode_apart(prompt: PromptText, is_large: bool) -> bytes:
-    apart, size = prompt.model.apart, _checked_size(prompt)
-    assert apart is not None
-    packed = await apart.encode(prompt.text, prompt.is_rendered, prompt.max_tokens, is_large, prompt.cuts)
+async def _encode_apart(prompt: PromptText, apart: TokenizerApart, is_large: bool, who: str) -> bytes:
+    size = _checked_size(prompt)
+    question = EncodeText(prompt.text, prompt.is_rendered, prompt.max_tokens, prompt.cuts)
+    packed = await apart.encode(question, is_large, prompt.field, who)
     if packed is None:
         raise prompt_too_long(prompt.field, prompt.max_tokens, size)
     return packed

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from baton_gateway.errors import TurnTimeoutError
+
+T = TypeVar("T")
+STOP_S = 1.0
 
 
 class FairTurns:
@@ -14,17 +21,55 @@ class FairTurns:
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._is_taken = False
+        self._taken_at = 0.0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def held_s(self, now: float) -> float:
+        """For how long the turn has been held; 0: nobody holds it."""
+        return now - self._taken_at if self._is_taken else 0.0
 
     @asynccontextmanager
-    async def turn(self, who: str) -> AsyncIterator[None]:
-        """Hold the lock. May be cancelled while it waits."""
-        if self._is_taken:
-            await self._wait(who)
-        self._is_taken = True
+    async def turn(self, who: str, within_s: float) -> AsyncIterator[None]:
+        """Hold the lock. May be cancelled while it waits. Raises TurnTimeoutError when no turn comes in time."""
+        await self._take(who, within_s)
         try:
             yield
         finally:
             self._pass_on()
+
+    async def run(self, who: str, work: Callable[[], Coroutine[Any, Any, T]], within_s: float) -> T:
+        """The result of `work`, which holds the lock to its own end, also when its caller is cancelled meanwhile: else
+        those who hang up would bring more and more work ahead of everybody else's. Raises TurnTimeoutError as `turn`.
+        """
+        await self._take(who, within_s)
+        task = asyncio.get_running_loop().create_task(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def stop(self) -> None:
+        """Cancel what holds the lock. Whoever waits goes on."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_S)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._pass_on()
+        if not task.cancelled():
+            task.exception()  # its client may be gone
+
+    async def _take(self, who: str, within_s: float) -> None:
+        if self._is_taken:
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._wait(who)
+            except TimeoutError:
+                raise TurnTimeoutError(f"no turn came within {within_s:g} s") from None
+        self._is_taken = True
+        self._taken_at = time.monotonic()
 
     async def _wait(self, who: str) -> None:
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -16,7 +16,14 @@ from tokenizers import Tokenizer
 
 from baton_gateway.answers.answer_reader import AnswerReader
 from baton_gateway.answers.formats import AS_FOUND, UNKNOWN_FORMAT, AnswerFormat, FormatNames
-from baton_gateway.errors import BundleError
+from baton_gateway.errors import (
+    BundleError,
+    RefusedError,
+    TokenizerError,
+    is_library_error,
+    library_error,
+    tokenizer_failed,
+)
 from baton_gateway.text.bundle import Bundle, parse_bundle
 from baton_gateway.text.choice_text import ChoiceText
 from baton_gateway.text.detokenizer import detokenizer
@@ -78,9 +85,14 @@ class TextModel:
         return tuple(self.encode_rendered(mark)) if self.apart is None else self.marks[mark]
 
     def _encode(self, pieces: Sequence[str], add_special_tokens: bool) -> list[int]:
-        """As a batch, also of one: that lets other threads run meanwhile, which `encode` does not."""
+        """As a batch, also of one: that lets other threads run meanwhile, which `encode` does not. Raises
+        TokenizerError.
+        """
         assert self.tokenizer is not None
-        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
+        try:
+            encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
+        except BaseException as error:  # noqa: BLE001 (panics are no Exception)
+            raise library_error(error) from None
         return [token for encoding in encodings for token in encoding.ids]
 
     def token_text(self, token: int) -> str | None:
@@ -91,15 +103,24 @@ class TextModel:
         return text
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        """Raises TokenizerError."""
         assert self.tokenizer is not None
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special)
+        try:
+            text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special)
+        except BaseException as error:  # noqa: BLE001 (panics are no Exception)
+            raise library_error(error) from None
         return text
 
-    async def detokenize(self, ids: list[int]) -> str:
-        """The text of all ids, special tokens shown. Raises RefusedError when a tokenizer apart does not answer."""
+    async def detokenize(self, ids: list[int], field: str, who: str = "") -> str:
+        """The text of all ids, special tokens shown; `who` takes turns with others. Raises RefusedError: the tokenizer
+        fails with these ids, or does not answer.
+        """
         if self.apart is not None:
-            return await self.apart.decode(ids)
-        return await asyncio.to_thread(self.decode, ids, False)
+            return await self.apart.decode(ids, field, who)
+        try:
+            return await asyncio.to_thread(self.decode, ids, False)
+        except TokenizerError:
+            raise RefusedError(tokenizer_failed(field)) from None
 
     def choice_text(
         self,
@@ -134,6 +155,22 @@ def load_text_model(data: bytes, expected_hash: str, formats: FormatNames = AS_F
     """Check and load a bundle. Raises BundleError. Holds the interpreter, so also an event loop in another thread: for
     0.1 s and more where the vocabulary is large.
     """
+    try:
+        return _load_text_model(data, expected_hash, formats)
+    except BundleError:
+        raise
+    except BaseException as error:  # a file that nobody foresaw, or a panic of the library
+        raise unforeseen(error) from error
+
+
+def unforeseen(error: BaseException) -> BundleError:
+    """What to raise where using a bundle raised `error`. Raises what has nothing to do with the bundle."""
+    if not is_library_error(error):
+        raise error
+    return BundleError(f"tokenizer bundle: it cannot be used: {type(error).__name__}: {str(error)[:200]}")
+
+
+def _load_text_model(data: bytes, expected_hash: str, formats: FormatNames) -> TextModel:
     bundle = parse_bundle(data, expected_hash)
     tokenizer = _tokenizer(bundle)
     eos = bundle.special_tokens.get("eos_token")
@@ -192,7 +229,9 @@ def _is_within(token: str, marks: frozenset[str]) -> bool:
 def _tokenizer(bundle: Bundle) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(bundle.tokenizer_json)
-    except Exception as error:
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
         raise BundleError(f"tokenizer bundle: tokenizer.json: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -26,7 +26,8 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None: this process knows it already."""
     control_tokens: tuple[str, ...]
     """With the source: special tokens that only the template may write."""
-    conversation: Conversation
+    conversation: msgspec.Raw
+    """A `Conversation`."""
     special_tokens: dict[str, str]
 
 
@@ -47,18 +48,21 @@ class Templates:
 
     def __init__(self) -> None:
         self._compiled: dict[str, CompiledTemplate] = {}
+        self._conversations = msgspec.json.Decoder(Conversation)
 
     def answer(self, question: Question) -> RenderAnswer:
         try:
             template = self._template(question)
             if template is None:
                 return RenderAnswer(is_unknown=True)
-            rendered = template.render(question.conversation, question.special_tokens)
+            rendered = template.render(self._conversations.decode(question.conversation), question.special_tokens)
             return RenderAnswer(text=rendered.text, cuts=rendered.cuts)
         except TemplateRefusalError as error:
             return RenderAnswer(refusal=str(error), field=error.field)
         except TemplateFailureError as error:
             return RenderAnswer(failure=str(error))
+        except Exception as error:  # noqa: BLE001 (a template is foreign code, and may raise whatever it likes)
+            return RenderAnswer(failure=f"the chat template failed: {type(error).__name__}")
 
     def _template(self, question: Question) -> CompiledTemplate | None:
         if question.source is not None:

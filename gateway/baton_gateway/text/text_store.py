@@ -6,8 +6,12 @@ import asyncio
 import weakref
 
 from baton_gateway.answers.formats import AS_FOUND, FormatNames
-from baton_gateway.text.revision_text import TextModel, load_text_model, text_model_apart
+from baton_gateway.apart_lane import Ailment
+from baton_gateway.text.revision_text import TextModel, load_text_model, text_model_apart, unforeseen
 from baton_gateway.text.tokenizer_apart import LARGE_BUNDLE_BYTES, TokenizerApart
+
+_PATTERN = b"Regex"
+"""How `tokenizer.json` names a pattern."""
 
 
 class TextStore:
@@ -47,27 +51,43 @@ class TextStore:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(apart.close() for apart in list(self._apart)))
 
+    async def look(self) -> None:
+        """Ask processes that fail whether they serve again."""
+        await asyncio.gather(*(apart.look() for apart in list(self._apart)))
+
+    def ailments(self, now: float) -> list[Ailment]:
+        return [ailment for apart in list(self._apart) for ailment in apart.ailments(now)]
+
     async def _load(self, data: bytes, bundle_hash: str) -> TextModel:
         try:
-            model = await (self._load_apart if len(data) > self._large_bytes else self._load_here)(data, bundle_hash)
+            model = await (self._load_apart if self._is_apart(data) else self._load_here)(data, bundle_hash)
             self._models[bundle_hash] = model
             while len(self._models) > self._capacity:
                 dropped = self._models.pop(next(iter(self._models)))
                 if dropped.apart is not None:  # a revision that is still linked starts its processes again
-                    await dropped.apart.close()
+                    await dropped.apart.release()
             return model
         finally:
             del self._loading[bundle_hash]
 
+    def _is_apart(self, data: bytes) -> bool:
+        """Also one with patterns of its own, which may take any time, and panic."""
+        return len(data) > self._large_bytes or _PATTERN in data
+
     async def _load_apart(self, data: bytes, bundle_hash: str) -> TextModel:
         apart = TokenizerApart(data, bundle_hash)
         self._apart.add(apart)
-        model = text_model_apart(apart, await apart.load(), self._formats)
-        if model is not None:
-            return model
-        await apart.close()
-        self._apart.discard(apart)
-        return await self._load_here(data, bundle_hash)
+        model = None
+        try:
+            loaded = await apart.load()
+            try:
+                model = text_model_apart(apart, loaded, self._formats)
+            except BaseException as error:  # a file that nobody foresaw
+                raise unforeseen(error) from error
+        finally:
+            if model is None:
+                await apart.close()
+        return model or await self._load_here(data, bundle_hash)
 
     async def _load_here(self, data: bytes, bundle_hash: str) -> TextModel:
         return await asyncio.to_thread(load_text_model, data, bundle_hash, self._formats)

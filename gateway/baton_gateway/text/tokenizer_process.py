@@ -8,7 +8,7 @@ import msgspec
 
 from baton_gateway.answering_process import answer_questions
 from baton_gateway.answers.formats import known_marks
-from baton_gateway.errors import BundleError, RefusedError
+from baton_gateway.errors import TOKENIZER_FAILED, BundleError, RefusedError, TokenizerError
 from baton_gateway.text.encoding import PromptText, encode_prompt
 from baton_gateway.text.returned_memory import keep_little_memory, return_memory
 from baton_gateway.text.revision_text import TextModel, load_text_model
@@ -23,6 +23,7 @@ from baton_gateway.text.tokenizer_apart import (
     LoadBundle,
     Loaded,
     Question,
+    TokenizerFailed,
 )
 
 MAX_MEMORY_BYTES = 4 << 30
@@ -48,10 +49,13 @@ class TokenizerProcess:
                 assert self._model is not None
                 try:
                     return Encoded(encode_prompt(PromptText(self._model, text, is_rendered, max_tokens, "", cuts)))
-                except RefusedError:
-                    return Encoded(None)
+                except RefusedError as refusal:
+                    return TokenizerFailed() if refusal.problem.code == TOKENIZER_FAILED else Encoded(None)
             case DecodeIds(ids):
-                return Decoded(self._model.decode(ids, skip_special=False) if self._model is not None else "")
+                try:
+                    return Decoded(self._model.decode(ids, skip_special=False) if self._model is not None else "")
+                except TokenizerError:
+                    return TokenizerFailed()
 
 
 def _loaded(model: TextModel) -> Loaded:

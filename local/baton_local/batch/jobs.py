@@ -33,6 +33,7 @@ from baton_gateway.requests.preparing import (
     ModelLimits,
     chat_prompt,
     chat_reading,
+    chat_room,
     completion_prompts,
     conversation,
     make_prompts,
@@ -255,7 +256,8 @@ class Desk:
             if is_bound(request.tool_use):
                 raise unsupported("tools", "a batch follows no grammars: tools are not strict, and the model chooses")
             asked = conversation(request.messages, request.tool_use, request.prompting)
-            rendered = await self._templates.render(self._text.bundle, asked)
+            room = chat_room(self._text, self._limits)
+            rendered = await self._templates.render(self._text.bundle, asked, room=room)
             reading = chat_reading(request, rendered, self._text.answer_format)
             prompts = [chat_prompt(rendered, self._text, self._limits)]
         packed = [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.process_apart import ProcessApart
+from baton_gateway.process_apart import NoAnswer, ProcessApart
 from baton_gateway.shapes import shape_compiler
 from baton_gateway.shapes.answer_shape import choice_shape, composed_shape, json_shape, named_schema
 from baton_gateway.shapes.shape_compiler import Compiled, ShapeCompiler
@@ -51,31 +51,51 @@ async def test_what_is_kept_is_bounded(compiler: ShapeCompiler, monkeypatch: pyt
 async def test_a_process_that_dies_or_stands_still_costs_no_request(number: signal.Signals) -> None:
     compiler = ShapeCompiler(compile_s=0.5)
     await compiler.start()
-    assert compiler._process.pid is not None
-    os.kill(compiler._process.pid, number)
+    assert compiler._lane.process.pid is not None
+    os.kill(compiler._lane.process.pid, number)
     assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
     await compiler.stop()
 
 
-async def test_a_definition_that_takes_too_long_is_refused_and_remembered(told: list[Compiled]) -> None:
-    compiler = ShapeCompiler(lambda how, seconds: told.append(how), compile_s=1e-6)
+async def test_a_definition_that_takes_too_long_is_tried_once_and_remembered(
+    compiler: ShapeCompiler, told: list[Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def slow(question: bytes, within_s: float) -> NoAnswer:
+        asked.append(question)
+        return NoAnswer.TOO_SLOW
+
+    monkeypatch.setattr(compiler._lane.process, "ask", slow)
     for _ in range(2):
         with pytest.raises(RefusedError) as refusal:
             await compiler.compile(choice_shape(["a"], "f"), "one")
         assert "too complex" in refusal.value.problem.message
-        assert not compiler._process.is_running
-    assert told == [Compiled.REFUSED, Compiled.REFUSED]
-    await compiler.stop()
+    assert (told, len(asked)) == ([Compiled.REFUSED, Compiled.REFUSED], 1)
+
+
+async def test_a_process_without_processor_time_says_nothing_of_the_definition(
+    compiler: ShapeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def starved(question: bytes, within_s: float) -> NoAnswer:
+        return NoAnswer.STALLED
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler._lane.process, "ask", starved)
+        with pytest.raises(RefusedError) as refusal:
+            await compiler.compile(choice_shape(["a"], "f"), "one")
+        assert (refusal.value.problem.status, refusal.value.problem.code) == (503, "grammars_unavailable")
+    assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
 
 
 async def test_a_process_that_does_not_start_says_nothing_of_the_definition(told: list[Compiled]) -> None:
     """A machine that starts no process for a while has not judged anybody's schema."""
     compiler = ShapeCompiler(lambda how, seconds: told.append(how))
-    whole, compiler._process = compiler._process, ProcessApart("baton_gateway.no_such_module", b"?")
+    whole, compiler._lane.process = compiler._lane.process, ProcessApart("baton_gateway.no_such_module", b"?")
     with pytest.raises(RefusedError) as refusal:
         await compiler.compile(choice_shape(["a"], "f"), "one")
     assert (refusal.value.problem.status, refusal.value.problem.code) == (503, "grammars_unavailable")
-    compiler._process = whole
+    compiler._lane.process = whole
     assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
     await compiler.stop()
     assert told == [Compiled.NEW]
@@ -83,14 +103,14 @@ async def test_a_process_that_does_not_start_says_nothing_of_the_definition(told
 
 async def test_a_client_that_hangs_up_leaves_the_process_and_no_answer_behind(compiler: ShapeCompiler) -> None:
     await compiler.start()
-    pid = compiler._process.pid
+    pid = compiler._lane.process.pid
     for delay_s in (0.0, 0.001, 0.004):
         asked = asyncio.create_task(compiler.compile(choice_shape([f"theirs {delay_s}"], "f"), "one"))
         await asyncio.sleep(delay_s)
         asked.cancel()
         await asyncio.wait([asked])
         assert "mine" in (await compiler.compile(choice_shape([f"mine {delay_s}"], "f"), "other")).definition
-    assert compiler._process.pid == pid
+    assert compiler._lane.process.pid == pid
 
 
 async def test_schemas_stand_in_a_composed_grammar_and_each_has_its_field(compiler: ShapeCompiler) -> None:
@@ -108,14 +128,14 @@ async def test_a_plain_schema_is_answered_before_it_is_judged(
     compiler: ShapeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judging, judged = asyncio.Event(), asyncio.Event()
-    hear = compiler._process.hear
+    hear = compiler._lane.process.hear
 
     async def held(within_s: float) -> bytes | None:
         judging.set()
         await judged.wait()
         return await hear(within_s)
 
-    monkeypatch.setattr(compiler._process, "hear", held)
+    monkeypatch.setattr(compiler._lane.process, "hear", held)
     shape = json_shape({"type": "object", "properties": {"a": {"type": "integer"}}}, "f")
     grammar = await compiler.compile(shape, "one")
     await judging.wait()
@@ -133,10 +153,10 @@ async def test_an_early_answer_that_the_compiler_refuses_is_taken_back_and_count
     """Also where judging it ends the process."""
 
     async def refusing(within_s: float) -> bytes | None:
-        await compiler._process.kill()
+        await compiler._lane.process.kill()
         return answer
 
-    monkeypatch.setattr(compiler._process, "hear", refusing)
+    monkeypatch.setattr(compiler._lane.process, "hear", refusing)
     shape = json_shape({"type": "object"}, "f")
     assert (await compiler.compile(shape, "one")).definition
     assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition

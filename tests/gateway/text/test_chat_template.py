@@ -138,8 +138,8 @@ async def test_a_renderer_that_dies_or_stands_still_costs_no_request(signum: sig
     """Found by SIGSTOP under load: its request was told that the template had failed."""
     renderer = TemplateRenderer(render_s=0.5)
     await renderer.start()
-    assert renderer._process.pid is not None
-    os.kill(renderer._process.pid, signum)
+    assert renderer._short.process.pid is not None
+    os.kill(renderer._short.process.pid, signum)
     assert await renderer.render(_bundle("{{ messages[0].content }}"), chat("x")) == RenderedChat("x")
     await renderer.stop()
 

@@ -123,7 +123,7 @@ async def test_turns_go_round_among_those_who_wait() -> None:
     turns, order = FairTurns(), []
 
     async def work(who: str, number: int) -> None:
-        async with turns.turn(who):
+        async with turns.turn(who, 30.0):
             order.append(f"{who}{number}")
             await asyncio.sleep(0)
 
@@ -133,7 +133,7 @@ async def test_turns_go_round_among_those_who_wait() -> None:
     tasks[2].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["a0", "a1", "b0", "c0", "a3", "a4"]
-    async with turns.turn("d"):
+    async with turns.turn("d", 30.0):
         pass
 
 
@@ -143,10 +143,10 @@ async def test_a_turn_that_is_given_to_somebody_cancelled_is_passed_on(delay: in
     taken: list[str] = []
 
     async def work(who: str) -> None:
-        async with turns.turn(who):
+        async with turns.turn(who, 30.0):
             taken.append(who)
 
-    async with turns.turn("first"):
+    async with turns.turn("first", 30.0):
         tasks = [asyncio.create_task(work("second")), asyncio.create_task(work("third"))]
         await asyncio.sleep(0)
     for _ in range(delay):
@@ -154,5 +154,5 @@ async def test_a_turn_that_is_given_to_somebody_cancelled_is_passed_on(delay: in
     tasks[0].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert taken[-1] == "third"
-    async with asyncio.timeout(60), turns.turn("last"):
+    async with asyncio.timeout(60), turns.turn("last", 30.0):
         pass

@@ -15,6 +15,7 @@ from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_gateway.text.spelled_tokens import SpelledTokens, pieces_of, without_guard
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.text.text_store import TextStore
+from baton_gateway.text.tokenizer_apart import EncodeText
 from baton_testing.gateway.made_tokenizers import (
     SPECIAL,
     TOOL_TEMPLATE,
@@ -107,7 +108,8 @@ async def test_the_renderer_and_a_tokenizer_apart_do_the_same(renderer: Template
     assert set(apart.bundle.control_tokens) == set(here.bundle.control_tokens) == set(SPECIAL)
     for _ in range(2):  # the second time the process knows the template
         rendered = await renderer.render(apart.bundle, Conversation(({"role": "user", "content": EVIL},)))
-        packed = await apart.apart.encode(rendered.text, True, 1_000, False, rendered.cuts)
+        question = EncodeText(rendered.text, True, 1_000, rendered.cuts)
+        packed = await apart.apart.encode(question, False, "messages", "")
         assert packed is not None
         assert list(unpack_ids(packed)) == encoded(here, rendered)
         assert len(special_ids(here, encoded(here, rendered))) == 4

@@ -15,6 +15,7 @@ import pytest
 from baton_gateway.answers.answer_reading import Reading
 from baton_gateway.answers.formats import HARMONY, AnswerFormat
 from baton_gateway.errors import BundleError, RefusedError
+from baton_gateway.process_apart import NoAnswer
 from baton_gateway.text import text_store, tokenizer_apart
 from baton_gateway.text.encoding import INLINE_CHARS, PromptEncoder, PromptText
 from baton_gateway.text.revision_text import Shown, TextModel, load_text_model
@@ -81,7 +82,7 @@ async def test_it_says_what_one_in_this_process_says(
         for is_rendered in (False, True):
             assert await encoded(apart, text, is_rendered) == await encoded(local, text, is_rendered)
     ids = local.encode_prompt(SENTENCES[3] + "<|end|>")
-    assert await apart.detokenize(ids) == await local.detokenize(ids)
+    assert await apart.detokenize(ids, "tokens") == await local.detokenize(ids, "tokens")
     for token in range(600):
         assert apart.token_text(token) == local.token_text(token)
         assert apart.token_bytes(token) == local.token_bytes(token)
@@ -132,8 +133,8 @@ async def test_a_process_that_is_killed_is_loaded_again_for_the_next_question(st
     for text in ("a", LONG):
         await encoded(model, text)
     for lane in (model.apart._small, model.apart._large):
-        assert lane._process.pid is not None
-        os.kill(lane._process.pid, signal.SIGKILL)
+        assert lane.process.pid is not None
+        os.kill(lane.process.pid, signal.SIGKILL)
     for text in ("a", LONG):
         assert await encoded(model, text) == await encoded(here("byte_level"), text)
 
@@ -141,11 +142,11 @@ async def test_a_process_that_is_killed_is_loaded_again_for_the_next_question(st
 async def test_a_process_that_hangs_costs_its_question_a_503(store: TextStore, monkeypatch: pytest.MonkeyPatch) -> None:
     model = await loaded(store, "byte_level")
     assert model.apart is not None
-    process = model.apart._small._process
+    process = model.apart._small.process
     exchange = process._exchange
     stopped: list[int] = []
 
-    async def stopping(its: Any, question: bytes, within_s: float) -> bytes:
+    async def stopping(its: Any, question: bytes, within_s: float) -> bytes | NoAnswer:
         if within_s == tokenizer_apart.ENCODE_S:
             os.kill(its.pid, signal.SIGSTOP)
             stopped.append(its.pid)
@@ -164,14 +165,14 @@ async def test_a_process_that_hangs_costs_its_question_a_503(store: TextStore, m
 async def test_clients_that_left_end_nobody_elses_process(store: TextStore) -> None:
     model = await loaded(store, "byte_level")
     assert model.apart is not None
-    pid = model.apart._small._process.pid
+    pid = model.apart._small.process.pid
     gone = [asyncio.create_task(encoded(model, "a")) for _ in range(20)]
     for _ in range(3):
         await asyncio.sleep(0)
     for task in gone:
         task.cancel()
     assert await encoded(model, "b") == await encoded(here("byte_level"), "b")
-    assert model.apart._small._process.pid == pid
+    assert model.apart._small.process.pid == pid
 
 
 async def test_links_that_come_at_once_share_a_load_and_one_that_gives_up_does_not_end_it(store: TextStore) -> None:
@@ -189,9 +190,9 @@ async def test_processes_of_a_model_that_is_dropped_end_and_come_back_for_who_st
         assert first.apart is not None
         small = first.apart._small
         await loaded(store, "sentencepiece")
-        assert small._process.pid is None
+        assert small.process.pid is None
         assert await encoded(first, "a") == await encoded(here("byte_level"), "a")
-        assert small._process.pid is not None
+        assert small.process.pid is not None
     finally:
         await store.stop()
-    assert small._process.pid is None
+    assert small.process.pid is None

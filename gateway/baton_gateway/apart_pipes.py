@@ -1,0 +1,161 @@
+"""A process with pipes to its stdin and from its stdout and stderr, whose end waits for no pipe.
+
+`asyncio.subprocess` is not used: its `wait()` returns only when all pipes are closed, which a pipe that nobody reads
+never is (Python 3.11), and it needs a thread for each process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from typing import Protocol
+
+from baton_gateway.parent_death import PARENT_VARIABLE
+from baton_wire.listening.complaints import Complaints
+
+BUFFER_BYTES = 1 << 20
+"""Of an answer, before reading it pauses."""
+REAP_S = (0.001, 1.0)
+"""How soon it is looked whether a killed process is gone, and how often later."""
+QUOTED_CHARS = 2_000
+QUOTE_AFTER_S = 0.2
+"""What a process writes in so long is one message."""
+
+
+class StartedProcess(Protocol):
+    """What is needed of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+
+
+def run_module(module: str, stdin: int, stdout: int, stderr: int) -> StartedProcess:
+    """`python -m module` with these descriptors, killed when this process dies. Raises OSError."""
+    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "RUST_BACKTRACE": "0"}
+    command = [sys.executable, "-m", module]
+    return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment)
+
+
+class PipedProcess:
+    """One process that was started. `kill` is the end of it, and must be called once."""
+
+    def __init__(self, started: StartedProcess, pipes: tuple[int, int, int], name: str, complaints: Complaints) -> None:
+        """`pipes`: our ends of its stdin, stdout and stderr."""
+        self._started = started
+        self._pipes = [os.fdopen(pipe, mode, buffering=0) for pipe, mode in zip(pipes, ("wb", "rb", "rb"), strict=True)]
+        self._name = name
+        self._complaints = complaints
+        self._loop = asyncio.get_running_loop()
+        self.stdout = asyncio.StreamReader(limit=BUFFER_BYTES)
+        self._stdin: asyncio.StreamWriter | None = None
+        self._transports: list[asyncio.WriteTransport | asyncio.ReadTransport] = []
+        self._is_killed = False
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def pid(self) -> int:
+        return self._started.pid
+
+    @property
+    def is_running(self) -> bool:
+        return not self._is_killed and self._started.poll() is None
+
+    async def write(self, data: bytes) -> None:
+        """Raises OSError when the process does not take it."""
+        assert self._stdin is not None
+        self._stdin.write(data)
+        await self._stdin.drain()
+
+    def kill(self) -> None:
+        """End the process and close its pipes. The event loop sees to it that it is reaped; nobody need wait."""
+        if self._is_killed:
+            return
+        self._is_killed = True
+        self._started.kill()
+        for transport in self._transports:
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
+            else:
+                transport.close()
+        for pipe in self._pipes[len(self._transports) :]:
+            pipe.close()
+        self._reap(REAP_S[0])
+
+    async def wait(self, within_s: float) -> None:
+        """Until it is reaped, but no longer than this."""
+        await asyncio.wait([self._ended], timeout=within_s)
+
+    def _reap(self, again_s: float) -> None:
+        if self._started.poll() is None:
+            self._loop.call_later(again_s, self._reap, min(2 * again_s, REAP_S[1]))
+        elif not self._ended.done():
+            self._ended.set_result(None)
+
+    async def connect(self) -> None:
+        """Read and write its pipes, once."""
+        stdin, stdout, stderr = self._pipes
+        flow = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+        writing, _ = await self._loop.connect_write_pipe(lambda: flow, stdin)
+        self._transports.append(writing)
+        self._stdin = asyncio.StreamWriter(writing, flow, None, self._loop)
+        for pipe, protocol in ((stdout, _Answers(self)), (stderr, _Quoted(self._name, self._complaints))):
+            reading, _ = await self._loop.connect_read_pipe(lambda protocol=protocol: protocol, pipe)  # type: ignore[misc]
+            self._transports.append(reading)
+
+
+class _Answers(asyncio.StreamReaderProtocol):
+    """What a process answers. One that answers no more is ended, so that it is reaped though nobody asks it."""
+
+    def __init__(self, process: PipedProcess) -> None:
+        super().__init__(process.stdout)
+        self._process = process
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._process.kill()
+
+
+class _Quoted(asyncio.Protocol):
+    """What a process writes to stderr goes into the log: its end, once a second."""
+
+    def __init__(self, name: str, complaints: Complaints) -> None:
+        self._name = name
+        self._complaints = complaints
+        self._tail = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-QUOTED_CHARS:]
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(QUOTE_AFTER_S, self._say)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._say()
+
+    def _say(self) -> None:
+        self._timer, tail, self._tail = None, self._tail, b""
+        self._complaints.say(f"{self._name} writes", tail.decode(errors="replace").strip())
+
+
+def start(module: str, complaints: Complaints) -> PipedProcess:
+    """Start `python -m module`, which is to be connected. Raises OSError, and leaves nothing then."""
+    pipes: list[int] = []
+    with contextlib.ExitStack() as open_pipes:
+        for _ in range(3):
+            pipe = os.pipe()
+            pipes += pipe
+            for end in pipe:
+                open_pipes.callback(os.close, end)
+        their_stdin, our_stdin, our_stdout, their_stdout, our_stderr, their_stderr = pipes
+        started = run_module(module, their_stdin, their_stdout, their_stderr)
+        open_pipes.pop_all()
+    for end in (their_stdin, their_stdout, their_stderr):
+        os.close(end)
+    return PipedProcess(started, (our_stdin, our_stdout, our_stderr), module, complaints)
