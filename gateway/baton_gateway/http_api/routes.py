@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from aiohttp import HttpVersion11, web
 
 from baton_gateway import errors
-from baton_gateway.errors import Problem, RefusedError, invalid
+from baton_gateway.apart_lane import Ailment
+from baton_gateway.errors import Problem, RefusedError, invalid, is_library_error
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
 from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
@@ -43,6 +44,7 @@ from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
+from baton_wire.listening.complaints import Complaints
 
 _log = logging.getLogger("baton.gateway.http")
 
@@ -85,9 +87,10 @@ class HttpApi:
         origins: Sequence[str] = (),
         aliases: Sequence[tuple[str, str]] = (),
         unknown: UnknownFields = UnknownFields.REFUSE,
+        ailments: Callable[[], list[Ailment]] = list,
     ) -> None:
         """`origins`: whose pages in browsers may call; `*`: anybody's. `aliases`: other names of models. `unknown`:
-        what becomes of fields of bodies that nobody knows.
+        what becomes of fields of bodies that nobody knows. `ailments`: what is wrong with this process.
         """
         self._unknown = unknown
         self._relay = relay
@@ -99,10 +102,11 @@ class HttpApi:
         self._tenants = tenants
         self._origins = tuple(origins)
         self._access_log = AccessLog()
+        self._complaints = Complaints(_log)
         self._metrics = metrics
         self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
         self._names = names = ModelNames(table, aliases)
-        self._lookups = lookups = Lookups(table, names, policy, metrics)
+        self._lookups = lookups = Lookups(table, names, policy, metrics, ailments)
         self._tokenising = Tokenising(table, names, templates, relay.encoder)
         self._endpoints = {
             "/v1/chat/completions": _Endpoint(("POST",), self._chat),
@@ -181,8 +185,10 @@ class HttpApi:
                 return _error(refusal.problem, exchange.id, form)
         except ConnectionError:
             raise
-        except Exception:  # noqa: BLE001 (the outermost loop of a request; logged and counted)
-            _log.exception("request %s failed", exchange.id)
+        except BaseException as error:  # the outermost loop of a request; logged and counted
+            if not is_library_error(error):
+                raise
+            self._complaints.say("a request failed", exchange.id, error)
             return _error(errors.internal_error(), exchange.id, form)
 
     async def watch_streams(self) -> None:
@@ -228,26 +234,25 @@ class HttpApi:
         return await self._generate(request, tenant, lambda raw, unknown: (parse_message(raw, unknown), MESSAGES))
 
     async def _count_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._body(request, tenant) as body:
+        with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
             chat = parse_counted(await body.read_object(self._table.body_limits), self._unknown)
             _name_ignored(request[EXCHANGE], chat)
             answer = await self._tokenising.count(chat, tenant)
         return web.Response(body=answer, headers=JSON)
 
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._body(request, tenant) as body:
+        with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
             answer = await self._tokenising.tokenize(await body.read_object(self._table.body_limits), tenant)
         return web.Response(body=answer, headers=JSON)
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._body(request, tenant) as body:
-            answer = await self._tokenising.detokenize(await body.read_object(self._table.body_limits))
+        with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
+            answer = await self._tokenising.detokenize(await body.read_object(self._table.body_limits), tenant)
         return web.Response(body=answer, headers=JSON)
 
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
-        """What the request brings, held for its tenant; for its address when everybody is the same tenant."""
-        holder = f"address {request.remote}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
-        return RequestBody(request, holder, self._budget, self._memory, self._parsing, self._known)
+        """What the request brings, held for its holder."""
+        return RequestBody(request, _holder(request, tenant), self._budget, self._memory, self._parsing, self._known)
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:
@@ -306,6 +311,11 @@ class HttpApi:
 def _messages(handler: Handler) -> _Endpoint:
     """An endpoint of Anthropic's API: its errors, and its clients' header."""
     return _Endpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
+
+
+def _holder(request: web.BaseRequest, tenant: Tenant) -> str:
+    """The tenant; the address where everybody is the same tenant."""
+    return f"address {request.remote}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
 
 
 def _name_ignored(exchange: Exchange, asked: ChatRequest | CompletionRequest) -> None:

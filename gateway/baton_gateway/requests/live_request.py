@@ -75,6 +75,10 @@ class LiveRequest:
     reading: Reading | None = None
     """How its answers are read; None: they are text."""
 
+    @property
+    def prompt_field(self) -> str:
+        return "messages" if isinstance(self.request, ChatRequest) else "prompt"
+
     def begin_texts(self) -> None:
         """Empty texts of all choices, behind their prompts where those are given back."""
         assert self.text is not None

@@ -5,6 +5,7 @@ turns ids into text for sinks, keeps timers. Everything runs in one event loop; 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import time
@@ -25,6 +26,7 @@ from baton_gateway.requests.preparing import (
     ModelLimits,
     chat_prompt,
     chat_reading,
+    chat_room,
     completion_prompts,
     conversation,
     make_prompts,
@@ -58,6 +60,7 @@ from baton_gateway.requests.request_events import (
     Tick,
     WorkerLost,
 )
+from baton_gateway.requests.request_failures import problem_of
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.requests.routing import Routing
 from baton_gateway.shapes.answer_shape import AnswerShape
@@ -68,10 +71,12 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.affinity import prefix_keys
 from baton_gateway.workers.linked_workers import WorkerTable
+from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Tokens
 from baton_wire.messages.measures import Backlog
 from baton_wire.messages.values import Grammar, PairFingerprint, Thought
 
+_log = logging.getLogger("baton.gateway.requests")
 RELEASED_PER_S = 500
 """Parked requests are let go spread over a while, so that a pool that woke up is not buried at once."""
 
@@ -96,6 +101,7 @@ class Relay:
         self.shapes = ShapeCompiler(metrics.shaped)
         self._metrics = metrics
         self._rules = rules
+        self._complaints = Complaints(_log)
         self._budget = RetryBudget()
         self._dice = dice or random.SystemRandom()
         self._routing = Routing(table, self._dice)
@@ -263,6 +269,13 @@ class Relay:
             self._admit(self._admission.at_work(live.ticket, at_work))
 
     def _carry_out(self, live: LiveRequest, actions: list[Action], now: float) -> None:
+        rest = iter(actions)
+        try:
+            self._carry_out_each(live, rest, now)
+        except BaseException as error:  # noqa: BLE001 (of one request; this may be a link's reader, or a timer)
+            self._break(live, error, rest, now)
+
+    def _carry_out_each(self, live: LiveRequest, actions: Iterator[Action], now: float) -> None:
         for action in actions:
             match action:
                 case Deliver():
@@ -280,6 +293,15 @@ class Relay:
                     live.preparing = self._loop.create_task(self._prepare(live))
                 case End():
                     self._end(live, action, now)
+
+    def _break(self, live: LiveRequest, error: BaseException, rest: Iterator[Action], now: float) -> None:
+        """End a request that this process failed; workers are still told what they were to be told."""
+        problem = problem_of(error, live.prompt_field, self._complaints)
+        for action in (*rest, *live.life.handle(Refused(problem), now)):
+            if isinstance(action, Send):
+                self._send(live, action)
+        if live.ticket in self._by_ticket:
+            self._end(live, End(Outcome.FAILED, problem), now)
 
     def _deliver(self, live: LiveRequest, action: Deliver, now: float) -> None:
         self._metrics.delivered(live.times, action.choice, len(action.ids), now)
@@ -340,6 +362,9 @@ class Relay:
             live.timer.cancel()
         if live.preparing is not None:
             live.preparing.cancel()
+        self._admit(self._admission.leave(live.ticket))
+        if not self._by_ticket:
+            self._idle.set()
         completion_tokens = 0 if live.request.options.max_tokens == 0 else live.life.completion_tokens()
         life = live.life
         usage = Usage(life.prompt_tokens(), completion_tokens, live.reasoning_tokens(), life.cached_tokens())
@@ -354,10 +379,13 @@ class Relay:
         if action.outcome is Outcome.FAILED:
             tell_failure(live.life, action.problem, now, live.request_id)
         if action.outcome is not Outcome.CANCELLED:
-            live.sink.end(action.problem, usage)
-        self._admit(self._admission.leave(live.ticket))
-        if not self._by_ticket:
-            self._idle.set()
+            self._end_sink(live, action.problem, usage)
+
+    def _end_sink(self, live: LiveRequest, problem: Problem | None, usage: Usage) -> None:
+        try:
+            live.sink.end(problem, usage)
+        except BaseException as error:  # noqa: BLE001 (its client would be left without an answer)
+            live.sink.end(problem_of(error, live.prompt_field, self._complaints), usage)
 
     # Preparing --------------------------------------------------------------------------------------------------------
 
@@ -369,8 +397,8 @@ class Relay:
                 event = self._park(live, revision)
             else:
                 event = Prepared(await self._make_prompts(live, revision))
-        except RefusedError as refusal:
-            event = Refused(refusal.problem)
+        except BaseException as error:  # noqa: BLE001 (nobody else would end it before its deadline)
+            event = Refused(problem_of(error, live.prompt_field, self._complaints))
         live.preparing = None
         self._feed(live, event)
 
@@ -396,11 +424,10 @@ class Relay:
         thought: Thought | None = None
         if isinstance(request, ChatRequest):
             thought = thought_of(live.reading, request.max_thinking_tokens, grammar is not None, text)
-        field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
         seed = self._dice.getrandbits(63)
         defaults = text.bundle.generation if self._rules.generation_defaults else OF_THE_API
         prompts = make_prompts(
-            *(options, encoded, text, limits, field_name, seed, live.tenant.salt, defaults), grammar, thought
+            *(options, encoded, text, limits, live.prompt_field, seed, live.tenant.salt, defaults), grammar, thought
         )
         self._begin(live, text, fingerprint, prompts)
         return prompts
@@ -410,7 +437,7 @@ class Relay:
         if not isinstance(request, ChatRequest):
             return await self.encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
         asked = conversation(request.messages, request.tool_use, request.prompting)
-        rendered = await self._templates.render(text.bundle, asked)
+        rendered = await self._templates.render(text.bundle, asked, live.tenant.name, chat_room(text, limits))
         live.reading = chat_reading(request, rendered, text.answer_format)
         return await self.encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
 
