@@ -45,6 +45,8 @@ class _Child:
     reader: asyncio.StreamReader | None = None
     writer: asyncio.StreamWriter | None = None
     has_served: bool = False
+    ailment: str = ""
+    """What it said last of itself; empty: nothing is wrong, or it did not answer."""
     ended_with: int | None = None
     """Exit code of the last process that ended."""
     question: asyncio.Task[ProcessReport | None] | None = None
@@ -137,12 +139,16 @@ class GatewayProcesses:
                 child.has_served = True
                 self._ready.put_nowait(None)
             await until_silent(lambda for_s: self._answers(child, for_s), self._silence)
-            _log.error("gateway process %d was silent for %g s; killing it", process.pid, self._silence.dead_s)
+            what = child.ailment or "silent"
+            _log.error("gateway process %d is %s (%g s); killing it", process.pid, what, self._silence.dead_s)
         if process.returncode is None:
             process.kill()
 
     async def _answers(self, child: _Child, for_s: float) -> bool:
-        return await self._ask(child, for_s) is not None
+        """Whether it is well: an answer that says what is wrong with the child is no better than silence."""
+        report = await self._ask(child, for_s)
+        child.ailment = "" if report is None else report.ailment
+        return report is not None and not report.ailment
 
     async def _start_child(self, child: _Child) -> asyncio.subprocess.Process:
         child.hang_up()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 
+from baton_gateway.apart_lane import NOT_READY_S, Ailment, worst
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.routes import HttpApi, not_http
@@ -100,6 +101,7 @@ class GatewayServer:
             settings.allowed_origins,
             settings.model_aliases,
             settings.unknown_fields,
+            self.ailments,
         )
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,7 +122,14 @@ class GatewayServer:
             workers=tuple(worker_report(worker) for worker in self.table.all()),
             ttft=self.metrics.ttft.whole.data(),
             tpot=self.metrics.tpot.whole.data(),
+            ailment=str(worst(self.ailments(), NOT_READY_S) or ""),
         )
+
+    def ailments(self) -> list[Ailment]:
+        """What is wrong with the processes apart."""
+        now = time.monotonic()
+        sources = self._templates, self.relay.shapes, self.relay.encoder, self.links.texts
+        return [ailment for source in sources for ailment in source.ailments(now)]
 
     async def start(self, listening: socket.socket) -> None:
         """Serve the socket, which listens, and close it in the end."""
@@ -132,6 +141,7 @@ class GatewayServer:
             asyncio.create_task(self.relay.shapes.start()),
             asyncio.create_task(self.api.watch_streams()),
             asyncio.create_task(self._every_second()),
+            asyncio.create_task(self._look_at_processes()),
             asyncio.create_task(watch_loop_lag(self.metrics.lagged)),
             asyncio.create_task(watch(self._settings.prefill_discovery, self._prefill_found)),
             asyncio.create_task(watch(self._settings.decode_discovery, self._decode_found)),
@@ -171,6 +181,11 @@ class GatewayServer:
             self._refresh_certificate()
             self._refresh_settings()
             await asyncio.sleep(1.0)
+
+    async def _look_at_processes(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            await asyncio.gather(self._templates.look(), self.relay.shapes.look(), self.links.texts.look())
 
     def _refresh_certificate(self) -> None:
         """Take a renewed certificate; a wrong one changes nothing."""

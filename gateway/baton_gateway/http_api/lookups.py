@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from baton_gateway import errors
+from baton_gateway.apart_lane import NOT_READY_S, WEDGED_S, Ailment, worst
 from baton_gateway.errors import RefusedError
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.tenants import Tenant
@@ -32,12 +34,20 @@ _encode = msgspec.json.Encoder().encode
 class Lookups:
     """Handlers of the paths that answer from what this process knows."""
 
-    def __init__(self, table: WorkerTable, names: ModelNames, policy: RoutePolicy, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        table: WorkerTable,
+        names: ModelNames,
+        policy: RoutePolicy,
+        metrics: GatewayMetrics,
+        ailments: Callable[[], list[Ailment]],
+    ) -> None:
         self.policy = policy
         self.is_draining = False
         self._table = table
         self._names = names
         self._metrics = metrics
+        self._ailments = ailments
         self._started = int(time.time())
         self._openapi = resources.files(__package__).joinpath("openapi.json").read_bytes()
         self._version = _encode({"version": _version()})
@@ -62,14 +72,21 @@ class Lookups:
         return web.Response(body=self._openapi, headers=JSON)
 
     async def live(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return _text(200, "ok")
+        """Whether this process is worth keeping: one of its own processes may be down for a while, but not for long."""
+        ailment = worst(self._ailments(), WEDGED_S)
+        return _text(200, "ok") if ailment is None else _text(503, str(ailment))
 
     async def ready(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         """Ready to answer, if only with 503: nothing about workers."""
-        return _text(503, "draining") if self.is_draining else _text(200, "ok")
+        if self.is_draining:
+            return _text(503, "draining")
+        ailment = worst(self._ailments(), NOT_READY_S)
+        return _text(200, "ok") if ailment is None else _text(503, str(ailment))
 
     async def routable(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         """Whether a request that came now would be served at once."""
+        if (ailment := worst(self._ailments(), NOT_READY_S)) is not None:
+            return _text(503, str(ailment))
         views = self._table.views()
         is_routable = any(revisions(views, name, self.policy) for name in self._table.served_names())
         if is_routable and not self.is_draining:

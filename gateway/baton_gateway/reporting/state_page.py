@@ -43,6 +43,8 @@ class ProcessReport(msgspec.Struct, frozen=True):
     workers: tuple[WorkerReport, ...]
     ttft: SketchData
     tpot: SketchData
+    ailment: str = ""
+    """What is wrong with it, when it is not ready for that; empty: nothing."""
 
 
 def worker_report(worker: LinkedWorker) -> WorkerReport:
@@ -77,6 +79,7 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
                     "requests_running": process.requests_running,
                     "requests_waiting": process.requests_waiting,
                     "workers_linked": len(process.workers),
+                    "ailment": process.ailment or None,
                 }
                 for process in processes
             ],

@@ -112,6 +112,11 @@ class WorkerLinks:
         self._untried: set[Address] = set()
         self._nobody_by_s = 0.0
 
+    @property
+    def texts(self) -> TextStore:
+        """Text models of the linked workers."""
+        return self._shared.texts
+
     async def start(self) -> None:
         self._session = link_session()
         self._nobody_by_s = self._table.settled_s = _now() + self._times.settle_s
