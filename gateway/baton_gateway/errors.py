@@ -14,6 +14,7 @@ Messages never carry addresses, paths or another client's text.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -90,6 +91,16 @@ def library_error(error: BaseException) -> TokenizerError:
 def is_library_error(error: BaseException) -> bool:
     """Whether a native library may have raised it: an error of any kind, or a panic."""
     return isinstance(error, Exception) or is_panic(error)
+
+
+def ends_task(error: BaseException) -> bool:
+    """Whether it is meant for the task that runs: the end of the process, or the task's own cancellation. A
+    cancellation of something that the task waited for is a failure like others.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
 def is_panic(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ from baton_gateway import apart_pipes
 from baton_gateway.errors import ProcessNotStartedError
 from baton_gateway.process_apart import NoAnswer, ProcessApart
 from baton_gateway.processor_time import Patience
+from baton_testing.gateway.apart_bytes import at_byte
 from baton_testing.gateway.gateway_process import until
 from baton_testing.processes import prepared as processes
 from baton_testing.processes.prepared import Prepared
@@ -53,22 +54,6 @@ async def apart() -> AsyncIterator[ProcessApart]:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def at_byte(apart: ProcessApart, number: int, act: Callable[[], object]) -> None:
-    """Act when so many bytes of the answer are here."""
-    process, come = apart._process, 0
-    assert process is not None
-    feed = process.stdout.feed_data
-
-    def counted(data: bytes) -> None:
-        nonlocal come
-        feed(data)
-        come += len(data)
-        if come - len(data) < number <= come:
-            act()
-
-    process.stdout.feed_data = counted  # type: ignore[method-assign]
 
 
 async def test_an_answer_is_cancelled_at_every_64_kib_and_nothing_is_left(

@@ -17,7 +17,7 @@ from aiohttp import HttpVersion11, web
 
 from baton_gateway import errors
 from baton_gateway.apart_lane import Ailment
-from baton_gateway.errors import Problem, RefusedError, invalid, is_library_error
+from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
 from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
@@ -185,8 +185,8 @@ class HttpApi:
                 return _error(refusal.problem, exchange.id, form)
         except ConnectionError:
             raise
-        except BaseException as error:  # the outermost loop of a request; logged and counted
-            if not is_library_error(error):
+        except BaseException as error:
+            if errors.ends_task(error):
                 raise
             self._complaints.say("a request failed", exchange.id, error)
             return _error(errors.internal_error(), exchange.id, form)

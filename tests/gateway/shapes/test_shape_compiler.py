@@ -130,7 +130,7 @@ async def test_a_plain_schema_is_answered_before_it_is_judged(
     judging, judged = asyncio.Event(), asyncio.Event()
     hear = compiler._lane.process.hear
 
-    async def held(within_s: float) -> bytes | None:
+    async def held(within_s: float) -> bytes | NoAnswer:
         judging.set()
         await judged.wait()
         return await hear(within_s)
@@ -146,13 +146,13 @@ async def test_a_plain_schema_is_answered_before_it_is_judged(
     assert await compiler.compile(shape, "other") == grammar
 
 
-@pytest.mark.parametrize("answer", [None, b'{"definition":null,"message":"no","code":"no"}'])
+@pytest.mark.parametrize("answer", [NoAnswer.ENDED, b'{"definition":null,"message":"no","code":"no"}'])
 async def test_an_early_answer_that_the_compiler_refuses_is_taken_back_and_counted(
-    compiler: ShapeCompiler, told: list[Compiled], monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+    compiler: ShapeCompiler, told: list[Compiled], monkeypatch: pytest.MonkeyPatch, answer: bytes | NoAnswer
 ) -> None:
     """Also where judging it ends the process."""
 
-    async def refusing(within_s: float) -> bytes | None:
+    async def refusing(within_s: float) -> bytes | NoAnswer:
         await compiler._lane.process.kill()
         return answer
 
