@@ -23,6 +23,7 @@ import msgspec
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.parent_death import PARENT_VARIABLE
 from baton_gateway.reporting.state_page import ProcessReport
+from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
 
 _log = logging.getLogger("baton.gateway.processes")
@@ -77,6 +78,7 @@ class GatewayProcesses:
         self._children = [_Child(each) for each in listening]
         self._metrics_folder = tempfile.TemporaryDirectory(prefix="baton-gateway-metrics-")
         self._watchers: list[asyncio.Task[None]] = []
+        self._complaints = Complaints(_log)
         self._ready: asyncio.Queue[None] = asyncio.Queue()
 
     @property
@@ -117,7 +119,12 @@ class GatewayProcesses:
 
     async def _keep(self, child: _Child) -> None:
         while True:
-            process = await self._start_child(child)
+            try:
+                process = await self._start_child(child)
+            except (OSError, RuntimeError) as error:  # no descriptors, memory, processes or threads are left
+                self._complaints.say("a gateway process cannot be started", str(error))
+                await asyncio.sleep(RESTART_S)
+                continue
             watch = asyncio.create_task(self._kill_when_hung(child, process))
             try:
                 code = await process.wait()
@@ -153,6 +160,17 @@ class GatewayProcesses:
     async def _start_child(self, child: _Child) -> asyncio.subprocess.Process:
         child.hang_up()
         ours, theirs = socket.socketpair()
+        try:
+            return await self._start_with(child, ours, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    async def _start_with(
+        self, child: _Child, ours: socket.socket, theirs: socket.socket
+    ) -> asyncio.subprocess.Process:
         descriptors = (child.listening.fileno(), theirs.fileno())
         environment = os.environ | {
             PARENT_VARIABLE: str(os.getpid()),
@@ -161,7 +179,6 @@ class GatewayProcesses:
         }
         command = [sys.executable, "-m", "baton_gateway", *self._argv]
         process = child.process = await asyncio.create_subprocess_exec(*command, env=environment, pass_fds=descriptors)
-        theirs.close()
         child.reader, child.writer = await asyncio.open_connection(sock=ours)
         return process
 
@@ -184,7 +201,7 @@ class GatewayProcesses:
                 await process.wait()
         except TimeoutError:
             process.kill()
-            await process.wait()
+            await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=_STOP_MARGIN_S)
 
     def _forget_metrics(self, pid: int) -> None:
         """Gauges of a dead process go; its counters stay."""

@@ -37,7 +37,7 @@ async def serving(
 
     app = web.Application(client_max_size=1024)
     app.add_routes([web.get("/health/live", live), web.get("/health/ready", ready), web.get("/metrics", show)])
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
     await runner.setup()
     try:
         site = web.TCPSite(runner, *address)

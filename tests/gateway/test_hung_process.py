@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import psutil
 import pytest
 
+from baton_gateway import parent_process
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.parent_process import CHILD_VARIABLE, RESTART_S, SILENCE, GatewayProcesses, until_silent
 from baton_testing.gateway.fake_pool import FakePool
@@ -98,6 +100,35 @@ async def test_a_stopped_child_is_killed_and_another_serves_its_socket(pool: Fak
             while not (reports := await processes.reports()):
                 assert len(seen) == 2
         assert (reports[0].pid, psutil.pid_exists(first.pid)) == (seen[1].pid, False)
+
+
+async def test_a_child_that_cannot_be_started_is_started_later_and_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its socket was never served again."""
+    failures: list[OSError | RuntimeError] = [OSError(errno.EMFILE, "x"), OSError(errno.EAGAIN, "x"), RuntimeError("x")]
+    tried, started = iter(failures), asyncio.Event()
+
+    async def start(*_: object, **__: object) -> None:
+        for failure in tried:
+            raise failure
+        started.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(parent_process, "RESTART_S", 0.001)
+    listening = bind("127.0.0.1", 0, shared=True)
+    before = len(os.listdir("/proc/self/fd"))
+    processes = GatewayProcesses([], [listening], 0.0)
+    starting = asyncio.create_task(processes.start())
+    async with asyncio.timeout(30):
+        await started.wait()
+    starting.cancel()
+    await asyncio.wait([starting])
+    await processes.stop()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(caplog.messages) == 1
+    listening.close()
 
 
 @pytest.mark.processes

@@ -271,28 +271,25 @@ class Relay:
     def _carry_out(self, live: LiveRequest, actions: list[Action], now: float) -> None:
         rest = iter(actions)
         try:
-            self._carry_out_each(live, rest, now)
+            for action in rest:
+                match action:
+                    case Deliver():
+                        self._deliver(live, action, now)
+                    case DeliverPrompt(prompt, first_index, logprobs):
+                        if live.scores is not None:
+                            live.scores.take(prompt, first_index, logprobs)
+                    case Send():
+                        self._send(live, action)
+                    case PickRoute():
+                        route = self._choose(live, action)
+                        if not self.held.takes(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
+                            self._feed(live, self._routed(live, action, route))
+                    case Prepare():
+                        live.preparing = self._loop.create_task(self._prepare(live))
+                    case End():
+                        self._end(live, action, now)
         except BaseException as error:  # noqa: BLE001 (of one request; this may be a link's reader, or a timer)
             self._break(live, error, rest, now)
-
-    def _carry_out_each(self, live: LiveRequest, actions: Iterator[Action], now: float) -> None:
-        for action in actions:
-            match action:
-                case Deliver():
-                    self._deliver(live, action, now)
-                case DeliverPrompt(prompt, first_index, logprobs):
-                    if live.scores is not None:
-                        live.scores.take(prompt, first_index, logprobs)
-                case Send():
-                    self._send(live, action)
-                case PickRoute():
-                    route = self._choose(live, action)
-                    if not self.held.takes(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
-                        self._feed(live, self._routed(live, action, route))
-                case Prepare():
-                    live.preparing = self._loop.create_task(self._prepare(live))
-                case End():
-                    self._end(live, action, now)
 
     def _break(self, live: LiveRequest, error: BaseException, rest: Iterator[Action], now: float) -> None:
         """End a request that this process failed; workers are still told what they were to be told."""
@@ -327,8 +324,12 @@ class Relay:
     def _let_go(self, live: LiveRequest, action: PickRoute) -> Route | None:
         if live.ticket not in self._by_ticket:
             return None
-        route = self._choose(live, action)
-        self._feed(live, self._routed(live, action, route))
+        try:
+            route = self._choose(live, action)
+            self._feed(live, self._routed(live, action, route))
+        except BaseException as error:  # noqa: BLE001 (of one request; others are held behind it)
+            self._break(live, error, iter(()), self._loop.time())
+            return None
         return route if isinstance(route, Route) else None
 
     def _choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:

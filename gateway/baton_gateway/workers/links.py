@@ -181,6 +181,8 @@ class WorkerLinks:
         except (aiohttp.ClientError, TransferError, BundleError, OSError, TimeoutError) as error:
             named = " or ".join(sorted(roles))
             _log.info("link to %s worker %s: %s", named, address, str(error) or type(error).__name__)
+        except Exception:  # noqa: BLE001 (the outermost loop of a worker's links: else nobody would dial it again)
+            _log.exception("link to worker %s", address)
         if not link.was_linked:
             self._was_tried(address)
         return link.was_linked
