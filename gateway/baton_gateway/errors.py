@@ -185,6 +185,18 @@ def worker_refused() -> Problem:
     return Problem(500, SERVER, "A worker refused this request.", None, "worker_refused")
 
 
+def not_sendable(detail: str) -> Problem:
+    """A value of the request, of its model or of the configuration that the messages to workers have no room for.
+    `detail` names the field and what is allowed."""
+    return Problem(500, SERVER, f"This request cannot be told to a worker: {detail}.", None, "not_sendable")
+
+
+def links_ended() -> Problem:
+    """Nobody else's link is risked for it any more."""
+    message = "Links to workers ended again and again as soon as they were told of this request; it is not tried again."
+    return Problem(502, SERVER, message, None, "request_ends_links")
+
+
 def internal_error() -> Problem:
     return Problem(500, SERVER, "Internal error.", None, "internal_error")
 

@@ -40,7 +40,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.bounded_server import BoundedServer
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap
-from baton_wire.messages.operator_link import FlipOrder, GatewayHello, Summary
+from baton_wire.messages.operator_link import MAX_CONFIG_BYTES, FlipOrder, GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
 
@@ -49,7 +49,6 @@ SHUTDOWN_S = 1.0
 """For connections to close, after their requests have ended."""
 UNSET_QUEUE_S = 60.0
 """The longest wait for a turn, as it turns out, where none is set."""
-MAX_CONFIG_BYTES = 1 << 16
 """A longer config.json is not told to the operator."""
 MAX_CONNECTIONS = 8_192
 """Per process. A stream that stands still costs up to 384 KiB (see `sinks` and the send buffer)."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from baton_kv_transfer.coverage import Coverage
 from baton_kv_transfer.layout import Extent, stream_offset
 from baton_wire.errors import LandingFullError
-from baton_wire.messages.pair_link import Span
+from baton_wire.messages.pair_link import MAX_SPANS, Span
 
-MAX_SPANS = 64
 ALIGNMENT_BYTES = 256
 REMEMBERED_LINKS = 1_024
 """A hand-over whose link ended so many links ago has long been over."""

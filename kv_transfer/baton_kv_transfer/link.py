@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 
 from baton_kv_transfer.network import Connection
-from baton_wire.errors import BadMessageError, LinkLostError
+from baton_wire.errors import BadFieldsError, BadMessageError, LinkLostError
 from baton_wire.handshake import LinkIdentity
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.pair_link import Heartbeat, PairMessage
 from baton_wire.messages.values import MAX_FRAME_BYTES
@@ -69,7 +70,10 @@ class PairLink:
         return self._close_reason is not None
 
     def send(self, message: PairMessage) -> None:
-        """Queue a message; dropped when the link is closed. A link whose queue overflows closes."""
+        """Queue a message; dropped when the link is closed. A link whose queue overflows closes.
+
+        Raises BadFieldsError, and queues nothing, for a message that the peer would refuse.
+        """
         if self.is_closed:
             return
         frame = encode(message)
@@ -90,9 +94,9 @@ class PairLink:
             frame = await self._verified(length)
         except (EOFError, OSError) as error:
             raise LinkLostError(str(error) or type(error).__name__) from error
-        message: PairMessage = decode(frame, PairMessage)
         self._begun_until_s = 0.0
         self._alive.heard(self._loop.time())
+        message: PairMessage = decode(frame, PairMessage)
         return message
 
     async def send_now(self, message: PairMessage) -> None:
@@ -108,13 +112,18 @@ class PairLink:
             self._close_reason = reason
             self._closing.set()
 
-    async def run(self, on_message: Callable[[PairMessage], None]) -> str:
+    async def run(
+        self,
+        on_message: Callable[[PairMessage], None],
+        on_refused: Callable[[BadFieldsError], None] = lambda refusal: None,
+    ) -> str:
         """Carry messages until the link is closed, breaks, or falls silent; returns why. The connection is closed then.
 
-        `on_message` may raise BadMessageError; the link is closed with that.
+        `on_message` may raise BadMessageError; the link is closed with that. `on_refused` gets what does not fit its
+        type; too much of it closes the link.
         """
         tasks = [
-            asyncio.create_task(self._read(on_message)),
+            asyncio.create_task(self._read(on_message, on_refused)),
             asyncio.create_task(self._write()),
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._closing.wait()),
@@ -137,9 +146,16 @@ class PairLink:
                 self._connection.close()
         return self._close_reason or ""
 
-    async def _read(self, on_message: Callable[[PairMessage], None]) -> None:
+    async def _read(
+        self, on_message: Callable[[PairMessage], None], on_refused: Callable[[BadFieldsError], None]
+    ) -> None:
+        bad = BadFrames()
         while True:
-            on_message(await self.receive())
+            try:
+                on_message(await self.receive())
+            except BadFieldsError as refusal:
+                bad.met(refusal, self._loop.time())
+                on_refused(refusal)
             await asyncio.sleep(0)  # a socket that always has data would otherwise never let the loop go
 
     async def _write(self) -> None:

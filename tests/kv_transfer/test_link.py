@@ -20,6 +20,7 @@ from baton_wire.handshake import Channel, LinkIdentity, LinkRole
 from baton_wire.liveness import LivenessConfig, PeerState
 from baton_wire.messages.codec import encode
 from baton_wire.messages.pair_link import Heartbeat, PairMessage, Seal, Wait
+from baton_wire.messages.values import MAX_FRAME_BYTES
 from baton_wire.session import Session
 
 PEER = LinkIdentity(LinkRole.PREFILL, b"p" * 16, 1, "k1", Channel.CONTROL)
@@ -91,7 +92,7 @@ async def test_messages_arrive_once_and_in_order_both_ways() -> None:
     [
         (lambda peer: peer.length(0), "length 0"),
         (lambda peer: peer.length(0xFFFFFFFF), "length 4294967295"),
-        (lambda peer: peer.length((4 << 20) + 1), "length 4194305"),
+        (lambda peer: peer.length(MAX_FRAME_BYTES + 1), f"length {MAX_FRAME_BYTES + 1}"),
         (lambda peer: peer.length(3) + peer.sign(b"\xc1\xc1\xc1"), "BadMessageError"),
         (lambda peer: b"GET / HTTP/1.1\r\nHost: decode\r\n", "AlteredFrameError"),
         (lambda peer: struct.pack("!I", 6) + bytes(22), "AlteredFrameError"),

@@ -57,6 +57,7 @@ def test_altered_and_hostile_frames_end_their_link_and_hand_nothing_else_on() ->
     fuzz = LinkFuzz(5)
     assert fuzz.run(2_000) >= 2_000
     assert set(fuzz.ends) == {"AlteredFrameError", "BadMessageError", "LinkLostError"}
+    assert fuzz.refused > 0
 
 
 def test_frames_of_nobody_are_refused_in_a_few_words() -> None:

@@ -2,6 +2,7 @@
 
 TransferError
 ├── BadMessageError      a peer sent what the protocol does not allow: close the link, count it
+│   ├── BadFieldsError   a message of a known type with fields that do not fit: refuse it, keep the link
 │   └── AlteredFrameError a frame is not what the peer sent: close the link at once, dial again
 ├── AuthenticationError  a peer could not prove that it holds a key: close the link, count it
 │   ├── VersionError     the peer holds the key but speaks no common wire version: an upgrade has to bring them together
@@ -13,6 +14,8 @@ TransferError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TransferError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -20,6 +23,17 @@ class TransferError(Exception):
 
 class BadMessageError(TransferError):
     """A frame or message that the protocol does not allow."""
+
+
+class BadFieldsError(BadMessageError):
+    """A message whose type is known and whose fields do not fit it. Raised by whoever receives it, or is to send it."""
+
+    def __init__(self, text: str, message: str, request: bytes | None = None, attempt: int | None = None) -> None:
+        """`message`: the type's name. `request` and `attempt`: what it is about, where it says so."""
+        super().__init__(text)
+        self.message, self.request, self.attempt = message, request, attempt
+        self.fields: Sequence[object] = ()
+        """What the frame holds, its type's number first; empty where it was not sent."""
 
 
 class AlteredFrameError(BadMessageError):

@@ -5,22 +5,33 @@ carries BLAKE2b(key, number ‖ frame), 16 bytes, behind it. The number counts t
 sent: a frame that is altered, left out, repeated or swapped does not fit, and neither does any frame after it. For a
 long frame stands its SHA-256, which processors compute faster, and the number has its highest bit set.
 docs/decisions/link-macs.md says why this MAC.
+
+Where the connection keeps frames apart, a long frame travels in parts, each with its MAC: each is a sign of life, so
+that a peer is not taken for dead while it sends. Every part begins with a byte that no message begins with.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
-from baton_wire.errors import AlteredFrameError
+from baton_wire.errors import AlteredFrameError, BadMessageError
+from baton_wire.messages.values import MAX_FRAME_BYTES
 
 log = logging.getLogger(__name__)
 
 FRAME_MAC_BYTES = 16
 TOLD_EVERY_S = 1.0
+PART_BYTES = 256 << 10
+"""Frames up to here travel whole. At 1 MB/s a part takes a quarter of a second, within what counts as silence."""
+MORE_FOLLOWS, IS_LAST = b"\xc1\0", b"\xc1\1"
+"""What parts begin with. msgpack never uses the first byte."""
+MAX_SIGNED_BYTES = len(MORE_FOLLOWS) + PART_BYTES + FRAME_MAC_BYTES
+"""Longest that travels at once."""
 HASHED_FROM_BYTES = 2_048
 """From so many bytes on SHA-256 is quicker where the processor has instructions for it (measured)."""
 _NUMBER_BYTES = 8
@@ -86,20 +97,70 @@ def _mac(keyed: hashlib.blake2b, number: int, frame: bytes) -> bytes:
     return mac.digest()
 
 
+def parts(frame: bytes) -> Iterator[bytes]:
+    """What travels of a frame, in order: the frame itself, or parts of a long one."""
+    if len(frame) <= PART_BYTES:
+        yield frame
+        return
+    view = memoryview(frame)
+    for start in range(0, len(frame), PART_BYTES):
+        mark = MORE_FOLLOWS if start + PART_BYTES < len(frame) else IS_LAST
+        yield mark + view[start : start + PART_BYTES]
+
+
+class FrameParts:
+    """Puts frames of at most `longest` bytes together again."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._begun = bytearray()
+
+    def add(self, part: bytes) -> bytes | None:
+        """The frame that this part completes; None: more of it follows. Raises BadMessageError."""
+        mark = part[: len(MORE_FOLLOWS)]
+        if mark not in (MORE_FOLLOWS, IS_LAST):
+            if self._begun:
+                raise BadMessageError("frame: another one began before all parts of it had come")
+            return part
+        if len(self._begun) + len(part) - len(mark) > self._longest:
+            raise BadMessageError(f"frame: its parts exceed {self._longest} bytes")
+        self._begun += memoryview(part)[len(mark) :]
+        if mark == MORE_FOLLOWS:
+            return None
+        frame, self._begun = bytes(self._begun), bytearray()
+        return frame
+
+
 class SignedFrames:
     """A connection that keeps frames apart, as a WebSocket does, after its handshake."""
 
     def __init__(
-        self, send: Callable[[bytes], Awaitable[None]], receive: Callable[[], Awaitable[bytes]], session: Session
+        self,
+        send: Callable[[bytes], Awaitable[None]],
+        receive: Callable[[], Awaitable[bytes]],
+        session: Session,
+        longest: int = MAX_FRAME_BYTES,
     ) -> None:
+        """`longest`: bytes of a frame that is received."""
         self._send, self._receive, self._session = send, receive, session
+        self._parts = FrameParts(longest)
 
     async def send(self, frame: bytes) -> None:
-        await self._send(self._session.sign(frame))
+        if len(frame) <= PART_BYTES:
+            await self._send(self._session.sign(frame))
+            return
+        for part in parts(frame):
+            await self._send(self._session.sign(part))
+            await asyncio.sleep(0)  # sending waits only for a peer that is slow: others get a turn in between
 
-    async def receive(self) -> bytes:
-        """The next frame. Raises AlteredFrameError, and what the connection raises when it ends."""
-        return self._session.verify(await self._receive())
+    async def receive(self, on_part: Callable[[], object] = lambda: None) -> bytes:
+        """The next frame; `on_part` is called for each part of a long one that came. Raises AlteredFrameError,
+        BadMessageError, and what the connection raises when it ends."""
+        while True:
+            frame = self._parts.add(self._session.verify(await self._receive()))
+            if frame is not None:
+                return frame
+            on_part()
 
 
 def session_keys(key: bytes, transcript: bytes) -> tuple[bytes, bytes]:

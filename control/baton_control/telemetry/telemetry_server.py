@@ -15,13 +15,16 @@ from aiohttp import WSMsgType, web
 
 from baton_control.names import Key
 from baton_control.telemetry.store import TelemetryStore
-from baton_wire.errors import AuthenticationError, BadMessageError
+from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError
 from baton_wire.handshake import HANDSHAKE_S, KeySource, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeySet, derived_key
+from baton_wire.listening.complaints import Complaints
+from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import (
     CLOSE_S,
+    MAX_UP_BYTES,
     SILENCE,
     FlipOrder,
     GatewayHello,
@@ -33,7 +36,7 @@ from baton_wire.messages.operator_link import (
     Wake,
 )
 from baton_wire.messages.values import Address
-from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, SignedFrames
+from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, SignedFrames
 from baton_wire.silence import bounded_silence
 
 log = logging.getLogger(__name__)
@@ -42,7 +45,6 @@ PATH = "/gateways/{namespace}/{name}"
 HEARTBEAT_S = 1.0
 MAX_LINKS = 1_024
 """Gateway processes of one deployment; more are refused."""
-MAX_FRAME_BYTES = 1 << 20
 
 
 class DerivedKeys:
@@ -80,6 +82,7 @@ class TelemetryServer:
         self._keys, self._clock, self._on_wake, self._standby = keys, clock, on_wake, standby
         self.altered = AlteredFrames()
         """Frames of gateways that did not arrive as they were sent."""
+        self._complaints = Complaints(log)
         self._stores: dict[Key, TelemetryStore] = {}
         self._links: dict[Key, int] = {}
         self._orders: dict[Key, tuple[FlipOrder, ...]] = {}
@@ -113,7 +116,7 @@ class TelemetryServer:
         keys = self._keys(key)
         if keys is None or self._links.get(key, 0) >= MAX_LINKS:
             return web.Response(status=404 if keys is None else 503)
-        socket = web.WebSocketResponse(timeout=CLOSE_S, max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES, compress=False)
+        socket = web.WebSocketResponse(timeout=CLOSE_S, max_msg_size=MAX_SIGNED_BYTES, compress=False)
         try:
             await socket.prepare(request)
         except ValueError as error:  # of a key header that is no base64
@@ -137,7 +140,7 @@ class TelemetryServer:
             accept_roles=(LinkRole.GATEWAY,),
             altered=self.altered,
         )
-        frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), session)
+        frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), session, MAX_UP_BYTES)
         is_standby, holder = self._standby()
         if is_standby:
             await frames.send(encode(Standby(holder)))
@@ -161,9 +164,16 @@ class TelemetryServer:
     async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, frames: SignedFrames) -> None:
         linked: frozenset[tuple[bytes, WorkerCondition, bool, int]] | None = None
         async with bounded_silence(SILENCE) as liveness:
+            now, bad = asyncio.get_running_loop().time, BadFrames()
             while True:
-                message = decode(await frames.receive(), ToOperator)
-                liveness.heard(asyncio.get_running_loop().time())
+                frame = await frames.receive(lambda: liveness.heard(now()))
+                liveness.heard(now())
+                try:
+                    message = decode(frame, ToOperator)
+                except BadFieldsError as refusal:  # the numbers of summaries tell that one is missing
+                    bad.met(refusal, now())
+                    self._complaints.say("a gateway's message is not taken", f"{key}: {refusal}")
+                    continue
                 match message:
                     case Summary():
                         store.told(epoch, message, self._clock())

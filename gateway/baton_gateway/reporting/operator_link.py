@@ -14,12 +14,16 @@ from dataclasses import dataclass
 import aiohttp
 
 from baton_gateway.link_session import link_session
-from baton_wire.errors import AuthenticationError, TransferError
+from baton_wire.errors import AuthenticationError, BadFieldsError, TransferError
 from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
+from baton_wire.listening.complaints import Complaints
+from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.operator_link import (
     CLOSE_S,
+    MAX_DOWN_BYTES,
+    MAX_UP_BYTES,
     SILENCE,
     FlipOrder,
     GatewayHello,
@@ -37,7 +41,6 @@ from baton_wire.silence import bounded_silence
 _log = logging.getLogger("baton.gateway.operator")
 
 SUMMARY_S = 5.0
-MAX_DOWN_BYTES = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class OperatorLink:
         times: OperatorTimes = OperatorTimes(),
     ) -> None:
         self._altered = altered
+        self._complaints = Complaints(_log)
         self._url, self._keys, self._hello, self._sources, self._times = url, keys, hello, sources, times
         self._party = Party(LinkRole.GATEWAY, epoch)
         self._waking = asyncio.Event()
@@ -130,7 +134,7 @@ class OperatorLink:
                     altered=self._altered,
                 )
                 setup.reschedule(None)
-                frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), proven)
+                frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), proven, MAX_DOWN_BYTES)
                 await self._send(frames, self._hello)
                 self.is_linked, self._told_config = True, None
                 _log.info("linked to %s", url)
@@ -143,9 +147,16 @@ class OperatorLink:
 
     async def _listen(self, frames: SignedFrames, telling: asyncio.Task[None]) -> None:
         async with bounded_silence(SILENCE) as liveness:
+            now, bad = asyncio.get_running_loop().time, BadFrames()
             while not telling.done():
-                message = decode(await frames.receive(), ToGateway)
-                liveness.heard(asyncio.get_running_loop().time())
+                frame = await frames.receive()
+                liveness.heard(now())
+                try:
+                    message = decode(frame, ToGateway)
+                except BadFieldsError as refusal:
+                    bad.met(refusal, now())
+                    self._complaints.say("a message of the operator is not taken", str(refusal))
+                    continue
                 match message:
                     case Standby():
                         self._standby(message)
@@ -200,8 +211,16 @@ class OperatorLink:
             self._told_config = config
 
     async def _send(self, frames: SignedFrames, message: Message | Heartbeat) -> None:
+        """What the other end would refuse is left out; of a summary that is missing it knows by the numbers."""
+        try:
+            frame = encode(message)
+            if len(frame) > MAX_UP_BYTES:
+                raise BadFieldsError(f"{len(frame)} bytes exceed {MAX_UP_BYTES}", type(message).__name__)
+        except BadFieldsError as refusal:
+            self._complaints.say("a message to the operator is not sent", str(refusal))
+            return
         async with asyncio.timeout(self._times.setup_s):
-            await frames.send(encode(message))
+            await frames.send(frame)
 
 
 async def _exactly(socket: aiohttp.ClientWebSocketResponse, length: int) -> bytes:

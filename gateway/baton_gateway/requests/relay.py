@@ -71,12 +71,15 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.affinity import prefix_keys
 from baton_gateway.workers.linked_workers import WorkerTable
+from baton_gateway.workers.links import ToWorker
+from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
-from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Tokens
+from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget, Tokens
 from baton_wire.messages.measures import Backlog
 from baton_wire.messages.values import Grammar, PairFingerprint, Thought
 
 _log = logging.getLogger("baton.gateway.requests")
+
 RELEASED_PER_S = 500
 """Parked requests are let go spread over a while, so that a pool that woke up is not buried at once."""
 
@@ -253,6 +256,15 @@ class Relay:
         if live is not None:
             self._metrics.leg_failed(message.reason)
             self._feed(live, LegEnded(epoch, message))
+
+    def unsent(self, message: ToWorker, refusal: BadFieldsError) -> None:
+        """A worker would have refused the message: its request alone ends."""
+        self._complaints.say("a message to a worker is not sent", str(refusal))
+        if (
+            isinstance(message, Prefill | Reserve | Retarget)
+            and (live := self._by_run.get(message.request)) is not None
+        ):
+            self._feed(live, Refused(errors.not_sendable(str(refusal))))
 
     # Carrying out -----------------------------------------------------------------------------------------------------
 

@@ -22,10 +22,13 @@ from baton_gateway.link_session import link_session
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.text_store import TextStore
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
-from baton_wire.errors import AuthenticationError, BadMessageError, TransferError
+from baton_gateway.workers.refused_frames import salvaged
+from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, TransferError
 from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
+from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.gateway_link import (
     BundleChunk,
@@ -43,9 +46,9 @@ from baton_wire.messages.gateway_link import (
     Tokens,
     WorkerState,
 )
-from baton_wire.messages.values import MAX_FRAME_BYTES, POOL_ROLES, Address, Role
+from baton_wire.messages.values import POOL_ROLES, Address, Role
 from baton_wire.reset import reset
-from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session, SignedFrames
+from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, Session, SignedFrames
 
 _log = logging.getLogger("baton.gateway.links")
 LONG_FRAME_BYTES = 32 << 10
@@ -67,6 +70,9 @@ class LinkListener(Protocol):
     def tokens(self, epoch: bytes, frame: Tokens) -> None: ...
     def prompt_logprobs(self, epoch: bytes, message: PromptLogprobs) -> None: ...
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None: ...
+    def unsent(self, message: ToWorker, refusal: BadFieldsError) -> None:
+        """A message was not sent: the worker would have refused it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,8 @@ class WorkerLinks:
         `formats`: how the models write calls and thoughts.
         """
         texts = TextStore(formats=formats)
-        self._shared = _Shared(table, listener, keys, Party(LinkRole.GATEWAY, epoch), times, texts, altered)
+        party, complaints = Party(LinkRole.GATEWAY, epoch), Complaints(_log)
+        self._shared = _Shared(table, listener, keys, party, times, texts, altered, complaints)
         self._times = times
         self._wanted: dict[Role, set[Address]] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
@@ -199,6 +206,7 @@ class _Shared:
     times: LinkTimes
     texts: TextStore
     altered: AlteredFrames
+    complaints: Complaints
 
 
 class WorkerLink:
@@ -225,6 +233,8 @@ class WorkerLink:
         self._times = shared.times
         self._texts = shared.texts
         self._altered = shared.altered
+        self._complaints = shared.complaints
+        self._bad = BadFrames()
         self._outbox: asyncio.Queue[ToWorker] = asyncio.Queue(maxsize=65_536)
         self._is_open = False
         self.was_linked = False
@@ -235,7 +245,7 @@ class WorkerLink:
             async with asyncio.timeout(HANDSHAKE_S):
                 socket = await self._session.ws_connect(
                     f"http://{self._address}/link",
-                    max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES,
+                    max_msg_size=MAX_SIGNED_BYTES,
                     compress=0,
                     autoclose=False,
                 )
@@ -301,7 +311,7 @@ class WorkerLink:
         _log.info("linked %s worker %s epoch %s", hello.role, self._address, hello.epoch.hex()[:12])
         liveness = Liveness(LivenessConfig(self._times.suspect_s, self._times.dead_s), _now())
         helpers = [
-            asyncio.create_task(write_out(self._outbox, frames, self._times.heartbeat_s)),
+            asyncio.create_task(write_out(self._outbox, frames, self._times.heartbeat_s, self._listener.unsent)),
             asyncio.create_task(self._watch(socket, worker, liveness)),
         ]
         try:
@@ -317,9 +327,17 @@ class WorkerLink:
             await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _read(self, frames: SignedFrames, worker: LinkedWorker, liveness: Liveness) -> None:
-        while True:
-            message = decode(await frames.receive(), ToGateway)
+        def hear() -> None:
             liveness.heard(_now())
+
+        while True:
+            frame = await frames.receive(hear)
+            hear()
+            try:
+                message = decode(frame, ToGateway)
+            except BadFieldsError as refusal:
+                self._refuse(refusal, worker)
+                continue
             match message:
                 case Tokens():
                     self._listener.tokens(worker.hello.epoch, message)
@@ -329,6 +347,18 @@ class WorkerLink:
                     self._reported(worker, message)
                 case LegFailed():
                     self._listener.leg_failed(worker.hello.epoch, message)
+
+    def _refuse(self, refusal: BadFieldsError, worker: LinkedWorker) -> None:
+        """Take what fits of a message that does not: the requests of the rest go on elsewhere. Raises BadMessageError
+        when this worker sent too many."""
+        self._bad.met(refusal, _now())
+        self._complaints.say("a worker's message is not taken", f"{worker.role} worker {self._address}: {refusal}")
+        tokens, failed = salvaged(refusal)
+        if tokens is not None:
+            self._listener.tokens(worker.hello.epoch, tokens)
+        for leg in failed:
+            self._send(Cancel(leg.request, leg.attempt))
+            self._listener.leg_failed(worker.hello.epoch, leg)
 
     def _reported(self, worker: LinkedWorker, state: WorkerState) -> None:
         known, role, flip = worker.state, worker.role, worker.flip_told
@@ -363,15 +393,26 @@ class WorkerLink:
                 self._listener.worker_changed()
 
 
-async def write_out(outbox: asyncio.Queue[ToWorker], frames: SignedFrames, heartbeat_s: float) -> None:
-    """Send what is in the outbox, and a heartbeat after a while without anything."""
+async def write_out(
+    outbox: asyncio.Queue[ToWorker],
+    frames: SignedFrames,
+    heartbeat_s: float,
+    on_unsent: Callable[[ToWorker, BadFieldsError], None],
+) -> None:
+    """Send what is in the outbox, and a heartbeat after a while without anything. `on_unsent` gets messages that their
+    receiver would refuse."""
     while True:
         try:
             async with asyncio.timeout(heartbeat_s):
                 message: ToWorker | Heartbeat = await outbox.get()
         except TimeoutError:
             message = Heartbeat()
-        frame = encode(message)
+        try:
+            frame = encode(message)
+        except BadFieldsError as refusal:
+            assert not isinstance(message, Heartbeat)
+            on_unsent(message, refusal)
+            continue
         await frames.send(frame)
         if len(frame) > LONG_FRAME_BYTES:  # sending waits only for a peer that is slow, and there may be many
             await asyncio.sleep(0)

@@ -225,6 +225,17 @@ class DecodeHandovers:
             case _:
                 raise BadMessageError(f"{type(message).__name__}: not a prefill worker's message")
 
+    def spoilt(self, peer: bytes, request: bytes, attempt: int, detail: str, now: float) -> list[DecodeAction]:
+        """A message of this hand-over, to or from that prefill worker, does not fit its type: the hand-over is over,
+        unless it is sealed already."""
+        self._refused["spoilt"] += 1
+        facts = self._peers.get(peer)
+        key = HandoverKey(request, attempt, 0 if facts is None else facts.leg.rank)
+        handover = self._handovers.get(key)
+        if handover is None or handover.peer != peer or handover.state is DecodeState.SEALED:
+            return []
+        return self.cancelled(key, Reason.INTERNAL, detail, now)
+
     def _standing(self, peer: bytes, word: Standing, now: float) -> list[DecodeAction]:
         handover = self._handovers.get(messages.key_of(word, self._peers.get(peer)))
         if handover is None or (handover.peer, handover.transfer) != (peer, word.transfer):

@@ -19,7 +19,7 @@ from baton_kv_transfer.layout import negotiated_unit
 from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import Connection, DataConnection, Listener, Network
 from baton_kv_transfer.transports.table import agreed
-from baton_wire.errors import LinkLostError, TransferError, UnfitPairError
+from baton_wire.errors import BadFieldsError, LinkLostError, TransferError, UnfitPairError
 from baton_wire.fingerprint import require_fit
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
@@ -53,6 +53,10 @@ class AcceptorListener(Protocol):
     def on_up(self, linked: PrefillLink) -> None: ...
 
     def on_message(self, linked: PrefillLink, message: PairMessage) -> None: ...
+
+    def on_refused(self, linked: PrefillLink, refusal: BadFieldsError) -> None:
+        """A message of the prefill worker does not fit its type."""
+        ...
 
     def on_data(self, linked: PrefillLink, connection: DataConnection) -> None:
         """An authenticated data connection of a linked worker; the listener owns it now."""
@@ -200,7 +204,10 @@ class Acceptor:
         linked.link.send(self._hello)
         self._told.on_up(linked)
         try:
-            detail = await linked.link.run(lambda message: self._told.on_message(linked, message))
+            detail = await linked.link.run(
+                lambda message: self._told.on_message(linked, message),
+                lambda refusal: self._told.on_refused(linked, refusal),
+            )
         finally:
             linked.link.close(detail)
             del self.links[linked.epoch]

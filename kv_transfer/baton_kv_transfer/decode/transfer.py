@@ -7,6 +7,7 @@ Owns the landing region's memory and the helper thread that scatters; what happe
 from __future__ import annotations
 
 import asyncio
+import logging
 import mmap
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,10 +25,14 @@ from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.device import DeviceLanding
 from baton_kv_transfer.transports.seam import PROBE_TRANSFER, LandingParts, Transport
 from baton_kv_transfer.transports.table import offered
+from baton_wire.errors import BadFieldsError
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
+from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.pair_link import PairHello, PairMessage, Seal
 from baton_wire.messages.values import PairFingerprint, Reason, RequestKey, Role
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ class DecodeTransfer:
         self._port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._complaints = Complaints(log)
         self._stats = self._look()
 
     # Life ------------------------------------------------------------------------------------------------------------
@@ -223,6 +229,15 @@ class DecodeTransfer:
     def on_data(self, linked: PrefillLink, connection: DataConnection) -> None:
         self._landings[linked.transport].attach(connection, linked.epoch, linked.number)
 
+    def on_refused(self, linked: PrefillLink, refusal: BadFieldsError) -> None:
+        self._complaints.say("a message of a prefill worker is refused", f"{linked.epoch.hex()[:8]}: {refusal}")
+        self._spoilt(linked.epoch, refusal)
+
+    def _spoilt(self, peer: bytes, refusal: BadFieldsError) -> None:
+        if refusal.request is not None and refusal.attempt is not None:
+            detail = str(refusal)
+            self._act(self._handovers.spoilt(peer, refusal.request, refusal.attempt, detail, self._now()))
+
     def on_down(self, linked: PrefillLink, detail: str) -> None:
         orphaned, epoch = self._acceptor.orphaned, linked.epoch
         self._landings[linked.transport].link_down(epoch, linked.number, lambda: epoch not in orphaned)
@@ -251,13 +266,20 @@ class DecodeTransfer:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def _send(self, linked: PrefillLink, message: PairMessage) -> None:
+        try:
+            linked.link.send(message)
+        except BadFieldsError as refusal:
+            self._complaints.say("a message to a prefill worker is not sent", str(refusal))
+            self._spoilt(linked.epoch, refusal)
+
     def _act(self, actions: list[DecodeAction]) -> None:
         for action in actions:
             match action:
                 case SendTo(peer, message):
                     linked = self._acceptor.links.get(peer)
                     if linked is not None:
-                        linked.link.send(message)
+                        self._send(linked, message)
                 case CutLink(peer, detail):
                     self._acceptor.cut(peer, detail)
                 case Scatter():

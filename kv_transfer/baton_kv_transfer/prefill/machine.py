@@ -29,6 +29,7 @@ from baton_kv_transfer.prefill.records import (
     Report,
 )
 from baton_kv_transfer.prefill.suspicion import IN_A_ROW, SilentHandovers, is_silent
+from baton_kv_transfer.sealed_checksums import sealed_checksums
 from baton_wire.errors import BadMessageError, UnfitPairError
 from baton_wire.expiring import ExpiringMap
 from baton_wire.kv_shape import KvGeometry, Units
@@ -218,6 +219,20 @@ class PrefillHandovers:
             case _:
                 raise BadMessageError(f"{type(message).__name__}: not a decode worker's message")
 
+    def spoilt(self, peer: bytes, request: bytes, attempt: int, detail: str, now: float) -> list[PrefillAction]:
+        """A message of this hand-over, to or from that decode worker, does not fit its type: the hand-over is over."""
+        self._refused["spoilt"] += 1
+        facts = self._peers.get(peer)
+        key = HandoverKey(request, attempt, 0 if facts is None else facts.leg.rank)
+        handover = self._handovers.get(key)
+        if handover is None:
+            return [] if key in self._ended else [self._abandon(peer, key, Reason.INTERNAL, detail)]
+        if handover.peer != peer or handover.state is PrefillState.CLOSING:
+            return []
+        is_sealed = handover.state is PrefillState.SEALED
+        outcome = HandoverOutcome(Reason.INTERNAL, detail, report=not is_sealed, tell_peer=True)
+        return self._close(handover, outcome, now)
+
     def _unknown(
         self, peer: bytes, key: HandoverKey, message: Grant | Wait | Reject | Done, now: float
     ) -> list[PrefillAction]:
@@ -361,8 +376,8 @@ class PrefillHandovers:
         assert handover.first_tokens is not None
         self._enter(handover, PrefillState.SEALED, handover.deadline_s)
         checksums = b"".join(handover.checksums[place] for place in sorted(handover.checksums))
-        if self._config.verify is Verify.STAMPS:
-            checksums = b""
+        assert handover.layout is not None
+        checksums = b"" if self._config.verify is Verify.STAMPS else sealed_checksums(handover.layout, checksums)
         return SendTo(
             handover.peer,
             Seal(

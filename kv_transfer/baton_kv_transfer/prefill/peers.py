@@ -20,7 +20,14 @@ from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import Connection, DataConnection, Network
 from baton_kv_transfer.transports.seam import Sender, Writer
 from baton_kv_transfer.transports.table import agreed
-from baton_wire.errors import AuthenticationError, LinkLostError, OwnEpochError, TransferError, UnfitPairError
+from baton_wire.errors import (
+    AuthenticationError,
+    BadFieldsError,
+    LinkLostError,
+    OwnEpochError,
+    TransferError,
+    UnfitPairError,
+)
 from baton_wire.fingerprint import require_fit
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
@@ -57,6 +64,10 @@ class DiallerListener(Protocol):
     def on_up(self, linked: DecodeLink) -> None: ...
 
     def on_message(self, linked: DecodeLink, message: PairMessage) -> None: ...
+
+    def on_refused(self, linked: DecodeLink, refusal: BadFieldsError) -> None:
+        """A message of the decode worker does not fit its type."""
+        ...
 
     def on_down(self, linked: DecodeLink, detail: str) -> None: ...
 
@@ -156,7 +167,10 @@ class Dialler:
         self.links[linked.epoch] = linked
         self._listener.on_up(linked)
         try:
-            detail = await linked.link.run(lambda message: self._listener.on_message(linked, message))
+            detail = await linked.link.run(
+                lambda message: self._listener.on_message(linked, message),
+                lambda refusal: self._listener.on_refused(linked, refusal),
+            )
         finally:
             linked.link.close(detail)
             linked.writer.close(detail)

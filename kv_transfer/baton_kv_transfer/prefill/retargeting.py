@@ -124,6 +124,9 @@ class PrefillKeeper:
     def message(self, peer: bytes, message: PairMessage, now: float) -> list[PrefillAction]:
         return self._outer(self._inner.message(peer, message, now), now)
 
+    def spoilt(self, peer: bytes, request: bytes, attempt: int, detail: str, now: float) -> list[PrefillAction]:
+        return self._outer(self._inner.spoilt(peer, request, attempt, detail, now), now)
+
     def tick(self, now: float) -> list[PrefillAction]:
         actions = self._outer(self._inner.tick(now), now)
         for prompt in list(self._prompts.values()):

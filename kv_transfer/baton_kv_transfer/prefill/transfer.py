@@ -27,8 +27,10 @@ from baton_kv_transfer.transports.device import DeviceMemory
 from baton_kv_transfer.transports.seam import SenderParts, Transport, Writer
 from baton_kv_transfer.transports.table import offered
 from baton_wire.discovery import Endpoint
+from baton_wire.errors import BadFieldsError
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
+from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.pair_link import FirstToken, PairHello, PairMessage, Seal
 from baton_wire.messages.values import Address, PairFingerprint, PeerRef, Reason, RequestKey, Role
 
@@ -113,6 +115,7 @@ class PrefillTransfer:
         self._bytes_before = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._complaints = Complaints(log)
         self._stats = self._look()
 
     # Life ------------------------------------------------------------------------------------------------------------
@@ -197,6 +200,15 @@ class PrefillTransfer:
     def on_message(self, linked: DecodeLink, message: PairMessage) -> None:
         self._act(self._handovers.message(linked.epoch, message, self._now()))
 
+    def on_refused(self, linked: DecodeLink, refusal: BadFieldsError) -> None:
+        self._complaints.say("a message of a decode worker is refused", f"{linked.epoch.hex()[:8]}: {refusal}")
+        self._spoilt(linked.epoch, refusal)
+
+    def _spoilt(self, peer: bytes, refusal: BadFieldsError) -> None:
+        if refusal.request is not None and refusal.attempt is not None:
+            detail = str(refusal)
+            self._act(self._handovers.spoilt(peer, refusal.request, refusal.attempt, detail, self._now()))
+
     def on_down(self, linked: DecodeLink, detail: str) -> None:
         self._measuring.pop(linked.epoch).cancel()
         self._bytes_before += linked.writer.bytes_sent
@@ -259,13 +271,20 @@ class PrefillTransfer:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def _send(self, linked: DecodeLink, message: PairMessage) -> None:
+        try:
+            linked.link.send(message)
+        except BadFieldsError as refusal:
+            self._complaints.say("a message to a decode worker is not sent", str(refusal))
+            self._spoilt(linked.epoch, refusal)
+
     def _act(self, actions: list[PrefillAction]) -> None:
         for action in actions:
             match action:
                 case SendTo(peer, message):
                     linked = self._dialler.links.get(peer)
                     if linked is not None:
-                        linked.link.send(message)
+                        self._send(linked, message)
                     if isinstance(message, Seal):
                         mark(message, "seal sent")
                 case CutLink(peer, detail):

@@ -30,7 +30,7 @@ async def longest_run(tokens: int, messages: int) -> int:
         outbox.put_nowait(
             Reserve(request, 1, packed, tokens, (0,), SamplingParams(max_tokens=1), 1.0, "", None, request)
         )
-    writing = asyncio.create_task(write_out(outbox, frames, heartbeat_s=1.0))
+    writing = asyncio.create_task(write_out(outbox, frames, 1.0, lambda message, refusal: None))
     most = before = 0
     while len(sent) < messages:
         await asyncio.sleep(0)

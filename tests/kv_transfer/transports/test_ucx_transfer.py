@@ -197,8 +197,8 @@ def test_a_descriptor_survives_the_way() -> None:
         ({"epoch": b"f" * 16}, "descriptor.epoch"),
         ({"metadata": b"opaquf"}, "descriptor.metadata: does not match its digest"),
         ({"length": 4_095}, "descriptor.length: 4095"),
-        ({"agent": "x" * 65}, "frame: "),
-        ({"metadata": b"m" * 60_001}, "frame: "),
+        ({"agent": "x" * 65}, "`agent`"),
+        ({"metadata": b"m" * 60_001}, "`metadata`"),
     ],
 )
 def test_a_descriptor_that_is_not_this_peer_s_is_refused(changes: dict[str, object], message: str) -> None:

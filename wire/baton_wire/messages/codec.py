@@ -1,24 +1,26 @@
 """Frames to typed messages and back: msgpack on the wire, exact types and caps by the message classes.
 
 The frame's length is checked before anything is allocated for it; unpacking runs with limits, without extension types
-and hooks; then every field is converted strictly to its declared type. Framing is the link's business.
+and hooks; then every field is converted strictly to its declared type. The same conversion is made before a message is
+sent: nothing leaves that its receiver would refuse. Framing is the link's business.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any, get_args
 
 import msgpack
 import msgspec
 
-from baton_wire.errors import BadMessageError
-from baton_wire.messages.values import MAX_FRAME_BYTES, MAX_GRAMMAR_CHARS
-
-M = TypeVar("M")
+from baton_wire.errors import BadFieldsError, BadMessageError
+from baton_wire.messages.values import MAX_FRAME_BYTES, Attempt, RequestId
 
 _MAX_ITEMS = 1 << 16
-_MAX_TEXT_BYTES = 4 * MAX_GRAMMAR_CHARS
-"""UTF-8 of the longest string of any message."""
+_MAX_ERROR_CHARS = 300
+_CONVERSION_ERRORS = (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
@@ -26,18 +28,27 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Encode one message. Raises BadMessageError when it exceeds the frame cap."""
-    frame: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
+    """Encode one message. Raises BadFieldsError when its receiver would refuse it, and names the field."""
+    kind = type(message)
+    try:
+        fields = msgspec.to_builtins(message, builtin_types=(bytes,))
+        msgspec.convert(fields, kind, strict=True, builtin_types=(bytes,))
+        frame: bytes = msgpack.packb(fields, use_bin_type=True)
+    except _CONVERSION_ERRORS as error:
+        request, attempt = getattr(message, "request", None), getattr(message, "attempt", None)
+        raise BadFieldsError(_described(kind, error), kind.__name__, request, attempt) from error
     if len(frame) > MAX_FRAME_BYTES:
-        raise BadMessageError(f"{type(message).__name__}: {len(frame)} bytes exceed the frame cap {MAX_FRAME_BYTES}")
+        request, attempt = getattr(message, "request", None), getattr(message, "attempt", None)
+        text = f"{kind.__name__}: {len(frame)} bytes exceed the frame cap {MAX_FRAME_BYTES}"
+        raise BadFieldsError(text, kind.__name__, request, attempt)
     return frame
 
 
 def decode(frame: bytes, union: Any) -> Any:
     """Decode one message of the given union of message classes (for example `gateway_link.ToWorker`).
 
-    Raises BadMessageError that names the offending field when the frame is too long, is not msgpack, or does not fit
-    its type.
+    Raises BadFieldsError for a message of the union with a field that does not fit, which it names. Raises another
+    BadMessageError when the frame is too long, is not msgpack, or is no message of the union.
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise BadMessageError(f"frame: {len(frame)} bytes exceed the cap {MAX_FRAME_BYTES}")
@@ -47,12 +58,53 @@ def decode(frame: bytes, union: Any) -> Any:
             raw=False,
             strict_map_key=True,
             ext_hook=_refuse_extension,
-            max_str_len=_MAX_TEXT_BYTES,
+            max_str_len=len(frame),
             max_bin_len=len(frame),
             max_array_len=min(_MAX_ITEMS, len(frame)),
             max_map_len=0,
             max_ext_len=0,
         )
+    except (msgpack.UnpackException, *_CONVERSION_ERRORS) as error:
+        raise BadMessageError(f"frame: {error}"[:_MAX_ERROR_CHARS]) from error
+    try:
         return msgspec.convert(raw, union, strict=True, builtin_types=(bytes,))
-    except (msgspec.ValidationError, msgpack.UnpackException, ValueError, TypeError, RecursionError) as error:
-        raise BadMessageError(f"frame: {error}"[:300]) from error
+    except _CONVERSION_ERRORS as error:
+        raise _refused(raw, union, error) from error
+
+
+def part_of(fields: object, kind: Any) -> Any:
+    """One value nested in the fields of a message that does not fit; None where it does not fit either."""
+    try:
+        return msgspec.convert(fields, kind, strict=True, builtin_types=(bytes,))
+    except _CONVERSION_ERRORS:
+        return None
+
+
+def _refused(raw: object, union: Any, error: Exception) -> BadMessageError:
+    tag = raw[0] if isinstance(raw, list) and raw else None
+    kind = _by_tag(union).get(tag) if type(tag) is int else None
+    if kind is None:
+        return BadMessageError(f"frame: {error}"[:_MAX_ERROR_CHARS])
+    assert isinstance(raw, list)
+    fields = dict(zip(kind.__struct_fields__, raw[1:], strict=False))
+    request, attempt = part_of(fields.get("request"), RequestId), part_of(fields.get("attempt"), Attempt)
+    refusal = BadFieldsError(_described(kind, error), kind.__name__, request, attempt)
+    refusal.fields = raw
+    return refusal
+
+
+@functools.cache
+def _by_tag(union: Any) -> Mapping[int, type[msgspec.Struct]]:
+    kinds = get_args(union) if isinstance(union, types.UnionType) else (union,)
+    return {kind.__struct_config__.tag: kind for kind in kinds}
+
+
+def _described(kind: type[msgspec.Struct], error: Exception) -> str:
+    """Which field does not fit and why, with the field's name for its place in the array."""
+    text = str(error)
+    head, found, place = text.rpartition(" - at `$[")
+    number, closed, rest = place.partition("]")
+    names = kind.__struct_fields__ if kind.__struct_config__.tag is None else ("type", *kind.__struct_fields__)
+    if found and closed and number.isdigit() and int(number) < len(names):
+        text = f"{head} - at `{names[int(number)]}{rest}"
+    return f"{kind.__name__}: {text}"[:_MAX_ERROR_CHARS]

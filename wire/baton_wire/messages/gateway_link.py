@@ -12,6 +12,9 @@ from msgspec import Meta
 
 from baton_wire.messages.measures import Lanes, StepTiming
 from baton_wire.messages.values import (
+    MAX_CHOICES,
+    MAX_CONTEXT_TOKENS,
+    MAX_VOCAB,
     Attempt,
     ByteCount,
     Choice,
@@ -24,6 +27,7 @@ from baton_wire.messages.values import (
     PairFingerprint,
     PeerRef,
     Port,
+    PositiveCount,
     PositiveSeconds,
     PromptLogprob,
     Reason,
@@ -39,13 +43,16 @@ from baton_wire.messages.values import (
 )
 
 MAX_STATE_TIMINGS = 8
+MAX_BUNDLE_BYTES = 64 << 20
+MAX_ENTRIES = 4_096
+"""In one message. Those of a step that are more, or too long for a frame, go in several."""
 MAX_PROMPT_LOGPROBS = 1_024
 """In one message: with 20 alternatives each they take about 0.4 MB."""
 
 Rank = Annotated[int, Meta(ge=0, le=2)]
 """A `HeldRank` of `baton_wire.rules.held_turns`."""
 
-Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=128)]
+Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 
 class Hello(Message, frozen=True, tag=1):
@@ -61,16 +68,16 @@ class Hello(Message, frozen=True, tag=1):
     a prefill worker that never `flips`.
     """
     served_name: Annotated[str, Meta(min_length=1, max_length=253)]
-    vocab_size: Annotated[int, Meta(ge=1, le=1 << 24)]
-    max_context_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
-    max_choices: Annotated[int, Meta(ge=1, le=128)]
+    vocab_size: Annotated[int, Meta(ge=1, le=MAX_VOCAB)]
+    max_context_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT_TOKENS)]
+    max_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
     max_sequences: Annotated[int, Meta(ge=1, le=1 << 16)]
     """That it runs at once."""
     block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
     blocks_total: Count
     bundle_hash: Digest
     """SHA-256 of the tokenizer bundle, which follows in BundleChunk messages."""
-    bundle_bytes: Annotated[int, Meta(ge=1, le=64 << 20)]
+    bundle_bytes: Annotated[int, Meta(ge=1, le=MAX_BUNDLE_BYTES)]
     keeps_answers: bool = False
     """A prefill worker that also takes Reserve without `prefill_epoch`: it decodes what it computed itself."""
     flips: bool = False
@@ -83,15 +90,15 @@ class Hello(Message, frozen=True, tag=1):
 class BundleChunk(Message, frozen=True, tag=2):
     """A piece of the tokenizer bundle, in order; complete when `bundle_bytes` have come."""
 
-    offset: Annotated[int, Meta(ge=0, le=64 << 20)]
+    offset: Annotated[int, Meta(ge=0, le=MAX_BUNDLE_BYTES)]
     data: Annotated[bytes, Meta(min_length=1, max_length=1 << 20)]
 
 
 class Tokens(Message, frozen=True, tag=3):
-    """Everything that one engine step produced for this gateway's requests."""
+    """What one engine step produced for this gateway's requests; several of them where it is much."""
 
     step: Count
-    entries: Annotated[tuple[TokenEntry, ...], Meta(min_length=1, max_length=4_096)]
+    entries: Annotated[tuple[TokenEntry, ...], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
 
 class LegFailed(Message, frozen=True, tag=4):
@@ -109,7 +116,7 @@ class HeldTurn(NestedValue, frozen=True):
     """A `TurnInRound` of `baton_wire.rules.held_turns`."""
 
     place: Count | None
-    of: Annotated[int, Meta(ge=1)]
+    of: PositiveCount
 
 
 class WorkerState(Message, frozen=True, tag=5):
@@ -146,7 +153,7 @@ class WorkerState(Message, frozen=True, tag=5):
     """The number of the last Flip that it carried out; 0: none."""
     turn: HeldTurn | None = None
     """Of the gateway that is told, among those that hold prompts; None: no gateway told this worker of any."""
-    gateways: Annotated[int, Meta(ge=1)] = 1
+    gateways: PositiveCount = 1
     """Processes linked to it, in whatever replica, the one that is told among them."""
 
     def __post_init__(self) -> None:
@@ -163,7 +170,7 @@ class PromptLogprobs(Message, frozen=True, tag=7):
 
     request: RequestId
     attempt: Attempt
-    first_index: Annotated[int, Meta(ge=1, le=1 << 20)]
+    first_index: Annotated[int, Meta(ge=1, le=MAX_CONTEXT_TOKENS)]
     """Place of logprobs[0]'s token in the prompt. The first token, place 0, has none."""
     logprobs: Annotated[tuple[PromptLogprob, ...], Meta(min_length=1, max_length=MAX_PROMPT_LOGPROBS)]
 

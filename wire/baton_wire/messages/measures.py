@@ -13,6 +13,7 @@ from baton_wire.messages.values import (
     Count,
     Epoch,
     NestedValue,
+    PositiveCount,
     Role,
     Seconds,
     TokenCount,
@@ -43,7 +44,7 @@ class StepTiming(NestedValue, frozen=True):
 class Lanes(NestedValue, frozen=True):
     """A prefill worker's ways to decode workers, as far as they were measured: at least one was."""
 
-    measured: Annotated[int, Meta(ge=1)]
+    measured: PositiveCount
     too_slow: Count
     """Of these, the ones slower than asked for."""
     slowest: Annotated[str, Meta(max_length=64)]

@@ -23,6 +23,11 @@ CLOSE_S = 0.2
 MAX_WORKERS = 1_024
 """Workers that one summary describes."""
 
+MAX_CONFIG_BYTES = 1 << 16
+MAX_UP_BYTES = 4 << 20
+"""Longest frame of a gateway: a summary of so many workers with all their step times."""
+MAX_DOWN_BYTES = 4_096
+
 ConfigHash = Annotated[str, Meta(max_length=64)]
 
 
@@ -65,7 +70,7 @@ class Heartbeat(Message, frozen=True, tag=4):
 class ModelConfigFile(Message, frozen=True, tag=5):
     """`config.json` of the model that is served, told when the first worker of a revision was linked."""
 
-    content: Annotated[bytes, Meta(min_length=2, max_length=1 << 16)]
+    content: Annotated[bytes, Meta(min_length=2, max_length=MAX_CONFIG_BYTES)]
 
 
 class Standby(Message, frozen=True, tag=16):

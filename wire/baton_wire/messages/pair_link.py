@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from baton_wire.messages.values import (
+    MAX_CHOICES,
     Attempt,
     Choice,
     Count,
@@ -32,8 +33,10 @@ TransferId = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 Offset = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Length = Annotated[int, Meta(ge=0, lt=1 << 48)]
 
+MAX_SPANS = 64
+MAX_LAYER_GROUPS = 256
 MAX_CHECKSUM_BYTES = 3 << 20
-"""Checksums that one Seal carries: 8 bytes for each of 393,216 pieces, within the frame cap."""
+"""What one Seal carries: 8 bytes for each of 393,216 pieces, or for stretches of pieces where there are more."""
 
 
 class Span(NestedValue, frozen=True):
@@ -83,9 +86,9 @@ class Grant(Message, frozen=True, tag=2):
     """Length of the prefix that D already holds: a multiple of `unit_tokens`."""
     end_tokens: TokenCount
     unit_tokens: Annotated[int, Meta(ge=1, le=4_096)]
-    spans: Annotated[tuple[Span, ...], Meta(max_length=64)]
+    spans: Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)]
     """In order; the hand-over's byte stream (see layout) runs through them. Empty when nothing needs to move."""
-    groups: Annotated[int, Meta(ge=1, le=256)] = 1
+    groups: Annotated[int, Meta(ge=1, le=MAX_LAYER_GROUPS)] = 1
     """Layer groups of the byte stream, equally many layers each."""
 
 
@@ -113,8 +116,9 @@ class Seal(Message, frozen=True, tag=5):
     attempt: Attempt
     transfer: TransferId
     checksums: Annotated[bytes, Meta(max_length=MAX_CHECKSUM_BYTES)]
-    """Little-endian uint64 per piece, in the order of the byte stream; empty with `verify: stamps`."""
-    first_tokens: Annotated[tuple[FirstToken, ...], Meta(min_length=1, max_length=128)]
+    """Little-endian uint64 per piece, in the order of the byte stream; empty with `verify: stamps`. Digests of
+    stretches of them where these are more than a Seal carries (docs/protocol.md)."""
+    first_tokens: Annotated[tuple[FirstToken, ...], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 
 class Abandon(Message, frozen=True, tag=6):
@@ -145,7 +149,7 @@ class Standing(Message, frozen=True, tag=9):
     request: RequestId
     attempt: Attempt
     transfer: TransferId
-    groups: Annotated[int, Meta(ge=1, le=256)]
+    groups: Annotated[int, Meta(ge=1, le=MAX_LAYER_GROUPS)]
 
 
 PairMessage = PairHello | Grant | Wait | Reject | Seal | Abandon | Done | Heartbeat | Standing

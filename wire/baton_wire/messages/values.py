@@ -15,11 +15,16 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 """Version of every message type below and of how frames travel; both ends of a link agree on one in the handshake."""
 
-MAX_FRAME_BYTES = 4 << 20
-"""Longest frame that is read. 262,144 token ids (the longest supported context) take 1 MiB, checksums the same."""
+MAX_CONTEXT_TOKENS = 1 << 20
+"""The longest context that any model is served with, prompt and answer together."""
+
+MAX_VOCAB = 1 << 24
+MAX_FRAME_BYTES = 6 << 20
+"""Longest frame that is read. The token ids of the longest context take 4 MiB, the longest grammar 1 MiB. Each message
+type fits at its largest, or its sender cuts it up (`Tokens`)."""
 
 RequestId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """Random, minted by the gateway; never derived from anything that a client sent."""
@@ -28,13 +33,21 @@ Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """Random identity of a worker process: the same address with another epoch is another worker."""
 
 Attempt = Annotated[int, Meta(ge=1, le=1_000)]
-Choice = Annotated[int, Meta(ge=0, lt=128)]
-TokenId = Annotated[int, Meta(ge=0, lt=1 << 24)]
-TokenCount = Annotated[int, Meta(ge=0, le=1 << 20)]
+MAX_CHOICES = 128
+Choice = Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]
+TokenId = Annotated[int, Meta(ge=0, lt=MAX_VOCAB)]
+TokenCount = Annotated[int, Meta(ge=0, le=MAX_CONTEXT_TOKENS)]
 MAX_GRAMMAR_CHARS = 1 << 18
 MAX_MARK_IDS = 16
 """Token ids that mark where a thought starts or ends."""
-PackedTokenIds = Annotated[bytes, Meta(max_length=1 << 20)]
+MAX_STOP_IDS = 256
+"""A model's end ids (128 at most) and those that a client adds."""
+MAX_LOGIT_BIAS = 1_024
+MAX_LOGPROBS = 20
+MAX_ENTRY_IDS = 64
+"""Tokens of one choice that one step produced."""
+PACKED_ID_BYTES = 4
+PackedTokenIds = Annotated[bytes, Meta(max_length=PACKED_ID_BYTES * MAX_CONTEXT_TOKENS)]
 """Token ids as little-endian uint32; see `pack_ids`."""
 
 Host = Annotated[str, Meta(min_length=1, max_length=253)]
@@ -43,6 +56,7 @@ Digest = Annotated[str, Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$"
 ShortText = Annotated[str, Meta(max_length=256)]
 Salt = Annotated[str, Meta(max_length=128)]
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+PositiveCount = Annotated[int, Meta(ge=1, le=1 << 40)]
 ByteCount = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """Of all that was ever moved: a worker hands over 2^40 bytes of KV within minutes."""
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
@@ -130,7 +144,7 @@ class PeerRef(NestedValue, frozen=True):
 class PairFingerprint(NestedValue, frozen=True):
     """What must be equal between a prefill and a decode worker before KV may move between them."""
 
-    wire_version: int
+    wire_version: Annotated[int, Meta(ge=1, le=65_535)]
     model_hash: Digest
     """Hash of weights and config: another revision of the model is another model."""
     dtype: Annotated[str, Meta(max_length=32)]
@@ -177,25 +191,25 @@ class SamplingParams(NestedValue, frozen=True):
     sequence continues identically on another worker.
     """
 
-    max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT_TOKENS)]
     """Tokens to generate, counted from the end of the prompt: forced ones of a migration included."""
     seed: Seed = 0
     temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
-    top_k: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    top_k: Annotated[int, Meta(ge=1, le=MAX_VOCAB)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
-    min_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    min_tokens: TokenCount = 0
     """Stop ids are not drawn before this many tokens."""
     logit_bias: Annotated[
-        tuple[tuple[TokenId, Annotated[float, Meta(ge=-100, le=100)]], ...], Meta(max_length=1_024)
+        tuple[tuple[TokenId, Annotated[float, Meta(ge=-100, le=100)]], ...], Meta(max_length=MAX_LOGIT_BIAS)
     ] = ()
-    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=128)] = ()
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_IDS)] = ()
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     """None: no logprobs. k: the drawn token's logprob and the k likeliest alternatives."""
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     """The same for the prompt's own tokens but the first; told once, before the first drawn token."""
     grammar: Grammar | None = None
     """None: any token may be drawn. With a grammar, stop ids are drawn where the answer may end, and only there."""
@@ -214,16 +228,16 @@ class TokenLogprob(NestedValue, frozen=True):
     """Natural-log probability of the drawn token under the unmodified distribution, and the likeliest alternatives."""
 
     logprob: float
-    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=20)]
+    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_LOGPROBS)]
 
 
 class PromptLogprob(NestedValue, frozen=True):
     """Natural-log probability of one token of a prompt under the model, given those before it."""
 
     logprob: float
-    rank: Annotated[int, Meta(ge=1, le=1 << 24)]
+    rank: Annotated[int, Meta(ge=1, le=MAX_VOCAB)]
     """1: no token was likelier."""
-    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=20)]
+    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_LOGPROBS)]
     """The likeliest tokens in its place, best first."""
 
 
@@ -235,14 +249,11 @@ class TokenEntry(NestedValue, frozen=True):
     choice: Choice
     first_index: TokenCount
     """Index of ids[0] among the tokens generated since the end of the prompt."""
-    ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=64)]
-    logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=64)] | None = None
+    ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_ENTRY_IDS)]
+    logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_ENTRY_IDS)] | None = None
     finish: Finish | None = None
     cached_tokens: TokenCount | None = None
     """Tokens of the prompt whose KV the prefix cache had: said with the first token, where the prompt was computed."""
-
-
-PACKED_ID_BYTES = 4
 
 
 def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:
@@ -255,12 +266,12 @@ def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:
 
 def num_packed(packed: bytes) -> int:
     """How many token ids are in it."""
-    return len(packed) // 4
+    return len(packed) // PACKED_ID_BYTES
 
 
 def unpack_ids(packed: bytes) -> list[int]:
     """Decode `pack_ids`. Raises ValueError when the length is not a multiple of four."""
-    if len(packed) % 4:
+    if len(packed) % PACKED_ID_BYTES:
         raise ValueError(f"token ids: {len(packed)} bytes are not a multiple of 4")
     ids = array("I")
     ids.frombytes(packed)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton_engine.model.model_directory import model_file
+from baton_wire.messages.gateway_link import MAX_BUNDLE_BYTES
 from baton_wire.models.errors import ModelError
 from baton_worker.errors import ConfigError
 
@@ -19,7 +20,6 @@ REQUIRED = ("tokenizer.json", "config.json")
 OPTIONAL = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json")
 OLDER_TEMPLATE = "chat_template.json"
 """Where models for images too had their template. Not named in bundles of models without it: their hash stays."""
-MAX_BUNDLE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from baton_engine.scheduling.events import Drawn, PromptScored
 from baton_kv_transfer.transports.bandwidth import lanes
-from baton_wire.messages.gateway_link import MAX_PROMPT_LOGPROBS, Hello, PromptLogprobs, WorkerState
+from baton_wire.messages.gateway_link import (
+    MAX_ENTRIES,
+    MAX_PROMPT_LOGPROBS,
+    Hello,
+    PromptLogprobs,
+    Tokens,
+    WorkerState,
+)
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import RequestKey, Role, TokenEntry
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
 from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
+
+MAX_TOKEN_VALUES = 1 << 16
+"""Ids and log probabilities of one message: at most about 1 MB, so that nothing waits long behind it."""
 
 
 def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
@@ -29,6 +39,21 @@ def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
         finish=event.finish,
         cached_tokens=event.cached_tokens,
     )
+
+
+def token_messages(step: int, entries: Sequence[TokenEntry]) -> Iterator[Tokens]:
+    """A step's tokens in messages that fit into a frame."""
+    begun: list[TokenEntry] = []
+    values = 0
+    for entry in entries:
+        own = len(entry.ids) + sum(1 + len(each.top) for each in entry.logprobs or ())
+        if begun and (len(begun) == MAX_ENTRIES or values + own > MAX_TOKEN_VALUES):
+            yield Tokens(step, tuple(begun))
+            begun, values = [], 0
+        begun.append(entry)
+        values += own
+    if begun:
+        yield Tokens(step, tuple(begun))
 
 
 def prompt_logprobs(event: PromptScored, key: RequestKey) -> Iterator[PromptLogprobs]:

@@ -18,26 +18,30 @@ from typing import Final, Protocol
 import msgspec
 from aiohttp import WSMsgType, web
 
-from baton_wire.errors import AlteredFrameError, AuthenticationError, BadMessageError, LinkLostError
+from baton_wire.errors import AlteredFrameError, AuthenticationError, BadFieldsError, BadMessageError, LinkLostError
 from baton_wire.handshake import LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
+from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import REPORT_S, Liveness, LivenessConfig, PeerState
 from baton_wire.messages import codec
+from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.gateway_link import (
     BundleChunk,
     Heartbeat,
     HeldTurn,
     Hello,
     Holding,
+    LegFailed,
     Prefill,
     Reserve,
+    Retarget,
     ToWorker,
     WorkerState,
 )
-from baton_wire.messages.values import MAX_FRAME_BYTES, Message, Role, num_packed
+from baton_wire.messages.values import MAX_FRAME_BYTES, Attempt, Message, Reason, Role, num_packed
 from baton_wire.reset import reset
 from baton_wire.rules.held_turns import HeldRank, HeldTurns, Urgency
-from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session
+from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, FrameParts, Session, parts
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,9 @@ MAX_QUEUED_BYTES = 64 << 20
 CHUNK_BYTES = 512 << 10
 WATCH_S = 0.25
 LIVENESS = LivenessConfig()
+_ANSWERED = tuple(kind.__name__ for kind in (Prefill, Reserve, Retarget))
+"""Messages whose gateway waits for what comes of them."""
+_NEXT_ATTEMPT = 1 + Retarget.__struct_fields__.index("next_attempt")
 LINK_ROLES = {Role.PREFILL: LinkRole.PREFILL, Role.DECODE: LinkRole.DECODE}
 
 
@@ -63,7 +70,10 @@ class GatewayLink:
         self.overflowed = False
 
     def send(self, message: Message) -> None:
-        """Queue a message. A link whose queue overflows is closed by its writer."""
+        """Queue a message. A link whose queue overflows is closed by its writer.
+
+        Raises BadFieldsError, and queues nothing, for a message that the gateway would refuse.
+        """
         frame = codec.encode(message)
         self._queued_bytes += len(frame)
         if self._queued_bytes > MAX_QUEUED_BYTES:
@@ -85,7 +95,8 @@ class GatewayLink:
                 continue
             frame = self._frames.popleft()
             self._queued_bytes -= len(frame)
-            await socket.send_bytes(self.session.sign(frame))
+            for part in parts(frame):
+                await socket.send_bytes(self.session.sign(part))
         raise LinkLostError(f"gateway does not read: more than {MAX_QUEUED_BYTES} bytes are queued for it")
 
 
@@ -125,6 +136,7 @@ class GatewayLinks:
         self._links: set[GatewayLink] = set()
         self._holders: HeldTurns[GatewayLink] = HeldTurns()
         self._came = CameSince()
+        self._complaints = Complaints(log)
         self._hurry = asyncio.Event()
         """Gateways are to hear of something, or of each other, before the next state is due."""
 
@@ -133,7 +145,7 @@ class GatewayLinks:
 
     async def accept(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handler of `/link`: handshake, hello, then frames until the link is lost."""
-        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES, autoping=True, compress=False)
+        socket = web.WebSocketResponse(max_msg_size=MAX_SIGNED_BYTES, autoping=True, compress=False)
         try:
             await socket.prepare(request)
         except ValueError as error:  # of a key header that is no base64
@@ -187,7 +199,10 @@ class GatewayLinks:
         turns = self._holders.turns(links)
         for link in links:
             told = HeldTurn(*turns[link]) if link in turns else None
-            link.send(msgspec.structs.replace(message, turn=told, gateways=len(links)))
+            try:
+                link.send(msgspec.structs.replace(message, turn=told, gateways=len(links)))
+            except BadFieldsError as refusal:
+                self._complaints.say("the state is not told to gateways", str(refusal))
 
     def _tell_holding(self, link: GatewayLink, urgency: Urgency | None) -> None:
         if self._holders.told(link, urgency):
@@ -223,16 +238,37 @@ class GatewayLinks:
         return is_sound and not link.overflowed and alive.state(time.monotonic()) is not PeerState.DEAD
 
     async def _read(self, link: GatewayLink, socket: web.WebSocketResponse, heard: Callable[[], None]) -> None:
+        received, bad = FrameParts(MAX_FRAME_BYTES), BadFrames()
         while True:
-            frame = link.session.verify(await _receive_bytes(socket))
-            message = codec.decode(frame, ToWorker)
+            frame = received.add(link.session.verify(await _receive_bytes(socket)))
             heard()
+            if frame is None:
+                continue
+            try:
+                message = codec.decode(frame, ToWorker)
+            except BadFieldsError as refusal:
+                bad.met(refusal, time.monotonic())
+                self._refuse(link, refusal)
+                continue
             if isinstance(message, Holding):
                 self._tell_holding(link, urgency_of(message, time.monotonic()))
             elif not isinstance(message, Heartbeat):
                 self._service.handle(link, message)
                 if len(self._links) > 1 and self._came.is_much(prompt_tokens_of(message)):
                     self._hurry.set()
+
+    def _refuse(self, link: GatewayLink, refusal: BadFieldsError) -> None:
+        """The request of a message that does not fit ends; the link and all others on it stay."""
+        self._complaints.say("a gateway's message is refused", f"gateway {link.epoch.hex()[:8]}: {refusal}")
+        if refusal.message not in _ANSWERED or refusal.request is None:
+            return
+        attempt = refusal.attempt
+        if refusal.message == Retarget.__name__:
+            attempt = (
+                codec.part_of(refusal.fields[_NEXT_ATTEMPT], Attempt) if len(refusal.fields) > _NEXT_ATTEMPT else None
+            )
+        if attempt is not None:
+            link.send(LegFailed(refusal.request, attempt, Reason.BAD_REQUEST, str(refusal)[:256]))
 
 
 class CameSince:

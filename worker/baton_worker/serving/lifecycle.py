@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from baton_engine.running.step_load import StepLoad
 from baton_engine.scheduling.events import SchedulerEvent
-from baton_wire.errors import AuthenticationError
+from baton_wire.errors import AuthenticationError, BadFieldsError
 from baton_wire.keys import KeyDirectory
+from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import Hello, WorkerState
 from baton_wire.messages.values import Grammar, RequestKey, Role
 from baton_worker.building import engine, paced
@@ -153,6 +154,7 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         def introduction() -> Hello:
             return hello(config, parts, epoch, role.pair_port(), present_role())
 
+        check_hello(introduction())
         links = GatewayLinks(introduction, parts.bundle.data, keys, service, metrics.altered_frames, measured)
         thread.start()
         stack.callback(thread.stop, STOP_S)
@@ -174,6 +176,14 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await transfer_thread.run_from_loop(role.mover.stop())
+
+
+def check_hello(hello: Hello) -> None:
+    """Raises ConfigError for a worker that every gateway would refuse."""
+    try:
+        codec.encode(hello)
+    except BadFieldsError as error:
+        raise ConfigError(f"gateways would refuse this worker: {error}") from error
 
 
 def _stages(

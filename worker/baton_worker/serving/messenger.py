@@ -16,10 +16,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton_engine.scheduling.events import Drawn, Failed, PromptScored, SchedulerEvent, SequenceSpec
+from baton_wire.errors import BadFieldsError
+from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.gateway_link import Cancel, Flip, LegFailed, Prefill, Reserve, Tokens, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, TokenEntry
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.reporting.reports import prompt_logprobs, token_entry, worker_state
+from baton_worker.reporting.reports import prompt_logprobs, token_entry, token_messages, worker_state
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import CancelWork, Command, Drain
 from baton_worker.serving.gateway_links import GatewayLink
@@ -65,6 +67,7 @@ class Messenger(ABC):
         self.token_blocks: Callable[[int], int] = lambda blocks: blocks
         """From blocks of the pool to those that gateways reckon with."""
         self._is_closed = False
+        self._complaints = Complaints(log)
 
     def attach(self, engine: RunningEngine) -> None:
         self._engine = engine
@@ -168,10 +171,37 @@ class Messenger(ABC):
             elif isinstance(event, PromptScored):
                 key = self.asked_as(event.key)
                 if (link := self._open.link_of(key)) is not None:
-                    for message in prompt_logprobs(event, key):
-                        link.send(message)
+                    self._send_scores(link, event, key)
         for link, batch in entries.items():
-            link.send(Tokens(snapshot.steps, tuple(batch)))
+            for message in token_messages(snapshot.steps, batch):
+                self._send_tokens(link, message)
+
+    def _send_scores(self, link: GatewayLink, event: PromptScored, key: RequestKey) -> None:
+        try:
+            for message in prompt_logprobs(event, key):
+                link.send(message)
+        except BadFieldsError as refusal:
+            self._give_up(link, key, refusal)
+
+    def _send_tokens(self, link: GatewayLink, message: Tokens) -> None:
+        """All of them, or all but those of requests whose gateway would refuse them: these end."""
+        try:
+            link.send(message)
+        except BadFieldsError as refusal:
+            if len(message.entries) == 1:
+                entry = message.entries[0]
+                self._give_up(link, RequestKey(entry.request, entry.attempt), refusal)
+                return
+            for entry in message.entries:
+                self._send_tokens(link, Tokens(message.step, (entry,)))
+
+    def _give_up(self, link: GatewayLink, key: RequestKey, refusal: BadFieldsError) -> None:
+        """What the engine produced for this request cannot be told: another worker may do better."""
+        self._complaints.say("tokens are not told to their gateway", str(refusal))
+        self._metrics.legs[Reason.INTERNAL].inc()
+        if self._open.owns(key, link):
+            self._cancel(key, None)
+        link.send(leg_failed(key, Reason.INTERNAL, str(refusal)))
 
     def asked_as(self, key: RequestKey) -> RequestKey:
         """The attempt under which the gateway knows what the engine knows as `key`."""

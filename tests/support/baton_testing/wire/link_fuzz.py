@@ -14,7 +14,7 @@ from baton_kv_transfer.link import PairLink
 from baton_testing.wire.fuzz import WireFuzz
 from baton_testing.wire.samples import samples
 from baton_testing.wire.sessions import sessions
-from baton_wire.errors import BadMessageError
+from baton_wire.errors import BadFieldsError, BadMessageError
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole
 from baton_wire.messages.codec import decode
 from baton_wire.messages.gateway_link import ToGateway, ToWorker
@@ -55,6 +55,8 @@ class LinkFuzz(WireFuzz):
         self.of_pairs = samples(self.chance, PairMessage, 6)
         self.of_gateways = [(union, samples(self.chance, union, 6)) for union in (ToGateway, ToWorker)]
         self.ends: Counter[str] = Counter()
+        self.refused = 0
+        """Frames that did not end their link: their type was known and their fields did not fit."""
         self.altered = AlteredFrames()
 
     async def link_step(self) -> int:
@@ -93,7 +95,10 @@ class LinkFuzz(WireFuzz):
         link, got = SignedFrames(_Recorded(b"").send, receive, ours), []
         try:
             while True:
-                got.append(decode(await link.receive(), union))
+                try:
+                    got.append(decode(await link.receive(), union))
+                except BadFieldsError:
+                    self.refused += 1
         except BadMessageError as error:
             self.ends[type(error).__name__] += 1
         if not is_hostile:
