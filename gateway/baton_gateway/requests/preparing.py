@@ -134,7 +134,7 @@ def make_prompts(
     for place, packed in enumerate(encoded):
         tokens, its_seed = len(packed) // PACKED_ID_BYTES, (first_seed + place) % _SEEDS
         sampling = _sampling(options, tokens, text, limits, field, its_seed, defaults, grammar, thought)
-        prompts.append(Prompt(packed, sampling, salt))
+        prompts.append(Prompt(packed, sampling, salt, limits.vocab_size))
     return tuple(prompts)
 
 

@@ -217,10 +217,10 @@ class Relay:
             else:
                 self._feed(live, RoutesChanged())
 
-    def worker_lost(self, epoch: bytes) -> None:
+    def worker_lost(self, epoch: bytes, is_refusal: bool = False) -> None:
         self.on_workers_changed()
         for live in list(self._by_ticket.values()):
-            self._feed(live, WorkerLost(epoch))
+            self._feed(live, WorkerLost(epoch, is_refusal))
 
     def tokens(self, epoch: bytes, frame: Tokens) -> None:
         """Tokens of an answer that came in several frames go to its client together: where this process falls behind,

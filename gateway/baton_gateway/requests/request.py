@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
+from baton_gateway.requests.believed_tokens import entry_fault, scores_fault
 from baton_gateway.requests.request_events import (
     Action,
     Admitted,
@@ -46,7 +47,7 @@ from baton_gateway.requests.request_events import (
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.requests.run import Choice, Run, RunState, blamed, keeper, retry_delay, send_on, start_legs
 from baton_wire.messages.gateway_link import Cancel
-from baton_wire.messages.values import Reason, TokenEntry
+from baton_wire.messages.values import Finish, Reason, TokenEntry
 
 
 class Stage(enum.Enum):
@@ -191,7 +192,7 @@ class RequestLife:
         run.prefill, run.decode = route.prefill, route.decode
         run.landed = run.progressed = False
         run.held.clear()
-        run.moved_s = now
+        run.moved_s = run.sent_s = now
         self.attempts += 1
         self.migrations += bool(self._forced(run))
         kept, run.kept = run.kept, None
@@ -250,6 +251,9 @@ class RequestLife:
         run = self._current(event.worker, entry.request, entry.attempt)
         if run is None or (number := run.prompt * self._n + entry.choice) not in run.choices:
             return []
+        prompt = self._prompts[run.prompt]
+        if entry_fault(entry, prompt) is not None:
+            return self._disbelieved(run, event.worker, now)
         run.moved_s = now
         if event.worker == run.decode and not self._is_told(run.prompt):
             run.held.append(event)  # what the prefill worker says of the prompt comes over another link, perhaps later
@@ -265,9 +269,17 @@ class RequestLife:
             self.conflicts += not is_same
             told = Send(event.worker, Cancel(run.request, run.attempt))
             return [told, *self._fail(run, event.worker, Reason.INTERNAL if is_same else Reason.KV_CORRUPT, now)]
-        if known >= len(entry.ids) and entry.finish is None:
+        finish = entry.finish
+        if finish is None and entry.first_index + len(entry.ids) == prompt.sampling.max_tokens:
+            finish = Finish.LENGTH  # whatever the worker says: there is no more to come
+        if known >= len(entry.ids) and finish is None:
             return []
-        return self._deliver(run, number, choice, entry, known)
+        return self._deliver(run, number, choice, entry, known, finish)
+
+    def _disbelieved(self, run: Run, worker: bytes, now: float) -> list[Action]:
+        """What the worker says of the run can't be so: another one may do better."""
+        told = Send(worker, Cancel(run.request, run.attempt))
+        return [told, *self._fail(run, worker, Reason.INTERNAL, now)]
 
     def _current(self, worker: bytes, request: bytes, attempt: int) -> Run | None:
         """The run whose attempt under way this is, if the worker takes part in it."""
@@ -281,6 +293,8 @@ class RequestLife:
         run = self._current(event.worker, message.request, message.attempt)
         if run is None:
             return []
+        if scores_fault(message, self._prompts[run.prompt]) is not None:
+            return self._disbelieved(run, event.worker, now)
         run.moved_s = now
         if message.first_index <= self._told[run.prompt]:
             end = message.first_index + len(message.logprobs)
@@ -297,14 +311,17 @@ class RequestLife:
         wanted = self._prompts[prompt]
         return wanted.sampling.prompt_logprobs is None or self._told[prompt] >= wanted.num_tokens
 
-    def _deliver(self, run: Run, number: int, choice: Choice, entry: TokenEntry, known: int) -> list[Action]:
-        new = entry.ids[known:]
-        logprobs = entry.logprobs[known:] if entry.logprobs is not None else None
+    def _deliver(
+        self, run: Run, number: int, choice: Choice, entry: TokenEntry, known: int, finish: Finish | None
+    ) -> list[Action]:
+        new, logprobs = entry.ids[known:], None
+        if entry.logprobs is not None and self._prompts[run.prompt].sampling.logprobs is not None:
+            logprobs = entry.logprobs[known:]
         is_first = not choice.ids
         choice.ids += new
         run.progressed = True
-        actions: list[Action] = [Deliver(number, new, logprobs, entry.finish, is_first)]
-        if entry.finish is not None:
+        actions: list[Action] = [Deliver(number, new, logprobs, finish, is_first)]
+        if finish is not None:
             actions += self._finish_choice(run, number)
         return actions
 
@@ -345,6 +362,8 @@ class RequestLife:
         for run in self._runs.values():
             run.kept = None if run.kept == event.worker else run.kept
         for run in [run for run in self._runs.values() if run.uses(event.worker)]:
+            if run.ends_links(event.is_refusal, now):
+                return [*actions, *self._end(Outcome.FAILED, errors.links_ended())]
             actions += self._fail(run, event.worker, Reason.PEER_LOST, now, is_gone=True)
             if self.stage is Stage.ENDED:
                 break
@@ -385,6 +404,7 @@ class RequestLife:
         for choice in sorted(run.choices):
             each = self._new_run(run.prompt, {choice})
             each.failures, each.losses, each.avoid = run.failures, run.losses, run.avoid
+            each.refused_links, each.broken_links = run.refused_links, run.broken_links
             alone.append(each)
         self._close(run)
         return alone

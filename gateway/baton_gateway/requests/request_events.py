@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from baton_gateway.errors import Problem
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget
 from baton_wire.messages.values import (
+    MAX_VOCAB,
     PACKED_ID_BYTES,
     Address,
     Finish,
@@ -56,6 +57,8 @@ class Prompt:
     """Its ids as the wire has them (`pack_ids`): 4 bytes a token for as long as a run waits, where a list takes 40."""
     sampling: SamplingParams
     salt: str
+    vocab_size: int = MAX_VOCAB
+    """Of the model: no token of the answer has a greater id."""
 
     @property
     def num_tokens(self) -> int:
@@ -179,6 +182,8 @@ class WorkerLost:
     """The link to this worker is gone; it is told nothing more."""
 
     worker: bytes
+    is_refusal: bool = False
+    """It lives, and ended the link for what it was sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,11 @@ from baton_wire.messages.values import PeerRef, Reason, TokenEntry, pack_ids
 LEAST_S = 0.001
 """Workers are told a positive time; a passed deadline ends the request here anyway."""
 
+REFUSED_WITHIN_S = 1.0
+MOST_REFUSED_LINKS = 2
+BROKEN_WITHIN_S = 0.25
+MOST_BROKEN_LINKS = 3
+
 
 class RunState(enum.Enum):
     ROUTING = enum.auto()  # a PickRoute is out
@@ -43,8 +48,14 @@ class Run:
     """A token that is new to the client came in this attempt."""
     moved_s: float = math.inf
     """When the attempt began or last brought a token; infinite before the first attempt."""
+    sent_s: float = math.inf
+    """When the attempt was told to its workers."""
     failures: int = 0
     losses: int = 0
+    refused_links: int = 0
+    """Links that workers ended for what they were sent, soon after this run's first message, before any token."""
+    broken_links: int = 0
+    """Links that broke at once behind it."""
     avoid: frozenset[bytes] = field(default_factory=frozenset)
     resume_at: float = math.inf
     unrouted_since: float | None = None
@@ -68,6 +79,19 @@ class Run:
         if self.state is not RunState.RUNNING:
             return False
         return worker == self.decode or (worker == self.prefill and not self.landed)
+
+    def ends_links(self, is_refusal: bool, now: float) -> bool:
+        """A link over which it ran is gone. Whether this run is the likely cause: the same happened before.
+
+        A link that breaks says less than one that its worker ends: workers are killed and networks cut for other
+        reasons. So the time is shorter then, and it takes one more.
+        """
+        if self.landed or self.progressed:
+            self.refused_links = self.broken_links = 0
+            return False
+        self.refused_links += is_refusal and now - self.sent_s <= REFUSED_WITHIN_S
+        self.broken_links += now - self.sent_s <= BROKEN_WITHIN_S
+        return self.refused_links >= MOST_REFUSED_LINKS or self.broken_links >= MOST_BROKEN_LINKS
 
     def stalls_at(self, rules: LifeRules) -> float:
         """When the attempt is given up if no token comes."""

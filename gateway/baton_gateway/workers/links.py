@@ -54,6 +54,16 @@ _log = logging.getLogger("baton.gateway.links")
 LONG_FRAME_BYTES = 32 << 10
 """A prompt of 8,192 tokens: some 0.1 ms to encode, sign, mask and hand to the kernel. Others get a turn in between."""
 
+REFUSAL_CODES = (
+    aiohttp.WSCloseCode.PROTOCOL_ERROR,
+    aiohttp.WSCloseCode.UNSUPPORTED_DATA,
+    aiohttp.WSCloseCode.INVALID_TEXT,
+    aiohttp.WSCloseCode.POLICY_VIOLATION,
+    aiohttp.WSCloseCode.MESSAGE_TOO_BIG,
+    aiohttp.WSCloseCode.INTERNAL_ERROR,
+)
+"""With which a worker that lives ends a link for what it was sent."""
+
 ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding
 
 
@@ -66,7 +76,10 @@ class LinkListener(Protocol):
         ...
 
     def worker_reported(self) -> None: ...
-    def worker_lost(self, epoch: bytes) -> None: ...
+    def worker_lost(self, epoch: bytes, is_refusal: bool = False) -> None:
+        """`is_refusal`: it lives, and ended the link for what it was sent."""
+        ...
+
     def tokens(self, epoch: bytes, frame: Tokens) -> None: ...
     def prompt_logprobs(self, epoch: bytes, message: PromptLogprobs) -> None: ...
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None: ...
@@ -314,16 +327,20 @@ class WorkerLink:
             asyncio.create_task(write_out(self._outbox, frames, self._times.heartbeat_s, self._listener.unsent)),
             asyncio.create_task(self._watch(socket, worker, liveness)),
         ]
+        is_refusal = False
         try:
             self._listener.worker_changed()
             await self._read(frames, worker, liveness)
+        except _RefusedByPeerError:
+            is_refusal = True
+            raise
         finally:
             self._is_open = False
             for helper in helpers:
                 helper.cancel()
             self._on_lost()
             self._table.remove(hello.epoch)
-            self._listener.worker_lost(hello.epoch)
+            self._listener.worker_lost(hello.epoch, is_refusal)
             await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _read(self, frames: SignedFrames, worker: LinkedWorker, liveness: Liveness) -> None:
@@ -422,8 +439,14 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
+class _RefusedByPeerError(ConnectionResetError):
+    """The peer lives, and ended the link for what it was sent."""
+
+
 async def _frame(socket: aiohttp.ClientWebSocketResponse) -> bytes:
     message = await socket.receive()
+    if message.type is aiohttp.WSMsgType.CLOSE and message.data in REFUSAL_CODES:
+        raise _RefusedByPeerError(f"the worker ended the link: {message.extra or 'no reason given'}")
     if message.type is not aiohttp.WSMsgType.BINARY:
         raise ConnectionResetError(f"the link ended ({message.type.name})")
     data: bytes = message.data

@@ -15,7 +15,7 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
-from baton_testing.gateway.request_drive import D1, D2, P1, P2, PROMPT, REQUEST, started
+from baton_testing.gateway.request_drive import D1, D2, P1, P2, PROMPT, REQUEST, Drive, started
 from baton_wire.messages.gateway_link import Prefill, Reserve
 from baton_wire.messages.values import Finish, Reason, SamplingParams, pack_ids, unpack_ids
 
@@ -279,3 +279,44 @@ def test_of_several_prompts_none_is_prepared_again_while_a_worker_is_at_another(
     drive = started(prompts=2)
     drive.leg(D1, Reason.DRAINING)
     assert drive.feed(outlived(drive.picks.pop(0).run)) == []
+
+
+# Runs that end links --------------------------------------------------------------------------------------------------
+
+
+def lose(drive: Drive, after_s: float, *, is_refusal: bool) -> None:
+    """Both links of the attempt end, and what is asked for is routed again."""
+    drive.now += after_s
+    drive.feed(WorkerLost(D1, is_refusal))
+    drive.feed(WorkerLost(P1, is_refusal))
+    if not drive.ends:
+        if not drive.picks:
+            drive.now = drive.life.wake_at
+            drive.feed(Tick())
+        drive.route()
+
+
+@pytest.mark.parametrize(("is_refusal", "links"), [(True, 2), (False, 3)])
+def test_a_request_that_ends_links_at_once_again_and_again_is_not_tried_again(is_refusal: bool, links: int) -> None:
+    drive = started()
+    for attempt in range(1, links + 1):
+        assert drive.life.attempts == attempt
+        lose(drive, 0.01, is_refusal=is_refusal)
+    assert [(end.outcome, end.problem) for end in drive.ends] == [(Outcome.FAILED, errors.links_ended())]
+    assert drive.life.attempts == links
+
+
+@pytest.mark.parametrize(("is_refusal", "after_s"), [(True, 1.1), (False, 0.3)])
+def test_links_that_end_later_are_not_held_against_a_request(is_refusal: bool, after_s: float) -> None:
+    drive = started()
+    for _ in range(5):
+        lose(drive, after_s, is_refusal=is_refusal)
+    assert drive.ends == []
+
+
+def test_a_token_between_them_says_that_the_request_is_not_the_cause() -> None:
+    drive = started()
+    for attempt in range(1, 6):
+        drive.tokens(P1, 0, *range(50, 50 + attempt), attempt=attempt)
+        lose(drive, 0.01, is_refusal=True)
+    assert drive.ends == []

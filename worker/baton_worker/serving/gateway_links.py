@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from baton_wire.errors import AlteredFrameError, AuthenticationError, BadFieldsError, BadMessageError, LinkLostError
 from baton_wire.handshake import LinkRole, Party, accept_handshake
@@ -51,6 +51,8 @@ HURRIED_S = 0.003
 MAX_QUEUED_BYTES = 64 << 20
 """A gateway that lets this much pile up is treated as lost."""
 CHUNK_BYTES = 512 << 10
+MAX_CLOSE_BYTES = 100
+"""Of a reason, which a WebSocket's last frame has room for 123."""
 WATCH_S = 0.25
 LIVENESS = LivenessConfig()
 _ANSWERED = tuple(kind.__name__ for kind in (Prefill, Reserve, Retarget))
@@ -68,6 +70,8 @@ class GatewayLink:
         self._queued_bytes = 0
         self._wake = asyncio.Event()
         self.overflowed = False
+        self.refusal: str | None = None
+        """Why the gateway's frames end the link, if they do."""
 
     def send(self, message: Message) -> None:
         """Queue a message. A link whose queue overflows is closed by its writer.
@@ -176,7 +180,8 @@ class GatewayLinks:
             self._holders.told(link, None)
             self._hurry.set()
             self._service.link_lost(link)
-            await socket.close()
+            code = WSCloseCode.OK if link.refusal is None else WSCloseCode.POLICY_VIOLATION
+            await socket.close(code=code, message=(link.refusal or "").encode()[:MAX_CLOSE_BYTES])
         return socket
 
     async def report_state(self) -> None:
@@ -229,7 +234,10 @@ class GatewayLinks:
                 task.result()
         except AlteredFrameError:
             is_sound = False
-        except (BadMessageError, LinkLostError, ConnectionError) as error:
+        except BadMessageError as error:
+            link.refusal = str(error)
+            self._complaints.say("gateway link closed", f"{link.epoch.hex()[:8]}: {error}")
+        except (LinkLostError, ConnectionError) as error:
             log.warning("gateway link %s closed: %s", link.epoch.hex()[:8], error)
         finally:
             for task in tasks:
