@@ -77,15 +77,17 @@ BAD_FRAMES = {
     "bytes that are not msgpack": b"\xc1\xff\x00garbage",
     "an empty frame": b"",
     "an unknown message": msgpack.packb([99, 1, 2]),
-    "a message with a field too few": msgpack.packb([18, bytes(16)]),
-    "a message with a field too many": msgpack.packb([6, 1, 2, 3]),
-    "a request id of a wrong length": msgpack.packb([18, b"short", 1, None]),
-    "a number where bytes belong": msgpack.packb([18, 7, 1, None]),
     "a map": msgpack.packb({"tag": 18}),
     "an extension type": msgpack.packb([18, msgpack.ExtType(4, b"x"), 1, None]),
     "an array that claims four billion items": b"\xdd\xff\xff\xff\xff",
     "a frame over the cap": bytes(5 << 20),
     "deep nesting": b"\x91" * 100_000,
+}
+BAD_FIELDS = {
+    "a field too few": msgpack.packb([18, bytes(16)]),
+    "a field too many": msgpack.packb([6, 1, 2, 3]),
+    "a request id of a wrong length": msgpack.packb([18, b"short", 1, None]),
+    "a number where bytes belong": msgpack.packb([18, 7, 1, None]),
 }
 
 
@@ -98,6 +100,20 @@ async def test_a_bad_frame_of_a_gateway_closes_its_link(deployment: Deployment, 
         with contextlib.suppress(ConnectionError):  # the worker may hang up before it has read all of a long frame
             await peer.send(frame)
         assert await peer.is_closed()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("frame", BAD_FIELDS.values(), ids=BAD_FIELDS.keys())
+async def test_bad_fields_of_a_message_of_a_gateway_leave_its_link(
+    deployment: Deployment, role: str, frame: bytes
+) -> None:
+    worker = deployment.of_role(role)[0]
+    async with gateway_peer(worker.base_url, deployment.keys) as peer:
+        await peer.hello()
+        await peer.send(frame)
+        message = reserve([5_000]) if role == "decode" else prefill([5_000])
+        await peer.tell(message)
+        assert (await peer.hear(LegFailed)).request == message.request
 
 
 async def test_nothing_is_said_before_the_handshake(deployment: Deployment) -> None:
@@ -227,7 +243,7 @@ async def test_an_unequal_fingerprint_never_pairs(deployment: Deployment) -> Non
 
 @pytest.mark.parametrize(
     "frame",
-    [b"\xc1garbage", msgpack.packb([3, b"x"]), msgpack.packb([99])],
+    [b"\xc1garbage", b"\x93\x03\xc4\x10x", msgpack.packb([99])],
     ids=["garbage", "a cut message", "an unknown one"],
 )
 async def test_a_bad_frame_of_a_prefill_worker_closes_its_link(

@@ -30,8 +30,8 @@ PART_BYTES = 256 << 10
 """Frames up to here travel whole. At 1 MB/s a part takes a quarter of a second, within what counts as silence."""
 MORE_FOLLOWS, IS_LAST = b"\xc1\0", b"\xc1\1"
 """What parts begin with. msgpack never uses the first byte."""
-MAX_SIGNED_BYTES = len(MORE_FOLLOWS) + PART_BYTES + FRAME_MAC_BYTES
-"""Longest that travels at once."""
+MAX_SIGNED_BYTES = len(MORE_FOLLOWS) + PART_BYTES + FRAME_MAC_BYTES + 1
+"""What travels at once is shorter: aiohttp refuses messages from so many bytes on."""
 HASHED_FROM_BYTES = 2_048
 """From so many bytes on SHA-256 is quicker where the processor has instructions for it (measured)."""
 _NUMBER_BYTES = 8

@@ -16,7 +16,8 @@ from baton_wire.handshake import LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.gateway_link import BundleChunk, Heartbeat, Hello, ToGateway, WorkerState
-from baton_wire.session import AlteredFrames, Session
+from baton_wire.messages.values import MAX_FRAME_BYTES
+from baton_wire.session import AlteredFrames, FrameParts, Session, parts
 
 WAIT_S = 60.0
 
@@ -29,6 +30,7 @@ class GatewayPeer:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._session: Session | None = None
+        self._received = FrameParts(MAX_FRAME_BYTES)
 
     async def send(self, frame: bytes) -> None:
         """As a frame of the session, once hands were shaken."""
@@ -41,7 +43,8 @@ class GatewayPeer:
         await self._socket.send_str(text)
 
     async def tell(self, message: Any) -> None:
-        await self.send(encode(message))
+        for part in parts(encode(message)):
+            await self.send(part)
 
     async def shake_hands(self, keys: Path, role: LinkRole = LinkRole.GATEWAY) -> None:
         """Raises AuthenticationError when the worker refuses."""
@@ -74,7 +77,10 @@ class GatewayPeer:
         """The next message of this kind; others are skipped. Raises EOFError when the link closes first."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                message = decode(await self._bytes(), ToGateway)
+                frame = self._received.add(await self._bytes())
+                if frame is None:
+                    continue
+                message = decode(frame, ToGateway)
                 if isinstance(message, kind):
                     return message
                 assert isinstance(message, BundleChunk | WorkerState | Heartbeat | Hello), message
