@@ -29,6 +29,8 @@ from baton_wire.messages.values import MAX_MARK_IDS, PACKED_ID_BYTES, Grammar, S
 T = TypeVar("T")
 
 _SEEDS = 1 << 63
+MAX_END_IDS = 128
+"""Of a model; beside them a client's fit into a message."""
 MAX_PROMPT_VALUES = 1 << 18
 """Log probabilities of prompts' tokens that one answer tells: they are all held until its first token."""
 
@@ -187,7 +189,7 @@ def _sampling(
     max_tokens = _max_tokens(options.max_tokens, prompt_tokens, limits, field)
     if options.min_tokens > max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed the {max_tokens} tokens that fit.")
-    end_ids = () if options.ignore_eos else text.eos_ids
+    end_ids = () if options.ignore_eos else tuple(token for token in text.eos_ids if 0 <= token < limits.vocab_size)
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
@@ -200,7 +202,7 @@ def _sampling(
         repetition_penalty=_chosen(options.repetition_penalty, defaults.repetition_penalty),
         min_tokens=options.min_tokens,
         logit_bias=options.logit_bias,
-        stop_token_ids=tuple(dict.fromkeys((*end_ids, *options.stop_token_ids)))[:128],
+        stop_token_ids=tuple(dict.fromkeys((*end_ids[:MAX_END_IDS], *options.stop_token_ids))),
         logprobs=options.logprobs,
         prompt_logprobs=options.prompt_alternatives,
         grammar=grammar,

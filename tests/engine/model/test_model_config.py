@@ -184,7 +184,9 @@ PHI_CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM
 
 
 def test_stop_ids_that_no_file_names_are_the_familys() -> None:
-    assert parse_spec(GLM4).eos_token_ids == (151_329, 151_336, 151_338)
+    large = {**GLM4, "vocab_size": 151_552}
+    assert parse_spec(large).eos_token_ids == (151_329, 151_336, 151_338)
+    assert parse_spec(GLM4).eos_token_ids == ()  # what the vocabulary has not ends nothing
     assert parse_spec({**GLM4, "eos_token_id": [4]}).eos_token_ids == (4,)
     assert parse_spec(GEMMA, {"eos_token_id": [1, 106]}).eos_token_ids == (1, 106)
 

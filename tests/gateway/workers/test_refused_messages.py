@@ -13,6 +13,7 @@ import msgpack
 import msgspec
 import pytest
 
+from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.fake_worker import FakeWorker
 from baton_testing.gateway.gateway_process import (
@@ -155,15 +156,27 @@ async def test_a_request_that_ends_links_is_told_so_and_others_go_on(tmp_path: P
 async def test_a_value_that_the_wire_has_no_room_for_is_refused_before_it_is_sent(
     gateway: RunningGateway, pool: FakePool
 ) -> None:
-    """As a checkpoint's end ids beyond the vocabulary once did."""
+    """Whatever makes it: here a model whose default nobody checked."""
     before = epochs(gateway)
     for worker in gateway.server.table.all():
-        worker.text = dataclasses.replace(worker.text, eos_ids=(1 << 24,))
+        generation = GenerationDefaults(temperature=1e9)
+        bundle = dataclasses.replace(worker.text.bundle, generation=generation)
+        worker.text = dataclasses.replace(worker.text, bundle=bundle)
     status, got = await ask(gateway)
     assert (status, got["error"]["code"]) == (500, "not_sendable")
-    assert "stop_token_ids" in got["error"]["message"] or "sampling" in got["error"]["message"]
+    assert "sampling" in got["error"]["message"]
+    assert (await ask(gateway, temperature=0))[0] == 200
     assert epochs(gateway) == before
-    assert not [message for worker in pool.workers for message in worker.received if isinstance(message, Prefill)]
+
+
+async def test_end_ids_that_a_model_has_not_end_nothing_and_cost_nothing(
+    gateway: RunningGateway, pool: FakePool
+) -> None:
+    """A checkpoint whose end ids were beyond every vocabulary cost ten pairs of links a request."""
+    for worker in gateway.server.table.all():
+        worker.text = dataclasses.replace(worker.text, eos_ids=(*worker.text.eos_ids, 16_777_217, 1 << 70, -1))
+    status, got = await ask(gateway)
+    assert (status, got["choices"][0]["message"]["content"]) == (200, ANSWER)
 
 
 async def test_the_longest_prompt_that_may_be_asked_for_reaches_its_worker(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class PairHello(Message, frozen=True, tag=1):
     block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
     """The negotiated unit is the smaller of the two; the larger must be a multiple of it."""
     tensor_parallel: Annotated[int, Meta(ge=1, le=64)]
-    landing_bytes: Count
+    landing_bytes: Length
     """Size of the landing region; 0 on a prefill worker."""
     transports: Annotated[tuple[Annotated[str, Meta(max_length=16)], ...], Meta(min_length=1, max_length=8)]
     """Names of the transports this side can use, best first."""

@@ -7,10 +7,19 @@ Knows JSON only; which fields a model has is its family's business.
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from baton_wire.models.errors import ModelConfigError
 
 JsonObject = dict[str, object]
+
+MAX_SIZE: Final = 1 << 20
+"""Of any dimension of a model, unless its field says otherwise: the widest that are published have some 20,000."""
+MAX_POSITIONS: Final = 1 << 27
+"""That a config may speak of; served are as many as the wire carries."""
+LEAST_NUMBER, MOST_NUMBER = 1e-6, 1e6
+"""Of factors, caps and the like: what lies outside makes no numbers in 16 bits."""
+MOST_THETA: Final = 1e12
 
 
 class ConfigFields:
@@ -40,7 +49,7 @@ class ConfigFields:
             return ModelConfigError(f"{self._prefix}{name}: is missing; allowed: {allowed}")
         return ModelConfigError(f"{self._prefix}{name}: {_shown(value)} is not supported; allowed: {allowed}")
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
         value = self._values.get(name)
         if value is None and default is not None:
             value = default  # which another field may have made impossible
@@ -48,7 +57,13 @@ class ConfigFields:
             raise self.error(name, f"an integer from {minimum} to {maximum}")
         return value
 
-    def number(self, name: str, default: float | None = None, minimum: float = 0.0, maximum: float = 1e12) -> float:
+    def number(
+        self,
+        name: str,
+        default: float | None = None,
+        minimum: float = LEAST_NUMBER,
+        maximum: float = MOST_NUMBER,
+    ) -> float:
         """A finite number in (minimum, maximum]."""
         value = self._values.get(name)
         if value is None and default is not None:
@@ -56,6 +71,10 @@ class ConfigFields:
         if not isinstance(value, int | float) or isinstance(value, bool) or not minimum < value <= maximum:
             raise self.error(name, f"a number above {minimum:g} and at most {maximum:g}")
         return float(value)
+
+    def theta(self, name: str, default: float | None = None) -> float:
+        """The base of a rotation."""
+        return self.number(name, default, 1.0, MOST_THETA)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._values.get(name)

@@ -8,6 +8,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 
+from baton_wire.messages.values import MAX_CONTEXT_TOKENS
 from baton_wire.models.errors import ModelConfigError
 from baton_wire.models.formats.layer_formats import WeightFormats
 from baton_wire.models.rope_config import RopeConfig
@@ -192,7 +193,7 @@ class DecoderSpec:
 
     def context_within(self, asked: int | None) -> int:
         """The context to serve: what is asked for, or all that the model is made for. Raises ModelConfigError."""
-        allowed = self.max_context_tokens
+        allowed = min(self.max_context_tokens, MAX_CONTEXT_TOKENS)
         if asked is not None and not 1 <= asked <= allowed:
             raise ModelConfigError(
                 f"max_context_tokens: {asked} is not supported; allowed: 1 to {allowed}, which the model is made for"

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from baton_wire.models.config_fields import ConfigFields, JsonObject
+from baton_wire.messages.values import MAX_VOCAB
+from baton_wire.models.config_fields import MAX_POSITIONS, ConfigFields, JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.families.family import Family
 from baton_wire.models.families.model_types import FAMILIES
 from baton_wire.models.formats.quantization import read_weight_formats
+from baton_wire.models.kv_groups import kv_groups
 from baton_wire.models.wrappers import WRAPPERS, language_model
 
+MAX_EOS_IDS: Final = 128
+MAX_KV_GROUPS: Final = 256
+"""A hand-over has at least one layer group for each."""
+LEAST_EPS: Final = 1e-12
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
@@ -27,23 +33,28 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
     hidden_size = fields.integer("hidden_size")
     positions = _read_positions(fields, family)
     cap = family.caps_logits and fields.has("final_logit_softcapping")
-    return DecoderSpec(
+    vocab_size = fields.integer("vocab_size", maximum=MAX_VOCAB)
+    default_eos = tuple(token for token in family.default_eos if token < vocab_size)
+    spec = DecoderSpec(
         family=fields.text("model_type"),
-        vocab_size=fields.integer("vocab_size", maximum=1 << 24),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         layers=family.layers(fields, positions),
-        norm_eps=fields.number("rms_norm_eps", family.default_eps, maximum=1.0),
+        norm_eps=fields.number("rms_norm_eps", family.default_eps, LEAST_EPS, maximum=1.0),
         norms_from_one=family.norms_from_one,
         max_position_embeddings=positions,
         tied_head=fields.flag("tie_word_embeddings", whole.flag("tie_word_embeddings", family.default_tied)),
-        eos_token_ids=_read_eos(ConfigFields(generation or {}, "generation_config."), whole, fields)
-        or family.default_eos,
+        eos_token_ids=_read_eos(vocab_size, ConfigFields(generation or {}, "generation_config."), whole, fields)
+        or default_eos,
         dtype=_read_dtype(whole) or _read_dtype(fields),
         embedding_scale=hidden_size**0.5 if family.scales_embedding else 1.0,
         logit_cap=fields.number("final_logit_softcapping") if cap else None,
         formats=read_weight_formats(whole if whole.has("quantization_config") else fields),
         wrapper=None if fields is whole else whole.text("model_type"),
     )
+    if (groups := len(kv_groups(spec))) > MAX_KV_GROUPS:
+        raise fields.error("layer_types", f"windows that make at most {MAX_KV_GROUPS} KV groups, not {groups}")
+    return spec
 
 
 def _read_family(whole: ConfigFields, fields: ConfigFields) -> Family:
@@ -60,13 +71,13 @@ def _read_family(whole: ConfigFields, fields: ConfigFields) -> Family:
 
 def _read_positions(fields: ConfigFields, family: Family) -> int:
     """How many there may be. Qwen's attention in two kinds of chunks is the plain one within its first chunk."""
-    positions = fields.integer("max_position_embeddings", family.default_positions)
+    positions = fields.integer("max_position_embeddings", family.default_positions, maximum=MAX_POSITIONS)
     name = "dual_chunk_attention_config"
     if not fields.has(name):
         return positions
     chunks = fields.section(name)
-    local = chunks.integer("local_size", 8_192, minimum=0)
-    return min(positions, chunks.integer("chunk_size", 262_144, minimum=local + 1) - local)
+    local = chunks.integer("local_size", 8_192, minimum=0, maximum=MAX_POSITIONS)
+    return min(positions, chunks.integer("chunk_size", 262_144, local + 1, 2 * MAX_POSITIONS) - local)
 
 
 def _is_shipped(code: object, family: Family | None) -> bool:
@@ -78,16 +89,18 @@ def _is_shipped(code: object, family: Family | None) -> bool:
     return all(isinstance(name, str) and name.rpartition("--")[2] in family.shipped_code for name in names)
 
 
-def _read_eos(*places: ConfigFields) -> tuple[int, ...]:
+def _read_eos(vocab_size: int, *places: ConfigFields) -> tuple[int, ...]:
     ids: dict[int, None] = {}
     for fields in places:
         value = fields.raw("eos_token_id")
         for token in value if isinstance(value, list) else [value]:
             if token is None:
                 continue
-            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                raise fields.error("eos_token_id", "a token id or a list of them")
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+                raise fields.error("eos_token_id", f"a token id from 0 to {vocab_size - 1}, or a list of them")
             ids[token] = None
+        if len(ids) > MAX_EOS_IDS:
+            raise fields.error("eos_token_id", f"at most {MAX_EOS_IDS} token ids")
     return tuple(ids)
 
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from baton_wire.models.config_fields import ConfigFields
+from baton_wire.models.config_fields import MAX_POSITIONS, ConfigFields
 from baton_wire.models.errors import ModelConfigError
 from baton_wire.models.rope_config import LongropeScaling, RopeConfig
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 MAX_EXPERTS: Final = 1_024
+MAX_HEADS: Final = 1_024
+MAX_LAYERS: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Heads:
 
 def read_heads(fields: ConfigFields, default_head_dim: int | None = None, kv_heads_required: bool = True) -> Heads:
     # transformers' defaults differ by family and rarely fit a model; only Llama's (no grouping) is taken over.
-    hidden_size, q_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    hidden_size, q_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads", maximum=MAX_HEADS)
     kv_heads = fields.integer("num_key_value_heads", None if kv_heads_required else q_heads)
     if q_heads % kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({q_heads})")
@@ -59,14 +61,14 @@ def check_rotation(fields: ConfigFields, rope: RopeConfig, head_dim: int) -> Rop
 
 
 def read_layer_count(fields: ConfigFields) -> int:
-    return fields.integer("num_hidden_layers", maximum=1_024)
+    return fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
 
 def read_window(fields: ConfigFields, default: int = 4_096) -> int | None:
     """Null means no window; a field left out means transformers' default, as in the first Mistral configs."""
     if "sliding_window" in fields.names() and not fields.has("sliding_window"):
         return None
-    return fields.integer("sliding_window", default)
+    return fields.integer("sliding_window", default, maximum=MAX_POSITIONS)
 
 
 def refuse_windows(fields: ConfigFields, layers: int) -> None:

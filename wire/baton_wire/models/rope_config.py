@@ -10,11 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from baton_wire.models.config_fields import ConfigFields
+from baton_wire.models.config_fields import LEAST_NUMBER, MAX_POSITIONS, MOST_NUMBER, ConfigFields
 from baton_wire.models.errors import ModelConfigError
 
 DEFAULT_THETA = 10_000.0
 MAX_FACTORS: Final = 2_048
+LEAST_ORIGINAL: Final = 2
+"""Positions before extension: of one, a logarithm is divided by."""
 SUPPORTED = ("default", "linear", "dynamic", "llama3", "yarn")
 """`dynamic` changes nothing up to the greatest position, and no longer context is served."""
 LONGROPE = ("longrope", "su")
@@ -123,7 +125,7 @@ def read_rope(config: ConfigFields, max_positions: int, options: RopeOptions = R
     given = [name for name in ("rope_parameters", "rope_scaling") if config.has(name)]
     if len(given) == 2 and config.raw("rope_parameters") != config.raw("rope_scaling"):
         raise ModelConfigError("rope_scaling: given beside a different rope_parameters; allowed: one of the two")
-    theta = config.number("rope_theta", options.theta)
+    theta = config.theta("rope_theta", options.theta)
     share = _read_share(config, options, 1.0 if options.share is None else options.share)
     if not given:
         return RopeConfig(theta, None, share, options.interleaved)
@@ -144,14 +146,14 @@ def read_rope_section(
         if name not in known and section.has(name):
             raise section.error(name, f"one of {', '.join(sorted(known))}")
     share = _read_share(section, options, share)
-    theta = section.number("rope_theta", theta)
+    theta = section.theta("rope_theta", theta)
     # transformers: a length at the top of the config wins over the one in the section, which wins over the maximum.
     # A family's own default counts as given at the top.
     length, own = "original_max_position_embeddings", options.original_positions
-    original = section.integer(length, own or max_positions)
+    original = section.integer(length, own or max_positions, LEAST_ORIGINAL, MAX_POSITIONS)
     if own is not None and original != own and not config.has(length):
         raise config.error(length, f"an integer, since {own} would win over the {original} of the RoPE options")
-    original = config.integer(length, original)
+    original = config.integer(length, original, LEAST_ORIGINAL, MAX_POSITIONS)
     even = original if options.scales_queries and section.number("llama_4_scaling_beta") else None
     return RopeConfig(theta, _read_scaling(section, kind, original, max_positions), share, options.interleaved, even)
 
@@ -208,8 +210,8 @@ def _factors(section: ConfigFields, name: str) -> tuple[float, ...]:
     if not isinstance(values, list) or not values or len(values) > MAX_FACTORS:
         raise section.error(name, f"a list of 1 to {MAX_FACTORS} numbers")
     for value in values:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e12:
-            raise section.error(name, "numbers above 0")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not LEAST_NUMBER < value <= MOST_NUMBER:
+            raise section.error(name, f"numbers above {LEAST_NUMBER:g} and at most {MOST_NUMBER:g}")
     return tuple(float(value) for value in values)
 
 

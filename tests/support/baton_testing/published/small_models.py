@@ -90,9 +90,10 @@ def scaled(config: Config) -> Config:
         fixed["num_key_value_heads"] = HEADS if one_each else min(kv_heads, HEADS // 2)
     text |= {name: value for name, value in fixed.items() if name in text}
     text["vocab_size"] = VOCABULARY
-    for name in ("pad_token_id", "bos_token_id"):
-        if text.get(name) is not None:
-            text[name] = 0
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        for place in (small, text):
+            if place.get(name) is not None:
+                place[name] = 0
     if text.get("layer_types"):
         text["layer_types"] = text["layer_types"][:layers]
     if (text.get("sliding_window") or 1 << 20) < text.get("max_position_embeddings", 1 << 17):

@@ -65,7 +65,7 @@ def _ropes(fields: ConfigFields, positions: int) -> dict[str, RopeConfig]:
             kind: read_rope_section(fields, sections.section(kind), positions, options, options.theta, 1.0)
             for kind, options in ((FULL, GLOBAL), (SLIDING, LOCAL))
         }
-    local = RopeConfig(fields.number("rope_local_base_freq", LOCAL.theta), None)
+    local = RopeConfig(fields.theta("rope_local_base_freq", LOCAL.theta), None)
     return {FULL: read_rope(fields, positions, GLOBAL), SLIDING: local}
 
 

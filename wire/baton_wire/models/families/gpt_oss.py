@@ -50,7 +50,7 @@ def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
 def _rope(fields: ConfigFields, positions: int) -> RopeConfig:
     if fields.raw("rope_parameters") or fields.raw("rope_scaling"):  # empty is none
         return read_rope(fields, positions, ROPE)
-    return RopeConfig(fields.number("rope_theta", ROPE.theta), DEFAULT_YARN)
+    return RopeConfig(fields.theta("rope_theta", ROPE.theta), DEFAULT_YARN)
 
 
 def _experts(fields: ConfigFields) -> Experts:

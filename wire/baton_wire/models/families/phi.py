@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from baton_wire.models.config_fields import ConfigFields
+from baton_wire.models.config_fields import MAX_POSITIONS, ConfigFields
 from baton_wire.models.decoder_spec import Attention, Dense, LayerSpec
 from baton_wire.models.families.family import Family
 from baton_wire.models.reading import (
@@ -30,7 +30,7 @@ def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
         heads.head_dim,
         check_rotation(fields, read_rope(fields, positions, ROPE), heads.head_dim),
         heads.head_dim**-0.5,
-        fields.integer("sliding_window") if fields.has("sliding_window") else None,
+        fields.integer("sliding_window", maximum=MAX_POSITIONS) if fields.has("sliding_window") else None,
         qkv=("qkv_proj",),
     )
     block = Dense(fields.integer("intermediate_size"), gate_up=("gate_up_proj",))
