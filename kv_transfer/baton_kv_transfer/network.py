@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_wire import reset
+from baton_wire.listening.complaints import Complaints
+from baton_wire.listening.source_address import source_of
 from baton_wire.session import Session
 
 log = logging.getLogger(__name__)
 
+ACCEPT_AGAIN_S = 1.0
+
 
 class Connection(Protocol):
     """A connected stream of bytes. Its user closes it, and has ended its own reads and sends before."""
+
+    @property
+    def source(self) -> str:
+        """Who is at the other end, as far as an address tells (`source_of`)."""
+        ...
 
     async def send(self, data: bytes) -> None:
         """Returns once the network took all of it. Raises OSError."""
@@ -77,6 +86,7 @@ class SocketConnection:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
+        self.source = _source(sock)
 
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.socket, data)
@@ -99,6 +109,14 @@ class SocketConnection:
         reset.reset_on_close(self.socket)
 
 
+def _source(sock: socket.socket) -> str:
+    try:
+        peer = sock.getpeername()
+    except OSError:  # it is gone already
+        return ""
+    return source_of(str(peer[0])) if isinstance(peer, tuple) else ""
+
+
 class SocketListener:
     """A listening socket in the running loop."""
 
@@ -107,21 +125,31 @@ class SocketListener:
         self._socket = sock
         self._on_connection = on_connection
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock, self._accept)
+        self._complaints = Complaints(log, level=logging.WARNING)
+        self._again: asyncio.TimerHandle | None = None
+        self._listen()
         self.port: int = sock.getsockname()[1]
 
     def close(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
         self._loop.remove_reader(self._socket)
         self._socket.close()
+
+    def _listen(self) -> None:
+        self._again = None
+        self._loop.add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
         """One connection waits. A callback and not a coroutine, whose cancellation could lose an accepted socket."""
         try:
             sock, _ = self._socket.accept()
-        except (BlockingIOError, InterruptedError):
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # the peer was gone before we looked
             return
-        except OSError as error:  # the peer was gone before we looked, or out of descriptors
-            log.warning("accepting pair links: %s", error)
+        except OSError as error:  # out of descriptors or memory: the connection waits, and would call at once again
+            self._complaints.say("accepting pair links", error.strerror or str(error))
+            self._loop.remove_reader(self._socket)
+            self._again = self._loop.call_later(ACCEPT_AGAIN_S, self._listen)
             return
         self._on_connection(SocketConnection(sock))
 

@@ -13,8 +13,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from aiohttp import web
-
 from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import DerivedKeys, TelemetryServer, address
 from baton_operator.gateway_telemetry import GatewayTelemetry
@@ -23,9 +21,11 @@ from baton_operator.kube.kinds import DEPLOYMENTS
 from baton_operator.kube.object_fields import is_leaving, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.sizing_on_demand import SizingOnDemand
+from baton_wire.listening.sockets import bind
 
 log = logging.getLogger(__name__)
 EPOCH_BYTES = 16
+BACKLOG = 1_024
 
 
 class DeploymentLinks:
@@ -57,13 +57,10 @@ class DeploymentLinks:
     @contextlib.asynccontextmanager
     async def serving(self, listen: tuple[str, int]) -> AsyncIterator[int]:
         """Take links while the block runs; gives the port."""
-        runner = web.AppRunner(self.server.application(), access_log=None, handle_signals=False, shutdown_timeout=0.5)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, *listen).start()
-            yield int(runner.addresses[0][1])
-        finally:
-            await runner.cleanup()
+        listening = bind(*listen)
+        listening.listen(BACKLOG)
+        async with self.server.serving(listening):
+            yield int(listening.getsockname()[1])
 
     def _live(self, key: Key) -> Manifest | None:
         found = self._deployments.get(*key)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from aiohttp import web
 
 from baton_operator import metrics
+from baton_wire.listening.bounded_server import BoundedServer
+from baton_wire.listening.connection_book import ConnectionLimits
+from baton_wire.listening.sockets import bind
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+MAX_CONNECTIONS = 256
+"""Half of them from one address, so that the kubelet always gets in."""
+SHUTDOWN_S = 1.0
+METHODS = ("GET", "HEAD")
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @contextlib.asynccontextmanager
@@ -24,24 +37,30 @@ async def serving(
     lacks. Readiness names them; it does not fail for them, or the gateways of all other namespaces would lose the
     operator."""
 
-    async def live(_: web.Request) -> web.Response:
+    def live() -> web.Response:
         why = stalled()
         return web.Response(status=200 if why is None else 503, text=why or "ok")
 
-    async def ready(_: web.Request) -> web.Response:
+    def ready() -> web.Response:
         why = stalled() or waits()
         return web.Response(status=200 if why is None else 503, text=why or "\n".join(["ok", *sorted(troubles())]))
 
-    async def show(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+    def show() -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": METRICS_TYPE})
 
-    app = web.Application(client_max_size=1024)
-    app.add_routes([web.get("/health/live", live), web.get("/health/ready", ready), web.get("/metrics", show)])
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
-    await runner.setup()
+    pages = {"/health/live": live, "/health/ready": ready, "/metrics": show}
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        page = pages.get(request.path)
+        if page is None:
+            return web.Response(status=404)
+        return page() if request.method in METHODS else web.Response(status=405, headers={"Allow": ", ".join(METHODS)})
+
+    listening = bind(*address)
+    listening.listen(BACKLOG)
+    server = BoundedServer(handle, ConnectionLimits(MAX_CONNECTIONS, MAX_CONNECTIONS // 2), log)
+    server.begin(listening)
     try:
-        site = web.TCPSite(runner, *address)
-        await site.start()
-        yield int(runner.addresses[0][1])
+        yield int(listening.getsockname()[1])
     finally:
-        await runner.cleanup()
+        await server.end(SHUTDOWN_S)

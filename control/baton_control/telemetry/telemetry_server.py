@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import WSMsgType, web
 
@@ -18,7 +20,12 @@ from baton_control.telemetry.store import TelemetryStore
 from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError
 from baton_wire.handshake import HANDSHAKE_S, KeySource, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeySet, derived_key
+from baton_wire.listening.bounded_server import BoundedServer, Handle
 from baton_wire.listening.complaints import Complaints
+from baton_wire.listening.connection_book import ConnectionLimits
+from baton_wire.listening.descriptors import connection_cap
+from baton_wire.listening.handshake_pool import HandshakePool
+from baton_wire.listening.source_address import source_of
 from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.measures import WorkerCondition
@@ -36,15 +43,20 @@ from baton_wire.messages.operator_link import (
     Wake,
 )
 from baton_wire.messages.values import Address
+from baton_wire.reset import reset
 from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, SignedFrames
 from baton_wire.silence import bounded_silence
 
 log = logging.getLogger(__name__)
 
 PATH = "/gateways/{namespace}/{name}"
+_PATH = re.compile("/gateways/(?P<namespace>[^/]+)/(?P<name>[^/]+)")
 HEARTBEAT_S = 1.0
 MAX_LINKS = 1_024
-"""Gateway processes of one deployment; more are refused."""
+"""Gateway processes of one deployment that have proven its key; more are refused."""
+MAX_CONNECTIONS = 16_384
+"""Of all deployments; half of them from one address."""
+SHUTDOWN_S = 0.5
 
 
 class DerivedKeys:
@@ -82,9 +94,12 @@ class TelemetryServer:
         self._keys, self._clock, self._on_wake, self._standby = keys, clock, on_wake, standby
         self.altered = AlteredFrames()
         """Frames of gateways that did not arrive as they were sent."""
-        self._complaints = Complaints(log)
         self._stores: dict[Key, TelemetryStore] = {}
-        self._links: dict[Key, int] = {}
+        self._limits = ConnectionLimits(connection_cap(MAX_CONNECTIONS), connection_cap(MAX_CONNECTIONS) // 2)
+        self._handshakes: HandshakePool[asyncio.BaseTransport] = HandshakePool()
+        self._complaints = Complaints(log, level=logging.WARNING)
+        self._links: dict[Key, dict[bytes, asyncio.BaseTransport]] = {}
+        """The current link of each gateway process that has proven its key, by its epoch."""
         self._orders: dict[Key, tuple[FlipOrder, ...]] = {}
         self._ordered: dict[Key, asyncio.Event] = {}
         """Set and replaced when the orders change."""
@@ -105,42 +120,72 @@ class TelemetryServer:
         self._orders.pop(key, None)
         self._ordered.pop(key, None)
 
-    def application(self) -> web.Application:
-        app = web.Application(client_max_size=0)
-        app.router.add_get(PATH, self.accept, allow_head=False)
-        return app
+    @contextlib.asynccontextmanager
+    async def serving(self, listening: socket.socket, pages: Mapping[str, Handle] | None = None) -> AsyncIterator[None]:
+        """Take links on a socket that listens, while the context lasts. `pages`: what else is served, by path."""
 
-    async def accept(self, request: web.Request) -> web.StreamResponse:
-        """aiohttp handler: handshake, hello, then frames until the link ends."""
-        key = Key(request.match_info["namespace"], request.match_info["name"])
-        keys = self._keys(key)
-        if keys is None or self._links.get(key, 0) >= MAX_LINKS:
-            return web.Response(status=404 if keys is None else 503)
-        socket = web.WebSocketResponse(timeout=CLOSE_S, max_msg_size=MAX_SIGNED_BYTES, compress=False)
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return await (pages or {}).get(request.path, self.accept)(request)
+
+        server = BoundedServer(handle, self._limits, log)
+        server.begin(listening)
         try:
-            await socket.prepare(request)
-        except ValueError as error:  # of a key header that is no base64
-            raise web.HTTPBadRequest(text="not a WebSocket handshake") from error
-        self._links[key] = self._links.get(key, 0) + 1
+            yield
+        finally:
+            await server.end(SHUTDOWN_S)
+
+    async def accept(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Handler of a gateway's path: handshake, hello, then frames until the link ends."""
+        match = _PATH.fullmatch(request.path)
+        key = None if match is None else Key(match["namespace"], match["name"])
+        keys = None if key is None else self._keys(key)
+        if key is None or keys is None:
+            return web.Response(status=404)
+        if request.method != "GET":
+            return web.Response(status=405, headers={"Allow": "GET"})
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the client left")
+        evicted = self._handshakes.enter(source_of(request.remote or ""), transport)
+        if evicted is not None:
+            reset(evicted)  # its own handler sees a peer that hung up
+        websocket = web.WebSocketResponse(timeout=CLOSE_S, max_msg_size=MAX_SIGNED_BYTES, compress=False)
         try:
-            await self._serve(key, keys, socket)
+            try:
+                await websocket.prepare(request)
+            except ValueError as error:  # of a key header that is no base64
+                raise web.HTTPBadRequest(text="not a WebSocket handshake") from error
+            try:
+                await self._shake_hands(key, keys, transport, websocket)
+            finally:
+                await websocket.close()
+        finally:
+            self._handshakes.leave(transport)  # a stranger's connection counts until it is closed
+        return websocket
+
+    async def _shake_hands(
+        self, key: Key, keys: KeySource, transport: asyncio.BaseTransport, websocket: web.WebSocketResponse
+    ) -> None:
+        try:
+            peer, session = await accept_handshake(
+                websocket.send_bytes,
+                lambda _: _frame(websocket),
+                keys,
+                self._party,
+                accept_roles=(LinkRole.GATEWAY,),
+                altered=self.altered,
+            )
+        except (AuthenticationError, BadMessageError, ConnectionError) as error:
+            self._complaints.say("a link of a gateway was refused", f"{key}: {error}")
+            return
+        self._handshakes.leave(transport)
+        try:
+            frames = SignedFrames(websocket.send_bytes, lambda: _frame(websocket), session, MAX_UP_BYTES)
+            await self._serve(key, peer.epoch, frames, transport)
         except (AuthenticationError, BadMessageError, ConnectionError, TimeoutError) as error:
             log.warning("link of a gateway of %s: %s", key, str(error) or "it was silent for too long")
-        finally:
-            self._links[key] -= 1
-            await socket.close()
-        return socket
 
-    async def _serve(self, key: Key, keys: KeySource, socket: web.WebSocketResponse) -> None:
-        peer, session = await accept_handshake(
-            socket.send_bytes,
-            lambda _: _frame(socket),
-            keys,
-            self._party,
-            accept_roles=(LinkRole.GATEWAY,),
-            altered=self.altered,
-        )
-        frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), session, MAX_UP_BYTES)
+    async def _serve(self, key: Key, epoch: bytes, frames: SignedFrames, transport: asyncio.BaseTransport) -> None:
         is_standby, holder = self._standby()
         if is_standby:
             await frames.send(encode(Standby(holder)))
@@ -149,17 +194,43 @@ class TelemetryServer:
             hello = decode(await frames.receive(), ToOperator)
         if not isinstance(hello, GatewayHello):
             raise BadMessageError(f"{type(hello).__name__} before GatewayHello")
+        self._take(key, epoch, transport)
         store = self.store(key)
-        store.linked(peer.epoch, hello, self._clock())
+        store.linked(epoch, hello, self._clock())
         log.info("gateway %s of %s is linked", hello.gateway, key)
         beating = asyncio.create_task(self._beat(key, frames))
         try:
-            await self._read(key, store, peer.epoch, frames)
+            await self._read(key, store, epoch, frames)
         finally:
-            store.gone(peer.epoch, self._clock())
-            self._on_wake(key)  # what was routable a moment ago is unknown now
+            log.info("a link of gateway %s of %s has ended", hello.gateway, key)
+            if self._leave(key, epoch, transport):
+                store.gone(epoch, self._clock())
+                self._on_wake(key)  # what was routable a moment ago is unknown now
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
+
+    def _take(self, key: Key, epoch: bytes, transport: asyncio.BaseTransport) -> None:
+        """Count a link. One that the same process had before has broken on its side, whatever it looks like here.
+
+        Raises ConnectionError when there are too many.
+        """
+        links = self._links.setdefault(key, {})
+        if epoch not in links and len(links) >= MAX_LINKS:
+            raise ConnectionRefusedError(f"there are {MAX_LINKS} already")
+        former = links.pop(epoch, None)
+        links[epoch] = transport
+        if former is not None:
+            reset(former)
+
+    def _leave(self, key: Key, epoch: bytes, transport: asyncio.BaseTransport) -> bool:
+        """Whether this link was the current one of its process."""
+        links = self._links.get(key, {})
+        if links.get(epoch) is not transport:
+            return False
+        del links[epoch]
+        if not links:
+            del self._links[key]
+        return True
 
     async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, frames: SignedFrames) -> None:
         linked: frozenset[tuple[bytes, WorkerCondition, bool, int]] | None = None
@@ -205,8 +276,8 @@ class TelemetryServer:
             await frames.send(encode(Standby(holder) if is_standby else Heartbeat()))
 
 
-async def _frame(socket: web.WebSocketResponse) -> bytes:
-    message = await socket.receive()
+async def _frame(websocket: web.WebSocketResponse) -> bytes:
+    message = await websocket.receive()
     if message.type is WSMsgType.BINARY:
         data: bytes = message.data
         return data

@@ -45,6 +45,7 @@ from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.listening.complaints import Complaints
+from baton_wire.listening.source_address import source_of
 
 _log = logging.getLogger("baton.gateway.http")
 
@@ -315,7 +316,7 @@ def _messages(handler: Handler) -> _Endpoint:
 
 def _holder(request: web.BaseRequest, tenant: Tenant) -> str:
     """The tenant; the address where everybody is the same tenant."""
-    return f"address {request.remote}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
+    return f"address {source_of(request.remote or '')}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
 
 
 def _name_ignored(exchange: Exchange, asked: ChatRequest | CompletionRequest) -> None:

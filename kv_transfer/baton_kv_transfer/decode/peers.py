@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,13 +22,11 @@ from baton_wire.errors import BadFieldsError, LinkLostError, TransferError, Unfi
 from baton_wire.fingerprint import require_fit
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
+from baton_wire.listening.handshake_pool import HandshakePool
 from baton_wire.messages.pair_link import PairHello, PairMessage
 from baton_wire.session import AlteredFrames, Session
 
 log = logging.getLogger(__name__)
-
-MAX_STRANGERS = 64
-"""Connections that have not shaken hands yet; one more closes the oldest, so that they cannot lock anybody out."""
 
 MAX_ORPHANED = 4_096
 
@@ -84,7 +81,8 @@ class Acceptor:
         self._party = Party(LinkRole.DECODE, hello.epoch)
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: OrderedDict[Connection, asyncio.Task[None]] = OrderedDict()
+        self._strangers: HandshakePool[asyncio.Task[None]] = HandshakePool()
+        """The tasks of connections that have not shaken hands yet."""
         self._complained_s = 0.0
         self.links: dict[bytes, PrefillLink] = {}
         self.refused = 0
@@ -118,17 +116,17 @@ class Acceptor:
 
     def _accept(self, connection: Connection) -> None:
         task = asyncio.create_task(self._welcome(connection))
-        self._strangers[connection] = task
-        if len(self._strangers) > MAX_STRANGERS:
+        evicted = self._strangers.enter(connection.source, task)
+        if evicted is not None:
             # Its task closes it: a socket closed under a pending read would leave its number to the next one.
-            self._strangers.popitem(last=False)[1].cancel()
+            evicted.cancel()
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._parted(done, connection))
 
     def _parted(self, task: asyncio.Task[None], connection: Connection) -> None:
         self._tasks.discard(task)
         if task.cancelled():  # possibly before its first step, which nothing inside it could have seen
-            self._strangers.pop(connection, None)
+            self._strangers.leave(task)
             connection.close()
 
     async def _welcome(self, connection: Connection) -> None:
@@ -145,7 +143,7 @@ class Acceptor:
                     timeout_s=self._config.handshake_s,
                 )
             finally:
-                self._strangers.pop(connection, None)
+                self._leave_strangers()
             if identity.channel is Channel.DATA:
                 handed_over = self._take_data(identity, DataConnection(connection, session))
             else:
@@ -155,6 +153,11 @@ class Acceptor:
         finally:
             if not handed_over:
                 connection.close()
+
+    def _leave_strangers(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers.leave(task)
 
     def _refuse(self, error: Exception) -> None:
         """Count, and say so at most once a second: strangers must not fill the log."""

@@ -73,15 +73,8 @@ class Scaling:
     @contextlib.asynccontextmanager
     async def serving(self, listening: socket.socket) -> AsyncIterator[None]:
         """Take the gateway's links while the context lasts."""
-        app = self._server.application()
-        app.router.add_get("/metrics", self._page)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
-        await runner.setup()
-        try:
-            await web.SockSite(runner, listening).start()
+        async with self._server.serving(listening, {"/metrics": self._page}):
             yield
-        finally:
-            await runner.cleanup()
 
     def routable(self) -> Routable | None:
         """Routable workers by role and template; None: not known now."""
@@ -121,7 +114,7 @@ class Scaling:
         except OSError as error:
             log.warning("what sizing remembers is not kept: %s", error)
 
-    async def _page(self, request: web.Request) -> web.Response:
+    async def _page(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": METRICS_TYPE})
 
 

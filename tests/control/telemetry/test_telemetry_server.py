@@ -4,130 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from msgspec.structs import replace
 
-from baton_control.names import Key
 from baton_control.sizing.readings import Arrivals
 from baton_control.telemetry import telemetry_server
-from baton_control.telemetry.telemetry_server import PATH, TelemetryServer
 from baton_gateway.reporting import operator_link
-from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources, OperatorTimes
-from baton_gateway.reporting.telemetry import LoadTelemetry
+from baton_gateway.reporting.operator_link import OperatorLink, OperatorTimes
 from baton_testing.gateway.gateway_process import until
-from baton_wire.keys import KeyDirectory, write_new_key
-from baton_wire.liveness import LivenessConfig
-from baton_wire.messages.measures import Backlog, WorkerCondition, WorkerMeasures
-from baton_wire.messages.operator_link import FlipOrder, GatewayHello, Summary
-from baton_wire.messages.values import Address, Role
-from baton_wire.session import AlteredFrames
-
-KEY = Key("team", "chat")
-TIMES = OperatorTimes(summary_s=0.05, first_retry_s=0.02, last_retry_s=0.05, wake_s=0.05)
-WORKER = WorkerMeasures(
-    Role.DECODE,
-    b"w" * 16,
-    "1f3a5c7e90",
-    Address("10.0.0.1", 8000),
-    WorkerCondition.LIVE,
-    True,
-    0,
-    0,
-    0,
-    16,
-    8,
-    8,
-    0,
-    1.0,
+from baton_testing.sizing.telemetry_links import (
+    KEY,
+    UPGRADE,
+    WORKER,
+    arrivals,
+    keys_in,
+    linking,
+    operating,
 )
-
-
-@dataclass
-class Operator:
-    """One operator process's end, on a port of its own."""
-
-    server: TelemetryServer
-    port: int
-    woken: list[Key] = field(default_factory=list)
-    holder: Address | None = None
-    is_standby: bool = False
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}{PATH.format(**KEY._asdict())}"
-
-
-@asynccontextmanager
-async def operating(keys: Path, epoch: bytes = b"o" * 16, port: int = 0) -> AsyncIterator[Operator]:
-    directory = KeyDirectory(keys)
-    server = TelemetryServer(
-        epoch,
-        lambda key: directory if key == KEY else None,
-        time.monotonic,
-        lambda key: operator.woken.append(key),
-        lambda: (operator.is_standby, operator.holder),
-    )
-    runner = web.AppRunner(server.application(), handle_signals=False, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port)
-    await site.start()
-    operator = Operator(server, runner.addresses[0][1])
-    try:
-        yield operator
-    finally:
-        await runner.cleanup()
-
-
-@dataclass
-class Gateway:
-    telemetry: LoadTelemetry
-    link: OperatorLink
-    parked: int = 0
-    workers: tuple[WorkerMeasures, ...] = ()
-    orders: list[FlipOrder] = field(default_factory=list)
-
-
-@asynccontextmanager
-async def linking(keys: Path, url: str, times: OperatorTimes = TIMES) -> AsyncIterator[Gateway]:
-    loop = asyncio.get_running_loop()
-    telemetry = LoadTelemetry(loop.time())
-
-    def backlog() -> Backlog:
-        return telemetry.backlog(gateway.parked, gateway.parked, 0.0, gateway.parked)
-
-    sources = OperatorSources(
-        lambda: replace(telemetry.summary(loop.time(), time.time(), backlog(), (), "c1"), workers=gateway.workers),
-        lambda: gateway.parked,
-        lambda: b'{"vocab_size": 9}',
-        lambda order: gateway.orders.append(order),
-    )
-    link = OperatorLink(url, KeyDirectory(keys), b"g" * 16, GatewayHello("one", 1), sources, AlteredFrames(), times)
-    gateway = Gateway(telemetry, link)
-    task = asyncio.create_task(link.run())
-    try:
-        yield gateway
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def keys_in(folder: Path, name: str = "keys") -> Path:
-    folder = folder / name
-    folder.mkdir()
-    write_new_key(folder, "k1")
-    return folder
-
-
-def arrivals(operator: Operator) -> Callable[[], bool]:
-    """Whether any arrival was told; what is told stays counted until then."""
-    store = operator.server.store(KEY)
-    return lambda: store.is_complete(time.monotonic(), 1)
+from baton_wire.liveness import LivenessConfig
+from baton_wire.messages.measures import WorkerCondition
+from baton_wire.messages.operator_link import FlipOrder, Summary
+from baton_wire.messages.values import Address, Role
 
 
 async def test_what_a_gateway_counts_arrives_and_the_model_is_named(tmp_path: Path) -> None:
@@ -317,10 +216,7 @@ async def test_a_farewell_that_never_comes_is_not_waited_for(tmp_path: Path) -> 
     keys = keys_in(tmp_path)
     async with operating(keys) as operator:
         reader, writer = await asyncio.open_connection("127.0.0.1", operator.port)
-        path = PATH.format(**KEY._asdict())
-        upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        key = "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n{upgrade}{key}\r\n".encode())
+        writer.write(UPGRADE)
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"\x82\xfe\x00\x80\x00\x00\x00\x00" + bytes(128))  # no PROOF: refused, and then nothing is said
         async with asyncio.timeout(9.0):

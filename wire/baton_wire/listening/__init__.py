@@ -2,5 +2,5 @@
 
 Owns accepting, the limits of connections and of descriptors.
 Never looks at a request.
-Called by the gateway and by the workers for their ports.
+Called by the gateway, the workers and the operator for their ports.
 """

@@ -22,6 +22,7 @@ from aiohttp.http import RawRequestMessage
 
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits
+from baton_wire.listening.source_address import source_of
 from baton_wire.reset import reset_on_close
 
 HEAD_S = 10.0
@@ -103,7 +104,7 @@ class BoundedServer(web.Server):
                 self._complaints.say("accepting a connection", error.strerror or str(error))
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
-            address = str(peer[0]) if peer else ""
+            address = source_of(str(peer[0])) if peer else ""
             if self._book.take(address) or (self._evict(address) and self._book.take(address)):
                 self._keep(self._serve(sock, address, context))
                 continue

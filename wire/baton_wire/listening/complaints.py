@@ -14,9 +14,12 @@ EVERY_S = 1.0
 class Complaints:
     """One per logger."""
 
-    def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, log: logging.Logger, now: Callable[[], float] = time.monotonic, level: int = logging.ERROR
+    ) -> None:
         self._log = log
         self._now = now
+        self._level = level
         self._said: dict[str, tuple[float, int]] = {}
         """When a kind was last written, and how often it came since. Kinds are constants of the code."""
 
@@ -29,7 +32,7 @@ class Complaints:
             return
         self._said[kind] = (now, 0)
         more = f" (and {unsaid} more since the last such line)" if unsaid else ""
-        self._log.error("%s%s%s%s", kind, ": " if detail else "", detail, more, exc_info=error)
+        self._log.log(self._level, "%s%s%s%s", kind, ": " if detail else "", detail, more, exc_info=error)
 
 
 def tell_loop_errors(loop: asyncio.AbstractEventLoop, log: logging.Logger) -> None:

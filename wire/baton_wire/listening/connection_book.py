@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from baton_wire.listening.source_address import source_of
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
@@ -15,7 +17,7 @@ class ConnectionLimits:
 
 
 class ConnectionBook:
-    """The connections of one listener, by address."""
+    """The connections of one listener, by address. Addresses of one host count together (`source_of`)."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -32,14 +34,16 @@ class ConnectionBook:
 
     def take(self, address: str) -> bool:
         """A connection came; False: its address has too many."""
-        if self._limits.per_address is not None and self._by_address[address] >= self._limits.per_address:
+        source = source_of(address)
+        if self._limits.per_address is not None and self._by_address[source] >= self._limits.per_address:
             return False
-        self._by_address[address] += 1
+        self._by_address[source] += 1
         self._total += 1
         return True
 
     def leave(self, address: str) -> None:
+        source = source_of(address)
         self._total -= 1
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        self._by_address[source] -= 1
+        if not self._by_address[source]:
+            del self._by_address[source]

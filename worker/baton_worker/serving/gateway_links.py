@@ -19,9 +19,11 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from baton_wire.errors import AlteredFrameError, AuthenticationError, BadFieldsError, BadMessageError, LinkLostError
-from baton_wire.handshake import LinkRole, Party, accept_handshake
+from baton_wire.handshake import LinkIdentity, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
+from baton_wire.listening.handshake_pool import HandshakePool
+from baton_wire.listening.source_address import source_of
 from baton_wire.liveness import REPORT_S, Liveness, LivenessConfig, PeerState
 from baton_wire.messages import codec
 from baton_wire.messages.bad_frames import BadFrames
@@ -139,8 +141,9 @@ class GatewayLinks:
         self._altered = altered
         self._links: set[GatewayLink] = set()
         self._holders: HeldTurns[GatewayLink] = HeldTurns()
+        self._handshakes: HandshakePool[asyncio.BaseTransport] = HandshakePool()
+        self._complaints = Complaints(log, level=logging.WARNING)
         self._came = CameSince()
-        self._complaints = Complaints(log)
         self._hurry = asyncio.Event()
         """Gateways are to hear of something, or of each other, before the next state is due."""
 
@@ -149,25 +152,11 @@ class GatewayLinks:
 
     async def accept(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handler of `/link`: handshake, hello, then frames until the link is lost."""
-        socket = web.WebSocketResponse(max_msg_size=MAX_SIGNED_BYTES, autoping=True, compress=False)
-        try:
-            await socket.prepare(request)
-        except ValueError as error:  # of a key header that is no base64
-            raise web.HTTPBadRequest(text="not a WebSocket handshake") from error
-        try:
-            hello = self._hello()
-            peer, session = await accept_handshake(
-                socket.send_bytes,
-                lambda _: _receive_bytes(socket),
-                self._keys,
-                Party(LINK_ROLES[hello.role], hello.epoch),
-                accept_roles=(LinkRole.GATEWAY,),
-                altered=self._altered,
-            )
-        except (AuthenticationError, BadMessageError, LinkLostError) as error:
-            log.warning("gateway link refused: %s", error)
-            await socket.close(code=1008)
+        socket = web.WebSocketResponse(max_msg_size=MAX_SIGNED_BYTES, compress=False)
+        proven = await self._handshake(request, socket)
+        if proven is None:
             return socket
+        peer, session = proven
         link = GatewayLink(peer.epoch, session)
         self._links.add(link)
         self._hurry.set()
@@ -183,6 +172,39 @@ class GatewayLinks:
             code = WSCloseCode.OK if link.refusal is None else WSCloseCode.POLICY_VIOLATION
             await socket.close(code=code, message=(link.refusal or "").encode()[:MAX_CLOSE_BYTES])
         return socket
+
+    async def _handshake(
+        self, request: web.BaseRequest, socket: web.WebSocketResponse
+    ) -> tuple[LinkIdentity, Session] | None:
+        """Prepare the socket and shake hands. None: refused, and the socket is closed.
+
+        A stranger's connection keeps its place among the handshakes until it is closed.
+        """
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the client left")
+        evicted = self._handshakes.enter(source_of(request.remote or ""), transport)
+        if evicted is not None:
+            reset(evicted)  # its own handler sees a peer that hung up
+        try:
+            await socket.prepare(request)
+            hello = self._hello()
+            return await accept_handshake(
+                socket.send_bytes,
+                lambda _: _receive_bytes(socket),
+                self._keys,
+                Party(LINK_ROLES[hello.role], hello.epoch),
+                accept_roles=(LinkRole.GATEWAY,),
+                altered=self._altered,
+            )
+        except ValueError as error:  # of a key header that is no base64
+            raise web.HTTPBadRequest(text="not a WebSocket handshake") from error
+        except (AuthenticationError, BadMessageError, LinkLostError) as error:
+            self._complaints.say("gateway link refused", str(error))
+            await socket.close(code=1008)
+            return None
+        finally:
+            self._handshakes.leave(transport)
 
     async def report_state(self) -> None:
         """Send the worker's state to every gateway whenever it changed; runs until cancelled."""

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 128
 MAX_CONNECTIONS = 1_024
-"""One for each gateway process, and for whoever asks how the worker is."""
+"""One for each gateway process, and for whoever asks how the worker is; half of them from one address."""
 SHUTDOWN_S = 1.0
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SWITCH_INTERVAL_S = 0.001
@@ -133,7 +133,8 @@ async def listening(handle: Handle, endpoint: ListenAddress) -> AsyncIterator[in
         sock.listen(BACKLOG)
     except OSError as error:
         raise ConfigError(f"argument --listen: {endpoint.host}:{endpoint.port}: {error.strerror}") from error
-    server = BoundedServer(handle, ConnectionLimits(connection_cap(MAX_CONNECTIONS)), log)
+    most = connection_cap(MAX_CONNECTIONS)
+    server = BoundedServer(handle, ConnectionLimits(most, (most + 1) // 2), log)
     try:
         server.begin(sock)
         yield int(sock.getsockname()[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import threading
@@ -10,8 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-
-from aiohttp import web
 
 from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import TelemetryServer
@@ -31,7 +30,7 @@ class OrderDesk:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: TelemetryServer | None = None
-        self._runner: web.AppRunner | None = None
+        self._listening = contextlib.AsyncExitStack()
 
     @property
     def url(self) -> str:
@@ -44,12 +43,10 @@ class OrderDesk:
 
     async def _open(self, keys: KeyDirectory) -> None:
         self._server = TelemetryServer(secrets.token_bytes(16), lambda key: keys, time.monotonic)
-        self._runner = web.AppRunner(self._server.application(), access_log=None, shutdown_timeout=0.5)
-        await self._runner.setup()
-        await web.SockSite(self._runner, self._socket).start()
+        await self._listening.enter_async_context(self._server.serving(self._socket))
 
-    async def _close(self, runner: web.AppRunner) -> None:
-        await runner.cleanup()
+    async def _close(self) -> None:
+        await self._listening.aclose()
         await asyncio.sleep(0.1)  # connections that gateways ended are closed in later turns of the loop
 
     def __enter__(self) -> OrderDesk:
@@ -58,8 +55,8 @@ class OrderDesk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._runner is not None:
-            asyncio.run_coroutine_threadsafe(self._close(self._runner), self._loop).result(60)
+        if self._server is not None:
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(60)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
         self._loop.close()

@@ -14,8 +14,6 @@ import socket
 import time
 from pathlib import Path
 
-from aiohttp import web
-
 from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import PATH, TelemetryServer
 from baton_testing.engine import tiny_llama
@@ -72,17 +70,17 @@ class TamperedDeployment:
         self.ways: dict[Way, list[TamperingProxy]] = {}
         self._proxies: list[TamperingProxy] = []
         self.service: _BehindProxies
-        self._runner: web.AppRunner | None = None
+        self._listening = contextlib.AsyncExitStack()
 
     def _keys(self, key: Key) -> KeyDirectory | None:
         return KeyDirectory(self._folder / "keys") if key == KEY else None
 
     async def __aenter__(self) -> TamperedDeployment:
         tiny_llama.tokenizer()
-        self._runner = web.AppRunner(self._operator.application(), access_log=None, handle_signals=False)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, WORKERS_HOST, 0).start()
-        here = (WORKERS_HOST, int(self._runner.addresses[0][1]))
+        listening = bind(WORKERS_HOST, 0)
+        listening.listen()
+        await self._listening.enter_async_context(self._operator.serving(listening))
+        here = (WORKERS_HOST, int(listening.getsockname()[1]))
         port = await self._proxy(("gateway-operator",), 0, here)
         url = f"--operator=http://{PROXIES_HOST}:{port}{PATH.format(**KEY._asdict())}"
         flags = (*self._shape.gateway_flags, url)
@@ -112,8 +110,7 @@ class TamperedDeployment:
             await asyncio.to_thread(self.service.stop)
         for proxy in self._proxies:
             await proxy.stop()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._listening.aclose()
 
     def altered_frames(self) -> int:
         """As the metrics of gateway, workers and operator count them together."""

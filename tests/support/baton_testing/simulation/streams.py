@@ -58,6 +58,10 @@ class Stream:
         self._resets = False
         self._trickling: deque[bytes | Exception] = deque()
 
+    @property
+    def source(self) -> str:
+        return self.other.process.address
+
     # For its owner ----------------------------------------------------------------------------------------------------
 
     async def send(self, data: bytes) -> None:

@@ -28,6 +28,8 @@ TYPED = ("AlteredFrameError", "BadMessageError", "LinkLostError")
 class _Recorded:
     """A connection that carries these bytes, then ends."""
 
+    source = ""
+
     def __init__(self, data: bytes) -> None:
         self._data = data
 
