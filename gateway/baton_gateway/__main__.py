@@ -9,7 +9,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -31,12 +30,13 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import tell_loop_errors
 from baton_wire.listening.descriptors import raise_descriptor_limit
 from baton_wire.listening.sockets import bind
+from baton_wire.stop_signals import handle_stop_signals
 
 BACKLOG = 1_024
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT."""
+    """Run until SIGTERM, SIGINT or SIGHUP."""
     argv = sys.argv[1:] if argv is None else argv
     die_with_parent()
     raise_descriptor_limit()
@@ -145,9 +145,7 @@ def _check_files(settings: Settings) -> None:
 
 def _stop_signal() -> asyncio.Event:
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    handle_stop_signals(asyncio.get_running_loop(), stopping.set, stopping.is_set)
     return stopping
 
 

@@ -16,7 +16,8 @@ from baton_gateway.parent_death import die_with_parent
 def answer_questions(answer: Callable[[bytes], Iterable[bytes]], max_memory_bytes: int) -> None:
     """Answer until stdin ends. Each part of an answer is sent before the next is asked for."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which still drains
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the gateway, which still drains
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     source, target = sys.stdin.buffer, sys.stdout.buffer

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
@@ -33,6 +32,7 @@ from baton_operator.master_keys import MasterKeys, MasterKeysError
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.settings import RoutableFrom, Settings, parse
+from baton_wire.stop_signals import handle_stop_signals
 
 log = logging.getLogger("baton_operator")
 KEYS_S = 10.0
@@ -55,8 +55,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
     stop = asyncio.Event()
 
     def listen_to_signals() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        handle_stop_signals(asyncio.get_running_loop(), stop.set, stop.is_set)
 
     listen_to_signals()
     open_files = raise_open_files()

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,9 @@ def pids_of(state: Any) -> set[int]:
     return {child["pid"] for child in state["processes"]}
 
 
-async def test_one_process_serves_drains_on_sigterm_and_ends_with_0(
-    pool: FakePool, http: aiohttp.ClientSession
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)])
+async def test_one_process_serves_drains_when_told_to_and_ends_with_0(
+    signals: Sequence[signal.Signals], pool: FakePool, http: aiohttp.ClientSession
 ) -> None:
     async with program(pool) as (process, at):
         state = await until_linked(http, at["admin_port"], 1)
@@ -84,7 +85,8 @@ async def test_one_process_serves_drains_on_sigterm_and_ends_with_0(
         url = f"http://127.0.0.1:{at['port']}{CHAT}"
         async with http.post(url, json=BODY | {"stream": True, "max_tokens": 20}) as got:
             await got.content.readuntil(b"\n\n")
-            process.send_signal(signal.SIGTERM)
+            for number in signals:
+                process.send_signal(number)
             async with http.get(f"http://127.0.0.1:{at['port']}/health/ready") as ready:
                 assert ready.status == 503
             async with http.post(url, json=BODY) as late:

@@ -66,7 +66,7 @@ class Rig:
     @property
     def extra(self) -> dict[str, str]:
         return {
-            "PYTHONPATH": f"{self.directory / 'stand_ins'}:{SUPPORT}",
+            "PYTHONPATH": f"{self.directory / 'stand_ins'}:{SUPPORT}:{os.environ.get('PYTHONPATH', SUPPORT)}",
             "XDG_RUNTIME_DIR": str(self.directory / "runtime"),
             VARIABLE: json.dumps(self.behaviours),
             **self.keys,
@@ -259,11 +259,16 @@ def test_what_is_never_ready_is_given_up_after_the_time_asked(rig: Rig) -> None:
 
 
 def test_a_second_signal_ends_what_would_not_stop(rig: Rig) -> None:
+    """A shell that ends sends SIGHUP, the kernel another one, a service manager SIGTERM: all of that is one stop."""
     rig.behaviours = {"gateway": DEAF}
     rig.start_ready()
-    children = rig.descendants()
-    rig.up.child.send(signal.SIGINT)
+    children, [gateway] = rig.descendants(), rig.pids("gateway")
+    rig.up.child.send(signal.SIGHUP)
     eventually(lambda: "stopping" in rig.progress(), "nothing happens")
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
+        rig.up.child.send(number)
+        time.sleep(0.1)
+    assert psutil.Process(gateway).status() != psutil.STATUS_ZOMBIE
     assert rig.end(signal.SIGINT) == 0
     assert not orphans_of(children, WAIT_S)
 

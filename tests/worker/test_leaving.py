@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
+from typing import Any, cast
 
 import pytest
 
@@ -21,8 +25,12 @@ from baton_wire.messages.values import (
     SamplingParams,
     pack_ids,
 )
+from baton_wire.stop_signals import WITHOUT_MEANING
+from baton_worker.config import WorkerConfig
 from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.serving import process
 from baton_worker.serving.intake import RequestLimits
+from baton_worker.serving.process import Stop
 
 SAMPLING = SamplingParams(max_tokens=4, temperature=0)
 
@@ -60,3 +68,31 @@ async def test_what_was_sent_before_a_drain_was_heard_of_is_taken_and_nothing_af
     [refused] = link.told
     assert isinstance(refused, LegFailed)
     assert (refused.attempt, refused.reason, service.open_requests) == (2, Reason.DRAINING, 1)
+
+
+async def test_a_worker_drains_when_its_terminal_goes() -> None:
+    async def serve(config: WorkerConfig, stop: Stop) -> None:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+            async with asyncio.timeout(10.0):
+                await stop.draining.wait()
+        await asyncio.sleep(0.01)
+        assert not stop.now.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)  # the same stop, by a service manager
+        await asyncio.sleep(0.01)
+        assert not stop.now.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(10.0):
+            await stop.now.wait()
+
+    loop = asyncio.get_running_loop()
+    interval, handler = sys.getswitchinterval(), loop.get_exception_handler()
+    try:
+        assert await process._run(cast(Any, None), serve) == 0
+    finally:
+        sys.setswitchinterval(interval)
+        loop.set_exception_handler(handler)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+        for number in WITHOUT_MEANING:
+            signal.signal(number, signal.SIG_DFL)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -42,6 +41,7 @@ from baton_local.fleet.supervision import Action, Patience, Phase, Supervisor
 from baton_wire.announcement import Announcement, read_announcement
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.stop_signals import handle_stop_signals
 
 POLL_S = 0.05
 
@@ -96,9 +96,7 @@ class LocalRuntime:
         """Start everything, keep it running, stop it when asked; returns the exit status."""
         for role in POOL_ROLES:
             write_json(self._run.discovery(role), [])
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop_asked)
+        handle_stop_signals(asyncio.get_running_loop(), self._stop_asked, lambda: self._supervisor.stopping)
         if self._emulation is not None:
             self._say(f"EMULATED: no model computes here; {self._emulation.label}")
         health = asyncio.create_task(self._polls.run())

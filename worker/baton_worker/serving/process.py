@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,6 +24,7 @@ from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap, raise_descriptor_limit
 from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import Role
+from baton_wire.stop_signals import handle_stop_signals
 from baton_worker.config import ListenAddress, WorkerConfig, parse, program
 from baton_worker.errors import ConfigError
 
@@ -97,8 +97,7 @@ async def _run(config: WorkerConfig, serve: Serve) -> int:
     stop = Stop()
     loop = asyncio.get_running_loop()
     tell_loop_errors(loop, log)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.signalled)
+    handle_stop_signals(loop, stop.signalled, stop.draining.is_set)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     await serve(config, stop)
     if stop.crash is not None:

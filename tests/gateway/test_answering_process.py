@@ -1,0 +1,24 @@
+"""A process apart's own side, as a process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+ECHO = "from baton_gateway.answering_process import answer_questions; answer_questions(lambda body: (body,), 1 << 40)"
+
+
+def test_a_process_apart_leaves_every_stop_to_its_gateway() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", ECHO], stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number is not None:
+                process.send_signal(number)
+            process.stdin.write(b"\0\0\0\2hi")
+            process.stdin.flush()
+            assert process.stdout.read(6) == b"\0\0\0\2hi"
+        process.stdin.close()
+        assert process.wait(20) == 0
