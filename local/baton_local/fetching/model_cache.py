@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,14 @@ class ModelCache:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.folder / f"{_USED}{model.key}").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            os.utime(lock.fileno())
+            self._note_use(lock.fileno())
             yield
+
+    def _note_use(self, descriptor: int) -> None:
+        """Later than every other use, also where the clock was set back in between."""
+        latest = max((int(1e9 * self._used_at(model)) for model in self._models()), default=0)
+        now = max(time.time_ns(), latest + 1_000)
+        os.utime(descriptor, ns=(now, now))
 
     def make_room(self, wanted: ModelFolder, size: int) -> list[str]:
         """Remove models until `size` bytes fit into the bound; returns the sources that went. Raises StartError."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +135,21 @@ def test_the_cache_is_bounded_and_what_was_used_longest_ago_goes(hub: FakeHub, c
         with pytest.raises(StartError, match="others that are in use take"):
             fetched(sources["b"], ModelCache(cache.folder, size + 1), environment)
         assert small.model(sources["a"]).is_whole(), "it is in use"
+
+
+def test_a_clock_that_was_set_back_makes_nothing_used_longest_ago(tmp_path: Path) -> None:
+    small = ModelCache(tmp_path, most_bytes=250)
+    a, b, c = (small.model(source) for source in "abc")
+    for model in (a, b):
+        model.model.mkdir()
+        (model.model / "weights").write_bytes(bytes(100))
+        with small.used(model):
+            pass
+    before_s = time.time() + 3_600
+    os.utime(tmp_path / f".used-{b.key}", (before_s, before_s))
+    with small.used(a):
+        pass
+    assert small.make_room(c, 100) == [b.key]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""The wall clock may be set at any time, by hours and in both directions. So it is read where people or other machines
+read what it says, and nowhere to measure how long something took or how long something may take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+READS = re.compile(r"\btime\.time\(|\btime_ns\(|\bdatetime\.(?:now|utcnow|today)\(|\bdate\.today\(")
+WHY = {
+    "gateway/baton_gateway/http_api/lookups.py": "`created` of models",
+    "gateway/baton_gateway/requests/relay.py": "`created` of answers",
+    "gateway/baton_gateway/server.py": "`at_s` of a summary, which nobody compares",
+    "gateway/baton_gateway/text/chat_template.py": "`strftime_now` of chat templates",
+    "local/baton_local/batch/command.py": "`created` of answers",
+    "local/baton_local/fetching/model_cache.py": "times of files, kept in order where the clock is set back",
+    "local/baton_local/fleet/pool_scaling.py": "schedules, and the age of what sizing remembers over a restart",
+    "model_fetch/baton_model_fetch/fetching.py": "signatures for a bucket",
+    "operator/baton_operator/kube/http_client.py": "the server clock's beginning",
+    "operator/baton_operator/kube/lease.py": "`renewTime`, which nobody compares",
+    "operator/baton_operator/runtime.py": "a default; the process gives it the server's clock",
+}
+"""The files that read it, and what for."""
+
+
+def test_the_wall_clock_is_read_where_its_time_is_shown_and_nowhere_to_measure() -> None:
+    files = (path for path in ROOT.glob("*/baton_*/**/*.py") if "tests" not in path.parts)
+    readers = {str(path.relative_to(ROOT)) for path in files if READS.search(path.read_text(encoding="utf-8"))}
+    assert readers == WHY.keys()
