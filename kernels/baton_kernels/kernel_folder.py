@@ -62,7 +62,10 @@ def read_folder(path: Path) -> KernelFolder:
 
 
 def write_about(path: Path, gpu: str, covered: Mapping[str, str]) -> None:
-    """Say that all kernels of these workers are in the folder, beside what it covers already if that fits."""
+    """Say that all kernels of these workers are in the folder, beside what it covers already if that fits.
+
+    Raises OSError.
+    """
     try:
         before = read_folder(path)
     except ValueError:
@@ -70,8 +73,12 @@ def write_about(path: Path, gpu: str, covered: Mapping[str, str]) -> None:
     known = {} if before is None or before.unfit(gpu) else before.covered
     about = {"triton": triton_version(), "key": own_key(), "gpu": gpu, "covered": {**known, **covered}}
     draft = path / f"{ABOUT}.{os.getpid()}"
-    draft.write_text(json.dumps(about, indent=2) + "\n")
-    draft.replace(path / ABOUT)
+    try:
+        draft.write_text(json.dumps(about, indent=2) + "\n")
+        draft.replace(path / ABOUT)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def triton_version() -> str:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from baton_model_fetch.cache_volume import ModelFolder
@@ -36,7 +37,8 @@ class _Noted(Watch):
     def told(self, have: int, total: int, seconds: float) -> None:
         super().told(have, total, seconds)
         if self._path is not None:
-            write(self._path, have, total)
+            with suppress(OSError):  # nobody needs to know how far it is for it to go on
+                write(self._path, have, total)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,14 +53,18 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     if _KEY.fullmatch(options.key) is None:
         parser.error(f"--key: {options.key!r} is not allowed: must be lower-case letters, digits and '-'")
+    cache = ModelFolder(options.cache, options.key)
     try:
-        cache, credentials = ModelFolder(options.cache, options.key), Credentials(options.credentials)
+        credentials = Credentials(options.credentials)
         asyncio.run(fetch(options.source, cache, credentials, _Noted(options.progress)))
     except SourceRefused as error:
         _log.error("refused: %s", error)
         return REFUSED
-    except (FetchError, OSError) as error:
+    except FetchError as error:
         _log.error("failed: %s", error)
+        return 1
+    except OSError as error:  # of the disk, and one of `write` names no file
+        _log.error("failed: %s: %s", error.filename or cache.draft, error.strerror or error)
         return 1
     return 0
 

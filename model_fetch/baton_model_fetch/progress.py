@@ -6,16 +6,15 @@ so the probe fails with a sentence while the fetch goes on, and says nothing whi
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
+from baton_wire.whole_file import write_whole
+
 
 def write(path: Path, have: int, total: int) -> None:
-    """Note how many bytes are there, of how many; a reader never sees half of it. Raises OSError."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(f"{have} {total}", encoding="ascii")
-    os.replace(draft, path)
+    """Note how many bytes are there, of how many. Raises OSError."""
+    write_whole(path, f"{have} {total}".encode())
 
 
 def sentence(text: str) -> str:

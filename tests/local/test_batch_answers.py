@@ -144,6 +144,34 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, source: Path, monkeypatc
     assert out.read_bytes() == A
 
 
+def test_no_room_for_a_line_end_is_said_by_name(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    out.write_bytes(A + B[:-1])
+
+    def write(file: int, data: bytes) -> int:
+        raise OSError(errno.EDQUOT, "over quota")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write)
+        with pytest.raises(StartError, match="out: Disk quota exceeded"):
+            Answers(out, source)
+    assert out.read_bytes() == A + B[:-1]
+
+
+def test_a_file_system_that_cannot_keep_what_it_took_is_named(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(file: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    answers = Answers(tmp_path / "out", source)
+    answers.write(A)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fsync)
+        with pytest.raises(LocalError, match="out: Input/output error; look at its last answers"):
+            answers.__exit__(None, None, None)
+
+
 def test_only_our_own_answers_have_an_id() -> None:
     assert answered_id(A) == IDS[0] == json.loads(A)["id"]
     assert answered_id(A.replace(b'"request_id":"req_', b'"request_id":"req_0')) is None

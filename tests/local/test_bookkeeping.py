@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from baton_local.fleet import bookkeeping, run_dir
+from baton_local.fleet import bookkeeping
 from baton_local.fleet.bookkeeping import RESERVE_BYTES, RETRY_S, Bookkeeping
+from baton_wire import whole_file
 
 
 class Disk:
@@ -17,16 +18,16 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.room, self._reserve = 1 << 30, folder / "reserve"
-        whole = run_dir.write_private
+        whole = whole_file.write_all
 
-        def write(path: Path, text: str) -> None:
+        def write(path: Path, content: bytes, mode: int) -> None:
             freed = 0 if self._reserve.exists() else RESERVE_BYTES
-            if len(text) > self.room + freed:
-                path.write_text(text[:3])
+            if len(content) > self.room + freed:
+                path.write_bytes(content[:3])
                 raise OSError(errno.ENOSPC, "full")
-            whole(path, text)
+            whole(path, content, mode)
 
-        monkeypatch.setattr(run_dir, "write_private", write)
+        monkeypatch.setattr(whole_file, "write_all", write)
 
 
 @pytest.fixture

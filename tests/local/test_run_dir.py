@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from baton_local.errors import NotRunningError, StartError
-from baton_local.fleet.run_dir import base_directory, claimed, find_run, is_held, write_json, write_key
+from baton_local.fleet import run_dir
+from baton_local.fleet.run_dir import RunDir, base_directory, claimed, find_run, is_held, write_json, write_key
 
 
 @pytest.fixture
@@ -44,7 +46,44 @@ def test_keys_and_addresses_do_not_outlive_the_run_but_logs_do(base: Path) -> No
 def test_a_deployment_runs_once(base: Path) -> None:
     with (
         claimed(base, "default.chat"),
-        pytest.raises(StartError, match=r"default\.chat is already running"),
+        pytest.raises(StartError, match=rf"default\.chat is already running \(pid {os.getpid()}\): stop it first"),
+        claimed(base, "default.chat"),
+    ):
+        pass
+
+
+def test_one_that_is_refused_leaves_the_first_one_as_it_is(base: Path) -> None:
+    with claimed(base, "default.chat") as run:
+        write_key(run)
+        write_json(run.record, {"a": 1})
+        before = {path: path.read_bytes() for path in run.root.rglob("*") if path.is_file()}
+        for _ in range(2):
+            with pytest.raises(StartError, match="already running"), claimed(base, "default.chat"):
+                pass
+        assert {path: path.read_bytes() for path in run.root.rglob("*") if path.is_file()} == before
+        assert is_held(run)
+
+
+def test_what_a_killed_one_left_is_taken_over(base: Path) -> None:
+    run = RunDir(base / "default.chat")
+    run.root.mkdir(mode=0o700)
+    run.lock.write_text("4194304\n")  # no lock outlives its process
+    (run.root / ".run.json.4194304").write_text("{")
+    run.keys.mkdir()
+    (run.keys / "run-old").write_text("f" * 64)
+    with claimed(base, "default.chat"):
+        assert {path.name for path in run.root.iterdir()} == {"lock", "keys", "announce", "logs"}
+        assert list(run.keys.iterdir()) == []
+        assert run.lock.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_file_system_without_locks_is_refused_by_name(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_dir.fcntl, "flock", no_locks)
+    with (
+        pytest.raises(StartError, match="lock: cannot be locked: No locks available; set XDG_RUNTIME_DIR"),
         claimed(base, "default.chat"),
     ):
         pass

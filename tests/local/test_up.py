@@ -277,7 +277,8 @@ def test_the_same_deployment_is_refused_while_it_runs(rig: Rig) -> None:
     rig.start_ready()
     again = rig.baton("up", "-f", str(rig.directory / "chat.yaml"), "--port", "0")
     assert (again.code, again.stdout) == (2, "")
-    assert again.stderr == "baton: default.chat is already running: stop it first, or use another metadata.name\n"
+    holder = f"default.chat is already running (pid {rig.up.child.pid})"
+    assert again.stderr == f"baton: {holder}: stop it first, or use another metadata.name\n"
 
 
 def test_the_logs_of_one_process_or_of_all_are_shown(rig: Rig) -> None:

@@ -360,6 +360,10 @@ async def test_the_program_says_by_its_status_whether_another_try_helps(tmp_path
         busy = await asyncio.to_thread(program.main, [f"--source={HF}", *common])
         note = tmp_path / "progress"
         done = await asyncio.to_thread(program.main, [f"--source={HF}", *common, f"--progress={note}"])
+        common[1] = f"--cache={tmp_path / 'another'}"
+        nowhere = tmp_path / "missing" / "progress"
+        unnoted = await asyncio.to_thread(program.main, [f"--source={HF}", *common, f"--progress={nowhere}"])
     assert (missing, busy, done) == (program.REFUSED, 1, 0)
+    assert unnoted == 0, "how far it is cannot be noted, and the model comes all the same"
     have, total = note.read_text(encoding="ascii").split()
     assert have == total == str(sum(map(len, FILES.values())))

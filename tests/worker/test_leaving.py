@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -27,6 +30,7 @@ from baton_wire.messages.values import (
 )
 from baton_wire.stop_signals import WITHOUT_MEANING
 from baton_worker.config import WorkerConfig
+from baton_worker.errors import ConfigError
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving import process
 from baton_worker.serving.intake import RequestLimits
@@ -68,6 +72,16 @@ async def test_what_was_sent_before_a_drain_was_heard_of_is_taken_and_nothing_af
     [refused] = link.told
     assert isinstance(refused, LegFailed)
     assert (refused.attempt, refused.reason, service.open_requests) == (2, Reason.DRAINING, 1)
+
+
+def test_an_address_that_cannot_be_announced_is_refused_by_name(tmp_path: Path) -> None:
+    place = tmp_path / "missing" / "d0.json"
+    config = SimpleNamespace(announce=place, listen=SimpleNamespace(host="127.0.0.1"), role=Role.DECODE)
+    try:
+        with pytest.raises(ConfigError, match=f"argument --announce: {place}: No such file or directory"):
+            process.settle(cast(Any, config), b"e" * 16, 1, None)
+    finally:
+        gc.unfreeze()
 
 
 async def test_a_worker_drains_when_its_terminal_goes() -> None:

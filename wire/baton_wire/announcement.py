@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from baton_wire.errors import BadMessageError
+from baton_wire.whole_file import write_whole
 
 MAX_FILE_BYTES = 64 << 10
 Positive = Annotated[int, msgspec.Meta(gt=0)]
@@ -31,9 +31,7 @@ class Announcement(msgspec.Struct, frozen=True):
 
 def announce(path: Path, announcement: Announcement) -> None:
     """Write the file so that a reader sees all of it or nothing. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(msgspec.json.encode(announcement))
-    draft.replace(path)
+    write_whole(path, msgspec.json.encode(announcement))
 
 
 def read_announcement(path: Path) -> Announcement | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton_wire.errors import AuthenticationError
+from baton_wire.whole_file import write_all
 
 MIN_KEY_BYTES = 32
 MIN_MASTER_BYTES = 32
@@ -121,15 +122,11 @@ def write_new_key(directory: str | Path, key_id: str) -> Path:
     if not _KEY_ID.fullmatch(key_id):
         raise ValueError(f"key_id: {key_id!r} is not 1 to {MAX_KEY_ID_BYTES} letters, digits, '.', '_' or '-'")
     draft = target.with_name(f".{key_id}.{os.getpid()}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.write(handle, secrets.token_hex(MIN_KEY_BYTES).encode())
-    finally:
-        os.close(handle)
-    try:
+        write_all(draft, secrets.token_hex(MIN_KEY_BYTES).encode(), 0o600)
         os.link(draft, target)
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     return target
 
 

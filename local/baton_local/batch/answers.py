@@ -44,7 +44,15 @@ class Answers:
         """Close; a file that this run made and wrote nothing to goes again."""
         if self._is_new and self._size == 0:
             Path(os.path.realpath(self._path)).unlink(missing_ok=True)
-        os.close(self._file)
+        try:
+            os.fsync(self._file)
+        except OSError as reason:  # a file system that takes more than it can keep says so here
+            if error is None:
+                raise LocalError(
+                    f"{self._path}: {os.strerror(reason.errno or 0)}; look at its last answers"
+                ) from reason
+        finally:
+            os.close(self._file)
 
     def write(self, line: bytes, /) -> None:
         """Append one whole line. Raises LocalError; then nothing of the line is left in the file."""
@@ -72,13 +80,19 @@ class Answers:
             else:
                 raise StartError(f"{self._path}, line {number}: not an answer of a batch; {_OTHER}")
         if (found := answered_id(torn)) is not None:  # only its end is missing
-            os.write(self._file, b"\n")
+            self._end_line()
             return whole + len(torn) + 1, done | {found}
         if torn and not (torn.startswith(ANSWER_PREFIX) or (done and ANSWER_PREFIX.startswith(torn))):
             raise StartError(f"{self._path}: its last line is not of a batch; {_OTHER}")
         if torn:
             os.ftruncate(self._file, whole)
         return whole, done
+
+    def _end_line(self) -> None:
+        try:
+            os.write(self._file, b"\n")
+        except OSError as error:
+            raise StartError(f"{self._path}: {os.strerror(error.errno or 0)}") from error
 
 
 def _lines(file: int) -> Iterator[bytes]:
@@ -116,7 +130,9 @@ def _locked(path: Path, source: Path) -> tuple[int, bool]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(file)
-            raise StartError(f"{path}: another `baton batch` is writing to it") from error
+            raise StartError(
+                f"{path}: another `baton batch` is writing to it: wait for it, or name another OUT"
+            ) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 os.close(file)

@@ -19,6 +19,7 @@ from pathlib import Path
 from baton_control.hashes import content_hash
 from baton_local.errors import StartError
 from baton_model_fetch.cache_volume import RECORD, ModelFolder
+from baton_wire.whole_file import write_whole
 
 DEFAULT_BYTES = 100 << 30
 PINS = "pins.json"
@@ -89,9 +90,7 @@ class ModelCache:
 
     def remember(self, name: str, commit: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self.folder / f".{PINS}.{os.getpid()}"
-        temporary.write_text(json.dumps({**self._pins(), name: commit}, sort_keys=True), encoding="utf-8")
-        temporary.replace(self.folder / PINS)
+        write_whole(self.folder / PINS, json.dumps({**self._pins(), name: commit}, sort_keys=True).encode())
 
     def _pins(self) -> dict[str, object]:
         try:

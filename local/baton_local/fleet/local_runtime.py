@@ -135,11 +135,13 @@ class LocalRuntime:
                     self._act(self._supervisor.announced(post.name, announcement, now))
 
     def _announcement(self, post: supervision.Post) -> Announcement | None:
-        """None: there is none, or it cannot be read now."""
+        """None: there is none, it cannot be read now, or it is of a former run's process that was about to end."""
         try:
-            return read_announcement(self._announce_file(post.name, post.incarnation))
+            announcement = read_announcement(self._announce_file(post.name, post.incarnation))
         except OSError:
             return None
+        is_own = announcement is not None and announcement.pid == self._pids.get(post.name)
+        return announcement if is_own else None
 
     def _reconcile(self, now: float) -> None:
         """Size the pools and take the next rollout step, as on a cluster."""

@@ -108,9 +108,7 @@ class Scaling:
             return
         self._memory = memory
         try:
-            draft = self._memory_file.with_name(f".{self._memory_file.name}.new")
-            write_private(draft, memory)
-            draft.replace(self._memory_file)
+            write_private(self._memory_file, memory)
         except OSError as error:
             log.warning("what sizing remembers is not kept: %s", error)
 

@@ -14,12 +14,13 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from baton_local.errors import NotRunningError, StartError
+from baton_wire.whole_file import write_whole
 
 KEY_BYTES = 32
 LOCK_TRIES = 5
@@ -107,9 +108,14 @@ def claimed(base: Path, directory: str) -> Iterator[RunDir]:
     """
     run = RunDir(base / directory)
     _private_directory(run.root)
-    with run.lock.open("w") as lock:
+    with run.lock.open("a+") as lock:
         if not _locked(lock):
-            raise StartError(f"{directory} is already running: stop it first, or use another metadata.name")
+            holder = _holder(lock)
+            raise StartError(f"{directory} is already running{holder}: stop it first, or use another metadata.name")
+        with suppress(OSError):  # a full disk: the lock holds without it
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
         _clear(run, keep_logs=False)
         for path in (run.keys, run.announcements, run.logs):
             path.mkdir(mode=0o700)
@@ -157,31 +163,38 @@ def write_key(run: RunDir) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write plain data so that a reader sees all of it or the former content. Raises OSError, and leaves no draft."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        write_private(temporary, json.dumps(value))
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_private(path, json.dumps(value))
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only the owner can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    """Write a file that only the owner can read, whole or not at all. Raises OSError, which names it."""
+    write_whole(path, text.encode(), mode=0o600)
 
 
 def _locked(lock: IO[str]) -> bool:
-    """Take the lock; another command that looks whether it is held may hold it for a moment."""
+    """Take the lock; another command that looks whether it is held may hold it for a moment.
+
+    Raises StartError on a file system without locks.
+    """
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             time.sleep(LOCK_TRY_S)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StartError(
+                f"{lock.name}: cannot be locked: {reason}; set XDG_RUNTIME_DIR to a local folder"
+            ) from error
     return False
+
+
+def _holder(lock: IO[str]) -> str:
+    """Which process holds the lock, as it wrote into it."""
+    lock.seek(0)
+    pid = lock.read(32).strip()
+    return f" (pid {pid})" if pid.isdecimal() else ""
 
 
 def _private_directory(path: Path) -> None:

@@ -153,11 +153,14 @@ async def bound(config: WorkerConfig, starting: Awaitable[None]) -> None:
 
 
 def settle(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None) -> None:
-    """Everything stands: freeze what start-up allocated and announce the addresses."""
+    """Everything stands: freeze what start-up allocated and announce the addresses. Raises ConfigError."""
     gc.collect()
     gc.freeze()
     if config.announce is not None:
         host, role = config.listen.host, config.role.value
         told = Announcement(os.getpid(), host, port, pair_port, role=role, epoch=epoch.hex())
-        announce(config.announce, told)
+        try:
+            announce(config.announce, told)
+        except OSError as error:
+            raise ConfigError(f"argument --announce: {config.announce}: {error.strerror}") from error
     log.info("ready on %s:%s, epoch %s", config.listen.host, port, epoch.hex()[:8])
