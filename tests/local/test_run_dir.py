@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from baton_local.errors import NotRunningError, StartError
-from baton_local.fleet import run_dir
 from baton_local.fleet.run_dir import RunDir, base_directory, claimed, find_run, is_held, write_json, write_key
 
 
@@ -81,7 +81,7 @@ def test_a_file_system_without_locks_is_refused_by_name(base: Path, monkeypatch:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(run_dir.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with (
         pytest.raises(StartError, match="lock: cannot be locked: No locks available; set XDG_RUNTIME_DIR"),
         claimed(base, "default.chat"),

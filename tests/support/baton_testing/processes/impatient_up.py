@@ -30,7 +30,7 @@ def main() -> int:
     troubles = Path(sys.argv[1])
     whole_write, whole_init = whole_file.write_all, subprocess.Popen.__init__
 
-    def write(path: Path, content: bytes, mode: int) -> None:
+    def write(path: Path, content: bytes, mode: int = 0o666) -> None:
         if (troubles / FULL).exists():
             path.write_bytes(content[:10])
             raise OSError(errno.ENOSPC, "full")
