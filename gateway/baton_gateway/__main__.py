@@ -11,14 +11,16 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.parent_death import die_with_parent
-from baton_gateway.parent_process import ChildSockets, GatewayProcesses, answer_parent, child_sockets
+from baton_gateway.parent_process import METRICS_VARIABLE, ChildSockets, GatewayProcesses, answer_parent, child_sockets
 from baton_gateway.reporting.admin_server import AdminServer
+from baton_gateway.reporting.metric_files import reserve
 from baton_gateway.reporting.metrics import shared_page
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
@@ -92,7 +94,10 @@ def _settle() -> None:
 
 async def _serve_with_children(settings: Settings, argv: list[str], stopping: asyncio.Event) -> None:
     listening, admin_socket = _bind_all(settings)
-    processes = GatewayProcesses(argv, listening, settings.drain_s)
+    try:
+        processes = GatewayProcesses(argv, listening, settings.drain_s)
+    except OSError as error:
+        raise _no_metrics(error) from error
     admin = AdminServer(processes.reports, lambda: shared_page(processes.metrics_folder))
     if await _is_started(processes, stopping):
         await _announce(settings, listening[0], admin, admin_socket)
@@ -115,6 +120,10 @@ async def _is_started(processes: GatewayProcesses, stopping: asyncio.Event) -> b
 
 
 async def _serve_as_child(settings: Settings, argv: list[str], sockets: ChildSockets, stopping: asyncio.Event) -> None:
+    try:
+        reserve(os.environ[METRICS_VARIABLE], os.getpid())
+    except OSError as error:
+        raise _no_metrics(error) from error
     server = GatewayServer(settings, _reread(settings, argv))
     await server.start(sockets.listening)
     _settle()
@@ -125,6 +134,12 @@ async def _serve_as_child(settings: Settings, argv: list[str], sockets: ChildSoc
     for task in (answering, waiting):
         task.cancel()
     await asyncio.gather(answering, waiting, return_exceptions=True)
+
+
+def _no_metrics(error: OSError) -> SettingsError:
+    return SettingsError(
+        f"--processes: no room for metrics: {error.filename or tempfile.gettempdir()}: {error.strerror}"
+    )
 
 
 def _reread(settings: Settings, argv: list[str]) -> Callable[[], Settings] | None:

@@ -22,6 +22,7 @@ import msgspec
 
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.parent_death import PARENT_VARIABLE
+from baton_gateway.reporting.metric_files import FORMER, absorb, reserve
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
@@ -71,12 +72,14 @@ class GatewayProcesses:
         silence: LivenessConfig = SILENCE,
         start_s: float = START_S,
     ) -> None:
+        """Raises OSError where the files of metrics have no room."""
         self._argv = argv
         self._drain_s = drain_s
         self._silence = silence
         self._start_s = start_s
         self._children = [_Child(each) for each in listening]
         self._metrics_folder = tempfile.TemporaryDirectory(prefix="baton-gateway-metrics-")
+        reserve(self._metrics_folder.name, FORMER)
         self._watchers: list[asyncio.Task[None]] = []
         self._complaints = Complaints(_log)
         self._ready: asyncio.Queue[None] = asyncio.Queue()
@@ -132,7 +135,7 @@ class GatewayProcesses:
                 watch.cancel()
             child.ended_with = code
             _log.error("gateway process %d ended with %d; starting another", process.pid, code)
-            self._forget_metrics(process.pid)
+            absorb(self._metrics_folder.name, process.pid)
             await asyncio.sleep(RESTART_S)
 
     async def _kill_when_hung(self, child: _Child, process: asyncio.subprocess.Process) -> None:
@@ -202,12 +205,6 @@ class GatewayProcesses:
         except TimeoutError:
             process.kill()
             await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=_STOP_MARGIN_S)
-
-    def _forget_metrics(self, pid: int) -> None:
-        """Gauges of a dead process go; its counters stay."""
-        for name in os.listdir(self._metrics_folder.name):
-            if name.startswith("gauge_live") and name.endswith(f"_{pid}.db"):
-                os.unlink(os.path.join(self._metrics_folder.name, name))
 
 
 def _missing(place: int, child: _Child) -> str:

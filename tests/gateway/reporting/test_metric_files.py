@@ -1,0 +1,59 @@
+"""Files of metrics that processes share: their room, and what stays of processes that died."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+from baton_gateway.reporting.metric_files import FILE_BYTES, FORMER, absorb, reserve
+from baton_gateway.reporting.metrics import shared_page
+
+NAMES = {"counter": "requests_total", "gauge_livesum": "requests_running"}
+
+
+def count(folder: Path, pid: int, number: float) -> None:
+    """What a process does that lives for a while."""
+    reserve(str(folder), pid)
+    for kind, name in NAMES.items():
+        file = MmapedDict(str(folder / f"{kind}_{pid}.db"))  # type: ignore[no-untyped-call]
+        file.write_value(mmap_key(name, name, [], [], "Requests"), number, 0.0)  # type: ignore[no-untyped-call]
+        file.close()  # type: ignore[no-untyped-call]
+
+
+def test_what_dead_processes_counted_stays_in_one_file(tmp_path: Path) -> None:
+    reserve(str(tmp_path), FORMER)
+    files = set(tmp_path.iterdir())
+    for pid in range(1_000, 1_050):
+        count(tmp_path, pid, 2.0)
+        absorb(str(tmp_path), pid)
+    assert set(tmp_path.iterdir()) == files
+    count(tmp_path, 7, 1.0)
+    assert b"requests_total 101.0" in shared_page(str(tmp_path))
+
+
+def test_a_process_that_died_in_the_middle_of_a_write_spoils_nothing(tmp_path: Path) -> None:
+    reserve(str(tmp_path), FORMER)
+    count(tmp_path, 7, 3.0)
+    absorb(str(tmp_path), 7)
+    (tmp_path / "counter_8.db").write_bytes((4_096).to_bytes(4, "little") + bytes(4) + b"\xff" * 100)
+    absorb(str(tmp_path), 8)
+    absorb(str(tmp_path), 9)  # one that ended before it had any
+    assert b"requests_total 3.0" in shared_page(str(tmp_path))
+
+
+def test_files_have_their_room_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve(str(tmp_path), 7)
+    for path in tmp_path.iterdir():
+        assert path.stat().st_blocks * 512 >= FILE_BYTES
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*counter_8.db'"):
+        reserve(str(tmp_path), 8)
+    assert not list(tmp_path.glob("*_8.db"))
