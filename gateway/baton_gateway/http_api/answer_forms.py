@@ -10,38 +10,39 @@ from typing import Protocol
 
 from baton_gateway.answers.answer_parts import AnswerPart
 from baton_gateway.errors import Problem
+from baton_gateway.http_api.json_pieces import JsonBytes
+from baton_gateway.http_api.logprob_json import LogprobsJson
 from baton_gateway.http_api.responses import AnswerHead, ChunkWriter, FinishedChoice, Usage, response_body
-from baton_gateway.text.choice_text import TokenInfo
 
 
 class EventWriter(Protocol):
-    """The events of one stream, in order. Each call gives the bytes to be sent, which may be none."""
+    """The events of one stream, in order. Each call gives pieces of the bytes to be sent, which may be none."""
 
     def usage_so_far(self, usage: Usage) -> None:
         """From now on each event says this usage, where the form has a place for it."""
         ...
 
-    def beginning(self, index: int) -> bytes:
+    def beginning(self, index: int) -> Sequence[JsonBytes]:
         """Before the first piece of a choice."""
         ...
 
-    def part(self, index: int, part: AnswerPart) -> bytes:
+    def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
         """The next part of a choice, without logprobs."""
         ...
 
-    def logprobs(self, index: int, parts: Sequence[AnswerPart], tokens: Sequence[TokenInfo]) -> bytes:
-        """The next parts of a choice, perhaps none, with the tokens that they are made of."""
+    def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
+        """The next parts of a choice, perhaps none, with the log probabilities of the tokens that they are made of."""
         ...
 
-    def finish(self, index: int, reason: str, stop: str | None) -> bytes:
+    def finish(self, index: int, reason: str, stop: str | None) -> Sequence[JsonBytes]:
         """The end of a choice; `stop`: the stop string that ended it."""
         ...
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> Sequence[JsonBytes]:
         """After the end of every choice."""
         ...
 
-    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> bytes:
+    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> Sequence[JsonBytes]:
         """Instead of what is still missing."""
         ...
 
@@ -49,8 +50,8 @@ class EventWriter(Protocol):
 class AnswerForm(Protocol):
     """One API's way to write the answer to one request."""
 
-    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
-        """The whole answer of a request that is not streamed."""
+    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
+        """The whole answer of a request that is not streamed, in pieces."""
         ...
 
     def writer(self, answer: AnswerHead) -> EventWriter: ...
@@ -59,8 +60,8 @@ class AnswerForm(Protocol):
 class _OpenAiForm:
     """Chat and text completions."""
 
-    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
-        return response_body(answer.head, choices, usage, answer.text, answer.wants_logprobs)
+    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
+        return response_body(answer.head, choices, usage)
 
     def writer(self, answer: AnswerHead) -> EventWriter:
         return ChunkWriter(answer)

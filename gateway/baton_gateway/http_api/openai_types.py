@@ -6,12 +6,14 @@ What depends on the model (context length, token counts) is checked in `prepare`
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from baton_gateway.answers.tool_grammars import is_bound
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import invalid, unsupported
+from baton_gateway.http_api.answer_bounds import check_answer
 from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
 from baton_gateway.http_api.openai_fields import (
     MAX_IGNORED_BYTES,
@@ -37,6 +39,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1_024
 MAX_TOKEN_ID = (1 << 24) - 1
 MAX_STOP_IDS = 64
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,7}")
 
 _IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "length_penalty",
@@ -96,6 +99,8 @@ class Options:
     continuous_usage: bool
     """With `include_usage`: every chunk says the usage up to there."""
     cache_salt: str
+    is_held: bool = False
+    """Whether the whole answer is held until its end: it is not streamed, or its last event repeats it."""
     shape: AnswerShape | None = None
     """What the answer must look like; None: like anything."""
     ignored: tuple[str, ...] = ()
@@ -141,6 +146,7 @@ def parse_chat(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUS
         raise unsupported(options.shape.field, "beside tools that may be called; 'tool_choice' may be 'none'")
     if is_bound(tool_use):
         check_free_to_end("tools", options.ignore_eos, options.min_tokens)
+    check_held("max_tokens" if max_tokens is None else "max_completion_tokens", options)
     return ChatRequest(options, messages, tool_use, prompting, max_thinking_tokens)
 
 
@@ -159,6 +165,7 @@ def parse_completion(raw: dict[str, Any], unknown: UnknownFields = UnknownFields
         raise unsupported("truncate_prompt_tokens", "'echo' gives the whole prompt back")
     if best_of is not None and best_of != options.n:
         raise unsupported("best_of", "it must equal 'n'")
+    check_held("max_tokens", options, len(prompts))
     return CompletionRequest(options, prompts, echo)
 
 
@@ -195,6 +202,7 @@ def _options(
         prompt_logprobs=prompt_logprobs,
         prompt_alternatives=max(told, default=None),
         stream=stream,
+        is_held=not stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", 64) or "",
@@ -209,6 +217,12 @@ def _options(
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed 'max_tokens' ({options.max_tokens}).")
     return options
+
+
+def check_held(field: str, options: Options, prompts: int = 1) -> None:
+    """Raises RefusedError for an answer that is held here and would be too large. `field`: what said `max_tokens`."""
+    if options.is_held and options.max_tokens is not None:
+        check_answer(field, options.max_tokens, prompts, options.n, options.logprobs)
 
 
 def _refuse_chat_features(fields: Fields) -> None:
@@ -293,8 +307,10 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _bias_id(token: str) -> int:
-    if not (token.isascii() and token.isdigit() and len(token) <= 8 and int(token) <= MAX_TOKEN_ID):
-        raise invalid("logit_bias", f"'logit_bias' has a key that is not a token id: {token[:32]!r}.")
+    """One id has one key: "01" would be "1" a second time."""
+    if _TOKEN_ID.fullmatch(token) is None or int(token) > MAX_TOKEN_ID:
+        allowed = f"must be 0 to {MAX_TOKEN_ID}, without leading zeros"
+        raise invalid("logit_bias", f"'logit_bias' has a key that is not a token id: {token[:32]!r}; {allowed}.")
     return int(token)
 
 

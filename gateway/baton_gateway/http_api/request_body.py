@@ -115,10 +115,16 @@ class RequestBody:
             raise invalid(None, "The body came too slowly.", "request_timeout", status=408) from error
         return b"".join(parts)
 
-    def _take(self, size: int) -> None:
+    def hold(self, size: int) -> bool:
+        """Charge bytes of the answer too, until the request has ended; False where they are not free."""
         if not self._budget.take(self._holder, size):
-            raise RefusedError(out_of_memory())
+            return False
         self._taken += size
+        return True
+
+    def _take(self, size: int) -> None:
+        if not self.hold(size):
+            raise RefusedError(out_of_memory())
 
 
 def _too_large(max_bytes: int) -> RefusedError:

@@ -12,21 +12,17 @@ from typing import Any
 
 import msgspec
 
-from baton_gateway.answers.answer_parts import (
-    AnswerPart,
-    ArgumentsPart,
-    CallPart,
-    ContentPart,
-    ReasoningPart,
-    WholeAnswer,
-)
+from baton_gateway.answers.answer_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.errors import Problem
+from baton_gateway.http_api.growing_answer import GrowingAnswer
+from baton_gateway.http_api.json_pieces import EncodedJson, JsonBytes, json_pieces
+from baton_gateway.http_api.logprob_json import LogprobsJson, logprobs_json
 from baton_gateway.http_api.openai_types import ApiEndpoint
-from baton_gateway.text.choice_text import TokenInfo
 from baton_gateway.text.revision_text import TextModel
-from baton_wire.messages.values import PromptLogprob
 
 DONE = b"data: [DONE]\n\n"
+MAX_MESSAGE_CHARS = 4_096
+MAX_PARAM_CHARS = 512
 _encode = msgspec.json.Encoder().encode
 
 
@@ -65,6 +61,16 @@ class AnswerHead:
     continuous_usage: bool
     prompt_tokens: int
     wants_logprobs: bool
+    is_held: bool = False
+    """Whether all of it is held until its end."""
+    ahead_bytes: int = 0
+    """What is charged for it before its first token."""
+    token_bytes: int = 0
+    """What one token weighs in a stream, about."""
+
+    def logprobs(self) -> LogprobsJson | None:
+        """Empty log probabilities of a choice or chunk; None where none are told."""
+        return logprobs_json(self.head.endpoint, self.text) if self.wants_logprobs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,32 +98,32 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScores:
-    """A prompt's ids with their log probabilities, of which so many alternatives are told."""
-
-    ids: Sequence[int]
-    logprobs: Sequence[PromptLogprob | None]
-    alternatives: int
-
-
-@dataclass(frozen=True, slots=True)
 class FinishedChoice:
     """One choice of a response that is not streamed."""
 
-    answer: WholeAnswer
-    tokens: Sequence[TokenInfo]
+    answer: GrowingAnswer
+    logprobs: LogprobsJson | None
     finish: str
-    prompt: PromptScores | None = None
-    """Of the prompt's own tokens, when they are wanted in a field of their own."""
+    prompt: EncodedJson | None = None
+    """Log probabilities of the prompt's own tokens, when they are wanted in a field of their own."""
     stop: str | None = None
     """The stop string that ended it."""
 
 
 def error_body(problem: Problem, request_id: str | None = None) -> bytes:
     """Always succeeds: what a client sent, say in its path, need not be text. `request_id`: None in a file."""
-    param = None if problem.param is None else shown(problem.param)
-    error = {"message": shown(problem.message), "type": problem.type, "param": param, "code": problem.code}
+    message, param = message_and_param(problem)
+    error = {"message": message, "type": problem.type, "param": param, "code": problem.code}
     return _encode({"error": error if request_id is None else error | {"request_id": request_id}})
+
+
+def message_and_param(problem: Problem) -> tuple[str, str | None]:
+    """As they are shown: no error is long, whatever it quotes."""
+    param = None if problem.param is None else shown(problem.param[:MAX_PARAM_CHARS])
+    message = problem.message
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[:MAX_MESSAGE_CHARS] + "…"
+    return shown(message), param
 
 
 def shown(text: str) -> str:
@@ -125,14 +131,12 @@ def shown(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def response_body(
-    head: ResponseHead, choices: Sequence[FinishedChoice], usage: Usage, text: TextModel, wants_logprobs: bool
-) -> bytes:
-    """The whole answer of a request that is not streamed."""
+def response_body(head: ResponseHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
+    """The whole answer of a request that is not streamed, in pieces."""
     entries = []
     body = head.fields(is_chunk=False)
     for index, choice in enumerate(choices):
-        logprobs = logprobs_fields(head.endpoint, choice.tokens, text) if wants_logprobs else None
+        logprobs = None if choice.logprobs is None else choice.logprobs.value()
         entry: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish}
         if head.endpoint is ApiEndpoint.CHAT:
             entry["message"] = message_fields(choice.answer)
@@ -140,12 +144,12 @@ def response_body(
             entry["text"] = choice.answer.content
         if choice.prompt is not None:  # where vLLM has it: a chat has one prompt, a completion's choices may differ
             place = body if head.endpoint is ApiEndpoint.CHAT else entry
-            place["prompt_logprobs"] = prompt_logprobs_fields(choice.prompt, text)
+            place["prompt_logprobs"] = choice.prompt
         entries.append(entry)
-    return _encode(body | {"choices": entries, "usage": usage.fields()})
+    return json_pieces(body | {"choices": entries, "usage": usage.fields()})
 
 
-def message_fields(answer: WholeAnswer) -> dict[str, Any]:
+def message_fields(answer: GrowingAnswer) -> dict[str, Any]:
     """The `message` of a choice. Content is null beside calls when there is none."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning is not None:
@@ -159,32 +163,12 @@ def message_fields(answer: WholeAnswer) -> dict[str, Any]:
     return message
 
 
-def prompt_logprobs_fields(scores: PromptScores, text: TextModel) -> list[dict[str, Any] | None]:
-    """vLLM's form: for each token of the prompt an object of ids, its own first; null for the first token."""
-    told: list[dict[str, Any] | None] = []
-    for token, found in zip(scores.ids, scores.logprobs, strict=True):
-        if found is None:
-            told.append(None)
-            continue
-        entries = {str(token): _ranked(token, found.logprob, found.rank, text)}
-        for rank, (other, logprob) in enumerate(found.top[: scores.alternatives], 1):
-            entries.setdefault(str(other), _ranked(other, logprob, rank, text))
-        told.append(entries)
-    return told
-
-
-def _ranked(token: int, logprob: float, rank: int, text: TextModel) -> dict[str, Any]:
-    return {"logprob": logprob, "rank": rank, "decoded_token": _token_text(token, text)}
-
-
 class ChunkWriter:
     """Chunks of one stream."""
 
     def __init__(self, answer: AnswerHead) -> None:
         head, include_usage = answer.head, answer.include_usage
         self._endpoint = head.endpoint
-        self._model_text = answer.text
-        self._wants_logprobs = answer.wants_logprobs
         self._include_usage = include_usage
         self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self._fields = head.fields(is_chunk=True)
@@ -201,27 +185,24 @@ class ChunkWriter:
         self._usage = {"usage": usage.fields()}
         self._tail = self._choice_end + b',"usage":' + _encode(usage.fields()) + b"}\n\n"
 
-    def beginning(self, index: int) -> bytes:
+    def beginning(self, index: int) -> Sequence[JsonBytes]:
         """A chat choice begins with the role of who speaks."""
         if not self._is_chat:
-            return b""
+            return ()
         return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN})
 
-    def part(self, index: int, part: AnswerPart) -> bytes:
+    def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
         """The next part of a choice, without logprobs."""
         if isinstance(part, ContentPart):
-            return self._text(index, part.text)
+            return (self._text(index, part.text),)
         return self._chunk({"index": index, "delta": _delta(part), **_OPEN})
 
-    def logprobs(self, index: int, parts: Sequence[AnswerPart], tokens: Sequence[TokenInfo]) -> bytes:
-        """The next parts with their tokens, which stand in the last chunk of them."""
-        if not self._wants_logprobs:
-            return b"".join(self.part(index, part) for part in parts)
+    def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
+        """The next parts with the log probabilities of their tokens, which stand in the last chunk of them."""
         *before, last = parts or (ContentPart(""),)
-        entry: dict[str, Any] = {"index": index, "finish_reason": None}
-        entry["logprobs"] = logprobs_fields(self._endpoint, tokens, self._model_text)
+        entry: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": logprobs.value()}
         entry |= {"delta": _delta(last)} if self._is_chat else {"text": _content(last)}
-        return b"".join(self.part(index, part) for part in before) + self._chunk(entry)
+        return [*(event for part in before for event in self.part(index, part)), *self._chunk(entry)]
 
     def _text(self, index: int, text: str) -> bytes:
         part = self._parts.get(index)
@@ -229,20 +210,20 @@ class ChunkWriter:
             part = self._parts[index] = self._constant_part(index)
         return part + _encode(text) + self._tail
 
-    def finish(self, index: int, reason: str, stop: str | None = None) -> bytes:
+    def finish(self, index: int, reason: str, stop: str | None = None) -> Sequence[JsonBytes]:
         entry: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
         empty: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         return self._chunk(entry | empty)
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> Sequence[JsonBytes]:
         """The end of a good stream, with the usage if it was asked for."""
         if not self._include_usage:
-            return DONE
-        return b"data: " + _encode(self._fields | {"choices": [], "usage": usage.fields()}) + b"\n\n" + DONE
+            return (DONE,)
+        return b"data: ", _encode(self._fields | {"choices": [], "usage": usage.fields()}), b"\n\n", DONE
 
-    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> bytes:
+    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> Sequence[JsonBytes]:
         """The end of a bad one."""
-        return b"data: " + error_body(problem, request_id) + b"\n\n"
+        return b"data: ", error_body(problem, request_id), b"\n\n"
 
     def _constant_part(self, index: int) -> bytes:
         """Everything of a text chunk that stands before the text; written so that only the text need be encoded."""
@@ -251,8 +232,8 @@ class ChunkWriter:
             return b"data: " + head + b'"delta":{"content":'
         return b"data: " + head + b'"logprobs":null,"finish_reason":null,"text":'
 
-    def _chunk(self, entry: dict[str, Any]) -> bytes:
-        return b"data: " + _encode(self._fields | {"choices": [entry]} | self._usage) + b"\n\n"
+    def _chunk(self, entry: dict[str, Any]) -> Sequence[JsonBytes]:
+        return [b"data: ", *json_pieces(self._fields | {"choices": [entry]} | self._usage), b"\n\n"]
 
 
 def _delta(part: AnswerPart) -> dict[str, Any]:
@@ -274,33 +255,3 @@ def _content(part: AnswerPart) -> str:
 
 
 _OPEN: dict[str, Any] = {"logprobs": None, "finish_reason": None}
-
-
-def logprobs_fields(endpoint: ApiEndpoint, tokens: Sequence[TokenInfo], text: TextModel) -> dict[str, Any]:
-    """The `logprobs` object of a choice or chunk."""
-    if endpoint is ApiEndpoint.CHAT:
-        return {"content": [_chat_logprob(info, text) for info in tokens], "refusal": None}
-    return {
-        "tokens": [_token_text(info.token, text) for info in tokens],
-        "token_logprobs": [info.logprob and info.logprob.logprob for info in tokens],
-        "top_logprobs": [
-            info.logprob and {_token_text(token, text): logprob for token, logprob in info.logprob.top}
-            for info in tokens
-        ],
-        "text_offset": [info.text_offset for info in tokens],
-    }
-
-
-def _chat_logprob(info: TokenInfo, text: TextModel) -> dict[str, Any]:
-    assert info.logprob is not None, "a chat gives no prompt back"
-    top = [_token_logprob(token, logprob, text) for token, logprob in info.logprob.top]
-    return _token_logprob(info.token, info.logprob.logprob, text) | {"top_logprobs": top}
-
-
-def _token_logprob(token: int, logprob: float, text: TextModel) -> dict[str, Any]:
-    data = text.token_bytes(token)
-    return {"token": data.decode(errors="replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
-
-
-def _token_text(token: int, text: TextModel) -> str:
-    return text.token_bytes(token).decode(errors="replace")

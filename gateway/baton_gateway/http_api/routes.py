@@ -21,6 +21,7 @@ from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
 from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
+from baton_gateway.http_api.json_pieces import PIECE_BYTES, JsonBytes, even_pieces
 from baton_gateway.http_api.known_parts import KnownParts
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.memory_budget import MemoryBudget
@@ -30,7 +31,7 @@ from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, 
 from baton_gateway.http_api.refused_paths import refused_path
 from baton_gateway.http_api.request_body import RequestBody
 from baton_gateway.http_api.responses import error_body
-from baton_gateway.http_api.sinks import CollectingSink, StreamingSink
+from baton_gateway.http_api.sinks import STALL_S, CollectingSink, Hold, StreamingSink
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
 from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.reporting.metrics import GatewayMetrics
@@ -98,6 +99,7 @@ class HttpApi:
         self._budget = budget
         self._memory = MemoryReturn()
         self._parsing = ThreadPoolExecutor(1, "parse")
+        self._assembling = ThreadPoolExecutor(1, "assemble")
         self._known = KnownParts()
         self._table = table
         self._tenants = tenants
@@ -243,13 +245,13 @@ class HttpApi:
 
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
-            answer = await self._tokenising.tokenize(await body.read_object(self._table.body_limits), tenant)
-        return web.Response(body=answer, headers=JSON)
+            raw = await body.read_object(self._table.body_limits)
+            return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.hold)])
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
-            answer = await self._tokenising.detokenize(await body.read_object(self._table.body_limits), tenant)
-        return web.Response(body=answer, headers=JSON)
+            raw = await body.read_object(self._table.body_limits)
+            return await self._send(request, [await self._tokenising.detokenize(raw, tenant, body.hold)])
 
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
         """What the request brings, held for its holder."""
@@ -263,13 +265,19 @@ class HttpApi:
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:
-                return await self._stream(request, parsed, form, tenant)
-            return await self._collect(request[EXCHANGE], parsed, form, tenant)
+                return await self._stream(request, parsed, form, tenant, body.hold)
+            return await self._collect(request, parsed, form, tenant, body.hold)
 
     async def _collect(
-        self, exchange: Exchange, parsed: ChatRequest | CompletionRequest, form: AnswerForm, tenant: Tenant
+        self,
+        request: web.BaseRequest,
+        parsed: ChatRequest | CompletionRequest,
+        form: AnswerForm,
+        tenant: Tenant,
+        hold: Hold,
     ) -> web.StreamResponse:
-        sink = CollectingSink(form)
+        exchange = request[EXCHANGE]
+        sink = CollectingSink(form, hold)
         live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
         try:
             result = await sink.done
@@ -277,13 +285,50 @@ class HttpApi:
             self._relay.client_gone(live)
         if isinstance(result, Problem):
             raise RefusedError(result)
-        return web.Response(body=result, headers=JSON)
+        if result.size <= PIECE_BYTES:
+            return await self._send(request, result.body())
+        body = await asyncio.get_running_loop().run_in_executor(self._assembling, result.body)
+        return await self._send(request, body)
+
+    async def _send(self, request: web.BaseRequest, pieces: Sequence[JsonBytes]) -> web.StreamResponse:
+        """An answer that may be large: written piece by piece, as fast as its client takes them."""
+        size = sum(map(len, pieces))
+        if size <= PIECE_BYTES:
+            return web.Response(body=b"".join(pieces), headers=JSON)
+        response = web.StreamResponse(headers=JSON | request[EXCHANGE].headers | {"Content-Length": str(size)})
+        await response.prepare(request)
+        try:
+            for piece in even_pieces(pieces):
+                async with asyncio.timeout(STALL_S):
+                    await response.write(piece)
+                await asyncio.sleep(0)
+            await self._finish(response)
+        except TimeoutError:
+            self._cut(request)
+        return response
+
+    async def _finish(self, response: web.StreamResponse) -> None:
+        """Raises TimeoutError when the client does not take the last bytes."""
+        async with asyncio.timeout(STALL_S):
+            await response.write_eof()
+
+    def _cut(self, request: web.BaseRequest) -> None:
+        """End the connection of a client that stopped reading."""
+        self._metrics.stalled()
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client does not read")
 
     async def _stream(
-        self, request: web.BaseRequest, parsed: ChatRequest | CompletionRequest, form: AnswerForm, tenant: Tenant
+        self,
+        request: web.BaseRequest,
+        parsed: ChatRequest | CompletionRequest,
+        form: AnswerForm,
+        tenant: Tenant,
+        hold: Hold,
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
-        sink = StreamingSink(exchange.id, form)
+        sink = StreamingSink(exchange.id, form, hold)
         live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
         entry = (live, sink)
         try:
@@ -302,8 +347,11 @@ class HttpApi:
             await sink.closed
             if transport.is_closing():
                 raise ConnectionResetError("the client is gone")
-            await response.write_eof()
+            await self._finish(response)
             return response
+        except TimeoutError:
+            self._cut(request)
+            raise
         finally:
             self._streams.discard(entry)
             self._relay.client_gone(live)

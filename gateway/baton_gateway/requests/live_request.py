@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from baton_gateway.answers.answer_reading import Reading
 from baton_gateway.errors import Problem
+from baton_gateway.http_api.answer_bounds import bytes_ahead, values_bytes
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
-from baton_gateway.http_api.responses import PromptScores
 from baton_gateway.http_api.sinks import Sink
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import RequestTimes
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Deliver, LifeRules, Prompt
 from baton_gateway.requests.run import Run
-from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes, with_echo
+from baton_gateway.requests.scored_prompts import ScoredPrompts
 from baton_gateway.requests.waiting_line import WaitingLine, WaitRules
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel
@@ -79,14 +80,14 @@ class LiveRequest:
     def prompt_field(self) -> str:
         return "messages" if isinstance(self.request, ChatRequest) else "prompt"
 
-    def begin_texts(self) -> None:
+    def begin_texts(self, echoed: tuple[str, ...]) -> None:
         """Empty texts of all choices, behind their prompts where those are given back."""
         assert self.text is not None
         text, options = self.text, self.request.options
         is_chat = isinstance(self.request, ChatRequest)
-        self.echoes = echoes(self.request, text)
+        self.echoes = echoed
         if options.prompt_alternatives is not None:
-            self.scores = ScoredPrompts(self.prompts)
+            self.scores = ScoredPrompts(self.prompts, options, text, bool(self.echoes))
         self.texts = [
             text.choice_text(
                 options.stop,
@@ -116,19 +117,16 @@ class LiveRequest:
             increment = Increment("", finish=Finish.LENGTH)
         else:
             increment = self.texts[choice].push(delivered.ids, delivered.logprobs, delivered.finish)
-        if not delivered.is_first:
-            return increment
-        prompt = self.prompt_of(choice)
-        if self.scores is not None and options.prompt_logprobs is not None:
-            scores = PromptScores(self.prompts[prompt].ids(), self.scores.of(prompt), options.prompt_logprobs)
+        if delivered.is_first and (self.scores is not None or self.echoes):
+            self._begin_choice(choice, self.prompt_of(choice))
+        return increment
+
+    def _begin_choice(self, choice: int, prompt: int) -> None:
+        """Give its sink what the client wants to know of the prompt."""
+        if self.scores is not None and (scores := self.scores.of(prompt)) is not None:
             self.sink.prompt(choice, scores)
-        if not self.echoes:
-            return increment
-        if self.scores is not None and options.logprobs is not None:
-            assert self.text is not None
-            tokens = self.scores.echo(prompt, options.logprobs, self.text)
-            return with_echo(increment, self.echoes[prompt], tokens)
-        return with_echo(increment, self.echoes[prompt])
+        if self.echoes:
+            self.sink.echo(choice, self.echoes[prompt], None if self.scores is None else self.scores.echo(prompt))
 
 
 def text_bytes(request: ChatRequest | CompletionRequest) -> int:
@@ -137,6 +135,17 @@ def text_bytes(request: ChatRequest | CompletionRequest) -> int:
         tools = [tool.for_template() for tool in request.tool_use.tools]
         return len(msgspec.json.encode((request.messages, tools, request.prompting.variables)))
     return sum(len(prompt) * (1 if isinstance(prompt, str) else ID_BYTES) for prompt in request.prompts)
+
+
+def answer_bytes(request: ChatRequest | CompletionRequest, prompts: Sequence[Prompt]) -> int:
+    """What its answer takes of the memory budget before its first token."""
+    options, size = request.options, 0
+    if options.is_held:
+        size = bytes_ahead(len(prompts) * options.n, prompts[0].sampling.max_tokens, options.logprobs)
+    if options.prompt_alternatives is not None:
+        times = 1 + options.n if isinstance(request, CompletionRequest) and request.echo else 1
+        size += times * values_bytes(sum(prompt.num_tokens for prompt in prompts), options.prompt_alternatives)
+    return size
 
 
 def num_sequences(request: ChatRequest | CompletionRequest) -> int:

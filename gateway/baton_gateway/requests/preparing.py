@@ -15,6 +15,7 @@ from baton_gateway.answers.answer_reading import Reading, reading_of
 from baton_gateway.answers.formats import AnswerFormat
 from baton_gateway.answers.tool_use import ToolMode, ToolUse
 from baton_gateway.errors import context_exceeded, invalid, unsupported
+from baton_gateway.http_api.answer_bounds import most_tokens
 from baton_gateway.http_api.chat_messages import ChatMessage
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Options
 from baton_gateway.http_api.prompting_fields import Prompting
@@ -127,7 +128,7 @@ def make_prompts(
     Raises RefusedError, with `field` for the prompts.
     """
     encoded = [_truncated(packed, options, limits) for packed in encoded]
-    _check_prompt_values(options, sum(map(len, encoded)) // PACKED_ID_BYTES)
+    _check_prompt_values(options, sum(map(len, encoded)) // PACKED_ID_BYTES, field == "messages")
     check_ids(options.stop_token_ids, limits, "stop_token_ids")
     check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
     first_seed = seed if options.seed is None else options.seed
@@ -163,14 +164,18 @@ def _truncated(packed: bytes, options: Options, limits: ModelLimits) -> bytes:
     return packed[-most * PACKED_ID_BYTES :]
 
 
-def _check_prompt_values(options: Options, tokens: int) -> None:
+def _check_prompt_values(options: Options, tokens: int, is_chat: bool) -> None:
+    """A chat tells them once, a completion in each of its choices."""
     if options.prompt_alternatives is None:
         return
     field = "logprobs" if options.prompt_logprobs is None else "prompt_logprobs"
-    values = tokens * (1 + options.prompt_alternatives)
+    times = 1 if is_chat else options.n
+    values = times * tokens * (1 + options.prompt_alternatives)
     if values > MAX_PROMPT_VALUES:
+        told = "" if times == 1 else f" in each of {times} choices ('n')"
         message = (
-            f"'{field}' asks for {values} log probabilities of prompt tokens; at most {MAX_PROMPT_VALUES} are told."
+            f"'{field}' asks for {values} log probabilities of prompt tokens{told}; "
+            f"at most {MAX_PROMPT_VALUES} are told."
         )
         raise invalid(field, message, "out_of_range")
 
@@ -186,7 +191,7 @@ def _sampling(
     grammar: Grammar | None,
     thought: Thought | None,
 ) -> SamplingParams:
-    max_tokens = _max_tokens(options.max_tokens, prompt_tokens, limits, field)
+    max_tokens = _max_tokens(options, prompt_tokens, limits, field)
     if options.min_tokens > max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed the {max_tokens} tokens that fit.")
     end_ids = () if options.ignore_eos else tuple(token for token in text.eos_ids if 0 <= token < limits.vocab_size)
@@ -214,12 +219,15 @@ def _chosen(asked: T | None, default: T) -> T:
     return default if asked is None else asked
 
 
-def _max_tokens(asked: int | None, prompt_tokens: int, limits: ModelLimits, field: str) -> int:
-    """What was asked for if it fits; without a wish all that fits. Workers draw one token even where none is asked
-    for."""
+def _max_tokens(options: Options, prompt_tokens: int, limits: ModelLimits, field: str) -> int:
+    """What was asked for if it fits; without a wish all that fits into the context, and into an answer that is held.
+    Workers draw one token even where none is asked for.
+    """
     if prompt_tokens == 0:
         raise invalid(field, f"'{field}' has no tokens.", "empty_prompt")
-    room = limits.max_context_tokens - prompt_tokens
+    room, asked = limits.max_context_tokens - prompt_tokens, options.max_tokens
     if room < 1 or (asked is not None and asked > room):
         raise context_exceeded(field, limits.max_context_tokens, prompt_tokens, asked)
-    return room if asked is None else max(asked, 1)
+    if asked is not None:
+        return max(asked, 1)
+    return min(room, most_tokens(options.n, options.logprobs)) if options.is_held else room

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.http_api.answer_bounds import token_bytes
 from baton_gateway.http_api.openai_types import ApiEndpoint, ChatRequest, CompletionRequest
 from baton_gateway.http_api.responses import AnswerHead, ResponseHead, Usage
 from baton_gateway.http_api.sinks import Sink
@@ -20,7 +21,14 @@ from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.held_runs import HeldRuns
-from baton_gateway.requests.live_request import LiveRequest, RelayRules, num_sequences, tell_failure, text_bytes
+from baton_gateway.requests.live_request import (
+    LiveRequest,
+    RelayRules,
+    answer_bytes,
+    num_sequences,
+    tell_failure,
+    text_bytes,
+)
 from baton_gateway.requests.model_lines import ModelLines
 from baton_gateway.requests.preparing import (
     ModelLimits,
@@ -63,6 +71,7 @@ from baton_gateway.requests.request_events import (
 from baton_gateway.requests.request_failures import problem_of
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.requests.routing import Routing
+from baton_gateway.requests.scored_prompts import echoed_prompts
 from baton_gateway.shapes.answer_shape import AnswerShape
 from baton_gateway.shapes.shape_compiler import ShapeCompiler
 from baton_gateway.text.encoding import PromptEncoder
@@ -82,6 +91,9 @@ _log = logging.getLogger("baton.gateway.requests")
 
 RELEASED_PER_S = 500
 """Parked requests are let go spread over a while, so that a pool that woke up is not buried at once."""
+
+FLUSH_S = 0.005
+"""For so long sinks write, before others have their turn."""
 
 
 class Relay:
@@ -239,10 +251,15 @@ class Relay:
                     self._count(live)
 
     def _flush(self) -> None:
-        touched, self._touched = self._touched, {}
-        for live in touched.values():
+        """Of many sinks as many as one turn of the loop may cost; it comes again while any is left."""
+        touched, until_s = self._touched, self._loop.time() + FLUSH_S
+        while touched:
+            live = touched.pop(next(iter(touched)))
             if live.ticket in self._by_ticket:  # else its end told all of it, and the connection may be another's
                 live.sink.flush()
+            if touched and self._loop.time() > until_s:
+                self._loop.call_soon(self._flush)
+                return
 
     def prompt_logprobs(self, epoch: bytes, message: PromptLogprobs) -> None:
         if (live := self._by_run.get(message.request)) is not None:
@@ -442,7 +459,7 @@ class Relay:
         prompts = make_prompts(
             *(options, encoded, text, limits, live.prompt_field, seed, live.tenant.salt, defaults), grammar, thought
         )
-        self._begin(live, text, fingerprint, prompts)
+        self._begin(live, text, fingerprint, prompts, await echoed_prompts(request, text))
         return prompts
 
     async def _encode(self, live: LiveRequest, text: TextModel, limits: ModelLimits) -> list[bytes]:
@@ -467,13 +484,18 @@ class Relay:
         return encoded, compiling.result()
 
     def _begin(
-        self, live: LiveRequest, text: TextModel, fingerprint: PairFingerprint, prompts: tuple[Prompt, ...]
+        self,
+        live: LiveRequest,
+        text: TextModel,
+        fingerprint: PairFingerprint,
+        prompts: tuple[Prompt, ...],
+        echoed: tuple[str, ...],
     ) -> None:
         request, options = live.request, live.request.options
         is_chat = isinstance(request, ChatRequest)
         live.text, live.fingerprint, live.prompts = text, fingerprint, prompts
         live.prefixes = tuple(prefix_keys(prompt.packed, prompt.salt) for prompt in prompts)
-        live.begin_texts()
+        live.begin_texts(echoed)
         num_choices = len(live.texts)
         self._metrics.telemetry.branched(num_choices - 1)
         head = ResponseHead(
@@ -483,9 +505,9 @@ class Relay:
             model=options.alias or options.model,
             system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
         )
-        prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
-        usage = options.include_usage, options.continuous_usage, prompt_tokens
-        live.sink.begin(AnswerHead(head, text, num_choices, *usage, options.logprobs is not None))
+        usage = options.include_usage, options.continuous_usage, sum(prompt.num_tokens for prompt in prompts)
+        size = options.is_held, answer_bytes(request, prompts), token_bytes(options.logprobs)
+        live.sink.begin(AnswerHead(head, text, num_choices, *usage, options.logprobs is not None, *size))
 
     # Timers -----------------------------------------------------------------------------------------------------------
 

@@ -1,67 +1,119 @@
-"""Log probabilities of a request's prompts as they come from workers, and what its client reads of them."""
+"""Log probabilities of a request's prompts as they come from workers, encoded message by message."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Final
 
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.http_api.json_pieces import EncodedJson
+from baton_gateway.http_api.logprob_json import CompletionLogprobs, PromptLogprobsJson
+from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Options
 from baton_gateway.requests.request_events import Prompt
-from baton_gateway.text.choice_text import Increment, TokenInfo
+from baton_gateway.text.choice_text import ChoiceText, TokenInfo
 from baton_gateway.text.revision_text import TextModel
-from baton_wire.messages.values import PromptLogprob, TokenLogprob
+from baton_wire.messages.values import PACKED_ID_BYTES, Finish, PromptLogprob, TokenLogprob, unpack_ids
+
+INLINE_TOKENS: Final = 4_096
+"""Fewer are decoded where they are: about 1 ms."""
 
 
 class ScoredPrompts:
     """What is known of each prompt. A token's place is its index in the prompt; the first has no log probability."""
 
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self._prompts = prompts
-        self._found: list[list[PromptLogprob]] = [[] for _ in prompts]
+    def __init__(self, prompts: Sequence[Prompt], options: Options, text: TextModel, has_echo: bool) -> None:
+        self._prompts = [_ScoredPrompt(prompt, options, text, has_echo) for prompt in prompts]
 
     def take(self, prompt: int, first_index: int, logprobs: Sequence[PromptLogprob]) -> None:
         """Log probabilities from place `first_index` on. What is known is kept: an attempt may tell it again.
 
         A gap is left as it is, so that the prompt never becomes complete.
         """
-        found = self._found[prompt]
-        known = len(found) + 1 - first_index
-        if known >= 0:
-            found += logprobs[known:]
+        self._prompts[prompt].take(first_index, logprobs)
 
     def is_complete(self, prompt: int) -> bool:
-        return len(self._found[prompt]) == self._prompts[prompt].num_tokens - 1
+        return self._prompts[prompt].is_complete
 
-    def of(self, prompt: int) -> tuple[PromptLogprob | None, ...]:
-        """One for each token of a complete prompt."""
-        return (None, *self._found[prompt])
+    def of(self, prompt: int) -> EncodedJson | None:
+        """Those of a complete prompt, for a field of their own; None where nobody wants them."""
+        table = self._prompts[prompt].table
+        return None if table is None else table.value()
 
-    def echo(self, prompt: int, alternatives: int, text: TextModel) -> tuple[TokenInfo, ...]:
-        """The prompt's tokens as if they had been generated, each with at most so many alternatives."""
-        ids = tuple(self._prompts[prompt].ids())
-        logprobs = tuple(
-            None if each is None else TokenLogprob(each.logprob, each.top[:alternatives]) for each in self.of(prompt)
-        )
-        return token_infos(ids, logprobs, text)
+    def echo(self, prompt: int) -> CompletionLogprobs | None:
+        """The tokens of a complete prompt as if they had been generated; None where nobody wants them."""
+        return self._prompts[prompt].echo
 
 
-def token_infos(ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], text: TextModel) -> tuple[TokenInfo, ...]:
-    """Tokens with their offsets in the text that they make from its beginning."""
-    choice = text.choice_text((), skip_special=True, continues=False)
-    infos, offset = [], 0
-    for token, logprob in zip(ids, logprobs, strict=True):
-        infos.append(TokenInfo(token, logprob, offset))
-        offset += len(choice.push((token,), None, None).text)
-    return tuple(infos)
+class _ScoredPrompt:
+    """One prompt. The largest message has 1,024 tokens, so that no call takes long."""
+
+    def __init__(self, prompt: Prompt, options: Options, text: TextModel, has_echo: bool) -> None:
+        self._prompt = prompt
+        self._known = 1
+        """Tokens from the first on, which is always known to have none."""
+        self._alternatives = options.prompt_logprobs or 0
+        self._echoed = options.logprobs or 0
+        self._offset = 0
+        self._choice: ChoiceText | None = None
+        self.table: PromptLogprobsJson | None = None
+        self.echo: CompletionLogprobs | None = None
+        if options.prompt_logprobs is not None:
+            self.table = PromptLogprobsJson(text)
+        if has_echo and options.logprobs is not None:
+            self.echo = CompletionLogprobs(text)
+            self._choice = text.choice_text((), skip_special=True, continues=False)
+            self._say(self.echo, self._choice, self._ids(0, 1), (None,))
+
+    @property
+    def is_complete(self) -> bool:
+        return self._known == self._prompt.num_tokens
+
+    def take(self, first_index: int, logprobs: Sequence[PromptLogprob]) -> None:
+        again = self._known - first_index
+        if again < 0 or again >= len(logprobs):
+            return
+        new = logprobs[again:]
+        ids = self._ids(self._known, self._known + len(new))
+        self._known += len(new)
+        if len(ids) < len(new):  # more than the prompt has: it never becomes complete
+            return
+        if self.table is not None:
+            self.table.add(ids, new, self._alternatives)
+        if self.echo is not None and self._choice is not None:
+            told = tuple(TokenLogprob(each.logprob, each.top[: self._echoed]) for each in new)
+            self._say(self.echo, self._choice, ids, told)
+
+    def _say(
+        self, echo: CompletionLogprobs, choice: ChoiceText, ids: Sequence[int], told: Sequence[TokenLogprob | None]
+    ) -> None:
+        """Tokens with their offsets in the text that they make from its beginning."""
+        infos = []
+        for token, logprob in zip(ids, told, strict=True):
+            infos.append(TokenInfo(token, logprob, self._offset))
+            self._offset += len(choice.push((token,), None, None).text)
+        echo.add(infos)
+
+    def _ids(self, begin: int, end: int) -> Sequence[int]:
+        return unpack_ids(self._prompt.packed[begin * PACKED_ID_BYTES : end * PACKED_ID_BYTES])
 
 
 def echoes(request: ChatRequest | CompletionRequest, text: TextModel) -> tuple[str, ...]:
     """The texts of the prompts that are given back; none as a rule."""
     if isinstance(request, ChatRequest) or not request.echo:
         return ()
-    return tuple(prompt if isinstance(prompt, str) else text.decode(list(prompt)) for prompt in request.prompts)
+    return tuple(prompt if isinstance(prompt, str) else _text_of(prompt, text) for prompt in request.prompts)
 
 
-def with_echo(increment: Increment, text: str, tokens: tuple[TokenInfo, ...] = ()) -> Increment:
-    """A choice's first increment behind its prompt."""
-    return replace(increment, text=text + increment.text, tokens=tokens + increment.tokens)
+async def echoed_prompts(request: ChatRequest | CompletionRequest, text: TextModel) -> tuple[str, ...]:
+    """The same; long lists of ids become text in a thread."""
+    if isinstance(request, ChatRequest) or not request.echo:
+        return ()
+    if sum(len(prompt) for prompt in request.prompts if not isinstance(prompt, str)) <= INLINE_TOKENS:
+        return echoes(request, text)
+    return await asyncio.to_thread(echoes, request, text)
+
+
+def _text_of(ids: tuple[int, ...], text: TextModel) -> str:
+    if text.tokenizer is not None:
+        return text.decode(list(ids))
+    return text.choice_text((), skip_special=True, continues=False).push(ids, None, Finish.LENGTH).text

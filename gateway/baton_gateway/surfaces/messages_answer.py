@@ -10,19 +10,14 @@ from typing import Any
 
 import msgspec
 
-from baton_gateway.answers.answer_parts import (
-    AnswerPart,
-    ArgumentsPart,
-    CallPart,
-    ContentPart,
-    ReasoningPart,
-    WholeAnswer,
-)
+from baton_gateway.answers.answer_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.answer_forms import AnswerForm, EventWriter
-from baton_gateway.http_api.responses import AnswerHead, FinishedChoice, Usage, shown
+from baton_gateway.http_api.growing_answer import GrowingAnswer
+from baton_gateway.http_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
+from baton_gateway.http_api.logprob_json import LogprobsJson
+from baton_gateway.http_api.responses import AnswerHead, FinishedChoice, Usage, message_and_param
 from baton_gateway.surfaces.chat_body import renamed
-from baton_gateway.text.choice_text import TokenInfo
 
 _encode = msgspec.json.Encoder().encode
 
@@ -55,18 +50,18 @@ def message_error_body(problem: Problem, request_id: str | None = None) -> bytes
     """The error object of that API, with the field and code of ours beside it."""
     problem = renamed(problem, _NAMES)
     kind = _ERROR_TYPES.get(problem.status, "api_error" if problem.status >= 500 else "invalid_request_error")
-    param = None if problem.param is None else shown(problem.param)
-    error = {"type": kind, "message": shown(problem.message), "param": param, "code": problem.code}
+    message, param = message_and_param(problem)
+    error = {"type": kind, "message": message, "param": param, "code": problem.code}
     return _encode({"type": "error", "error": error, "request_id": request_id})
 
 
 class _MessagesForm:
     """One choice; its parts are blocks."""
 
-    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
         [choice] = choices
         message = _message(answer, _blocks(choice.answer), _usage(usage))
-        return _encode(message | _ended(choice.finish, choice.stop))
+        return json_pieces(message | _ended(choice.finish, choice.stop))
 
     def writer(self, answer: AnswerHead) -> EventWriter:
         return MessageWriter(answer)
@@ -75,31 +70,31 @@ class _MessagesForm:
 MESSAGES: AnswerForm = _MessagesForm()
 
 
-def _blocks(answer: WholeAnswer) -> list[dict[str, Any]]:
+def _blocks(answer: GrowingAnswer) -> list[dict[str, Any]]:
     blocks = [] if answer.reasoning is None else [_thinking(answer.reasoning)]
     blocks += [_text(answer.content)] if answer.content else []
     return blocks + [_tool_use(call.id, call.name, _input(call.arguments)) for call in answer.calls]
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text(text: str | GrowingText) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _thinking(text: str) -> dict[str, Any]:
+def _thinking(text: str | GrowingText) -> dict[str, Any]:
     """Thoughts are not signed: they may be resent as they came."""
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
-def _tool_use(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
+def _tool_use(call_id: str, name: str, given: EncodedJson | dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": name, "input": given}
 
 
-def _input(arguments: str) -> dict[str, Any]:
+def _input(arguments: GrowingText) -> EncodedJson | dict[str, Any]:
     try:
-        value = msgspec.json.decode(arguments or "{}")
+        value = msgspec.json.decode(arguments.text() or "{}")
     except (msgspec.DecodeError, RecursionError):
         value = None
-    return value if isinstance(value, dict) else {UNPARSED: arguments}
+    return EncodedJson(_encode(value)) if isinstance(value, dict) else {UNPARSED: arguments}
 
 
 def _message(answer: AnswerHead, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -150,34 +145,35 @@ class MessageWriter:
     def usage_so_far(self, usage: Usage) -> None:
         """There is no place for it: the last event says the usage."""
 
-    def beginning(self, index: int) -> bytes:
+    def beginning(self, index: int) -> Sequence[JsonBytes]:
         message = _message(self._answer, [], _usage(Usage(self._answer.prompt_tokens, 0)))
-        return _event("message_start", {"message": message}) + _event("ping", {})
+        return _event("message_start", {"message": message}), _event("ping", {})
 
-    def part(self, index: int, part: AnswerPart) -> bytes:
+    def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
         match part:
             case ContentPart(text):
-                return self._within(_text("")) + self._piece(text)
+                return self._within(_text("")), self._piece(text)
             case ReasoningPart(text):
-                return self._within(_thinking("")) + self._piece(text)
+                return self._within(_thinking("")), self._piece(text)
             case CallPart(_, call_id, name):
-                return self._stop() + self._begin(_tool_use(call_id, name, {}))
+                return self._stop(), self._begin(_tool_use(call_id, name, {}))
             case ArgumentsPart(_, text):
-                return self._piece(text)
+                return (self._piece(text),)
 
-    def logprobs(self, index: int, parts: Sequence[AnswerPart], tokens: Sequence[TokenInfo]) -> bytes:
+    def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
         """This API has none."""
-        return b"".join(self.part(index, part) for part in parts)
+        return [event for part in parts for event in self.part(index, part)]
 
-    def finish(self, index: int, reason: str, stop: str | None) -> bytes:
+    def finish(self, index: int, reason: str, stop: str | None) -> Sequence[JsonBytes]:
         self._ended = _ended(reason, stop)
-        return self._stop()
+        return (self._stop(),)
 
-    def closing(self, usage: Usage) -> bytes:
-        return _event("message_delta", {"delta": self._ended, "usage": _usage(usage)}) + _event("message_stop", {})
+    def closing(self, usage: Usage) -> Sequence[JsonBytes]:
+        ended = {"delta": self._ended, "usage": _usage(usage)}
+        return _event("message_delta", ended), _event("message_stop", {})
 
-    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> bytes:
-        return b"event: error\ndata: " + message_error_body(problem, request_id) + b"\n\n"
+    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> Sequence[JsonBytes]:
+        return b"event: error\ndata: ", message_error_body(problem, request_id), b"\n\n"
 
     def _within(self, block: dict[str, Any]) -> bytes:
         return b"" if self._open == block["type"] else self._stop() + self._begin(block)

@@ -10,17 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from baton_gateway.answers.answer_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.answer_forms import EventWriter
-from baton_gateway.http_api.openai_types import ApiEndpoint
-from baton_gateway.http_api.responses import AnswerHead, FinishedChoice, Usage, error_body, logprobs_fields, shown
+from baton_gateway.http_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
+from baton_gateway.http_api.logprob_json import ChatLogprobs, LogprobsJson
+from baton_gateway.http_api.responses import AnswerHead, FinishedChoice, Usage, error_body, message_and_param
 from baton_gateway.surfaces.chat_body import renamed
-from baton_gateway.text.choice_text import TokenInfo
-
-_encode = msgspec.json.Encoder().encode
 
 Item = dict[str, Any]
 
@@ -46,13 +42,13 @@ def response_error_body(problem: Problem, request_id: str | None = None) -> byte
 class ResponsesForm:
     """One choice; its parts are items."""
 
-    echo: Mapping[str, Any]
-    """What the answer repeats of the request."""
+    echo: Mapping[str, EncodedJson]
+    """What the answer repeats of the request, encoded once: a stream repeats it three times."""
 
-    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
         [choice] = choices
         output = _output(answer, choice)
-        return _encode(self.response(answer, _status(choice.finish), output, usage))
+        return json_pieces(self.response(answer, _status(choice.finish), output, usage))
 
     def writer(self, answer: AnswerHead) -> EventWriter:
         return ResponseWriter(self, answer)
@@ -104,48 +100,47 @@ def _output(answer: AnswerHead, choice: FinishedChoice) -> list[Item]:
     if whole.reasoning is not None:
         output.append(_thoughts(answer, len(output), whole.reasoning, "completed"))
     if whole.content or not (output or whole.calls):
-        logprobs = _logprobs(answer, choice.tokens)
-        output.append(_message(answer, len(output), whole.content, logprobs, "completed"))
+        output.append(_message(answer, len(output), whole.content, _entries(choice.logprobs), "completed"))
     for call in whole.calls:
         output.append(_call(answer, len(output), call.id, call.name, call.arguments, "completed"))
     output[-1]["status"] = _status(choice.finish)
     return output
 
 
-def _thoughts(answer: AnswerHead, place: int, text: str | None, status: str) -> Item:
+def _thoughts(answer: AnswerHead, place: int, text: GrowingText | None, status: str) -> Item:
     content = [] if text is None else [{"type": "reasoning_text", "text": text}]
     return {
         "id": _id("rs", answer, place), "type": "reasoning", "summary": [], "content": content, "status": status,
     }  # fmt: skip
 
 
-def _message(answer: AnswerHead, place: int, text: str | None, logprobs: list[Any], status: str) -> Item:
+def _message(answer: AnswerHead, place: int, text: GrowingText | None, logprobs: EncodedJson, status: str) -> Item:
     content = [] if text is None else [_text(text, logprobs)]
     return {
         "id": _id("msg", answer, place), "type": "message", "role": "assistant", "content": content, "status": status,
     }  # fmt: skip
 
 
-def _text(text: str, logprobs: list[Any]) -> dict[str, Any]:
+def _text(text: GrowingText, logprobs: EncodedJson) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _call(answer: AnswerHead, place: int, call_id: str, name: str, arguments: str, status: str) -> Item:
+def _call(answer: AnswerHead, place: int, call_id: str, name: str, arguments: str | GrowingText, status: str) -> Item:
     return {
         "id": _id("fc", answer, place), "type": "function_call", "call_id": call_id, "name": name,
         "arguments": arguments, "status": status,
     }  # fmt: skip
 
 
-def _logprobs(answer: AnswerHead, tokens: Sequence[TokenInfo]) -> list[Any]:
-    if not answer.wants_logprobs:
-        return []
-    content: list[Any] = logprobs_fields(ApiEndpoint.CHAT, tokens, answer.text)["content"]
-    return content
+_NO_LOGPROBS = EncodedJson(b"[]")
+
+
+def _entries(logprobs: LogprobsJson | None) -> EncodedJson:
+    return logprobs.entries() if isinstance(logprobs, ChatLogprobs) else _NO_LOGPROBS
 
 
 class ResponseWriter:
-    """Events of one streamed response."""
+    """Events of one streamed response. What they repeat is encoded once."""
 
     def __init__(self, form: ResponsesForm, answer: AnswerHead) -> None:
         self._form = form
@@ -155,115 +150,121 @@ class ResponseWriter:
         """Items that are done."""
         self._open: Item | None = None
         """The item that grows, as it began."""
-        self._pieces: list[str] = []
-        """Of its text."""
-        self._told: list[Any] = []
+        self._text = GrowingText()
+        """Its text."""
+        self._told: LogprobsJson | None = None
         """Log probabilities of its tokens."""
         self._status = "completed"
 
     def usage_so_far(self, usage: Usage) -> None:
         """There is no place for it: the last event says the usage."""
 
-    def beginning(self, index: int) -> bytes:
+    def beginning(self, index: int) -> Sequence[JsonBytes]:
         begun = self._form.response(self._answer, "in_progress", [], None)
-        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        created = self._event("response.created", response=begun)
+        return [*created, *self._event("response.in_progress", response=begun)]
 
-    def part(self, index: int, part: AnswerPart) -> bytes:
-        return self._grown(part, [])
+    def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
+        return self._grown(part, None)
 
-    def logprobs(self, index: int, parts: Sequence[AnswerPart], tokens: Sequence[TokenInfo]) -> bytes:
+    def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
         """They stand with the last piece of content."""
-        told = _logprobs(self._answer, tokens)
         last = max((place for place, part in enumerate(parts) if isinstance(part, ContentPart)), default=None)
-        return b"".join(self._grown(part, told if place == last else []) for place, part in enumerate(parts))
+        events: list[JsonBytes] = []
+        for place, part in enumerate(parts):
+            events += self._grown(part, logprobs if place == last else None)
+        return events
 
-    def finish(self, index: int, reason: str, stop: str | None) -> bytes:
+    def finish(self, index: int, reason: str, stop: str | None) -> Sequence[JsonBytes]:
         self._status = _status(reason)
-        begun = b""
+        begun: Sequence[JsonBytes] = ()
         if self._open is None and not self._output:  # an empty answer is an empty message
             begun = self._begin_message()
-        return begun + self._done(self._status)
+        return [*begun, *self._done(self._status)]
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> Sequence[JsonBytes]:
         response = self._form.response(self._answer, self._status, self._output, usage)
         return self._event(f"response.{self._status}", response=response)
 
-    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> bytes:
+    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> Sequence[JsonBytes]:
         """The events end as they must: the item that grew is done, but incomplete."""
         ended = self._done("incomplete")
         response = self._form.response(self._answer, "failed", self._output, usage)
         code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
-        response["error"] = {"code": code, "message": f"{shown(problem.message)} ({problem.code}; {request_id})"}
-        return ended + self._event("response.failed", response=response)
+        message, _ = message_and_param(problem)
+        response["error"] = {"code": code, "message": f"{message} ({problem.code}; {request_id})"}
+        return [*ended, *self._event("response.failed", response=response)]
 
-    def _grown(self, part: AnswerPart, logprobs: list[Any]) -> bytes:
+    def _grown(self, part: AnswerPart, logprobs: LogprobsJson | None) -> Sequence[JsonBytes]:
         match part:
             case ContentPart(text):
-                before = b"" if self._grows("message") else self._done("completed") + self._begin_message()
-                self._told += logprobs
-                return before + self._delta("output_text", text, logprobs=logprobs)
+                before = () if self._grows("message") else [*self._done("completed"), *self._begin_message()]
+                if isinstance(logprobs, ChatLogprobs) and isinstance(self._told, ChatLogprobs):
+                    self._told.add_encoded(logprobs)
+                return [*before, *self._delta("output_text", text, logprobs=_entries(logprobs))]
             case ReasoningPart(text):
-                before = b"" if self._grows("reasoning") else self._done("completed") + self._begin_thoughts()
-                return before + self._delta("reasoning_text", text)
+                before = () if self._grows("reasoning") else [*self._done("completed"), *self._begin_thoughts()]
+                return [*before, *self._delta("reasoning_text", text)]
             case CallPart(_, call_id, name):
                 item = _call(
                     self._answer, len(self._output) + (self._open is not None), call_id, name, "", "in_progress"
                 )
-                return self._done("completed") + self._begin(item)
+                return [*self._done("completed"), *self._begin(item)]
             case ArgumentsPart(_, text):
                 return self._delta("function_call_arguments", text)
 
     def _grows(self, kind: str) -> bool:
         return self._open is not None and self._open["type"] == kind
 
-    def _begin_message(self) -> bytes:
-        added = self._begin(_message(self._answer, len(self._output), None, [], "in_progress"))
-        return added + self._within("response.content_part.added", content_index=0, part=_text("", []))
+    def _begin_message(self) -> Sequence[JsonBytes]:
+        added = self._begin(_message(self._answer, len(self._output), None, _NO_LOGPROBS, "in_progress"))
+        part = _text(GrowingText(), _NO_LOGPROBS)
+        return [*added, *self._within("response.content_part.added", content_index=0, part=part)]
 
-    def _begin_thoughts(self) -> bytes:
+    def _begin_thoughts(self) -> Sequence[JsonBytes]:
         added = self._begin(_thoughts(self._answer, len(self._output), None, "in_progress"))
         part = {"type": "reasoning_text", "text": ""}
-        return added + self._within("response.content_part.added", content_index=0, part=part)
+        return [*added, *self._within("response.content_part.added", content_index=0, part=part)]
 
-    def _begin(self, item: Item) -> bytes:
-        self._open, self._pieces, self._told = item, [], []
+    def _begin(self, item: Item) -> Sequence[JsonBytes]:
+        self._open, self._text, self._told = item, GrowingText(), self._answer.logprobs()
         return self._event("response.output_item.added", output_index=len(self._output), item=item)
 
-    def _delta(self, kind: str, text: str, **fields: Any) -> bytes:
-        self._pieces.append(text)
+    def _delta(self, kind: str, text: str, **fields: Any) -> Sequence[JsonBytes]:
+        self._text.add(text)
         place = {} if kind == "function_call_arguments" else {"content_index": 0}
         return self._within(f"response.{kind}.delta", **place, delta=text, **fields)
 
-    def _done(self, status: str) -> bytes:
+    def _done(self, status: str) -> Sequence[JsonBytes]:
         """End the item that grows."""
         if self._open is None:
-            return b""
-        item, text, place = self._open, "".join(self._pieces), len(self._output)
+            return ()
+        item, text, place = self._open, self._text, len(self._output)
         match item["type"]:
             case "message":
-                whole = _message(self._answer, place, text, self._told, status)
-                events = self._within(
-                    "response.output_text.done", content_index=0, text=text, logprobs=self._told
-                ) + self._within("response.content_part.done", content_index=0, part=whole["content"][0])
+                whole = _message(self._answer, place, text, _entries(self._told), status)
+                done = self._within(
+                    "response.output_text.done", content_index=0, text=text, logprobs=_entries(self._told)
+                )
+                part = self._within("response.content_part.done", content_index=0, part=whole["content"][0])
             case "reasoning":
                 whole = _thoughts(self._answer, place, text, status)
-                events = self._within("response.reasoning_text.done", content_index=0, text=text) + self._within(
-                    "response.content_part.done", content_index=0, part=whole["content"][0]
-                )
+                done = self._within("response.reasoning_text.done", content_index=0, text=text)
+                part = self._within("response.content_part.done", content_index=0, part=whole["content"][0])
             case _:
-                whole = item | {"arguments": text, "status": status}
-                events = self._within("response.function_call_arguments.done", name=item["name"], arguments=text)
-        events += self._event("response.output_item.done", output_index=place, item=whole)
+                whole, part = item | {"arguments": text, "status": status}, ()
+                done = self._within("response.function_call_arguments.done", name=item["name"], arguments=text)
+        ended = self._event("response.output_item.done", output_index=place, item=whole)
         self._output.append(whole)
         self._open = None
-        return events
+        return [*done, *part, *ended]
 
-    def _within(self, kind: str, **fields: Any) -> bytes:
+    def _within(self, kind: str, **fields: Any) -> Sequence[JsonBytes]:
         """An event of the item that grows."""
         assert self._open is not None
         return self._event(kind, item_id=self._open["id"], output_index=len(self._output), **fields)
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        data = _encode({"type": kind, "sequence_number": self._events, **fields})
+    def _event(self, kind: str, **fields: Any) -> Sequence[JsonBytes]:
+        data = json_pieces({"type": kind, "sequence_number": self._events, **fields})
         self._events += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+        return [b"event: %b\ndata: " % kind.encode(), *data, b"\n\n"]

@@ -6,10 +6,14 @@ other on the assistant's side are one turn of it. docs/api-http.md lists the fie
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.http_api.chat_messages import MAX_MESSAGES, MAX_PARTS
+from baton_gateway.http_api.json_pieces import EncodedJson
 from baton_gateway.http_api.openai_fields import (
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
@@ -18,10 +22,11 @@ from baton_gateway.http_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.http_api.openai_types import MAX_LOGPROBS, MAX_TOKENS, ChatRequest
+from baton_gateway.http_api.openai_types import MAX_LOGPROBS, MAX_TOKENS, ChatRequest, check_held
 from baton_gateway.surfaces.chat_body import ChatBody, text_part
 from baton_gateway.surfaces.responses_answer import ResponsesForm
 
+_encode = msgspec.json.Encoder().encode
 _KEPT = "answers are not kept: send the whole conversation as 'input'"
 _IGNORED = (
     "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier",
@@ -68,7 +73,10 @@ def parse_response(
     fields.refuse("context_management", "a conversation is taken as it is sent", harmless=([],))
     fields.refuse("moderation", "nothing is moderated here")
     fields.ignore("metadata", *_IGNORED, max_bytes=MAX_IGNORED_BYTES)
-    return body.request(fields.end(unknown)), ResponsesForm(echo)
+    request = body.request(fields.end(unknown))
+    options = replace(request.options, is_held=True)  # also of a stream: its last events repeat all of it
+    check_held("max_output_tokens", options)
+    return replace(request, options=options), ResponsesForm(echo)
 
 
 _ECHOED: dict[str, Any] = {
@@ -79,8 +87,9 @@ _ECHOED: dict[str, Any] = {
 """What an answer repeats of its request, with what stands there for what was not said."""
 
 
-def _echo(raw: dict[str, Any]) -> dict[str, Any]:
-    return {name: default if raw.get(name) is None else raw[name] for name, default in _ECHOED.items()}
+def _echo(raw: dict[str, Any]) -> dict[str, EncodedJson]:
+    told = {name: default if raw.get(name) is None else raw[name] for name, default in _ECHOED.items()}
+    return {name: EncodedJson(_encode(value)) for name, value in told.items()}
 
 
 # Input ----------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from baton_gateway.text.bundle import Bundle, parse_bundle
 from baton_gateway.text.choice_text import ChoiceText
 from baton_gateway.text.detokenizer import detokenizer
 from baton_gateway.text.longest_token import longest_token_bytes
+from baton_gateway.text.token_json import MAX_KEPT_TOKENS, TokenJson, token_json
 from baton_gateway.text.token_pieces import PieceTable, decoder_of, piece_table, special_tokens
 from baton_gateway.text.tokenizer_apart import Loaded, TokenizerApart
 
@@ -55,7 +56,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Tokenizer, template and special tokens of a revision. Immutable but for the caches in its piece tables."""
+    """Tokenizer, template and special tokens of a revision. Immutable but for its caches."""
 
     bundle: Bundle
     tokenizer: Tokenizer | None
@@ -71,6 +72,8 @@ class TextModel:
     """The vocabulary of a tokenizer that is apart."""
     marks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Ids of texts that requests need beside prompts, for a tokenizer that is apart."""
+    kept_json: dict[int, TokenJson] = field(default_factory=dict, compare=False, repr=False)
+    """Of tokens whose log probabilities were told."""
 
     def encode_rendered(self, *pieces: str) -> list[int]:
         """Ids of a rendered chat, or of its pieces: the template wrote every special token that belongs there."""
@@ -149,6 +152,16 @@ class TextModel:
         if (table := self.pieces[Shown.ALL].table) is not None:
             return table.piece(token).data
         return self.decode([token], skip_special=False).encode()
+
+    def json_of(self, token: int) -> TokenJson:
+        """The token as JSON says it."""
+        known = self.kept_json.get(token)
+        if known is None:
+            known = token_json(self.token_bytes(token))
+            if len(self.kept_json) >= MAX_KEPT_TOKENS:
+                self.kept_json.clear()
+            self.kept_json[token] = known
+        return known
 
 
 def load_text_model(data: bytes, expected_hash: str, formats: FormatNames = AS_FOUND) -> TextModel:

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
-from baton_gateway.answers.answer_parts import AnswerPart, ContentPart, whole_answer
 from baton_gateway.answers.answer_reading import Reading
 from baton_gateway.answers.tool_grammars import is_bound
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
+from baton_gateway.http_api.growing_answer import GrowingAnswer
+from baton_gateway.http_api.json_pieces import GrowingText
+from baton_gateway.http_api.logprob_json import CompletionLogprobs, LogprobsJson, logprobs_json
 from baton_gateway.http_api.openai_types import (
     ApiEndpoint,
     ChatRequest,
@@ -23,7 +25,6 @@ from baton_gateway.http_api.openai_types import (
 )
 from baton_gateway.http_api.responses import (
     FinishedChoice,
-    PromptScores,
     ResponseHead,
     Usage,
     error_body,
@@ -41,7 +42,7 @@ from baton_gateway.requests.preparing import (
 )
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes
-from baton_gateway.text.choice_text import ChoiceText, Increment, TokenInfo
+from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.encoding import PromptText, encode_prompt
 from baton_gateway.text.generation_defaults import OF_THE_API
 from baton_gateway.text.revision_text import TextModel
@@ -55,8 +56,8 @@ ATTEMPT = 1
 @dataclass(slots=True)
 class _Choice:
     text: ChoiceText
-    parts: list[AnswerPart]
-    tokens: list[TokenInfo] = field(default_factory=list)
+    logprobs: LogprobsJson | None
+    answer: GrowingAnswer = field(default_factory=GrowingAnswer)
     drawn: int = 0
     finish: str | None = None
 
@@ -80,9 +81,9 @@ class Job:
         self._text = text
         self._base = hashlib.blake2b(custom_id.encode(), digest_size=12).digest()
         self._echoes = echoes(request, text)
-        self._scores = ScoredPrompts(self._prompts)
+        self._scores = ScoredPrompts(self._prompts, self._options, text, bool(self._echoes))
         is_chat, options = isinstance(request, ChatRequest), self._options
-        told = self._echoes or ("",) * len(self._prompts)
+        echoed = self._echoes or ("",) * len(self._prompts)
         self._choices = [
             _Choice(
                 text.choice_text(
@@ -93,9 +94,10 @@ class Job:
                     reading.reader() if reading is not None else None,
                     options.include_stop_str_in_output,
                 ),
-                [ContentPart(echo)],
+                None if options.logprobs is None else logprobs_json(head.endpoint, text),
+                GrowingAnswer(GrowingText(echo)),
             )
-            for echo in told
+            for echo in echoed
             for _ in range(options.n)
         ]
         self._open = set(range(len(self._choices)))
@@ -123,15 +125,17 @@ class Job:
         choice = self._choices[number]
         if choice.finish is not None:
             return False
-        if event.first_index == 0 and self._echoes and options.logprobs is not None:
-            choice.tokens += self._scores.echo(prompt, options.logprobs, self._text)
+        echo = self._scores.echo(prompt) if event.first_index == 0 else None
+        if echo is not None and isinstance(choice.logprobs, CompletionLogprobs):
+            choice.logprobs.add_encoded(echo)
         if options.max_tokens == 0:
             increment = Increment("", finish=Finish.LENGTH)
         else:
             increment = choice.text.push(event.ids, event.logprobs, event.finish)
             choice.drawn += len(event.ids)
-        choice.parts += increment.told
-        choice.tokens += increment.tokens
+        choice.answer.take(increment.told)
+        if choice.logprobs is not None:
+            choice.logprobs.add(increment.tokens)
         if increment.finish is not None:
             choice.finish = increment.finish_reason
             self._open.discard(number)
@@ -152,17 +156,11 @@ class Job:
     def body(self) -> bytes:
         """The response of a done job."""
         finished = [
-            FinishedChoice(whole_answer(each.parts), each.tokens, each.finish, self._prompt_scores(number))
+            FinishedChoice(each.answer, each.logprobs, each.finish, self._scores.of(number // self._options.n))
             for number, each in enumerate(self._choices)
             if each.finish is not None
         ]
-        return response_body(self._head, finished, self.usage, self._text, self._options.logprobs is not None)
-
-    def _prompt_scores(self, choice: int) -> PromptScores | None:
-        prompt, alternatives = choice // self._options.n, self._options.prompt_logprobs
-        if alternatives is None:
-            return None
-        return PromptScores(self._prompts[prompt].ids(), self._scores.of(prompt), alternatives)
+        return b"".join(response_body(self._head, finished, self.usage))
 
 
 def _prompt_of(key: RequestKey) -> int:

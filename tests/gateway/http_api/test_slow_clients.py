@@ -85,7 +85,7 @@ class WritesWhateverIsThere(StreamingSink):
 
     def flush(self) -> None:
         if self._transport is not None:
-            self._write(self._take_pending())
+            self._write_events(self._take_events())
 
     def is_stalled(self, now: float) -> bool:
         return now - self._taken_s > STALL_S
@@ -95,7 +95,7 @@ class CountsOnlyTheSocket(StreamingSink):
     """smg-project/smg#2097: what is merged for later is nobody's bytes."""
 
     def is_stalled(self, now: float) -> bool:
-        self._pending_chars = 0
+        self._pending_bytes = 0
         self._taken_s = now
         return super().is_stalled(now)
 

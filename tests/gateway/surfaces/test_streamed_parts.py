@@ -14,15 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.answers.answer_parts import (
-    AnswerPart,
-    ArgumentsPart,
-    CallPart,
-    ContentPart,
-    ReasoningPart,
-    whole_answer,
-)
+from baton_gateway.answers.answer_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.http_api.answer_forms import AnswerForm
+from baton_gateway.http_api.growing_answer import GrowingAnswer
 from baton_gateway.http_api.openai_types import ApiEndpoint
 from baton_gateway.http_api.responses import AnswerHead, FinishedChoice, ResponseHead, Usage
 from baton_gateway.surfaces.messages_answer import MESSAGES, UNPARSED
@@ -54,14 +48,16 @@ def finish_of(parts: list[AnswerPart]) -> str:
 
 
 def whole(form: AnswerForm, parts: list[AnswerPart], finish: str) -> dict[str, Any]:
-    choice = FinishedChoice(whole_answer(parts), (), finish)
-    return dict(json.loads(form.body(ANSWER, [choice], USAGE)))
+    answer = GrowingAnswer()
+    answer.take(parts)
+    choice = FinishedChoice(answer, None, finish)
+    return dict(json.loads(b"".join(form.body(ANSWER, [choice], USAGE))))
 
 
 def streamed(form: AnswerForm, parts: list[AnswerPart], finish: str) -> bytes:
     writer = form.writer(ANSWER)
-    pieces = [writer.beginning(0), *(writer.part(0, part) for part in parts), writer.finish(0, finish, None)]
-    return b"".join([*pieces, writer.closing(USAGE)])
+    events = [writer.beginning(0), *(writer.part(0, part) for part in parts), writer.finish(0, finish, None)]
+    return b"".join(piece for event in [*events, writer.closing(USAGE)] for piece in event)
 
 
 def transport(stream: bytes) -> httpx2.Client:

@@ -42,7 +42,7 @@ class RunningGateway:
 
         def may_step(epoch: bytes, last: int) -> bool:
             sinks = [live.sink for live in relay._by_ticket.values()]
-            is_written = not any(isinstance(sink, StreamingSink) and sink._pending for sink in sinks)
+            is_written = all(sink.is_written for sink in sinks if isinstance(sink, StreamingSink))
             return is_written and steps.get(epoch, 0) == last
 
         setattr(relay, "tokens", tokens)  # noqa: B010

@@ -16,8 +16,10 @@ import regex
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.http_api.json_pieces import EncodedJson
+from baton_gateway.http_api.logprob_json import CompletionLogprobs
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
-from baton_gateway.http_api.responses import AnswerHead, PromptScores, Usage
+from baton_gateway.http_api.responses import AnswerHead, Usage
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import AdmissionLimits
@@ -90,8 +92,11 @@ class SimClient:
     def begin(self, answer: AnswerHead) -> None:
         """The request is running."""
 
-    def prompt(self, choice: int, scores: PromptScores) -> None:
+    def prompt(self, choice: int, scores: EncodedJson) -> None:
         raise AssertionError("nobody asks for log probabilities here")
+
+    def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
+        raise AssertionError("nobody asks for the prompt here")
 
     def increment(self, choice: int, increment: Increment) -> None:
         require(self.ending is None, "I1", f"{self._name}: text after the end")
