@@ -118,6 +118,8 @@ class GatewayServer:
             epoch=self.epoch.hex(),
             requests_running=self._admission.num_running,
             requests_waiting=self._admission.num_waiting,
+            tasks=len(asyncio.all_tasks()),
+            held_bytes=self.budget.used_bytes,
             workers=tuple(worker_report(worker) for worker in self.table.all()),
             ttft=self.metrics.ttft.whole.data(),
             tpot=self.metrics.tpot.whole.data(),

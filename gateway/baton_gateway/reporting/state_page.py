@@ -40,6 +40,10 @@ class ProcessReport(msgspec.Struct, frozen=True):
     epoch: str
     requests_running: int
     requests_waiting: int
+    tasks: int
+    """Of the event loop: as many as before once nothing is at work."""
+    held_bytes: int
+    """Of the memory budget; 0 once nothing is at work."""
     workers: tuple[WorkerReport, ...]
     ttft: SketchData
     tpot: SketchData
@@ -78,6 +82,8 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
                     "epoch": process.epoch,
                     "requests_running": process.requests_running,
                     "requests_waiting": process.requests_waiting,
+                    "tasks": process.tasks,
+                    "held_bytes": process.held_bytes,
                     "workers_linked": len(process.workers),
                     "ailment": process.ailment or None,
                 }
