@@ -23,7 +23,9 @@ from bench.machine import this_machine
 from bench.results import Cell, percentile, publish
 
 from baton_testing.gateway.hostile_shapes import bad_shapes
-from campaigns.hostile import MODEL, STEP_MS, STREAMS, Target, exchange, longest, posted, target
+from baton_testing.gateway.null_service import MODEL, STEP_MS, Target, target
+from baton_testing.gateway.raw_client import exchange, posted
+from campaigns.hostile import STREAMS, longest
 
 TOKENS = 50
 MOST = 1.05

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import math
-import re
 import shutil
 import statistics
 import sys
@@ -25,70 +24,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 from bench.machine import this_machine
 from bench.results import Cell, publish
 
-from baton_testing.gateway.fake_pool import pool_flags
 from baton_testing.gateway.hostile_requests import HostileRequests, Verdicts
 from baton_testing.gateway.hostile_shapes import bad_shapes
-from baton_testing.processes.child_process import Child, get_json, get_status, get_text, wait_for
+from baton_testing.gateway.null_service import MIB, MODEL, STEP_MS, Target, target
+from baton_testing.gateway.raw_client import exchange, got, posted
+from baton_testing.processes.child_process import Child, get_json
 from baton_testing.processes.deployment import START_S
 
-MODEL = "null"
-STEP_MS = 20.0
 STREAMS = 8
 AT_ONCE = 16
 FIRST_SHARE = 10
 """Memory counts from the end of the first tenth: a process that has served nothing has not loaded everything."""
 LOOK_S = 0.02
-MIB = 1 << 20
 LARGE = "null-large"
 SMALL_PROMPTS = 200
 REFUSALS = 20
-GET_MODELS = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-LAG = re.compile(r'baton_gateway_loop_lag_seconds_bucket\{le="(.+)"\} (.+)')
-
-
-@dataclass(slots=True)
-class Target:
-    port: int
-    admin_port: int
-    gateway: Child
-    process: psutil.Process
-    folder: Path
-    """Of keys and discovery."""
-
-    @property
-    def rss_mib(self) -> float:
-        return sum(p.memory_info().rss for p in [self.process]) / MIB
-
-    def lags(self) -> dict[float, float]:
-        """By bound in seconds, how many timers of the gateway's loop fired no later than that since it started."""
-        page = get_text(f"http://127.0.0.1:{self.admin_port}/metrics")
-        return {float(bound): float(count) for bound, count in LAG.findall(page)}
-
-
-@contextlib.contextmanager
-def target(folder: Path, context: int) -> Iterator[Target]:
-    children: list[Child] = []
-
-    def start(name: str, *argv: str) -> tuple[Child, Any]:
-        announce = folder / f"{name}.json"
-        children.append(Child(name, ("-m", *argv, "--announce", str(announce)), folder))
-        return children[-1], children[-1].await_file(announce, START_S)
-
-    try:
-        worker = ("--step-ms", str(STEP_MS), "--context-tokens", str(context))
-        start("null", "bench.serving.null_worker", str(folder), *worker)
-        listening = ("--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0")
-        gateway, at = start("gateway", "baton_gateway", *listening, *pool_flags(folder))
-        url = f"http://127.0.0.1:{at['port']}"
-        wait_for(lambda: get_status(f"{url}/health/routable") == 200 or None, "the gateway to be routable", START_S)
-        yield Target(at["port"], at["admin_port"], gateway, psutil.Process(at["pid"]), folder)
-    finally:
-        for child in reversed(children):
-            child.stop()
 
 
 # One at a time -------------------------------------------------------------------------------------------------------
@@ -161,7 +114,7 @@ class Watch:
     async def _health(self) -> None:
         while True:
             began = time.perf_counter()
-            status, _ = await exchange(self.port, b"GET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            status, _ = await exchange(self.port, got("/health/live"))
             self.health_s = max(self.health_s, time.perf_counter() - began if status == 200 else 99.0)
             await asyncio.sleep(LOOK_S)
 
@@ -176,26 +129,6 @@ class Watch:
                 self.gap_s, last = max(self.gap_s, now - last), now
         finally:
             writer.close()
-
-
-def posted(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
-
-
-async def exchange(port: int, sent: bytes) -> tuple[int, bytes]:
-    """Status and body; 0 for none within a minute."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        async with asyncio.timeout(60):
-            writer.write(sent)
-            answer = await reader.read()
-    except (TimeoutError, ConnectionError):
-        return 0, b""
-    finally:
-        writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head[9:12] or 0), body
 
 
 def longest(before: dict[float, float], after: dict[float, float]) -> float:
@@ -292,7 +225,7 @@ async def prompt_ms(at: Target, model: str) -> float:
 async def linked_others(at: Target) -> None:
     discover_others(at)
     async with asyncio.timeout(START_S):
-        while LARGE not in (await exchange(at.port, GET_MODELS))[1].decode():  # noqa: ASYNC110 - another process
+        while LARGE not in (await exchange(at.port, got("/v1/models")))[1].decode():  # noqa: ASYNC110 - another process
             await asyncio.sleep(LOOK_S)
 
 

@@ -128,6 +128,7 @@ class FakeWorker:
     async def start(self) -> None:
         app = web.Application()
         app.router.add_get("/link", self._serve)
+        app.router.add_get("/state", self._tell_state)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -195,6 +196,10 @@ class FakeWorker:
             draining, len(self.running), 0, self.waiting_tokens, self.blocks_total, 0, self._steps, self.step_s,
             timings=self.timings, role=self.role if self.flips else None, flip=self.flip,
         )  # fmt: skip
+
+    async def _tell_state(self, request: web.Request) -> web.Response:
+        """For whoever is in another process."""
+        return web.json_response({"running": len(self.running), "reserved": len(self.reserved)})
 
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
         link = web.WebSocketResponse(max_msg_size=MAX_SIGNED_BYTES)
