@@ -102,8 +102,9 @@ class Window:
 class Attacker:
     """The bad tenant's process. A context."""
 
-    def __init__(self, victim: Victim, seed: int) -> None:
-        self._victim, self._seed = victim, seed
+    def __init__(self, victim: Victim, seed: int, share: float = 1.0) -> None:
+        """`share`: of the lanes of each behaviour."""
+        self._victim, self._seed, self._share = victim, seed, share
         self._process: asyncio.subprocess.Process
 
     async def __aenter__(self) -> Attacker:
@@ -124,7 +125,7 @@ class Attacker:
     async def attack(self, names: Sequence[str], seconds: float) -> Counter[str]:
         """For so long. The answers to it."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([names, seconds]).encode() + b"\n")
+        self._process.stdin.write(json.dumps([names, seconds, self._share]).encode() + b"\n")
         return Counter(json.loads(await self._told(seconds)))
 
     async def _told(self, seconds: float = 0.0) -> bytes:
@@ -138,9 +139,9 @@ async def attack_as_told(victim: Victim, seed: int) -> None:
     os.nice(10)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        names, seconds = json.loads(line)
+        names, seconds, share = json.loads(line)
         answers: Counter[str] = Counter()
-        share = 1.0 if len(names) == 1 else 0.25
+        share *= 1.0 if len(names) == 1 else 0.25
         attack = asyncio.create_task(misbehave(victim, [BY_NAME[name] for name in names], seed, answers, share))
         await asyncio.wait([attack], timeout=seconds)
         attack.cancel()

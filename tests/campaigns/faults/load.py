@@ -90,7 +90,7 @@ def question_of(question: str, *, stream: bool = True, **fields: object) -> Clie
     return chat(MODEL, question, stream=stream, **{"max_tokens": MAX_TOKENS, "temperature": 0, **fields})
 
 
-async def sent(host: str, port: int, ask: Ask) -> Judged:
+async def sent(host: str, port: int, ask: Ask, *, api_key: str | None = None, within_s: float = REQUEST_S) -> Judged:
     """Carry out one request and judge what came."""
     own_port, name = 0, secrets.token_hex(8)
 
@@ -102,7 +102,7 @@ async def sent(host: str, port: int, ask: Ask) -> Judged:
         own_port = made.getsockname()[1]
         return made
 
-    async with open_session(REQUEST_S, fresh=True, socket_factory=bound) as session:
+    async with open_session(within_s, fresh=True, socket_factory=bound, api_key=api_key) as session:
         session.headers["X-Request-Id"] = name
         answer = await send(session, f"http://{host}:{port}", ask.request)
     if answer.end is not AnswerEnd.WHOLE:

@@ -17,7 +17,7 @@ from pathlib import Path
 from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import PATH, TelemetryServer
 from baton_testing.engine import tiny_llama
-from baton_testing.processes.child_process import get_text
+from baton_testing.processes.child_process import Starts, get_text
 from baton_testing.processes.deployment import Deployment, Shape, Worker
 from baton_testing.processes.tampering_proxy import TamperingProxy, Way
 from baton_wire.keys import KeyDirectory
@@ -29,9 +29,11 @@ LINKS = ("gateway-prefill", "gateway-decode", "prefill-decode control", "prefill
 _ALTERED = re.compile(r"^baton\w*_altered_frames_total\S* (\S+)$", re.M)
 
 
-class _BehindProxies(Deployment):
-    def __init__(self, folder: Path, shape: Shape) -> None:
-        super().__init__(folder, shape)
+class BehindProxies(Deployment):
+    """Workers at an address of their own; whoever dials them finds their proxies."""
+
+    def __init__(self, folder: Path, shape: Shape, starts: Starts | None = None) -> None:
+        super().__init__(folder, shape, starts)
         self._held: list[socket.socket] = []
 
     def host_of(self, name: str) -> str:
@@ -69,7 +71,7 @@ class TamperedDeployment:
         self._folder, self._shape, self._model = folder, shape, model
         self.ways: dict[Way, list[TamperingProxy]] = {}
         self._proxies: list[TamperingProxy] = []
-        self.service: _BehindProxies
+        self.service: BehindProxies
         self._listening = contextlib.AsyncExitStack()
 
     def _keys(self, key: Key) -> KeyDirectory | None:
@@ -89,13 +91,13 @@ class TamperedDeployment:
             worker_flags=self._shape.worker_flags,
             gateway_flags=(*flags, "--disaggregation=always"),
         )
-        self.service = _BehindProxies(self._folder, shape)
+        self.service = BehindProxies(self._folder, shape)
         loop = asyncio.get_running_loop()
 
         def publish() -> None:
             for worker in self.service.workers:
                 asyncio.run_coroutine_threadsafe(self._stand_in(worker), loop).result(60.0)
-            _BehindProxies.publish(self.service)
+            BehindProxies.publish(self.service)
 
         self.service.publish = publish  # type: ignore[method-assign]
         try:

@@ -1,0 +1,242 @@
+"""The service that chaos hits: two workers of each role behind proxies, one gateway for three tenants, a stepped clock.
+
+What dies is started again. Everything ends with the context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from baton_testing.gateway.three_tenants import key_file
+from baton_testing.processes.child_process import Child, Starts, get_json
+from baton_testing.processes.deployment import START_S, Shape, Worker
+from baton_testing.processes.faulty_proxy import FaultyProxy
+from baton_testing.processes.lying_worker import LyingWorker, liar_like
+from baton_testing.processes.prepared import service
+from baton_testing.processes.shifted_clock import ShiftedClock
+from baton_testing.processes.tampered_deployment import PROXIES_HOST, WORKERS_HOST, BehindProxies
+from baton_wire.listening.sockets import bind
+from baton_wire.messages.values import Role
+
+KV_BYTES = 16 << 20
+REVIVE_S = 0.2
+CONNECT_S = 60.0
+
+
+class _Service(BehindProxies):
+    """Its gateway keeps its port over restarts, and workers that are no processes of its own can be found too."""
+
+    def __init__(self, folder: Path, shape: Shape, starts: Starts) -> None:
+        super().__init__(folder, shape, starts)
+        self.liars: list[LyingWorker] = []
+        self.gateways = 0
+
+    def publish(self) -> None:
+        """Proxies of new workers are there before anybody finds them: see `Stage.publish`."""
+        super().publish()
+        for liar in self.liars:
+            path = self._discovery_file(liar.role.value)
+            rows = [*json.loads(path.read_text()), {"host": PROXIES_HOST, "port": liar.port}]
+            if liar.role is Role.DECODE:
+                rows[-1]["pair_port"] = self.of_role("decode")[0].pair_port
+            path.with_suffix(".draft").write_text(json.dumps(rows))
+            path.with_suffix(".draft").replace(path)
+
+    def start_gateway_again(self) -> None:
+        """In the place of one that has ended, on its port."""
+        self.gateways += 1
+        self.gateway.stop()
+        self.gateway.log.replace(self.gateway.log.with_name(f"gateway-{self.gateways}.log"))
+        (self.folder / "gateway.json").unlink(missing_ok=True)
+        self._start_gateway()
+
+
+class Stage:
+    """A context. `events` is what is heard of its own repairs."""
+
+    def __init__(self, folder: Path, draw: random.Random) -> None:
+        self._folder, self._draw = folder, draw
+        self._proxies: dict[str, list[FaultyProxy]] = {}
+        """By the worker's name: its link port's, and its pair port's."""
+        self._repairs: dict[str, asyncio.Task[None]] = {}
+        self._stack = contextlib.AsyncExitStack()
+        self.service: _Service
+        self.clock: ShiftedClock | None = None
+        self.no_clock = ""
+        """Why the clock cannot be stepped."""
+        self.gateway_deaths: list[float] = []
+        """Times of the loop's clock."""
+        self.repaired: list[str] = []
+
+    async def __aenter__(self) -> Stage:
+        try:
+            self._with_clock()
+            prepared = self._stack.enter_context(service())
+            port = self._free_port()
+            flags = (f"--api-keys={key_file(self._folder)}", f"--listen={PROXIES_HOST}:{port}", "--drain-s=2")
+            workers = ("--dtype", "float32", "--kv-cache-bytes", str(KV_BYTES), "--drain-s", "2")
+            shape = Shape(2, 2, gateway_flags=flags, worker_flags=workers)
+            self.service = _Service(self._folder / "service", shape, prepared)
+            self._publish_through_loop()
+            self._stack.push_async_callback(self._stop)
+            await asyncio.to_thread(self.service.start)
+            self._repairs["watch"] = asyncio.create_task(self._revive_forever())
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def _with_clock(self) -> None:
+        try:
+            self.clock = ShiftedClock(self._folder)
+        except (OSError, ValueError) as error:
+            self.no_clock = str(error)
+            return
+        os.environ.update(self.clock.environment)  # of all that this process starts; itself it has begun without
+        self._stack.callback(lambda: [os.environ.pop(name, None) for name in ("LD_PRELOAD", "BATON_TEST_CLOCK")])
+
+    @staticmethod
+    def _free_port() -> int:
+        with bind(PROXIES_HOST, 0) as held:
+            return int(held.getsockname()[1])
+
+    def _publish_through_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def publish() -> None:
+            for worker in self.service.workers:
+                asyncio.run_coroutine_threadsafe(self._stand_in(worker), loop).result(CONNECT_S)
+            _Service.publish(self.service)
+
+        self.service.publish = publish  # type: ignore[method-assign]
+
+    async def _stand_in(self, worker: Worker) -> None:
+        if worker.child.name in self._proxies:
+            return
+        ports = [port for port in (worker.port, worker.pair_port) if port is not None]
+        proxies = [FaultyProxy() for _ in ports]
+        for proxy, port in zip(proxies, ports, strict=True):
+            await proxy.start(PROXIES_HOST, port, (WORKERS_HOST, port))
+        self._proxies[worker.child.name] = proxies
+
+    async def _stop(self) -> None:
+        for task in self._repairs.values():
+            task.cancel()
+        await asyncio.gather(*self._repairs.values(), return_exceptions=True)
+        for liar in self.service.liars:
+            await liar.stop()
+        for process in self._stopped():
+            process.resume()
+        await asyncio.to_thread(self.service.stop)
+        for proxy in [proxy for proxies in self._proxies.values() for proxy in proxies]:
+            await proxy.stop()
+
+    def _stopped(self) -> Iterator[psutil.Process]:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_STOPPED:
+                    yield process
+
+    # Who is there -----------------------------------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        return self.service.port
+
+    def workers(self) -> list[Worker]:
+        """Those that run, by name."""
+        return sorted((each for each in self.service.workers if each.child.is_running()), key=lambda w: w.child.name)
+
+    def gateway(self) -> psutil.Process | None:
+        child: Child = self.service.gateway
+        try:
+            return psutil.Process(child.pid) if child.is_running() else None
+        except psutil.NoSuchProcess:
+            return None
+
+    def helpers(self) -> list[psutil.Process]:
+        """The gateway's processes apart, the oldest first."""
+        gateway = self.gateway()
+        try:
+            return [] if gateway is None else sorted(gateway.children(recursive=True), key=lambda each: each.pid)
+        except psutil.NoSuchProcess:
+            return []
+
+    def proxies_of(self, worker: Worker) -> list[FaultyProxy]:
+        return self._proxies.get(worker.child.name, [])
+
+    def gateway_state(self) -> Any:
+        page = get_json(f"http://127.0.0.1:{self.service.admin_port}/state", 5.0)
+        return None if page is None else page["processes"][0]
+
+    def gateway_logs(self) -> str:
+        """Of all gateways so far."""
+        files = sorted(self.service.folder.glob("gateway*.log"))
+        return "\n".join(file.read_text(errors="replace") for file in files)
+
+    # Repairs ----------------------------------------------------------------------------------------------------------
+
+    async def _revive_forever(self) -> None:
+        while True:
+            await asyncio.sleep(REVIVE_S)
+            if not self.service.gateway.is_running():
+                self._repair("gateway", asyncio.to_thread(self.service.start_gateway_again))
+            for worker in self.service.workers:
+                if not worker.child.is_running():
+                    self._repair(worker.child.name, self._replace(worker))
+
+    def _repair(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        running = self._repairs.get(name)
+        if running is not None and not running.done():
+            work.close()
+            return
+        if running is not None and (error := running.exception()) is not None:
+            work.close()
+            raise error
+        self._repairs[name] = asyncio.create_task(work)
+        self.repaired.append(name)
+
+    async def _replace(self, worker: Worker) -> None:
+        for proxy in self._proxies.pop(worker.child.name, []):
+            await proxy.stop()
+        await asyncio.to_thread(self.service.replace, worker)
+
+    async def until_whole(self, within_s: float = START_S) -> None:
+        """All workers and the gateway run and are linked. Raises TimeoutError."""
+        async with asyncio.timeout(within_s):
+            while not await self._is_whole():  # noqa: ASYNC110 - other processes, no event
+                await asyncio.sleep(0.2)
+
+    async def _is_whole(self) -> bool:
+        tasks = [task for name, task in self._repairs.items() if name != "watch"]
+        if any(not task.done() for task in tasks) or not self.service.gateway.is_running():
+            return False
+        state = await asyncio.to_thread(self.gateway_state)
+        return state is not None and state["workers_linked"] == len(self.service.workers)
+
+    async def liar_joins(self) -> LyingWorker:
+        """Beside the real workers, with the key of the deployment."""
+        role = self._draw.choice((Role.PREFILL, Role.DECODE))
+        model = self.service.of_role(role.value)[0]
+        liar = await liar_like(model.base_url, self.service.keys, role, self._draw)
+        await liar.start()
+        self.service.liars.append(liar)
+        await asyncio.to_thread(self.service.publish)
+        return liar
+
+    async def liar_leaves(self, liar: LyingWorker) -> None:
+        self.service.liars.remove(liar)
+        await asyncio.to_thread(self.service.publish)
+        await liar.stop()
