@@ -89,7 +89,7 @@ bench: install ## Measure on this machine (BENCH_ARGS=--list names the benches, 
 bench-gpu: install ## Measure the engine on this machine's GPU beside the targets (BENCH_ARGS=decode|prefill|timeline|kernels|models)
 	BATON_COMMIT=$$(git rev-parse --short HEAD) $(BIN)/python -m bench gpu $(BENCH_ARGS)
 
-campaign: install ## Run a campaign of tests: RUN="simulation --seeds 2000", faults, fuzz, operator_proofs
+campaign: install ## Run a campaign of tests: RUN="simulation --seeds 2000", faults, chaos, neighbours, hang_ups, …
 	PYTHONPATH=tests:tests/support $(BIN)/python -m campaigns.$(RUN)
 
 format: install ## Format, fix what can be fixed, write generated files

@@ -41,6 +41,9 @@ TOGETHER = "all together"
 TTFT_RATIO, TTFT_MORE_S = 1.5, 0.05
 LIVE_S = 0.2
 MEMORY_RATIO = 1.1
+"""Back to so much of what it was just before a way began."""
+WHOLE_MEMORY_RATIO = 1.25
+"""In the end, of what it was in the beginning: what is kept for the next request has its bounds."""
 BACK_S = 20.0
 """How long the gateway's memory is waited for."""
 WARM_S = 2.0
@@ -57,7 +60,9 @@ class Window:
     after: Seen = field(default_factory=Seen)
     """Alone again, once the bad tenant has stopped."""
     memory: float = 1.0
-    """Of what it was before."""
+    """Of what it was just before."""
+    whole_memory: float = 1.0
+    """Of what it was before the first way; of the last one alone."""
     back_s: float | None = 0.0
     answers: Counter[str] = field(default_factory=Counter)
     """To the bad tenant."""
@@ -72,6 +77,8 @@ class Window:
             found.append(f"/health/live took {1e3 * self.live_s:.0f} ms")
         if self.back_s is None:
             found.append(f"memory stays at {100 * self.memory:.0f} %")
+        if self.whole_memory > WHOLE_MEMORY_RATIO:
+            found.append(f"memory is {100 * self.whole_memory:.0f} % of what it was before the first way")
         if errors := server_errors(self.answers):
             found.append(f"{errors} answers were 500")
         return found
@@ -195,11 +202,11 @@ async def campaign(at: Target, options: argparse.Namespace) -> tuple[list[Window
         for name in names:  # what a process never did before it has not loaded yet
             await attacker.attack([name], WARM_S / 2)
         await asyncio.sleep(WARM_S)
-        before_mib = await asyncio.to_thread(_held_mib, at)
+        first_mib = await asyncio.to_thread(_held_mib, at)
         client.seen = alone
         await asyncio.sleep(options.seconds)
         for way, behaviours in ways:
-            window = Window(way, Seen())
+            window, before_mib = Window(way, Seen()), await asyncio.to_thread(_held_mib, at)
             client.seen = window.seen
             window.answers = await attacker.attack(behaviours, options.seconds)
             client.seen = window.after
@@ -208,6 +215,7 @@ async def campaign(at: Target, options: argparse.Namespace) -> tuple[list[Window
             await asyncio.sleep(options.seconds / 4)
             windows.append(window)
             print(f"{time.strftime('%H:%M:%S')} {window.row(())} {dict(window.answers)}", flush=True)
+        windows[-1].whole_memory = (await memory_back(at, first_mib))[0]
         await client.settle()
     return windows, alone
 
