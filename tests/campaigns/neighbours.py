@@ -164,7 +164,7 @@ def served(workers: str, folder: Path) -> Iterator[Target]:
         with target(folder, CONTEXT[workers], keys) as at:
             yield at
         return
-    shape = Shape(served_name=MODEL, gateway_flags=(keys,))
+    shape = Shape(served_name=MODEL, gateway_flags=(keys,), max_queue_s=None)
     with service() as prepared, Deployment(folder / "tiny", shape, prepared) as running:
         assert running.admin_port is not None
         process = psutil.Process(running.gateway.pid)

@@ -28,6 +28,8 @@ from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import Role
 
 KV_BYTES = 16 << 20
+QUEUE_S = 20.0
+"""Refusals are judged: not so long that nobody is ever refused."""
 REVIVE_S = 0.2
 CONNECT_S = 60.0
 
@@ -84,7 +86,7 @@ class Stage:
             port = self._free_port()
             flags = (f"--api-keys={key_file(self._folder)}", f"--listen={PROXIES_HOST}:{port}", "--drain-s=2")
             workers = ("--dtype", "float32", "--kv-cache-bytes", str(KV_BYTES), "--drain-s", "2")
-            shape = Shape(2, 2, gateway_flags=flags, worker_flags=workers)
+            shape = Shape(2, 2, gateway_flags=flags, worker_flags=workers, max_queue_s=QUEUE_S)
             self.service = _Service(self._folder / "service", shape, prepared)
             self._publish_through_loop()
             self._stack.push_async_callback(self._stop)

@@ -138,8 +138,10 @@ async def _logprobs(lane: Lane) -> None:
 
 
 async def _behind_own_quota(lane: Lane) -> None:
+    """Prompts of all lengths fill the line to its brim."""
     room = lane.victim.context_tokens
-    fields = {"prompt": lane.long_text(min(0.25, 500 / room)), "max_tokens": min(400, room // 3), "ignore_eos": True}
+    prompt = lane.long_text(lane.draw.uniform(0.0, min(0.5, 500 / room)))
+    fields = {"prompt": prompt, "max_tokens": min(400, room // 3), "ignore_eos": True}
     await lane.ask(COMPLETIONS, key=lane.victim.limited_key, **fields)
 
 
@@ -302,7 +304,7 @@ BEHAVIOURS = (
     Behaviour("log probabilities × n", 2, _logprobs),
     Behaviour("readers that hang", 8, _hung_reader),
     Behaviour("slow bodies", 100, _slow_body),
-    Behaviour("a long line behind a quota of one", 20, _behind_own_quota),
+    Behaviour("a long line behind a quota of one", 40, _behind_own_quota),
     Behaviour("/tokenize of 2,047 messages", 30, _many_messages),
     Behaviour("count_tokens", 30, _count_tokens),
     Behaviour("64 prompts, n = 16", 2, _batch),

@@ -36,6 +36,8 @@ class Shape:
     decode_flags: tuple[str, ...] = ()
     worker_flags: tuple[str, ...] = ("--dtype", "float32", "--kv-cache-bytes", str(24 * MIB))
     gateway_flags: tuple[str, ...] = ()
+    max_queue_s: float | None = 60.0
+    """Long by default: answers are tested, however slow the machine is. None: the gateway's own default."""
     flips: bool = False
     """Workers of both roles are flexible ones."""
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -210,7 +212,7 @@ class Deployment:
             *("--prefill-discovery", f"file:{self._discovery_file('prefill')}"),
             *("--decode-discovery", f"file:{self._discovery_file('decode')}"),
             *("--processes", str(self.shape.gateway_processes)),
-            "--max-queue-s=60",  # answers are tested, however slow the machine is
+            *(() if self.shape.max_queue_s is None else (f"--max-queue-s={self.shape.max_queue_s:g}",)),
             *self.shape.gateway_flags,
         ]
         self.gateway = self.launch("gateway", argv, self.shape.environment.get("gateway"))
