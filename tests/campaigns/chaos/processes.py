@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"seed {seed}\n  " + "\n  ".join(map(str, _told(plan(seed, 60 * arguments.minutes)))))
         return 0
     if arguments.row is not None:
-        row = asyncio.run(one_seed(seeds[0], 60 * arguments.minutes, arguments.keep))
+        row = asyncio.run(_while_wanted(one_seed(seeds[0], 60 * arguments.minutes, arguments.keep)))
         arguments.row.write_text(json.dumps(row))
         return 1 if row["violations"] else 0
     asks()  # what greedy answers are is computed once, and kept
@@ -105,6 +105,15 @@ def _apart(seed: int, arguments: argparse.Namespace, folder: Path) -> dict[str, 
         return {"seed": seed, "violations": [f"the seed ended with {child.returncode} and no result"]}
     row: dict[str, Any] = json.loads(file.read_text())
     return row
+
+
+async def _while_wanted(seed: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Ends with whoever started this process, and stops everything then."""
+    task, parent = asyncio.create_task(seed), os.getppid()
+    while not task.done() and os.getppid() == parent:
+        await asyncio.wait([task], timeout=1.0)
+    task.cancel()
+    return await task
 
 
 async def one_seed(seed: int, seconds: float, keep: Path | None = None) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class LyingWorker(FakeWorker):
             await self.report()
             for link in list(self._links):
                 if self._draw.random() < 0.2:
-                    foreign = TokenEntry(secrets.token_bytes(16), 1, 0, 0, (5, 6, 7), None, Finish.STOP, MOST)
+                    cached = MOST if self._draw.random() < 0.05 else 3  # the one ends the link, the other does not
+                    foreign = TokenEntry(secrets.token_bytes(16), 1, 0, 0, (5, 6, 7), None, Finish.STOP, cached)
                     await self.send(link, Tokens(self._steps_told % MOST, (foreign,)))
 
     async def _take(self, link: web.WebSocketResponse, message: ToWorker) -> None:
