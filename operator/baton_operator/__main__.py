@@ -29,6 +29,7 @@ from baton_operator.kube.secrets_guard import SecretsUnguarded, check_secrets_gu
 from baton_operator.kube.server_version import lacks, look, warnings
 from baton_operator.kube.streams import TooManyNamespaces, raise_open_files, scopes_for, shrink_read_buffers
 from baton_operator.master_keys import MasterKeys, MasterKeysError
+from baton_operator.objects.allowed_env import idle_entries
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.settings import RoutableFrom, Settings, parse
@@ -57,6 +58,8 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
     def listen_to_signals() -> None:
         handle_stop_signals(asyncio.get_running_loop(), stop.set, stop.is_set)
 
+    for entry in idle_entries(settings.platform.pod_policy.env):
+        log.warning("--pod-policy: env: %r opens nothing: list whole names that are not reserved", entry)
     listen_to_signals()
     open_files = raise_open_files()
     shrink_read_buffers()

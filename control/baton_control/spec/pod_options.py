@@ -5,19 +5,14 @@ No embedded PodSpec: each option is bounded here and rendered by Baton, so that 
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final, Literal
 
 from pydantic import StringConstraints, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.quantities import Allowed, AnnotationValue, Label, MemoryText, ObjectName
+from baton_control.spec.reserved_env import is_reserved
 
-RESERVED_ENV: Final = (
-    "^(BATON_|LD_|PYTHON|KUBERNETES_|HOME$|TMPDIR$|PATH$)"
-    "|(_PLUGIN|_PLUGINS|_MODULES|_MODULE_DIR|_PRELOAD|_LIBRARY_PATH|_LIBRARIES|_CONF_FILE|_CONFIG_FILE|INJECTION.*)$"
-)
-"""Names that are Baton's own, or that would load code into a process that holds keys."""
 RESERVED_VOLUMES: Final = ("keys", "run", "tmp", "model", "shm", "hugepages")
 
 RESERVED_ARGUMENTS: Final = (
@@ -49,13 +44,13 @@ class EnvSpec(Model):
     """A variable of the environment of workers."""
 
     name: EnvName
-    """Name of the variable, one that the installation lists; never one of Baton's own."""
+    """Name of the variable, one that the installation lists; never one that is reserved."""
     value: AnnotationValue
     """Its value, taken literally. Never a secret: whoever reads the object reads it."""
 
     @model_validator(mode="after")
     def _not_reserved(self) -> EnvSpec:
-        if re.search(RESERVED_ENV, self.name):
+        if is_reserved(self.name):
             raise broken_rule("name", f"{self.name} is not allowed: it is reserved")
         return self
 

@@ -19,15 +19,13 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.placing import NodesSpec, node_keys
 from baton_control.spec.pools import AcceleratorSpec
 from baton_control.worker_specs import pool_spec
+from baton_operator.objects.allowed_env import ANY, SAFE_ENV, refusal
 from baton_wire.messages.values import POOL_ROLES
 
-ANY: Final = "*"
 NEVER_PRIORITIES: Final = "system-"
 """Begins the names of the priorities that keep a cluster alive; no list lets a tenant have one."""
 SAFE_ANNOTATIONS: Final = ("prometheus.io", "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh")
 """Read by whoever measures or moves Pods; none of them changes what runs in one."""
-SAFE_ENV: Final = ("UCX_", "NCCL_")
-"""Settings of the libraries that carry KV and activations; those that load code are reserved in any case."""
 ACCELERATOR_TAINTS: Final = ("nvidia.com/gpu", "amd.com/gpu")
 _ENTRY: Final = re.compile(r"\*|[A-Za-z0-9]([-A-Za-z0-9_./]{0,250}[A-Za-z0-9_])?")
 
@@ -50,7 +48,7 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     tolerations: Entries = ACCELERATOR_TAINTS
     """Keys of taints."""
     env: Entries = SAFE_ENV
-    """Names of variables, or their beginnings with a final `_`."""
+    """Names of variables; beginnings with a final `_` and `*` open none that is reserved (`allowed_env`)."""
     service_annotations: Entries = ()
     """Keys, or domains: of the Services that clients use."""
     account_annotations: Entries = ()
@@ -92,8 +90,9 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
             yield from self._placement(at, pool.placement)
             yield from self._accelerators(f"{at}.accelerator", pool.accelerator)
             for place, variable in enumerate(pool.env):
-                if not _begins(self.env, variable.name):
-                    yield _problem(f"{at}.env[{place}].name", variable.name, self.env, "env")
+                problem = self.env_problem(variable.name, variable.value)
+                if problem is not None:
+                    yield FieldProblem(f"{at}.env[{place}].{problem.path}", problem.message)
             for place, argument in enumerate(pool.arguments):
                 at_name = f"{at}.arguments[{place}].name"
                 yield from _name(at_name, argument.name, self.worker_arguments, "workerArguments")
@@ -107,6 +106,10 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
         yield from self._placement("spec.model.fetch", fetch.placement)
         at, marks = "spec.model.fetch.serviceAccountAnnotations", fetch.service_account_annotations
         yield from _keys(at, marks, self.account_annotations, "accountAnnotations")
+
+    def env_problem(self, name: str, value: str) -> FieldProblem | None:
+        """Why a variable is refused, by the field of its entry; None: it is allowed."""
+        return refusal(self.env, name, value)
 
     def _priority(self, at: str, priority: str | None) -> Iterator[FieldProblem]:
         if priority is not None and priority.startswith(NEVER_PRIORITIES):
@@ -158,10 +161,6 @@ def _keys(path: str, keys: Iterable[str], entries: Entries, field: str) -> Itera
 def _allows(entries: Entries, key: str) -> bool:
     domain = key.rpartition("/")[0]
     return ANY in entries or key in entries or (domain != "" and domain in entries)
-
-
-def _begins(entries: Entries, name: str) -> bool:
-    return ANY in entries or name in entries or any(name.startswith(e) for e in entries if e.endswith("_"))
 
 
 def _name(path: str, name: str | None, entries: Entries, field: str) -> Iterator[FieldProblem]:

@@ -23,13 +23,13 @@ from baton_control.spec.placing import TolerationSpec
 from baton_control.spec.pod_affinity import VALUES, NodeExpressionSpec
 from baton_control.spec.pod_options import (
     RESERVED_ARGUMENTS,
-    RESERVED_ENV,
     RESERVED_VOLUMES,
     ArgumentSpec,
     EnvSpec,
     VolumeSpec,
 )
 from baton_control.spec.pools import AcceleratorSpec, PoolSpec, ReplicaSpec
+from baton_control.spec.reserved_env import OPENED_BY_NAME, RESERVED_ENV
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS
 from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
@@ -163,7 +163,9 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             ".alternatives",
         ),
     ),
-    EnvSpec: (Rule(f"!self.name.matches('{RESERVED_ENV}')", "is reserved", ".name"),),
+    EnvSpec: (
+        Rule(f"self.name in {list(OPENED_BY_NAME)} || !self.name.matches('{RESERVED_ENV}')", "is reserved", ".name"),
+    ),
     ArgumentSpec: (Rule(f"!(self.name in {list(RESERVED_ARGUMENTS)})", "is set by Baton", ".name"),),
     VolumeSpec: (
         Rule(

@@ -10,6 +10,8 @@ import pytest
 from baton_control.errors import ManifestError
 from baton_control.spec.manifest import parse_object
 from baton_control.spec.pod_options import RESERVED_ARGUMENTS
+from baton_control.spec.reserved_env import is_reserved
+from baton_operator.objects.allowed_env import SAFE_ENV, idle_entries, refusal
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects
 from baton_operator.objects.pod_policy import PodPolicy
@@ -222,14 +224,46 @@ def test_the_fetch_job_has_a_place_a_size_and_an_identity() -> None:
     assert marked == ["chat-fetch"], "no worker and no gateway gets an identity"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["BATON_KEYS", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR", "PATH", "KUBERNETES_SERVICE_HOST",
-     "NCCL_NET_PLUGIN", "UCX_MODULE_DIR", "OMP_TOOL_LIBRARIES", "NCCL_CONF_FILE", "CUDA_INJECTION64_PATH"],
-)  # fmt: skip
+RESERVED = [
+    "BATON_KEYS", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSTARTUP", "HOME", "TMPDIR", "PATH",
+    "KUBERNETES_SERVICE_HOST", "UCX_CONFIG_DIR", "UCX_GDB_COMMAND", "UCX_HANDLE_ERRORS", "UCX_ERROR_SIGNALS",
+    "UCX_DEBUG_SIGNO", "UCX_LOG_FILE", "UCX_MODULES", "UCX_STATS_DEST", "UCX_STATS_TRIGGER", "UCX_VFS_ENABLE",
+    "NIXL_PLUGIN_DIR", "NIXL_ETCD_ENDPOINTS", "IBV_DRIVERS", "RDMAV_DRIVERS", "NCCL_NET", "NCCL_NET_PLUGIN",
+    "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_CONF_FILE", "NCCL_DEBUG_FILE",
+    "NCCL_TOPO_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_INSPECTOR_DUMP_DIR",
+    "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_CACHE_PATH", "CUDA_COREDUMP_FILE",
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
+    "TRITON_CACHE_MANAGER", "TRITON_PTXAS_PATH", "TRITON_KERNEL_OVERRIDE", "PTXAS_OPTIONS", "CC", "CXX", "CUDACXX",
+    "PYTORCH_NVCC", "CUDAHOSTCXX", "CXXFLAGS", "NVCC_PREPEND_FLAGS", "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR", "TORCH_ADDR2LINE_BINARY", "TORCH_LOGS_OUT", "TORCH_TRACE", "PYTORCH_TUNABLEOP_FILENAME",
+    "KINETO_CONFIG", "INTEL_LIBITTNOTIFY64", "INTEL_JIT_PROFILER64", "OMP_TOOL_LIBRARIES",
+    "MKL_VERBOSE_OUTPUT_FILE", "GLIBC_TUNABLES", "MALLOC_TRACE", "JE_MALLOC_CONF", "GCONV_PATH", "LOCPATH",
+    "NLSPATH", "TZDIR", "HOSTALIASES", "OPENSSL_CONF", "OPENSSL_MODULES", "SSL_CERT_FILE", "SSLKEYLOGFILE",
+    "HF_HOME", "XDG_CACHE_HOME", "GRPC_XDS_BOOTSTRAP", "CUFILE_ENV_PATH_JSON", "BASH_ENV", "ENV", "IFS", "EDITOR",
+    "PAGER",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESERVED)
 def test_names_of_batons_own_and_names_that_load_code_are_refused_whatever_is_listed(name: str) -> None:
     with pytest.raises(ManifestError, match="reserved"):
         parse_object(manifest(decode__env=[{"name": name, "value": "x"}]))
+    for entries in ((name,), ("*",), (f"{name.partition('_')[0]}_", f"{name[:-1]}_")):
+        assert refusal(entries, name, "x") is not None
+
+
+LISTED_WHOLE = [
+    "OMP_WAIT_POLICY", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF",
+    "CUBLAS_WORKSPACE_CONFIG", "RUST_LOG", "UCX_LOG_LEVEL", "UCX_RC_MLX5_NUM_PATHS", "TOKENIZERS_PARALLELISM",
+    "HTTPS_PROXY", "TRITON_CACHE_DIR", "TZ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LISTED_WHOLE)
+def test_what_only_says_how_or_how_many_an_installation_may_list_by_its_whole_name(name: str) -> None:
+    parse_object(manifest(decode__env=[{"name": name, "value": "x"}]))
+    assert refusal((name,), name, "x") is None
+    assert refusal((f"{name.partition('_')[0]}_",), name, "x") is not None, "the beginning of it opens nothing"
 
 
 @pytest.mark.parametrize(
@@ -264,5 +298,27 @@ def test_what_the_installation_does_not_list_is_refused_by_its_field(fields: Jso
 
 
 def test_settings_of_the_transports_are_allowed_by_default() -> None:
-    env = [{"name": name, "value": "x"} for name in ("UCX_TLS", "UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME")]
-    assert list(PodPolicy().refusals(deployment(prefill__env=env))) == []
+    given = {"UCX_TLS": "rc,^cuda", "UCX_NET_DEVICES": "mlx5_0:1", "NCCL_SOCKET_IFNAME": "=eth0", "UCX_RNDV_THRESH": ""}
+    env = [{"name": name, "value": value} for name, value in given.items()]
+    for policy in (PodPolicy(), PodPolicy(env=("UCX_", "NCCL_")), PodPolicy(env=("*",))):
+        assert list(policy.refusals(deployment(prefill__env=env))) == []
+
+
+def test_the_default_is_a_list_of_names_and_a_beginning_opens_those_alone() -> None:
+    assert not [name for name in SAFE_ENV if name.endswith("_") or name == "*" or is_reserved(name)]
+    assert PodPolicy().env == SAFE_ENV
+    for name in ("UCX_PROTO_ENABLE", "UCX_LOG_LEVEL", "UCX_NEXT", "NCCL_COMM_ID", "NCCL_RAS_ADDR"):
+        assert refusal(SAFE_ENV, name, "x") is not None
+        assert refusal(("UCX_", "NCCL_"), name, "x") is not None
+        assert refusal((*SAFE_ENV, name), name, "x") is None
+    assert idle_entries((*SAFE_ENV, "*", "UCX_", "UCX_LOG_LEVEL")) == ()
+    assert idle_entries(("OTEL_", "UCX_GDB_COMMAND", "NIXL_")) == ("OTEL_", "UCX_GDB_COMMAND", "NIXL_")
+
+
+@pytest.mark.parametrize(
+    "value", ["/mnt/a", "file:/mnt/a", "@a", "%h", "a b", "a\n", "$(id)", "~", "a\\b", "'", "tcp;x=`id`"]
+)
+def test_a_value_that_looks_like_a_path_or_a_command_is_refused_for_names_of_the_default(value: str) -> None:
+    (problem,) = PodPolicy().refusals(deployment(decode__env=[{"name": "UCX_TLS", "value": value}]))
+    assert problem.path == "spec.decode.env[0].value"
+    assert "UCX_TLS" in problem.message
