@@ -16,6 +16,7 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.spec.api import Disaggregation, LLMDeployment, PrefillUnavailable
 from baton_control.spec.gateway_fields import UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
+from baton_control.spec.reserved_env import CLOSED_ENV
 from baton_control.spec.served_model import Dtype
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -97,7 +98,7 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
         _require_alike(deployment, site)
     argv = (site.python, "-m", FLEXIBLE if flips else MODULES[role], *_arguments(deployment, role, pool, site))
     mounts = (Mount("model", site.model_path), Mount("keys", site.keys_path))
-    env = (("OMP_NUM_THREADS", str(site.threads or 1)),)
+    env = (("OMP_NUM_THREADS", str(site.threads or 1)), *CLOSED_ENV)
     ports = ("http", "pair") if flips or role is Role.DECODE else ("http",)
     fit = content_hash(_fit(deployment, site))
     resource = pool.accelerator.resource if pool.accelerator else None

@@ -31,6 +31,9 @@ PROGRESS_PAUSE_US = 20_000
 """Longest sleep of the progress thread; arriving data wakes it at once. Zero would spin."""
 PACKAGE = "nixl_cu13"
 BATCHED = "NIXL_UCX_SGL_ENABLE"
+CLOSED = {"UCX_CONFIG_DIR": "/nonexistent", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": "none"}
+"""Set before UCX is loaded, whoever started the process: it reads no settings from a file, which can name modules to
+load, starts no debugger, and leaves SIGHUP to the process. Also in `baton_control.spec.reserved_env`."""
 
 T = TypeVar("T")
 
@@ -207,6 +210,7 @@ class UcxAgent:
 @functools.cache
 def _load() -> tuple[Any, LaneLog]:
     """The binding, and what all agents of this process together say of their lanes."""
+    os.environ.update(CLOSED)
     try:
         from nixl_cu13 import _bindings as binding
     except ImportError as error:
