@@ -33,6 +33,7 @@ from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler
 from baton_operator.passes.object_events import AGAIN_S, ObjectEvents
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
+from baton_operator.passes.refused_env import still_there
 from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
 from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
 from baton_operator.passes.role_labels import RoleLabels
@@ -226,6 +227,7 @@ class Reconciler:
             notes=tuple(this.notes),
             is_reachable=_reachable(self._caches, this.made),
             wakes=self._wakes(seen, heard),
+            refused_env=self._refused_env(this),
         )
         if self._has_just_acted(seen):
             this.again_in(0.0)  # what came of it is seen then, and told once
@@ -312,6 +314,12 @@ class Reconciler:
             return True
         slept = any(each.reason == "ScaledToZero" and each.status == "True" for each in seen.before.conditions)
         return True if slept and self._clock() < self._began + BELIEVED_S else None
+
+    def _refused_env(self, this: Pass) -> tuple[str, ...]:
+        """Variables of templates in use that the installation refuses by now."""
+        records = (this.made.record, *(each.record for each in this.seen.records))
+        live = [each.revision.template for each in this.seen.sets if each.wanted or each.existing]
+        return still_there(records, live, self._installation.platform().pod_policy)
 
     def _sizes(self, this: Pass, groups: tuple[Group, ...]) -> tuple[dict[Role, Plan], Sized | None]:
         seen, deployment = this.seen, this.deployment

@@ -25,6 +25,7 @@ from baton_operator.objects.desired import flexible_workers_of, pool_facade, sta
 from baton_operator.objects.metadata import RESTART_ANNOTATION, roles_text
 from baton_operator.passes import accelerators
 from baton_operator.passes.apply import Wish, wish, with_metadata
+from baton_operator.passes.refused_env import written
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current, newest
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -120,15 +121,24 @@ def last_good(given: Inputs) -> Inputs | None:
 def render(given: Inputs) -> Rendering:
     """Raises ManifestError for a spec that is wrong, NotAllowedError for one that asks for what the installation does
     not allow, UnsupportedError for one that this version cannot run."""
-    deployment, unknown = parse_live(msgspec.json.decode(given.text))
-    before = newest(given.records) if given.is_held else None
+    recorded = newest(given.records)
+    as_written = written(msgspec.json.decode(given.text), given.platform.pod_policy, recorded)
+    deployment, unknown = parse_live(as_written.raw)
+    before = recorded if given.is_held else None
     if before is None:
         given.platform.pod_policy.check(deployment)
     deployment = in_force(deployment, {**accelerators.recorded(deployment, given.records), **given.types})
     if before is not None:
         record = before.record
     else:
-        record = current(deployment, given.platform, given.upgrade, given.records, restart=given.restart)
+        record = current(
+            deployment,
+            given.platform,
+            given.upgrade,
+            given.records,
+            restart=given.restart,
+            full_env=as_written.full,
+        )
     platform = replace(given.platform, worker_image=record.worker_image)  # of fetch Jobs too
     gateway_pod = record.rendered[Role.GATEWAY].pod
     objects = standing_objects(
@@ -145,6 +155,7 @@ def render(given: Inputs) -> Rendering:
     absent = {each for each in OPTIONAL if each not in given.served}
     missing = sorted({resource_of(each) for each in others} & absent, key=lambda each: each.plural)
     notes = [f"unknown fields are ignored: {', '.join(unknown)}"] if unknown else []
+    notes += [f"left out: {each}" for each in as_written.left_out]
     notes += [f"{each.kind}s are left out: {each.api_version} is not served, or not granted" for each in missing]
     pods: dict[tuple[Role, Revision], Manifest] = {}
     for each in (*(each.record for each in sorted(given.records, key=lambda each: each.number)), record):

@@ -16,7 +16,7 @@ default, one that only the older knew is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from baton_control.hashes import Revision, content_hash
@@ -48,6 +48,7 @@ MAX_GOOD_BYTES = 128 << 10
 """Annotations of an object may have 256 KiB together."""
 KEPT = 8
 """Older records at most."""
+_NONE: Mapping[Role, Sequence[Manifest]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,12 @@ def current(
     stored: Iterable[Stored],
     version: int | None = None,
     restart: str = "",
+    full_env: Mapping[Role, Sequence[Manifest]] = _NONE,
 ) -> Record:
     """What the deployment is to be made from now. `restart`: the mark of the last restart that was asked for; empty:
-    none, and what runs keeps the one it has. Raises UnsupportedError for what this version cannot run."""
+    none, and what runs keeps the one it has. `full_env`: `env` of pools as their user wrote it, where the deployment is
+    without variables that are refused by now. The current template stays while nothing else was edited; none is made,
+    and no older one is taken, that has them. Raises UnsupportedError for what this version cannot run."""
     version = TEMPLATE_VERSION if version is None else version
     newest_first = [each.record for each in sorted(stored, key=lambda each: -each.number)]
     if not restart and newest_first:
@@ -118,13 +122,27 @@ def current(
     wanted = {role: inputs(deployment, role, restart) for role in ROLES}
     if newest_first and newest_first[0].upgrade == upgrade:
         base = newest_first[0]
-        kept = {role: _known(role, wanted[role], base, newest_first) for role in ROLES}
+        kept = {
+            role: _unedited(role, wanted[role], base, full_env) or _known(role, wanted[role], base, newest_first)
+            for role in ROLES
+        }
         if all(kept.values()) or base.version == version:
             pinned = replace(platform, worker_image=base.worker_image, gateway_image=base.gateway_image)
             rendered = {role: kept[role] or _render(deployment, role, pinned, wanted[role]) for role in ROLES}
             return replace(base, rendered=rendered)
     rendered = {role: _render(deployment, role, platform, wanted[role]) for role in ROLES}
     return Record(version, platform.worker_image, platform.gateway_image, upgrade, rendered)
+
+
+def _unedited(
+    role: Role, wanted: Manifest, base: Record, full_env: Mapping[Role, Sequence[Manifest]]
+) -> Rendered | None:
+    """The current template of a pool that has variables which are left out from now on, while it is what was asked for
+    with them."""
+    if role not in full_env:
+        return None
+    written = {**wanted, "pool": {**mapping(wanted["pool"]), "env": list(full_env[role])}}
+    return _known(role, written, base, [base])
 
 
 def _known(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]) -> Rendered | None:

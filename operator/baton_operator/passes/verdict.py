@@ -17,7 +17,7 @@ from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.telemetry.pairs import Pairs
 from baton_control.worker_specs import pool_spec
-from baton_operator.objects.metadata import FETCH_ROLE
+from baton_operator.objects.metadata import FETCH_ROLE, RESTART_ANNOTATION
 from baton_operator.passes.conditions import Finding, Truth, merged, said, timestamp
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
@@ -34,6 +34,7 @@ from baton_operator.telemetry import Heard
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MAX_REVISIONS, MAX_DECISIONS = 16, 20
+ENV_REFUSED = "EnvRefused"
 _STUCK = (RolloutPhase.UNSCHEDULABLE, RolloutPhase.FAILING)
 
 
@@ -63,6 +64,8 @@ class View:
     wakes: bool | None = True
     """Whether a request can wake pools that sleep in mode SLO: gateways tell the operator that one waits. None: no
     gateway has told anything lately."""
+    refused_env: tuple[str, ...] = ()
+    """Variables that are refused by now and stand in templates in use, with their fields."""
 
 
 def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> DeploymentStatus:
@@ -322,9 +325,19 @@ def _routable(view: View, role: Role) -> int:
 def _degraded(view: View, told: tuple[Trouble, ...]) -> Finding:
     kind = ConditionType.DEGRADED
     lasting = [each for each in told if each.lasts]
-    if lasting:
-        return Finding(kind, Truth.TRUE, lasting[0].reason, _messages(lasting))
+    if lasting or view.refused_env:
+        reason = lasting[0].reason if lasting else ENV_REFUSED
+        parts = [text for text in (_messages(lasting), _refused_env(view)) if text]
+        return Finding(kind, Truth.TRUE, reason, "; ".join(parts))
     return Finding(kind, Truth.FALSE, "SkippedOptional" if view.notes else "AsExpected", "; ".join(view.notes))
+
+
+def _refused_env(view: View) -> str:
+    """What runs keeps its template, so that this alone keeps nothing back: no trouble, and nothing stalls."""
+    if not view.refused_env:
+        return ""
+    names = f"workers that run have variables that are refused by now: {listed(view.refused_env)}"
+    return f"{names}; take them out of the spec, or restart the workers with the annotation {RESTART_ANNOTATION}"
 
 
 def _messages(troubles: Iterable[Trouble]) -> str:
