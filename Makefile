@@ -75,7 +75,7 @@ images: ## Build the images: BASE=…/python@sha256:… REGISTRY=HOST/PATH (ROLE
 	@command -v $(BUILDER) >/dev/null || { echo "make images: there is no $(BUILDER); name another with BUILDER=…" >&2; exit 2; }
 	for role in $(ROLES); do \
 	  $(BUILDER) build -f images/Dockerfile --target $$role --build-arg BASE=$(BASE) \
-	    --build-arg TORCH_INDEX=$(TORCH_INDEX) -t $(REGISTRY)/$$role . || exit 1; done
+	    --build-arg TORCH_INDEX=$(TORCH_INDEX) --build-arg TORCH_HASH="$(TORCH_HASH)" -t $(REGISTRY)/$$role . || exit 1; done
 
 chart: install ## Package the Helm chart into dist/ (needs Helm, or fetches it)
 	$$($(BIN)/python scripts/find_helm.py) package charts/baton --destination dist

@@ -31,7 +31,7 @@ if [ ! -d "$work/base" ]; then
 fi
 
 # Third-party packages change with the pins alone, Baton's own with every commit.
-pins=$(cat "$here/../constraints.txt" "$here/../pyproject.toml" "$here/steps.sh" | sha256sum | cut -c1-16)
+pins=$(cat "$here/requirements-all.txt" "$here/requirements-build.txt" "$here/../pyproject.toml" "$here/steps.sh" | sha256sum | cut -c1-16)
 if [ ! -d "$work/site-$pins" ]; then
   rm -rf "$work"/site-*
   "$here/steps.sh" install all "$work/site-$pins.draft"

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # The steps that every image of Baton is made of, used by the Dockerfile and by local.sh alike.
 #   steps.sh install ROLE SITE   Baton and its pinned dependencies into SITE; ROLE: operator gateway worker-cpu worker-cuda all
+#   steps.sh requirements ROLE   what `install` gives to pip: exact versions, each with the hashes of its files
 #   steps.sh packages ROLE       names of Baton's packages that the processes of that role import
 #   steps.sh bytecode DIR PLACE  compiles the modules in DIR, which will stand at PLACE in the image
 #   steps.sh account ROOT        the user that everything runs as, in the image whose root is ROOT
 #   PYTHON=…       interpreter whose pip resolves the packages, of the version that runs them (default: python3)
 #   PIP_ARGS=…     further arguments for pip, such as the index of a CPU build of PyTorch
+#   TORCH_HASH=…   sha256:… of that build, for an interpreter of which images/requirements-ROLE.txt does not have it
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -36,13 +38,21 @@ packages() {
   esac
 }
 
-# Pins without those of another PyTorch build: `torch==2.13.0` matches 2.13.0+cpu and 2.13.0+cu130 alike.
+# Everything by its hash, also what makes Baton's own wheel: a registry that was altered, or that has another build, is
+# noticed. A CPU build of PyTorch comes from an index of its own, whose files have hashes of their own: TORCH_HASH.
 install() {
-  local role=$1 site=$2
+  local role=$1 site=$2 work
+  work=$(mktemp -d)
+  # shellcheck disable=SC2064
+  trap "rm -rf '$work'" EXIT
   mkdir -p "$site"
+  requirements "$role" > "$work/requirements.txt"
   # shellcheck disable=SC2086
-  "$python" -m pip install --quiet --no-compile --no-cache-dir --disable-pip-version-check --root-user-action=ignore \
-    --target "$site" --constraint "$here/constraints.txt" ${PIP_ARGS:-} "$here[$(extras "$role")]"
+  hashed --target "$site" -r "$work/requirements.txt" ${PIP_ARGS:-}
+  hashed --target "$work/build" -r "$here/images/requirements-build.txt"
+  PYTHONPATH=$work/build "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+    --wheel-dir "$work/wheel" "$here"
+  "$python" -m pip install "${quiet[@]}" --no-deps --no-index --target "$site" "$work"/wheel/*.whl
   local kept package
   kept=" $(packages "$role" | tr '\n' ' ') "
   for package in "$site"/baton_*/; do
@@ -66,6 +76,23 @@ bytecode() {
     echo "steps.sh: some files below $place have no bytecode" >&2
 }
 
+quiet=(--quiet --no-compile --no-cache-dir --disable-pip-version-check --root-user-action=ignore)
+
+hashed() {
+  "$python" -m pip install "${quiet[@]}" --require-hashes --only-binary=:all: "$@"
+}
+
+# The pins of a role, with the hashes of a build of PyTorch that the builder gives.
+requirements() {
+  local hash more=""
+  for hash in ${TORCH_HASH:-}; do
+    [[ $hash =~ ^sha256:[0-9a-f]{64}$ ]] || fail "TORCH_HASH: '$hash' is not allowed: must be sha256: and 64 hex digits"
+    more+=" --hash=$hash"
+  done
+  extras "$1" > /dev/null
+  sed "s/^torch==[^ ]*/&$more/" "$here/images/requirements-$1.txt"
+}
+
 account() {
   local root=${1%/}
   mkdir -p "$root/etc" "$root/run/baton" "$root/tmp"
@@ -79,8 +106,9 @@ step=${1:-}
 [ $# -gt 0 ] && shift
 case $step in
   install) [ $# = 2 ] || fail "install needs ROLE and SITE"; install "$@" ;;
+  requirements) [ $# = 1 ] || fail "requirements needs ROLE"; requirements "$1" ;;
   packages) [ $# = 1 ] || fail "packages needs ROLE"; extras "$1" > /dev/null; packages "$1" ;;
   bytecode) [ $# = 2 ] || fail "bytecode needs DIR and PLACE"; bytecode "$@" ;;
   account) [ $# = 1 ] || fail "account needs ROOT"; account "$@" ;;
-  *) fail "step '$step' is not known: must be one of install, packages, bytecode, account" ;;
+  *) fail "step '$step' is not known: must be one of install, requirements, packages, bytecode, account" ;;
 esac

@@ -1,8 +1,10 @@
 """Writes constraints.txt: the exact versions, in this environment, of everything that `baton-serving[dev]` brings.
 
-`--check` writes nothing and fails when the file names a version outside pyproject.toml's ranges, lacks a package, or
-pins one that nothing needs. What a CUDA build of PyTorch brings is left to that build. Versions themselves are only
-changed by running it without.
+`--hashes` also writes what images install, with the hash of each file, for which it asks the package index
+(`image_requirements`). `--check` writes nothing, asks nobody, and fails when a file names a version outside
+pyproject.toml's ranges, lacks a package, or pins one that nothing needs, or when the images' files are not what
+constraints.txt says. What a CUDA build of PyTorch brings is left to that build. Versions themselves are only changed by
+running it without.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import importlib.metadata
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
+import image_requirements
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -23,7 +27,6 @@ HEADER = """\
 # Exact versions for `make install` and CI; ranges are in pyproject.toml. Written by scripts/freeze.py.
 """
 DISTRIBUTION = "baton-serving"
-CUDA_PREFIXES = ("nvidia-", "cuda-")
 
 
 def requirements(name: str, extra: str) -> list[Requirement]:
@@ -37,9 +40,14 @@ def requirements(name: str, extra: str) -> list[Requirement]:
 
 def closure(root: str, extras: tuple[str, ...]) -> set[str]:
     """Names of everything that an installed distribution needs here, itself excluded."""
+    return needed([(canonicalize_name(root), extra) for extra in ("", *extras)]) - {canonicalize_name(root)}
+
+
+def needed(asked: Iterable[tuple[str, str]]) -> set[str]:
+    """Names of distributions and of everything that they need here; each comes with an extra of it, or with ""."""
     seen: set[tuple[str, str]] = set()
     names: set[str] = set()
-    queue = [(canonicalize_name(root), extra) for extra in ("", *extras)]
+    queue = list(asked)
     while queue:
         name, extra = queue.pop()
         if (name, extra) in seen:
@@ -49,7 +57,14 @@ def closure(root: str, extras: tuple[str, ...]) -> set[str]:
         for requirement in requirements(name, extra):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 queue += [(canonicalize_name(requirement.name), wanted) for wanted in ("", *requirement.extras)]
-    return {name for name in names if not name.startswith(CUDA_PREFIXES)} - {canonicalize_name(root)}
+    return {name for name in names if not name.startswith(image_requirements.CUDA_PREFIXES)}
+
+
+def of_images() -> dict[str, set[str]]:
+    """Names of everything that each image needs here."""
+    build = [(canonicalize_name(each.name), "") for each in image_requirements.top_level("build")]
+    roles = {role: closure(DISTRIBUTION, extras) for role, extras in image_requirements.EXTRAS.items()}
+    return roles | {"build": needed(build)}
 
 
 def frozen(names: set[str]) -> dict[str, str]:
@@ -76,11 +91,16 @@ def read_pins(text: str) -> dict[str, str]:
 def main() -> int:
     names = closure(DISTRIBUTION, ("dev",))
     if "--check" not in sys.argv[1:]:
-        FILE.write_text(HEADER + "".join(f"{name}=={version}\n" for name, version in frozen(names).items()))
+        pins = frozen(names)
+        FILE.write_text(HEADER + "".join(f"{name}=={version}\n" for name, version in pins.items()))
+        if "--hashes" in sys.argv[1:]:
+            image_requirements.write(pins, sorted(set().union(*of_images().values())))
         return 0
-    found = problems(read_pins(FILE.read_text()), names)
+    pins = read_pins(FILE.read_text())
+    found = [f"constraints.txt: {each}; run scripts/freeze.py" for each in problems(pins, names)]
+    found += [f"{each}; run scripts/freeze.py --hashes" for each in image_requirements.problems(pins, of_images())]
     for problem in found:
-        print(f"constraints.txt: {problem}; run scripts/freeze.py", file=sys.stderr)
+        print(problem, file=sys.stderr)
     return 1 if found else 0
 
 

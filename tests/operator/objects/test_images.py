@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import image_requirements
 import pytest
 
 ROOT = Path(__file__).parents[3]
@@ -64,3 +65,51 @@ def test_modules_stand_compiled_in_an_image_and_are_the_same_bytes_each_time(tmp
 def test_the_context_of_a_build_holds_every_package() -> None:
     lines = (ROOT / "images" / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
     assert {Path(line).name for line in lines if "/baton_" in line} == ALL
+
+
+HASH = "sha256:" + "a" * 64
+ROLES = ("operator", "gateway", "worker-cpu", "worker-cuda", "all")
+
+
+def test_a_file_of_hashes_that_does_not_fit_the_pins_is_named_by_package() -> None:
+    text = f"# note\na==1.0 \\\n    --hash={HASH}\nb==2.0 ; python_version in '3.11' \\\n    --hash={HASH}\nc==3.0\n"
+    found = image_requirements.read(text)
+    assert found["a"] == image_requirements.Pin("1.0", "", (HASH,))
+    assert found["b"].marker == "python_version in '3.11'"
+    said = list(
+        image_requirements.role_problems("gateway", found, {"a": "1.0", "b": "2.1", "c": "3.0"}, {"a", "d", "c"})
+    )
+    assert said == ["d is needed and not there", "b==2.0 is not what constraints.txt pins", "c has no hash"]
+    with pytest.raises(ValueError, match="no pin"):
+        image_requirements.read("a>=1.0\n")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_pip_is_never_asked_for_anything_without_its_hash(role: str, tmp_path: Path) -> None:
+    fake, calls = tmp_path / "python", tmp_path / "calls"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    fake.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(fake), "PIP_ARGS": "--pre", "TORCH_HASH": HASH}
+    steps = [str(ROOT / "images" / "steps.sh"), "install", role, str(tmp_path / "site")]
+    subprocess.run(steps, check=True, timeout=60, env=environment)
+    asked = [line for line in calls.read_text().splitlines() if "-m pip" in line]
+    assert len(asked) == 4
+    for line in asked:
+        assert "--require-hashes" in line or "--no-index" in line or "--no-build-isolation" in line, line
+        assert "--no-deps" not in line or "--require-hashes" not in line, "pip looks whether the list is whole"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_an_image_installs_has_an_exact_version_and_hashes(role: str) -> None:
+    steps = [str(ROOT / "images" / "steps.sh"), "requirements", role]
+    environment = {**os.environ, "TORCH_HASH": HASH}
+    done = subprocess.run(steps, capture_output=True, text=True, check=True, timeout=30, env=environment)
+    found = image_requirements.read(done.stdout)
+    assert len(found) > 20
+    assert all(pin.hashes for pin in found.values())
+    if "torch" in found:
+        assert (HASH in found["torch"].hashes, found["torch"].version.endswith("+cpu")) == (True, role != "worker-cuda")
+    bad = subprocess.run(
+        steps, capture_output=True, text=True, check=False, timeout=30, env={**os.environ, "TORCH_HASH": "x"}
+    )
+    assert (bad.returncode, "TORCH_HASH" in bad.stderr) == (1, True)
