@@ -63,7 +63,8 @@ class PipedProcess:
 
     @property
     def is_running(self) -> bool:
-        return not self._is_killed and self._started.poll() is None
+        """As far as its pipes tell: it may have ended this moment."""
+        return not self._is_killed
 
     async def write(self, data: bytes) -> None:
         """Raises OSError when the process does not take it."""
@@ -78,6 +79,8 @@ class PipedProcess:
         self._is_killed = True
         self._started.kill()
         for transport in self._transports:
+            if transport.is_closing():
+                continue  # it closed by itself when the process ended: once more would be an error
             if isinstance(transport, asyncio.WriteTransport):
                 transport.abort()
             else:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from baton_gateway import apart_pipes
 from baton_gateway.apart_pipes import PipedProcess
@@ -99,53 +97,45 @@ class ProcessApart:
             await self._ending.wait(KILL_S)
 
     async def _exchange(self, process: PipedProcess, question: bytes | None, within_s: float) -> bytes | NoAnswer:
-        answer = await self._answer(process, question, within_s)
-        if isinstance(answer, NoAnswer):
-            await process.wait(KILL_S)
-        return answer
-
-    async def _answer(self, process: PipedProcess, question: bytes | None, within_s: float) -> bytes | NoAnswer:
+        patience = _KillingPatience(process, within_s)
         is_answered = False
         try:
-            async with _limited(process.pid, within_s) as patience:
-                if question is not None:
-                    await process.write(len(question).to_bytes(4) + question)
-                length = int.from_bytes(await process.stdout.readexactly(4))
-                if length > MAX_ANSWER_BYTES:
-                    return NoAnswer.ENDED
+            if question is not None:
+                await process.write(len(question).to_bytes(4) + question)
+            length = int.from_bytes(await process.stdout.readexactly(4))
+            if length <= MAX_ANSWER_BYTES:
                 answer = await process.stdout.readexactly(length)
-            is_answered = True
-            return answer
-        except TimeoutError:
-            return NoAnswer.TOO_SLOW if patience.is_used_up else NoAnswer.STALLED
+                is_answered = True
+                return answer
         except (EOFError, OSError):
-            return NoAnswer.ENDED
+            pass
         finally:
+            patience.end()
             if not is_answered:  # whatever it still writes would be taken for another answer, also after a cancellation
                 process.kill()
                 if self._process is process:
                     self.end()
+        await process.wait(KILL_S)
+        return patience.reason
 
 
-@asynccontextmanager
-async def _limited(pid: int, within_s: float) -> AsyncIterator[Patience]:
-    """Raises TimeoutError in the body when the process has used up its time, or gets none."""
-    loop = asyncio.get_running_loop()
-    patience = Patience(within_s, loop.time(), processor_s(pid))
-    timer: asyncio.TimerHandle | None = None
-    async with asyncio.timeout(None) as timeout:
+class _KillingPatience:
+    """Kills a process that has used up its time, or gets none: its pipes end then, and with them all that waits."""
 
-        def look() -> None:
-            nonlocal timer
-            more_s = patience.more_s(loop.time(), processor_s(pid))
-            if more_s is None:
-                timeout.reschedule(loop.time())
-            else:
-                timer = loop.call_later(more_s, look)
+    def __init__(self, process: PipedProcess, within_s: float) -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._patience = Patience(within_s, self._loop.time(), processor_s(process.pid))
+        self._timer = self._loop.call_later(within_s, self._look)
+        self.reason = NoAnswer.ENDED
 
-        timer = loop.call_later(within_s, look)
-        try:
-            yield patience
-        finally:
-            if timer is not None:
-                timer.cancel()
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        more_s = self._patience.more_s(self._loop.time(), processor_s(self._process.pid))
+        if more_s is not None:
+            self._timer = self._loop.call_later(more_s, self._look)
+            return
+        self.reason = NoAnswer.TOO_SLOW if self._patience.is_used_up else NoAnswer.STALLED
+        self._process.kill()

@@ -117,8 +117,7 @@ async def test_a_process_that_died_while_nobody_asked_is_reaped_and_replaced(apa
     pid = apart.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: not psutil.pid_exists(pid))
-    assert not apart.is_running
+    await until(lambda: not psutil.pid_exists(pid) and not apart.is_running)
     assert await apart.ask(b"hello", 30.0) == b"done"
     assert apart.pid != pid
 

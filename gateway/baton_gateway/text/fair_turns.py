@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -42,10 +43,12 @@ class FairTurns:
         those who hang up would bring more and more work ahead of everybody else's. Raises TurnTimeoutError as `turn`.
         """
         await self._take(who, within_s)
-        task = asyncio.get_running_loop().create_task(work())
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+        task = loop.create_task(_work(work, result))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        task.add_done_callback(functools.partial(self._ended, result))
+        return await result
 
     async def stop(self) -> None:
         """Cancel what holds the lock. Whoever waits goes on."""
@@ -55,11 +58,11 @@ class FairTurns:
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_S)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, result: asyncio.Future[Any], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._pass_on()
-        if not task.cancelled():
-            task.exception()  # its client may be gone
+        if not result.done():  # cancelled before it began
+            result.cancel()
 
     async def _take(self, who: str, within_s: float) -> None:
         if self._is_taken:
@@ -91,3 +94,18 @@ class FairTurns:
                 called.set_result(None)
                 return
         self._is_taken = False
+
+
+async def _work(work: Callable[[], Coroutine[Any, Any, T]], result: asyncio.Future[T]) -> None:
+    """Work whose result may be wanted no more."""
+    try:
+        value = await work()
+    except asyncio.CancelledError:
+        result.cancel()
+        raise
+    except BaseException as error:  # noqa: BLE001 (whatever it is, is for the client)
+        if not result.done():
+            result.set_exception(error)
+    else:
+        if not result.done():
+            result.set_result(value)

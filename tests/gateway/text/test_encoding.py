@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from baton_gateway.errors import RefusedError
+from baton_gateway.errors import RefusedError, TurnTimeoutError
 from baton_gateway.text.encoding import (
     COUNTED_TWICE,
     INLINE_CHARS,
@@ -134,6 +135,50 @@ async def test_turns_go_round_among_those_who_wait() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["a0", "a1", "b0", "c0", "a3", "a4"]
     async with turns.turn("d", 30.0):
+        pass
+
+
+async def test_work_holds_its_turn_to_its_end_when_its_caller_is_gone() -> None:
+    turns, order, may_end = FairTurns(), [], asyncio.Event()
+
+    async def work() -> None:
+        await may_end.wait()
+        order.append("ended")
+
+    async def next_one() -> str:
+        order.append("next")
+        return "done"
+
+    gone = asyncio.create_task(turns.run("a", work, 30.0))
+    await asyncio.sleep(0)
+    following = asyncio.create_task(turns.run("b", next_one, 30.0))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait([gone])
+    assert order == []
+    may_end.set()
+    assert await following == "done"
+    assert order == ["ended", "next"]
+
+
+@pytest.mark.parametrize("turns_of_loop", range(3))
+async def test_turns_that_are_stopped_tell_their_callers_and_are_free(turns_of_loop: int) -> None:
+    turns = FairTurns()
+
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    stuck = asyncio.create_task(turns.run("a", work, 30.0))
+    for _ in range(1 + turns_of_loop):
+        await asyncio.sleep(0)
+    await turns.stop()
+    await asyncio.wait([stuck], timeout=30.0)
+    assert stuck.cancelled()
+    assert turns.held_s(time.monotonic()) == 0.0
+    with pytest.raises(TurnTimeoutError):
+        async with turns.turn("a", 30.0):
+            await turns.run("b", work, 0.001)
+    async with turns.turn("c", 30.0):
         pass
 
 
