@@ -12,7 +12,7 @@ import logging
 from baton_gateway import apart_pipes
 from baton_gateway.apart_pipes import PipedProcess
 from baton_gateway.errors import ProcessNotStartedError
-from baton_gateway.processor_time import Patience, processor_s
+from baton_gateway.processor_time import ProcessorAllowance, processor_s
 from baton_wire.listening.complaints import Complaints
 
 _log = logging.getLogger("baton.gateway.processes")
@@ -97,7 +97,7 @@ class ProcessApart:
             await self._ending.wait(KILL_S)
 
     async def _exchange(self, process: PipedProcess, question: bytes | None, within_s: float) -> bytes | NoAnswer:
-        patience = _KillingPatience(process, within_s)
+        limit = _KillingLimit(process, within_s)
         is_answered = False
         try:
             if question is not None:
@@ -110,22 +110,22 @@ class ProcessApart:
         except (EOFError, OSError):
             pass
         finally:
-            patience.end()
+            limit.end()
             if not is_answered:  # whatever it still writes would be taken for another answer, also after a cancellation
                 process.kill()
                 if self._process is process:
                     self.end()
         await process.wait(KILL_S)
-        return patience.reason
+        return limit.reason
 
 
-class _KillingPatience:
+class _KillingLimit:
     """Kills a process that has used up its time, or gets none: its pipes end then, and with them all that waits."""
 
     def __init__(self, process: PipedProcess, within_s: float) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
-        self._patience = Patience(within_s, self._loop.time(), processor_s(process.pid))
+        self._allowance = ProcessorAllowance(within_s, self._loop.time(), processor_s(process.pid))
         self._timer = self._loop.call_later(within_s, self._look)
         self.reason = NoAnswer.ENDED
 
@@ -133,9 +133,9 @@ class _KillingPatience:
         self._timer.cancel()
 
     def _look(self) -> None:
-        more_s = self._patience.more_s(self._loop.time(), processor_s(self._process.pid))
+        more_s = self._allowance.more_s(self._loop.time(), processor_s(self._process.pid))
         if more_s is not None:
             self._timer = self._loop.call_later(more_s, self._look)
             return
-        self.reason = NoAnswer.TOO_SLOW if self._patience.is_used_up else NoAnswer.STALLED
+        self.reason = NoAnswer.TOO_SLOW if self._allowance.is_used_up else NoAnswer.STALLED
         self._process.kill()

@@ -24,8 +24,8 @@ def processor_s(pid: int) -> float | None:
         return None
 
 
-class Patience:
-    """How long to wait for a process. Pure."""
+class ProcessorAllowance:
+    """Processor time that a process may use up, and how long that is waited for. Pure."""
 
     def __init__(self, limit_s: float, now: float, used_s: float | None) -> None:
         """`used_s`: its processor time at the beginning."""

@@ -18,7 +18,7 @@ import pytest
 from baton_gateway import apart_pipes
 from baton_gateway.errors import ProcessNotStartedError
 from baton_gateway.process_apart import NoAnswer, ProcessApart
-from baton_gateway.processor_time import Patience
+from baton_gateway.processor_time import ProcessorAllowance
 from baton_testing.gateway.apart_bytes import at_byte
 from baton_testing.gateway.gateway_process import until
 from baton_testing.processes import prepared as processes
@@ -182,12 +182,12 @@ async def test_what_a_process_writes_is_said_once_a_second(
 
 def judged(spent_s: Callable[[float], float | None]) -> tuple[float, bool]:
     """When a process is given up that may compute for 1 s, and whether for being slow."""
-    now, patience = 0.0, Patience(1.0, 0.0, 0.0)
+    now, allowance = 0.0, ProcessorAllowance(1.0, 0.0, 0.0)
     more_s: float | None = 1.0
     while more_s is not None:
         now += more_s
-        more_s = patience.more_s(now, spent_s(now))
-    return now, patience.is_used_up
+        more_s = allowance.more_s(now, spent_s(now))
+    return now, allowance.is_used_up
 
 
 @pytest.mark.parametrize(

@@ -121,9 +121,9 @@ class WorkerLinks:
         """`epoch` is this gateway process's own. `altered` counts frames that did not arrive as they were sent.
         `formats`: how the models write calls and thoughts.
         """
-        texts = TextStore(formats=formats)
+        self.texts = TextStore(formats=formats)
         party, complaints = Party(LinkRole.GATEWAY, epoch), Complaints(_log)
-        self._shared = _Shared(table, listener, keys, party, times, texts, altered, complaints)
+        self._shared = _Shared(table, listener, keys, party, times, self.texts, altered, complaints)
         self._times = times
         self._wanted: dict[Role, set[Address]] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
@@ -131,11 +131,6 @@ class WorkerLinks:
         self._table = table
         self._untried: set[Address] = set()
         self._nobody_by_s = 0.0
-
-    @property
-    def texts(self) -> TextStore:
-        """Text models of the linked workers."""
-        return self._shared.texts
 
     async def start(self) -> None:
         self._session = link_session()
@@ -146,7 +141,7 @@ class WorkerLinks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._shared.texts.stop()
+        await self.texts.stop()
         if self._session is not None:
             await self._session.close()
 
