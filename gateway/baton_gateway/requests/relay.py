@@ -320,9 +320,13 @@ class Relay:
         except BaseException as error:  # noqa: BLE001 (of one request; this may be a link's reader, or a timer)
             self._break(live, error, rest, now)
 
+    def _problem(self, live: LiveRequest, error: BaseException) -> Problem:
+        """What a client is told of a failure in this process."""
+        return problem_of(error, live.prompt_field, self._complaints)
+
     def _break(self, live: LiveRequest, error: BaseException, rest: Iterator[Action], now: float) -> None:
         """End a request that this process failed; workers are still told what they were to be told."""
-        problem = problem_of(error, live.prompt_field, self._complaints)
+        problem = self._problem(live, error)
         for action in (*rest, *live.life.handle(Refused(problem), now)):
             if isinstance(action, Send):
                 self._send(live, action)
@@ -415,7 +419,7 @@ class Relay:
         try:
             live.sink.end(problem, usage)
         except BaseException as error:  # noqa: BLE001 (its client would be left without an answer)
-            live.sink.end(problem_of(error, live.prompt_field, self._complaints), usage)
+            live.sink.end(self._problem(live, error), usage)
 
     # Preparing --------------------------------------------------------------------------------------------------------
 
@@ -428,7 +432,7 @@ class Relay:
             else:
                 event = Prepared(await self._make_prompts(live, revision))
         except BaseException as error:  # noqa: BLE001 (nobody else would end it before its deadline)
-            event = Refused(problem_of(error, live.prompt_field, self._complaints))
+            event = Refused(self._problem(live, error))
         live.preparing = None
         self._feed(live, event)
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import regex
 from prometheus_client import CollectorRegistry
 
-from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.errors import GatewayError, Problem, RefusedError
 from baton_gateway.http_api.json_pieces import EncodedJson
 from baton_gateway.http_api.logprob_json import CompletionLogprobs
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
@@ -193,6 +193,12 @@ class SimRelay(Relay):
         event = super()._routed(live, action, route)
         self.gateway.routed(live, action, event.route if isinstance(event, Routed) else event.problem)
         return event
+
+    def _problem(self, live: LiveRequest, error: BaseException) -> Problem:
+        """What nobody foresaw is a finding, not an answer."""
+        if not isinstance(error, GatewayError):
+            raise error
+        return super()._problem(live, error)
 
     def _end(self, live: LiveRequest, action: End, now: float) -> None:
         self.gateway.ended(live, action)
