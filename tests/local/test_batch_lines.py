@@ -38,16 +38,31 @@ def test_lines_come_in_order_and_blank_ones_are_skipped(tmp_path: Path) -> None:
         ("[" * 100_000, "deeper", None),
         (GOOD | {"custom_id": ""}, "custom_id: must be a text of 1 to 512", None),
         (GOOD | {"custom_id": 3}, "custom_id: must be a text", None),
+        (GOOD | {"custom_id": 3}, "characters, not 3", None),
+        ({"body": {}}, "characters, not null", None),
+        (GOOD | {"custom_id": "x" * 600}, 'characters, not "xxx', None),
         (GOOD | {"custom_id": "\ud800"}, "", None),
-        (GOOD | {"custom_id": "b", "body": {"\ud800": 1}}, "", ...),
-        (GOOD | {"custom_id": "b", "body": {"prompt": ["x", {"y": "\udfff"}]}}, "", ...),
+        (GOOD | {"custom_id": "b", "body": {"\ud800": 1}}, "surrogate", "b"),
+        (GOOD | {"custom_id": "b", "body": {"prompt": ["x", {"y": "\udfff"}]}}, "surrogate", "b"),
+        ({"body": {"custom_id": "z", "prompt": "\udfff"}, "custom_id": "b"}, "surrogate", "b"),
+        ({"body": {"custom_id": "z", "prompt": "\udfff"}}, "surrogate", None),
         ('{"\\ud800":1,"\\ud800":2}', "", None),
-        (GOOD | {"custom_id": "b", "\ud800": 1}, "", ...),
+        (GOOD | {"custom_id": "b", "\ud800": 1}, "surrogate", "b"),
+        ('{"x": "custom_id", "custom_id" : "\\u0062", "body": {', "not valid JSON", "b"),
+        ('{"custom_id": "b", "body": NaN}', "NaN", "b"),
+        ('{"custom_id": "b", "body": ' + "[" * 100_000, "deeper", "b"),
+        ('{"custom_id": "b", "body": {"x": 1, "x": 2}}', "twice", "b"),
+        ('{"custom_id": "b", "custom_id": "z"}', "twice", None),
+        ('{"custom_id": "b", "custom_id": 5, "body": {}}', "twice", None),
+        ('{"custom_id": "b' + "x" * 600 + '", "body": NaN}', "NaN", None),
+        ('{"custom_id": "\\ud800", "body": NaN}', "surrogate", None),
+        ('[{"custom_id": "b"}', "not valid JSON", None),
+        ('{"custom_id": "a", "body": NaN}', "NaN", None),
         (GOOD | {"custom_id": "b", "method": "GET"}, "method: must be POST", "b"),
         (GOOD | {"custom_id": "b", "url": "/v1/embeddings"}, "url: must be one of /v1/chat/completions", "b"),
         (GOOD | {"custom_id": "b", "body": "x"}, "body: must be an object", "b"),
         (GOOD | {"custom_id": "b", "model": "x"}, "model: unknown field", "b"),
-        (GOOD, "custom_id: 'a' occurs twice", None),
+        (GOOD, "custom_id: 'a' occurs twice, first in line 1", None),
     ],
     ids=str,
 )
@@ -72,6 +87,20 @@ def test_a_line_without_end_is_answered_and_skipped(tmp_path: Path, monkeypatch:
     assert isinstance(bad, BadLine)
     assert "longer than the 200 bytes" in bad.message
     assert last == BatchLine("c", "/v1/completions", {"prompt": "x"})
+
+
+def test_a_line_without_end_has_the_id_that_it_begins_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 200)
+    _, bad = read_lines(written(tmp_path / "in", GOOD, GOOD | {"custom_id": "b", "body": {"prompt": "x" * 5_000}}))
+    assert isinstance(bad, BadLine)
+    assert bad.custom_id == "b"
+
+
+def test_a_line_that_is_no_request_takes_no_request_its_id(tmp_path: Path) -> None:
+    bad, good = read_lines(written(tmp_path / "in", GOOD | {"method": "GET"}, GOOD))
+    assert isinstance(bad, BadLine)
+    assert isinstance(good, BatchLine)
+    assert bad.custom_id == good.custom_id == "a"
 
 
 def test_any_bytes_are_lines(tmp_path: Path) -> None:

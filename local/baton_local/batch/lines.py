@@ -3,8 +3,8 @@
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
     {"id": "…", "custom_id": "a", "response": {"status_code": 200, "request_id": "…", "body": {…}}, "error": null}
 
-A line that is no request ends nothing: it gets an answer that says what is wrong with it, by its number. `custom_id`
-is null there unless it could be read and is the line's own.
+A line that is no request ends nothing: it gets an answer that says what is wrong with it, by its number. It has the
+`custom_id` that stands in the line, unless that cannot be read or is another line's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -23,11 +23,13 @@ from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.body_limits import body_limits
 from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.responses import error_body
+from baton_local.batch.lenient_id import lenient_id
 from baton_local.errors import StartError
 
 URLS: Final = ("/v1/chat/completions", "/v1/completions")
 FIELDS: Final = ("custom_id", "method", "url", "body")
 MAX_ID_CHARS: Final = 512
+MAX_SHOWN_CHARS: Final = 64
 MAX_LINE_BYTES: Final = 8 << 20
 """As much as the HTTP API takes in one body."""
 ANSWER_PREFIX: Final = b'{"id":"batch_req_'
@@ -69,21 +71,30 @@ class BadLine:
 
 def read_lines(path: Path) -> Iterator[BatchLine | BadLine]:
     """The lines in order; blank ones are skipped. Raises StartError when the file cannot be read."""
-    seen: set[bytes] = set()
+    seen: dict[bytes, int] = {}
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(_raw_lines(file), start=1):
                 if not raw.strip():
                     continue
-                line = _parse(raw, number)
-                if isinstance(line, BatchLine):
-                    digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
-                    if digest in seen:
-                        line = _bad(raw, number, f"custom_id: {line.custom_id!r} occurs twice", None)
-                    seen.add(digest)
-                yield line
+                yield _own(_parse(raw, number), raw, number, seen)
     except OSError as error:
         raise StartError(f"{path}: {os.strerror(error.errno or 0)}") from error
+
+
+def _own(line: BatchLine | BadLine, raw: bytes, number: int, seen: dict[bytes, int]) -> BatchLine | BadLine:
+    """The line under its own id: that of an earlier request would name two answers. `seen`: the lines of ids, by their
+    digests.
+    """
+    if line.custom_id is None:
+        return line
+    digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
+    if isinstance(line, BadLine):
+        return replace(line, custom_id=None) if digest in seen else line
+    first = seen.setdefault(digest, number)
+    if first == number:
+        return line
+    return _bad(raw, number, f"custom_id: {line.custom_id!r} occurs twice, first in line {first}", None)
 
 
 def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -97,14 +108,16 @@ def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
     if len(raw) > MAX_LINE_BYTES:
-        return _bad(raw, number, f"longer than the {MAX_LINE_BYTES} bytes that a request may have", None)
+        message = f"longer than the {MAX_LINE_BYTES} bytes that a request may have"
+        return _bad(raw, number, message, lenient_id(raw, MAX_ID_CHARS))
     try:
         fields = parse_object(raw, json_shape(raw, MAX_VALUES))
     except RefusedRequestError as error:
-        return _bad(raw, number, error.problem.message, None)
+        return _bad(raw, number, error.problem.message, lenient_id(raw, MAX_ID_CHARS))
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID_CHARS:
-        return _bad(raw, number, f"custom_id: must be a text of 1 to {MAX_ID_CHARS} characters", None)
+        message = f"custom_id: must be a text of 1 to {MAX_ID_CHARS} characters, not {_shown(custom_id)}"
+        return _bad(raw, number, message, None)
     unknown = sorted(set(fields) - set(FIELDS))
     if unknown:
         message = f"{unknown[0][:64]}: unknown field; allowed: {', '.join(FIELDS)}"
@@ -116,6 +129,12 @@ def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
     if not isinstance(body, dict):
         return _bad(raw, number, "body: must be an object", custom_id)
     return BatchLine(custom_id, url, body)
+
+
+def _shown(value: object) -> str:
+    """The beginning of a value as JSON has it."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
 
 
 def _bad(raw: bytes, number: int, message: str, custom_id: str | None) -> BadLine:
