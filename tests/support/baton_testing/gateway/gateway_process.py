@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from baton_gateway.http_api.sinks import StreamingSink
-from baton_gateway.server import GatewayServer
+from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import parse_settings
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.fake_worker import FakeRequest
@@ -54,7 +54,7 @@ class RunningGateway:
 async def running_gateway(pool: FakePool, *flags: str) -> AsyncIterator[RunningGateway]:
     """Linked to every worker of the pool when it is entered."""
     settings = parse_settings([*pool.flags, "--listen=127.0.0.1:0", "--drain-s=0", *flags])
-    listening = bind("127.0.0.1", 0)
+    listening = bind("127.0.0.1", 0, send_buffer_bytes=SEND_BUFFER_BYTES)
     listening.listen()
     server = GatewayServer(settings)
     await server.start(listening)
