@@ -50,7 +50,7 @@ def test_lines_come_in_order_and_blank_ones_are_skipped(tmp_path: Path) -> None:
         (GOOD | {"custom_id": "b", "\ud800": 1}, "surrogate", "b"),
         ('{"x": "custom_id", "custom_id" : "\\u0062", "body": {', "not valid JSON", "b"),
         ('{"custom_id": "b", "body": NaN}', "NaN", "b"),
-        ('{"custom_id": "b", "body": ' + "[" * 100_000, "deeper", "b"),
+        ('{"custom_id": "b", "body": ' + "[" * 100, "deeper", "b"),
         ('{"custom_id": "b", "body": {"x": 1, "x": 2}}', "twice", "b"),
         ('{"custom_id": "b", "custom_id": "z"}', "twice", None),
         ('{"custom_id": "b", "custom_id": 5, "body": {}}', "twice", None),

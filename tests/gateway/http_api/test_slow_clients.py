@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from baton_gateway.answers.answer_parts import ContentPart
+from baton_gateway.http_api.answer_bounds import VALUE_BYTES, token_bytes
+from baton_gateway.http_api.json_pieces import PIECE_BYTES
 from baton_gateway.http_api.openai_types import ApiEndpoint
-from baton_gateway.http_api.responses import AnswerHead, ResponseHead
-from baton_gateway.http_api.sinks import MAX_BUFFERED_BYTES, STALL_S, StreamingSink
-from baton_gateway.text.choice_text import Increment
+from baton_gateway.http_api.responses import AnswerHead, ResponseHead, Usage
+from baton_gateway.http_api.sinks import MAX_BUFFERED_BYTES, MERGE_ABOVE_BYTES, STALL_S, TURN_BYTES, StreamingSink
+from baton_gateway.requests.relay import FLUSH_S, Relay
+from baton_gateway.surfaces.responses_request import parse_response
+from baton_gateway.text.choice_text import Increment, TokenInfo
+from baton_gateway.text.revision_text import TextModel, load_text_model
+from baton_testing.gateway.gateway_process import tokenizer
+from baton_testing.gateway.made_tokenizers import bundle_hash
+from baton_wire.messages.values import Finish, TokenLogprob
 
 STEP_BYTES = 20
 ROOM_BYTES = MAX_BUFFERED_BYTES + 2_000 * STEP_BYTES
@@ -103,3 +114,148 @@ class CountsOnlyTheSocket(StreamingSink):
 @pytest.mark.parametrize("defect", [NeverLooks, WritesWhateverIsThere, CountsOnlyTheSocket])
 async def test_a_sink_without_a_bound_is_caught(defect: type[StreamingSink]) -> None:
     assert not is_bounded(*stream_to(defect(), StuckTransport(), 150))
+
+
+TOP = tuple((300 + place, -1.0 - place) for place in range(20))
+
+
+def with_logprobs(text: TextModel, choices: int) -> AnswerHead:
+    head = ResponseHead(ApiEndpoint.COMPLETIONS, "cmpl-1", 0, "tiny", "fp_1")
+    return AnswerHead(head, text, choices, False, False, 1, True, token_bytes=token_bytes(20))
+
+
+def scored(finish: Finish | None = None) -> Increment:
+    return Increment("x", (TokenInfo(300, TokenLogprob(-1.0, TOP), 0),), finish)
+
+
+@pytest.fixture(scope="module")
+def text() -> TextModel:
+    data = tokenizer().bundle()
+    return load_text_model(data, bundle_hash(data))
+
+
+async def test_what_waits_for_a_slow_client_weighs_what_its_log_probabilities_weigh(text: TextModel) -> None:
+    sink, transport = StreamingSink(), StuckTransport()
+    sink.begin(with_logprobs(text, 1))
+    sink.attach(cast(Any, transport), True)
+    transport.written = MERGE_ABOVE_BYTES + 1
+    tokens = 0
+    while not sink.is_stalled(sink._taken_s):
+        sink.increment(0, scored())
+        sink.flush()
+        tokens += 1
+    assert tokens <= MAX_BUFFERED_BYTES // (20 * VALUE_BYTES)
+
+
+class FastTransport(StuckTransport):
+    """A connection whose client takes everything at once; what came in one turn of the loop is one entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[bytes] = []
+        self._is_new_turn = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: bytes) -> None:
+        if self._is_new_turn:
+            self._is_new_turn = False
+            self.turns.append(b"")
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        self.turns[-1] += data
+
+    def _end_turn(self) -> None:
+        self._is_new_turn = True
+
+
+def events_of(transport: FastTransport) -> list[dict[str, Any]]:
+    events = b"".join(transport.turns).decode().removesuffix("\n\n").split("\n\n")
+    assert events.pop() == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+async def test_a_step_of_many_choices_is_written_in_several_turns_of_the_loop(text: TextModel) -> None:
+    sink, transport = StreamingSink(), FastTransport()
+    sink.begin(with_logprobs(text, 1_024))
+    sink.attach(cast(Any, transport), False)
+    for choice in range(1_024):
+        sink.increment(choice, scored())
+    sink.flush()
+    for choice in range(1_024):
+        sink.increment(choice, scored(Finish.LENGTH))
+    sink.end(None, Usage(1, 2_048))
+    await asyncio.wait_for(sink.closed, 60)
+    assert len(transport.turns) > 10
+    assert max(map(len, transport.turns)) <= 2 * TURN_BYTES
+    events = events_of(transport)
+    told = [event["choices"][0] for event in events]
+    assert sum(len(choice["logprobs"]["tokens"]) for choice in told if choice["logprobs"]) == 2_048
+    assert sorted(choice["index"] for choice in told if choice["finish_reason"]) == list(range(1_024))
+    assert sink.is_written
+
+
+async def test_a_long_last_event_is_written_in_pieces(text: TextModel) -> None:
+    _, form = parse_response({"model": "tiny", "input": "x", "stream": True, "top_logprobs": 20})
+    sink, transport = StreamingSink(None, form), FastTransport()
+    head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
+    sink.begin(AnswerHead(head, text, 1, False, False, 1, True, True))
+    sink.attach(cast(Any, transport), False)
+    for _ in range(300):
+        sink.increment(0, scored())
+        sink.flush()
+    sink.increment(0, scored(Finish.LENGTH))
+    sink.end(None, Usage(1, 301))
+    await asyncio.wait_for(sink.closed, 60)
+    assert max(map(len, transport.turns[1:])) <= PIECE_BYTES
+    last = b"".join(transport.turns).decode().removesuffix("\n\n").rpartition("data: ")[2]
+    assert len(json.loads(last)["response"]["output"][0]["content"][0]["logprobs"]) == 301
+
+
+async def test_a_stream_whose_end_repeats_it_ends_with_a_named_error_when_memory_is_full(text: TextModel) -> None:
+    _, form = parse_response({"model": "tiny", "input": "x", "stream": True})
+    charged = [0]
+
+    def hold(size: int) -> bool:
+        is_free = charged[0] + size <= 100_000
+        charged[0] += size * is_free
+        return is_free
+
+    sink, transport = StreamingSink("req-1", form, hold), FastTransport()
+    head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
+    sink.begin(AnswerHead(head, text, 1, False, False, 1, False, True))
+    sink.attach(cast(Any, transport), False)
+    for _ in range(1_000):
+        sink.increment(0, Increment("x" * 200))
+        sink.flush()
+    await asyncio.wait_for(sink.closed, 60)
+    last = json.loads(b"".join(transport.turns).decode().removesuffix("\n\n").rpartition("data: ")[2])
+    assert last["type"] == "response.failed"
+    assert "out_of_memory" in last["response"]["error"]["message"]
+    sink.end(None, Usage(1, 1))
+
+
+async def test_many_streams_are_written_in_several_turns_of_the_loop() -> None:
+    now, later, written = [0.0], list[Any](), list[int]()
+
+    class Sink:
+        def __init__(self, ticket: int) -> None:
+            self.ticket = ticket
+
+        def flush(self) -> None:
+            now[0] += FLUSH_S / 4
+            written.append(self.ticket)
+
+    lives = {ticket: SimpleNamespace(ticket=ticket, sink=Sink(ticket)) for ticket in range(64)}
+    loop = SimpleNamespace(time=lambda: now[0], call_soon=later.append)
+    relay: Any = SimpleNamespace(_touched=dict(lives), _by_ticket=lives, _loop=loop)
+    relay._flush = lambda: Relay._flush(relay)
+    relay._flush()
+    turns = 1
+    while later:
+        before = len(written)
+        later.pop()()
+        turns += 1
+        assert len(written) - before <= 6
+    assert written == list(range(64))
+    assert turns > 8
