@@ -13,16 +13,14 @@ from msgspec import inspect
 
 from baton_control.spec.engine_sizes import EngineSpec
 from baton_control.spec.served_model import ModelSpec
-from baton_gateway import server
 from baton_gateway.http_api import openai_types as api
 from baton_gateway.requests import preparing
 from baton_gateway.text.generation_defaults import MAX_TOP_K
-from baton_kv_transfer.landing import MAX_SPANS as LANDING_SPANS
-from baton_wire.messages import gateway_link, operator_link, pair_link, values
+from baton_wire.messages import gateway_link, pair_link, values
 from baton_wire.messages.values import Role
 from baton_wire.models import parsing, reading
 from baton_worker import config as worker_config
-from baton_worker.building import bundle_files, parts
+from baton_worker.building import parts
 
 INT32 = (1 << 31) - 1
 
@@ -142,7 +140,6 @@ CHAINS: dict[str, list[tuple[str, int]]] = {
         ("Grant.groups", wire(pair_link.Grant, "groups")),
         ("Standing.groups", wire(pair_link.Standing, "groups")),
     ],
-    "spans": [("a grant of the landing region", LANDING_SPANS), ("Grant.spans", wire(pair_link.Grant, "spans"))],
     "slots": [
         ("spec.engine.maxSequences", schema(EngineSpec, "max_sequences")),
         ("--max-sequences", flag("--max-sequences")),
@@ -164,18 +161,10 @@ CHAINS: dict[str, list[tuple[str, int]]] = {
         ("--max-waiting", flag("--max-waiting")),
         ("Wait.position", wire(pair_link.Wait, "position")),
     ],
-    "bytes of a tokenizer bundle": [
-        ("what a worker reads", bundle_files.MAX_BUNDLE_BYTES),
-        ("Hello.bundle_bytes", wire(gateway_link.Hello, "bundle_bytes")),
-    ],
     "bytes of a landing region": [
         ("--landing-bytes", flag("--landing-bytes")),
         ("PairHello.landing_bytes", wire(pair_link.PairHello, "landing_bytes")),
         ("Span.offset", wire(pair_link.Span, "offset")),
-    ],
-    "bytes of a config.json": [
-        ("what the gateway tells", server.MAX_CONFIG_BYTES),
-        ("ModelConfigFile.content", wire(operator_link.ModelConfigFile, "content")),
     ],
 }
 

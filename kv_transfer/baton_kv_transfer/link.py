@@ -16,8 +16,8 @@ from baton_kv_transfer.network import Connection
 from baton_wire.errors import BadFieldsError, BadMessageError, LinkLostError
 from baton_wire.handshake import LinkIdentity
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
-from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.flood import Flood
 from baton_wire.messages.pair_link import Heartbeat, PairMessage
 from baton_wire.messages.values import MAX_FRAME_BYTES
 from baton_wire.session import FRAME_MAC_BYTES, Session
@@ -149,12 +149,12 @@ class PairLink:
     async def _read(
         self, on_message: Callable[[PairMessage], None], on_refused: Callable[[BadFieldsError], None]
     ) -> None:
-        bad = BadFrames()
+        bad = Flood()
         while True:
             try:
                 on_message(await self.receive())
             except BadFieldsError as refusal:
-                bad.met(refusal, self._loop.time())
+                bad.met(self._loop.time(), str(refusal))
                 on_refused(refusal)
             await asyncio.sleep(0)  # a socket that always has data would otherwise never let the loop go
 

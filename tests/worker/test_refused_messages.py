@@ -17,8 +17,8 @@ from baton_testing.kv_transfer.builders import fingerprint
 from baton_testing.wire.raw_peer import GatewayPeer, gateway_peer
 from baton_wire.errors import BadFieldsError
 from baton_wire.keys import KeyDirectory, write_new_key
-from baton_wire.messages.bad_frames import MOST
 from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.flood import MOST_BAD_MESSAGES
 from baton_wire.messages.gateway_link import MAX_ENTRIES, Hello, LegFailed, Prefill, ToGateway, Tokens, WorkerState
 from baton_wire.messages.values import (
     MAX_CONTEXT_TOKENS,
@@ -135,7 +135,7 @@ async def test_a_field_that_does_not_fit_ends_its_request_and_not_the_link(
 async def test_too_many_bad_messages_end_the_link_by_name(
     peer: GatewayPeer, taken: Taken, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(MOST + 1):
+    for _ in range(MOST_BAD_MESSAGES + 1):
         await peer.send(changed(prefill(), "seed", -1))
     assert await peer.is_closed()
     assert "more than 64 bad messages within 10 s" in caplog.text

@@ -38,6 +38,11 @@ SETTLED_S = 8.0
 WORKER_MEMORY_S = 600.0
 MAX_STEPS = 4_096
 MAX_NUMBERS = 2_048
+QUEUE_MEMORY_S = 600.0
+"""As long as a request may last."""
+UNPROVEN_TOKENS = 1 << 20
+"""That may wait at a worker although no gateway told of prompts: this process may have just started."""
+MAX_STARTUP_S = 86_400.0
 
 
 @dataclass(slots=True)
@@ -115,6 +120,8 @@ class TelemetryStore:
     _served: deque[_Served] = field(default_factory=deque)
     _steps: dict[tuple[bytes, int], StepSeen] = field(default_factory=dict)
     _startups: dict[Role, deque[float]] = field(default_factory=dict)
+    _prompts: deque[tuple[float, float]] = field(default_factory=deque)
+    """When gateways told of prompts, and of how many tokens."""
     _known: dict[bytes, float] = field(default_factory=dict)
     """Workers whose start-up time was counted, with when they were last told of."""
     _numbers: dict[bytes, int] = field(default_factory=dict)
@@ -152,7 +159,7 @@ class TelemetryStore:
         gateway.last, gateway.heard_s = summary, now
         self._pairs.told(epoch, bool(_usable(summary)), now)
         gateway.has_settled |= bool(_usable(summary)) or now - gateway.since_s >= SETTLED_S
-        self._arrived(window, summary)
+        self._arrived(window, summary, now)
         served = summary.served
         self._served.append(_Served(now, served.ttft, served.tpot, served.unserved))
         self._forget_old(now)
@@ -161,10 +168,12 @@ class TelemetryStore:
             self._measured(worker, now)
         self._known = {worker: at for worker, at in self._known.items() if now - at < WORKER_MEMORY_S}
 
-    def _arrived(self, window: _Window, summary: Summary) -> None:
+    def _arrived(self, window: _Window, summary: Summary, now: float) -> None:
         arrived = summary.arrived
         window.count += arrived.accepted + arrived.queued + arrived.refused
         window.seconds += summary.seconds
+        if arrived.prompt_tokens.total > 0:
+            self._prompts.append((now, arrived.prompt_tokens.total))
         window.sample += [
             RequestShape(each.prompt_tokens, each.output_tokens, min(each.cached_tokens, each.prompt_tokens))
             for each in arrived.sample
@@ -175,11 +184,13 @@ class TelemetryStore:
     def _forget_old(self, now: float) -> None:
         while self._served and now - self._served[0].at_s > LATENCY_WINDOW_S:
             self._served.popleft()
+        while self._prompts and now - self._prompts[0][0] > QUEUE_MEMORY_S:
+            self._prompts.popleft()
 
     def _measured(self, worker: WorkerMeasures, now: float) -> None:
         role = worker.role
-        if worker.epoch not in self._known and worker.startup_s is not None and worker.startup_s > 0:
-            self._startups.setdefault(role, deque(maxlen=STARTUPS)).append(worker.startup_s)
+        if worker.epoch not in self._known and 0 < (worker.startup_s or 0.0) <= MAX_STARTUP_S:
+            self._startups.setdefault(role, deque(maxlen=STARTUPS)).append(worker.startup_s or 0.0)
         if worker.epoch in self._known or worker.startup_s is not None:
             self._known[worker.epoch] = now
         for timing in worker.timings:
@@ -239,7 +250,7 @@ class TelemetryStore:
         missing = self._missing(now, expected)
         if missing:
             return Unknown(missing)
-        total = 0
+        total, came = 0, 2 * sum(tokens for _, tokens in self._prompts)  # some are computed once more
         for summary in self._summaries():
             if summary.backlog.tokens is None:
                 return Unknown("requests wait whose length is not known")
@@ -248,6 +259,8 @@ class TelemetryStore:
             if worker.role is Role.PREFILL:
                 if worker.waiting_tokens is None:
                     return Unknown("a worker has not told what waits there")
+                if worker.waiting_tokens > came + UNPROVEN_TOKENS:
+                    return Unknown("more tokens are said to wait at a worker than came")
                 total += worker.waiting_tokens
         return number_reading(float(total), "queued tokens")
 

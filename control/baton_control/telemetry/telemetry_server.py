@@ -26,8 +26,8 @@ from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap
 from baton_wire.listening.handshake_pool import HandshakePool
 from baton_wire.listening.source_address import source_of
-from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.flood import Flood
 from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import (
     CLOSE_S,
@@ -235,14 +235,14 @@ class TelemetryServer:
     async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, frames: SignedFrames) -> None:
         linked: frozenset[tuple[bytes, WorkerCondition, bool, int]] | None = None
         async with bounded_silence(SILENCE) as liveness:
-            now, bad = asyncio.get_running_loop().time, BadFrames()
+            now, bad = asyncio.get_running_loop().time, Flood()
             while True:
                 frame = await frames.receive(lambda: liveness.heard(now()))
                 liveness.heard(now())
                 try:
                     message = decode(frame, ToOperator)
                 except BadFieldsError as refusal:  # the numbers of summaries tell that one is missing
-                    bad.met(refusal, now())
+                    bad.met(now(), str(refusal))
                     self._complaints.say("a gateway's message is not taken", f"{key}: {refusal}")
                     continue
                 match message:
@@ -268,12 +268,20 @@ class TelemetryServer:
             changed = self._ordered.setdefault(key, asyncio.Event())
             is_standby, holder = self._standby()
             for order in () if is_standby else self._orders.get(key, ()):
-                await frames.send(encode(order))
+                await self._order(key, frames, order)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_S):
                     await changed.wait()
                 continue
             await frames.send(encode(Standby(holder) if is_standby else Heartbeat()))
+
+    async def _order(self, key: Key, frames: SignedFrames, order: FlipOrder) -> None:
+        try:
+            frame = encode(order)
+        except BadFieldsError as refusal:  # a worker that lies of its flips has no number after it
+            self._complaints.say("an order is not sent", f"{key}: {refusal}")
+            return
+        await frames.send(frame)
 
 
 async def _frame(websocket: web.WebSocketResponse) -> bytes:

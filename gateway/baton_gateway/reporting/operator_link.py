@@ -18,8 +18,8 @@ from baton_wire.errors import AuthenticationError, BadFieldsError, TransferError
 from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
-from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.flood import Flood
 from baton_wire.messages.operator_link import (
     CLOSE_S,
     MAX_DOWN_BYTES,
@@ -147,14 +147,14 @@ class OperatorLink:
 
     async def _listen(self, frames: SignedFrames, telling: asyncio.Task[None]) -> None:
         async with bounded_silence(SILENCE) as liveness:
-            now, bad = asyncio.get_running_loop().time, BadFrames()
+            now, bad = asyncio.get_running_loop().time, Flood()
             while not telling.done():
                 frame = await frames.receive()
                 liveness.heard(now())
                 try:
                     message = decode(frame, ToGateway)
                 except BadFieldsError as refusal:
-                    bad.met(refusal, now())
+                    bad.met(now(), str(refusal))
                     self._complaints.say("a message of the operator is not taken", str(refusal))
                     continue
                 match message:

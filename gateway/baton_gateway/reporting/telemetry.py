@@ -161,6 +161,7 @@ def worker_measures(workers: list[LinkedWorker]) -> list[WorkerMeasures]:
 
 def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
     hello, state = worker.hello, worker.state
+    load = None if worker.doubted else state
     return WorkerMeasures(
         role=worker.role,
         epoch=hello.epoch,
@@ -168,12 +169,12 @@ def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
         address=worker.address,
         condition=worker.condition,
         has_partner=has_partner,
-        running=None if state is None else state.running,
-        waiting=None if state is None else state.waiting,
-        waiting_tokens=None if state is None else state.waiting_tokens,
+        running=None if load is None else load.running,
+        waiting=None if load is None else load.waiting,
+        waiting_tokens=None if load is None else load.waiting_tokens,
         block_tokens=hello.block_tokens,
         blocks_total=hello.blocks_total,
-        blocks_free=None if state is None else state.blocks_free,
+        blocks_free=None if load is None else load.blocks_free,
         kv_bytes=None if state is None else state.kv_bytes,
         startup_s=None if state is None else state.startup_s,
         timings=worker.taken_timings(),

@@ -45,6 +45,8 @@ class LinkedWorker:
     """Queue a message; False when the link is gone."""
     clock: Callable[[], float] = time.monotonic
     state: WorkerState | None = None
+    doubted: bool = False
+    """What its last state says of its load can't be so."""
     told_role: Role | None = None
     flip_told: int = 0
     """By the state with the highest number of a flip: an older one says nothing of its role."""

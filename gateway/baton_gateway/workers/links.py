@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import random
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from baton_gateway.errors import BundleError
 from baton_gateway.link_session import link_session
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.text_store import TextStore
+from baton_gateway.workers.believed_state import believed, hello_fault
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.refused_frames import salvaged
 from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, TransferError
@@ -28,8 +30,8 @@ from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
-from baton_wire.messages.bad_frames import BadFrames
 from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
     BundleChunk,
     Cancel,
@@ -51,6 +53,10 @@ from baton_wire.reset import reset
 from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, Session, SignedFrames
 
 _log = logging.getLogger("baton.gateway.links")
+MOST_STATES = 1_000
+"""Of a worker within a second: one that has much to tell sends 333."""
+TURN_FRAMES = 32
+"""Received in a row before others get a turn: a peer that sends without end keeps nobody waiting."""
 LONG_FRAME_BYTES = 32 << 10
 """A prompt of 8,192 tokens: some 0.1 ms to encode, sign, mask and hand to the kernel. Others get a turn in between."""
 
@@ -242,7 +248,8 @@ class WorkerLink:
         self._texts = shared.texts
         self._altered = shared.altered
         self._complaints = shared.complaints
-        self._bad = BadFrames()
+        self._bad = Flood()
+        self._states = Flood("states", MOST_STATES, 1.0)
         self._outbox: asyncio.Queue[ToWorker] = asyncio.Queue(maxsize=65_536)
         self._is_open = False
         self.was_linked = False
@@ -296,6 +303,8 @@ class WorkerLink:
             raise BadMessageError("Hello: the bundle is not the fingerprint's tokenizer")
         if (hello.pair_port is None) is (hello.flips or hello.role is Role.DECODE):
             raise BadMessageError("Hello: pair_port belongs to workers that decode what others prefilled")
+        if (fault := hello_fault(hello)) is not None:
+            raise BadMessageError(f"Hello: {fault}")
         return hello
 
     async def _text(self, frames: SignedFrames, hello: Hello) -> TextModel:
@@ -342,7 +351,9 @@ class WorkerLink:
         def hear() -> None:
             liveness.heard(_now())
 
-        while True:
+        for number in itertools.count(1):
+            if number % TURN_FRAMES == 0:
+                await asyncio.sleep(0)
             frame = await frames.receive(hear)
             hear()
             try:
@@ -363,7 +374,7 @@ class WorkerLink:
     def _refuse(self, refusal: BadFieldsError, worker: LinkedWorker) -> None:
         """Take what fits of a message that does not: the requests of the rest go on elsewhere. Raises BadMessageError
         when this worker sent too many."""
-        self._bad.met(refusal, _now())
+        self._bad.met(_now(), str(refusal))
         self._complaints.say("a worker's message is not taken", f"{worker.role} worker {self._address}: {refusal}")
         tokens, failed = salvaged(refusal)
         if tokens is not None:
@@ -372,7 +383,12 @@ class WorkerLink:
             self._send(Cancel(leg.request, leg.attempt))
             self._listener.leg_failed(worker.hello.epoch, leg)
 
-    def _reported(self, worker: LinkedWorker, state: WorkerState) -> None:
+    def _reported(self, worker: LinkedWorker, told: WorkerState) -> None:
+        self._states.met(_now())
+        state, doubts = believed(told, worker.hello)
+        if doubts:
+            self._complaints.say("a worker's state is not believed", f"{self._address}: {'; '.join(doubts)}")
+        worker.doubted = bool(doubts)
         known, role, flip = worker.state, worker.role, worker.flip_told
         worker.reported(state)
         is_flipped = worker.role is not role

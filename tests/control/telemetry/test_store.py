@@ -342,3 +342,29 @@ def test_what_a_flexible_worker_is_comes_from_the_gateway_that_heard_of_its_late
     heard = GatewayTelemetry(lambda key: store, lambda: 1.0).heard(Key("team-a", "chat"), "uid", deployment())
     assert heard is not None
     assert heard.flexible == store.flexible_workers()
+
+
+def test_more_waiting_tokens_than_came_are_unknown_and_move_no_pool() -> None:
+    """A worker that holds a valid key, and lies: it must not scale its pool to the most."""
+    store = TelemetryStore()
+    store.linked(ONE, GatewayHello("g1", 1), 0.0)
+    came = SketchData(total=5_000_000.0)
+    whole = summary(1)
+    arrived = replace(whole.arrived, prompt_tokens=came)
+    for waiting, is_known in ((9_000_000, True), (1 << 40, False)):
+        workers = (worker(b"P", Role.PREFILL, waiting_tokens=waiting), PAIR[1])
+        store.told(ONE, replace(whole, arrived=arrived, workers=workers), 1.0)
+        assert isinstance(store.queued_tokens(1.0, 1), Known) is is_known
+        arrived = replace(whole.arrived, prompt_tokens=EMPTY)
+    workers = (worker(b"P", Role.PREFILL, waiting_tokens=9_000_000), PAIR[1])
+    store.told(ONE, replace(whole, workers=workers), 700.0)
+    assert isinstance(store.queued_tokens(700.0, 1), Unknown), "what came so long ago does not wait any more"
+
+
+def test_a_start_that_took_longer_than_a_day_is_not_believed() -> None:
+    store = TelemetryStore()
+    store.linked(ONE, GatewayHello("g1", 1), 0.0)
+    for number, startup_s in enumerate((1e7, 0.0, 9.0), 1):
+        liar = worker(bytes([number]), Role.PREFILL, startup_s=startup_s)
+        store.told(ONE, summary(number, workers=(liar,)), float(number))
+    assert store.startup_s(Role.PREFILL) == 9.0

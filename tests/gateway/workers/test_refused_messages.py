@@ -25,7 +25,7 @@ from baton_testing.gateway.gateway_process import (
     tokenizer,
     until,
 )
-from baton_wire.messages.bad_frames import MOST
+from baton_wire.messages.flood import MOST_BAD_MESSAGES
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve, ToWorker
 from baton_wire.messages.values import MAX_CONTEXT_TOKENS, Role, TokenEntry, num_packed
 
@@ -47,7 +47,7 @@ async def say(worker: FakeWorker, fields: list[Any]) -> None:
         await worker.send_frame(link, msgpack.packb(fields, use_bin_type=True))
 
 
-UP = {
+UP: dict[str, list[Any]] = {
     "a state of nonsense": [5, False, -1, 1 << 63, 0, 0, 0, 0, 0, float("nan")],
     "a Hello of nonsense": [1, "king"],
     "tokens without entries": [3, 1, []],
@@ -82,7 +82,7 @@ async def test_a_worker_that_floods_bad_messages_is_hung_up_on(
     worker = pool.decode[0]
     links = set(worker._links)
     caplog.set_level("INFO")
-    for _ in range(MOST + 1):
+    for _ in range(MOST_BAD_MESSAGES + 1):
         await say(worker, UP["tokens without entries"])
     await until(lambda: not links & set(worker._links))
     await until(lambda: len(epochs(gateway)) == 2)  # and dialled again

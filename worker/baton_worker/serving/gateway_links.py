@@ -26,7 +26,7 @@ from baton_wire.listening.handshake_pool import HandshakePool
 from baton_wire.listening.source_address import source_of
 from baton_wire.liveness import REPORT_S, Liveness, LivenessConfig, PeerState
 from baton_wire.messages import codec
-from baton_wire.messages.bad_frames import BadFrames
+from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
     BundleChunk,
     Heartbeat,
@@ -268,7 +268,7 @@ class GatewayLinks:
         return is_sound and not link.overflowed and alive.state(time.monotonic()) is not PeerState.DEAD
 
     async def _read(self, link: GatewayLink, socket: web.WebSocketResponse, heard: Callable[[], None]) -> None:
-        received, bad = FrameParts(MAX_FRAME_BYTES), BadFrames()
+        received, bad = FrameParts(MAX_FRAME_BYTES), Flood()
         while True:
             frame = received.add(link.session.verify(await _receive_bytes(socket)))
             heard()
@@ -277,7 +277,7 @@ class GatewayLinks:
             try:
                 message = codec.decode(frame, ToWorker)
             except BadFieldsError as refusal:
-                bad.met(refusal, time.monotonic())
+                bad.met(time.monotonic(), str(refusal))
                 self._refuse(link, refusal)
                 continue
             if isinstance(message, Holding):

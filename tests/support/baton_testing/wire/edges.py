@@ -99,7 +99,8 @@ def _of_value(name: str, kind: inspect.Type, now: Any, path: Path) -> Iterator[A
                 yield from ((name, path, _LETTER * count) for count in _lengths(each))
             case inspect.BytesType():
                 yield from ((name, path, bytes(count)) for count in _lengths(each))
-    yield from ((name, path, value) for value in (None, True, "?", b"?", -1, 1.5, []))
+    others: tuple[Any, ...] = (None, True, "?", b"?", -1, 1.5, [])
+    yield from ((name, path, value) for value in others)
 
 
 _LETTER = "\N{GRINNING FACE}"
