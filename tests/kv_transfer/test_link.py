@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Callable
 
+import msgpack
 import pytest
 
 from baton_kv_transfer import link as link_module
@@ -15,10 +16,11 @@ from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import SocketConnection, Sockets
 from baton_testing.kv_transfer.builders import eventually, first_tokens
 from baton_testing.wire.sessions import sessions
-from baton_wire.errors import BadMessageError, LinkLostError
+from baton_wire.errors import BadFieldsError, BadMessageError, LinkLostError
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole
 from baton_wire.liveness import LivenessConfig, PeerState
 from baton_wire.messages.codec import encode
+from baton_wire.messages.flood import MOST_BAD_MESSAGES
 from baton_wire.messages.pair_link import Heartbeat, PairMessage, Seal, Wait
 from baton_wire.messages.values import MAX_FRAME_BYTES
 from baton_wire.session import Session
@@ -264,3 +266,28 @@ async def test_a_large_frame_may_take_its_time() -> None:
     await eventually(lambda: len(got) == 1)
     there.close()
     await run
+
+
+async def test_bad_fields_are_refused_one_by_one_and_leave_the_link() -> None:
+    link, there = pair(dead_s=60.0)
+    got: list[PairMessage] = []
+    refused: list[BadFieldsError] = []
+    run = asyncio.create_task(link.run(got.append, refused.append))
+    bad = msgpack.packb([3, ID, 1, 1 << 63])
+    there.send(there.length(len(bad)) + there.sign(bad) + there.framed(wait(7)))
+    await eventually(lambda: got == [wait(7)])
+    assert [(each.message, each.request, each.attempt) for each in refused] == [("Wait", ID, 1)]
+    there.send(b"".join(there.length(len(bad)) + there.sign(bad) for _ in range(MOST_BAD_MESSAGES)))
+    assert "bad messages within" in await run
+    there.close()
+
+
+async def test_a_message_that_the_peer_would_refuse_is_not_sent_and_the_link_stays() -> None:
+    link, there = pair()
+    with pytest.raises(BadFieldsError, match="position"):
+        link.send(wait(-1))
+    assert not link.is_closed
+    assert not link._frames
+    link.close("enough")
+    assert await link.run(lambda message: None) == "enough"
+    there.close()

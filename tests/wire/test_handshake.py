@@ -88,15 +88,15 @@ def test_no_common_version_is_named() -> None:
         pack_proof(offer, Party(LinkRole.PREFILL, b"p" * 16, 1, 2), Channel.DATA, KEYS, nonce())
 
 
-async def test_old_and_new_refuse_each_other_by_name_on_both_ends(tmp_path: Path) -> None:
-    """A process of the next wire version meets one of this version, whichever of them dials."""
+@pytest.mark.parametrize("other", [WIRE_VERSION - 1, WIRE_VERSION + 1])
+async def test_old_and_new_refuse_each_other_by_name_on_both_ends(tmp_path: Path, other: int) -> None:
+    """A process of the wire version before, or of the next one, meets one of this version."""
     keys = key_directory(tmp_path / "keys")
-    later = Party(LinkRole.PREFILL, b"p" * 16, WIRE_VERSION + 1, WIRE_VERSION + 1)
-    seen, found = await meet(keys, keys, dialler=later)
+    seen, found = await meet(keys, keys, dialler=Party(LinkRole.PREFILL, b"p" * 16, other, other))
     assert isinstance(seen, VersionError)
     assert isinstance(found, VersionError)
-    assert str(seen) == f"version: {WIRE_VERSION}..{WIRE_VERSION} here, {WIRE_VERSION + 1}..{WIRE_VERSION + 1} there"
-    assert str(found) == f"version: {WIRE_VERSION + 1}..{WIRE_VERSION + 1} here, {WIRE_VERSION}..{WIRE_VERSION} there"
+    assert str(seen) == f"version: {WIRE_VERSION}..{WIRE_VERSION} here, {other}..{other} there"
+    assert str(found) == f"version: {other}..{other} here, {WIRE_VERSION}..{WIRE_VERSION} there"
 
 
 @pytest.mark.parametrize("dials", ["the old one", "the new one"])

@@ -25,7 +25,15 @@ from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import ChatRoom
-from baton_wire.messages.values import MAX_MARK_IDS, PACKED_ID_BYTES, Grammar, SamplingParams, Thought, pack_ids
+from baton_wire.messages.values import (
+    MAX_MARK_IDS,
+    PACKED_ID_BYTES,
+    Grammar,
+    SamplingParams,
+    Thought,
+    largest_id,
+    pack_ids,
+)
 
 T = TypeVar("T")
 
@@ -128,6 +136,8 @@ def make_prompts(
     Raises RefusedError, with `field` for the prompts.
     """
     encoded = [_truncated(packed, options, limits) for packed in encoded]
+    for packed in encoded:
+        check_ids((largest_id(packed),), limits, field)  # a tokenizer may write tokens that its model has not
     _check_prompt_values(options, sum(map(len, encoded)) // PACKED_ID_BYTES, field == "messages")
     check_ids(options.stop_token_ids, limits, "stop_token_ids")
     check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from baton_control.sizing.readings import Arrivals
+from baton_control.sizing.readings import Arrivals, Unknown
 from baton_control.telemetry import telemetry_server
 from baton_gateway.reporting import operator_link
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorTimes
@@ -245,3 +245,26 @@ async def test_two_summaries_before_their_time_are_a_moment_apart(tmp_path: Path
 
         await until(lambda: len(last().workers) == 40)
         assert last().number <= 3 + (time.monotonic() - began) / times.soonest_s
+
+
+async def test_what_does_not_fit_is_left_out_on_either_end_and_the_link_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A summary with a worker whose address no message has room for, and an order whose number is none."""
+    keys = keys_in(tmp_path)
+    monkeypatch.setattr(telemetry_server, "HEARTBEAT_S", 0.01)
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        await until(arrivals(operator))
+        store = operator.server.store(KEY)
+        (before,) = store._gateways.values()
+        gateway.workers = (replace(WORKER, template_hash="x" * 65),)
+        operator.server.order(KEY, (FlipOrder(b"w" * 16, (1 << 40) + 1, Role.PREFILL),))
+        await until(lambda: "a message to the operator is not sent" in caplog.text)
+        await until(lambda: "an order is not sent" in caplog.text)
+        gateway.workers = (WORKER,)
+        number = gateway.telemetry._number
+        await until(lambda: before.last is not None and before.last.number > number)
+        assert list(store._gateways.values()) == [before]
+        reading = store.take_arrivals(time.monotonic(), 1)
+        assert isinstance(reading, Unknown)  # what was left out is not zero
+        assert gateway.orders == []

@@ -192,3 +192,14 @@ async def test_the_longest_prompt_that_may_be_asked_for_reaches_its_worker(tmp_p
         assert (got.status, content["usage"]["prompt_tokens"]) == (200, tokens)
     assert {num_packed(message.tokens) for message in pool.prefill[0].of_type(Prefill)} == {tokens}  # type: ignore[union-attr]
     await pool.stop()
+
+
+async def test_text_whose_tokens_a_model_has_not_is_the_clients_to_mend(
+    gateway: RunningGateway, pool: FakePool
+) -> None:
+    """A tokenizer may have more tokens than the vocabulary of its model."""
+    for worker in gateway.server.table.all():
+        worker.hello = msgspec.structs.replace(worker.hello, vocab_size=5)
+    status, got = await ask(gateway)
+    assert (status, got["error"]["code"], got["error"]["param"]) == (400, "out_of_range", "messages")
+    assert not any(worker.received for worker in pool.workers)

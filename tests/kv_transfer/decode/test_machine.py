@@ -300,3 +300,13 @@ def test_reports_of_unknown_scatters_are_counted() -> None:
     assert d.scattered(0, 1) == []
     assert d.machine.scatter_failed(KEY, 0, "", 0.0) == []
     assert d.refused_count("unknown_scatter") == 2
+
+
+def test_a_message_that_does_not_fit_ends_its_hand_over_alone() -> None:
+    d = granted()
+    assert d.machine.spoilt(P2, KEY.request, KEY.attempt, "Seal: no", d.now) == []
+    rejected, *failed = d.machine.spoilt(P1, KEY.request, KEY.attempt, "Seal: no", d.now)
+    assert rejected == reject(Reason.INTERNAL, "Seal: no")
+    assert failed == [HandoverFailed(KEY, Reason.INTERNAL, "Seal: no")]
+    assert d.machine.spoilt(P1, OTHER.request, OTHER.attempt, "Seal: no", d.now) == []
+    assert d.refused_count("spoilt") == 3

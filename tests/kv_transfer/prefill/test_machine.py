@@ -283,3 +283,20 @@ def test_reports_of_unknown_puts_are_counted() -> None:
     p.machine.put_done(KEY, 5, b"", 0.0)
     p.machine.put_failed(KEY, 5, Reason.PEER_LOST, "", 0.0)
     assert p.refused("unknown_put") == 2
+
+
+def test_a_message_that_does_not_fit_ends_its_hand_over_and_is_reported() -> None:
+    p = Prefill()
+    p.link()
+    p.open()
+    p.hear(grant())
+    assert p.machine.spoilt(D2, KEY.request, KEY.attempt, "Done: no", p.now) == []
+    told = p.machine.spoilt(D1, KEY.request, KEY.attempt, "Done: no", p.now)
+    assert told == [abandon(Reason.INTERNAL, "Done: no"), Report(KEY, Reason.INTERNAL, "Done: no"), Release(KEY)]
+    assert p.machine.spoilt(D1, KEY.request, KEY.attempt, "Done: no", p.now) == []
+
+
+def test_a_grant_that_does_not_fit_and_comes_before_its_request_is_answered() -> None:
+    p = Prefill()
+    p.link()
+    assert p.machine.spoilt(D1, KEY.request, KEY.attempt, "Grant: no", p.now) == [abandon(Reason.INTERNAL, "Grant: no")]

@@ -264,6 +264,15 @@ def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:
     return packed.tobytes()
 
 
+def largest_id(packed: bytes) -> int:
+    """The greatest of packed token ids; 0 where there is none."""
+    ids = array("I")
+    ids.frombytes(packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return max(ids, default=0)
+
+
 def num_packed(packed: bytes) -> int:
     """How many token ids are in it."""
     return len(packed) // PACKED_ID_BYTES
