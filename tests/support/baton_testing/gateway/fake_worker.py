@@ -368,7 +368,7 @@ class FakeWorker:
                 finish = Finish.STOP
             elif sequence.index == sequence.sampling.max_tokens:
                 finish = Finish.LENGTH
-        logprobs = _logprobs(ids, sequence.sampling.logprobs)
+        logprobs = _logprobs(ids, sequence.sampling.logprobs, self.tokenizer.tokenizer.get_vocab_size())
         cached = self.cached_tokens if first == 0 else None
         return TokenEntry(*sequence.key, sequence.choice, first, tuple(ids), logprobs, finish, cached)
 
@@ -403,7 +403,9 @@ async def _hand_over(decode_worker: FakeWorker, key: Key, first: dict[int, Token
     decode_worker.land(key, first)
 
 
-def _logprobs(ids: list[int], k: int | None) -> tuple[TokenLogprob, ...] | None:
+def _logprobs(ids: list[int], k: int | None, vocab_size: int) -> tuple[TokenLogprob, ...] | None:
     if k is None:
         return None
-    return tuple(TokenLogprob(-0.25, tuple((token + rank, -0.25 - rank) for rank in range(k))) for token in ids)
+    return tuple(
+        TokenLogprob(-0.25, tuple(((token + rank) % vocab_size, -0.25 - rank) for rank in range(k))) for token in ids
+    )
