@@ -251,8 +251,10 @@ class RequestLife:
         run = self._current(event.worker, entry.request, entry.attempt)
         if run is None or (number := run.prompt * self._n + entry.choice) not in run.choices:
             return []
-        prompt = self._prompts[run.prompt]
-        if entry_fault(entry, prompt) is not None:
+        prompt, end = self._prompts[run.prompt], entry.first_index + len(entry.ids)
+        sampling = prompt.sampling
+        is_odd = end > sampling.max_tokens or max(entry.ids) >= prompt.vocab_size
+        if (is_odd or sampling.logprobs is not None) and entry_fault(entry, prompt) is not None:
             return self._disbelieved(run, event.worker, now)
         run.moved_s = now
         if event.worker == run.decode and not self._is_told(run.prompt):
@@ -270,7 +272,7 @@ class RequestLife:
             told = Send(event.worker, Cancel(run.request, run.attempt))
             return [told, *self._fail(run, event.worker, Reason.INTERNAL if is_same else Reason.KV_CORRUPT, now)]
         finish = entry.finish
-        if finish is None and entry.first_index + len(entry.ids) == prompt.sampling.max_tokens:
+        if finish is None and end == sampling.max_tokens:
             finish = Finish.LENGTH  # whatever the worker says: there is no more to come
         if known >= len(entry.ids) and finish is None:
             return []
