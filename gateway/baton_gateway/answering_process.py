@@ -18,7 +18,9 @@ def answer_questions(answer: Callable[[bytes], Iterable[bytes]], max_memory_byte
     die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the gateway, which still drains
         signal.signal(number, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = max_memory_bytes if hard == resource.RLIM_INFINITY else min(max_memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))  # more than the hard limit is not allowed, and would end it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while length := source.read(4):

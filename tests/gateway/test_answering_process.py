@@ -8,6 +8,18 @@ import sys
 
 ECHO = "from baton_gateway.answering_process import answer_questions; answer_questions(lambda body: (body,), 1 << 40)"
 
+LIMITED = (
+    "import resource; from baton_gateway.answering_process import answer_questions\n"
+    "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+    "answer_questions(lambda body: (b'%d' % resource.getrlimit(resource.RLIMIT_AS)[1],), 4 << 30)"
+)
+
+
+def test_a_process_apart_starts_under_a_lower_limit_of_memory_than_its_own() -> None:
+    """Whoever is not root may not raise a hard limit: the process ended, and every chat with it."""
+    done = subprocess.run([sys.executable, "-c", LIMITED], input=b"\0\0\0\1?", capture_output=True, check=True)
+    assert done.stdout[4:] == str(1 << 30).encode()
+
 
 def test_a_process_apart_leaves_every_stop_to_its_gateway() -> None:
     pipe = subprocess.PIPE

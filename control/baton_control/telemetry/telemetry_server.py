@@ -230,6 +230,7 @@ class TelemetryServer:
         del links[epoch]
         if not links:
             del self._links[key]
+            self._ordered.pop(key, None)
         return True
 
     async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, frames: SignedFrames) -> None:

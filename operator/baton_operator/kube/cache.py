@@ -26,6 +26,8 @@ REPLICA_OWNERS = "replicaOwners"
 """Where a cached LLMPool says who owns its `spec.replicas`; left out when the server did not tell."""
 CREATED = "baton-created"
 """In the metadata of a cached object: what the operator created it with is still owned by that create."""
+MAX_REMOVED = 16_384
+"""Objects that are remembered as gone; the newest. A late event comes soon or never."""
 _POD_STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "startTime")
 
 
@@ -149,7 +151,9 @@ class Cache:
             self._on_change(entry.key)
 
     def _drop(self, place: Place, uid: str, version: int) -> None:
-        self._removed[uid] = max(version, self._removed.get(uid, -1))
+        self._removed[uid] = max(version, self._removed.pop(uid, -1))
+        if len(self._removed) > MAX_REMOVED:
+            del self._removed[next(iter(self._removed))]
         old = self._entries.get(place)
         if old is None or old.uid != uid or old.version > version:
             return

@@ -259,6 +259,11 @@ class Applier:
         self._stored(wish, found)
         return Applied.WRITTEN
 
+    def forget(self, uid: str) -> None:
+        """The deployment is gone."""
+        self.writes.pop(uid, None)
+        self.restored.pop(uid, None)
+
     def _stored(self, wish: Wish, found: Manifest) -> None:
         """What a write brought back."""
         self._caches[wish.resource].written(found)
@@ -266,6 +271,8 @@ class Applier:
         place = (wish.resource, wish.namespace, wish.name)
         if has_drifted(wish.body, found):
             log.info("%s %s/%s is not stored as it was applied", wish.resource.kind, wish.namespace, wish.name)
+            if len(self._settled) > MAX_OURS:
+                self._settled.clear()
             self._settled[place] = (wish.digest, _essence(found))
         else:
             self._settled.pop(place, None)

@@ -117,6 +117,7 @@ class Reconciler:
         self._renderings = Renderings()
         self._emptying = emptying
         """Nodes that are being emptied; None: nodes cannot be read."""
+        self._uids: dict[Key, str] = {}
         self._doubled: dict[str, frozenset[Role]] = {}
         """By uid: which roles had one more when a pass last told of it."""
         self._began = clock()
@@ -129,6 +130,7 @@ class Reconciler:
         Raises KubeError when the pass has to be repeated.
         """
         seen = snapshot(key, self._caches)
+        self._forget_former(key, None if seen is None else seen.owner.uid)
         if seen is None:
             self._statuses.forget(key)
             self._roles.forget(key)
@@ -264,6 +266,17 @@ class Reconciler:
             if left_s > 0:
                 this.again_in(left_s)
         return diagnose(seen, this.deployment, fetch, said, now)
+
+    def _forget_former(self, key: Key, uid: str | None) -> None:
+        """What is kept by uid goes with the deployment; another one of the same name has its own."""
+        former = self._uids.pop(key, None)
+        if uid is not None:
+            self._uids[key] = uid
+        if former is not None and former != uid:
+            self._doubled.pop(former, None)
+            self._told.pop(former, None)
+            self._applier.forget(former)
+            self._readiness.forget(former)
 
     def _has_just_acted(self, seen: Snapshot) -> bool:
         """Whether objects were written since the last status; twice in a row it does not count, so that a status is

@@ -44,12 +44,13 @@ class StatusWriter:
         self, api: KubeApi, applier: Applier, now: Callable[[], datetime.datetime], clock: Callable[[], float]
     ) -> None:
         self._api, self._applier, self._now, self._clock = api, applier, now, clock
-        self._written_at: dict[str, float] = {}
+        self._written_at: dict[Key, float] = {}
         self._books: dict[Key, EventBook] = {}
 
     def forget(self, key: Key) -> None:
         """The deployment is gone."""
         self._books.pop(key, None)
+        self._written_at.pop(key, None)
         CONDITIONS.forget(key)
 
     async def write(self, seen: Snapshot, after: DeploymentStatus) -> float | None:
@@ -61,13 +62,13 @@ class StatusWriter:
             return None
         uid, now = seen.owner.uid, self._clock()
         if _steady(status) == _steady(live):
-            left_s = self._written_at.get(uid, now - SELDOM_S) + SELDOM_S - now
+            left_s = self._written_at.get(seen.key, now - SELDOM_S) + SELDOM_S - now
             if left_s > 0:
                 return left_s
         changed = sorted(name for name in {*status, *live} if status.get(name) != live.get(name))
         log.debug("%s: status: %s", seen.key, {name: [live.get(name), status.get(name)] for name in changed})
         await self._apply(API_VERSION, KIND, seen.key.namespace, seen.key.name, uid, status)
-        self._written_at[uid] = now
+        self._written_at[seen.key] = now
         await self.tell(seen, turns(seen.before, after))
         return None
 

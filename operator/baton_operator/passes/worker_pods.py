@@ -163,15 +163,17 @@ class Readiness:
         self._settle_s, self._doubt_s = settle_s, doubt_s
         self._ready_since: dict[str, float] = {}
         self._lost_at: dict[str, float] = {}
-        self._known: set[str] = set()
+        self._pods: dict[str, frozenset[str]] = {}
+        """Uids of the Pods of each deployment, as it was last seen."""
 
     def routable(
         self, owner: str, pods: Iterable[WorkerPod], published: Mapping[tuple[Role, str], int], now: float
     ) -> Assumed:
         """The first time that this process sees a deployment, as many of its workers as its status called routable are
         taken to have settled."""
-        credit = {} if owner in self._known else dict(published)
-        self._known.add(owner)
+        pods = tuple(pods)
+        credit = {} if owner in self._pods else dict(published)
+        self._keep(owner, frozenset(pod.uid for pod in pods))
         counts: dict[tuple[Role, str], int] = {}
         doubtful: set[tuple[Role, str]] = set()
         later: list[float] = []
@@ -198,3 +200,15 @@ class Readiness:
             else:
                 later.append(settled)
         return Assumed(counts, frozenset(doubtful), min(later, default=None))
+
+    def forget(self, owner: str) -> None:
+        """The deployment is gone."""
+        self._keep(owner, frozenset())
+        del self._pods[owner]
+
+    def _keep(self, owner: str, uids: frozenset[str]) -> None:
+        """Forget Pods that are not there any more."""
+        for uid in self._pods.get(owner, frozenset()) - uids:
+            self._ready_since.pop(uid, None)
+            self._lost_at.pop(uid, None)
+        self._pods[owner] = uids
