@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from baton_control.errors import OperatorError
 from baton_control.hashes import content_hash
+from baton_control.spec.api import KIND
 from baton_operator.kube.cache import CREATED, Cache
 from baton_operator.kube.field_owners import as_applied, is_created_by
 from baton_operator.kube.kinds import RECORDS, resource_of
@@ -279,8 +280,9 @@ class Applier:
 
     def _count(self, wanted: Manifest) -> None:
         for reference in mappings(metadata_of(wanted).get("ownerReferences")):
-            uid = str(reference.get("uid"))
-            self.writes[uid] = self.writes.get(uid, 0) + 1
+            if reference.get("kind") == KIND:
+                uid = str(reference.get("uid"))
+                self.writes[uid] = self.writes.get(uid, 0) + 1
 
     def _differs(self, wish: Wish, live: Manifest) -> bool:
         if not has_drifted(wish.body, live):

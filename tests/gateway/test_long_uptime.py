@@ -1,0 +1,85 @@
+"""A gateway that serves for weeks: tenants, workers, prompts and schemas come and go, and nothing of them stays.
+
+Every container of the gateway's process is counted after batches of work. What may still grow is a cache with a bound.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import aiohttp
+
+from baton_testing.gateway.fake_pool import FakePool
+from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
+from baton_testing.held_sizes import held_sizes
+from baton_wire.messages.values import Role
+
+BOUNDED = {
+    "PrefixAffinity._seen": "65,536 beginnings",
+    "ShapeCompiler._kept": "by bytes",
+    "KnownParts._parts": "by bytes",
+    "AnswerLengths._ended": "a few for each length",
+    "AnswerLengths._curves": "a few for each length",
+    "Sketch.bins": "a few hundred bins",
+    "LoadTelemetry._prompts": "a sample",
+}
+"""What may grow from batch to batch, and what bounds it."""
+
+
+def write_keys(path: Path, batch: int) -> None:
+    digests = [(f"tenant-{batch}-{number}", sha256(f"key-{batch}-{number}".encode())) for number in range(4)]
+    tenants = [{"name": name, "key_sha256": [digest.hexdigest()]} for name, digest in digests]
+    path.write_text(json.dumps({"tenants": tenants}))
+
+
+async def replace_worker(gateway: RunningGateway) -> None:
+    pool = gateway.pool
+    former = pool.decode.pop(0)
+    await pool.add(Role.DECODE)
+    await former.stop()
+    epoch = pool.decode[0].epoch
+    await until(lambda: {worker.hello.epoch for worker in gateway.server.table.all()} == {pool.prefill[0].epoch, epoch})
+
+
+async def serve_batch(gateway: RunningGateway, keys: Path, batch: int) -> None:
+    write_keys(keys, batch)
+    gateway.server._tenants.refresh()
+    await replace_worker(gateway)
+    async with aiohttp.ClientSession() as http:
+        for number in range(12):
+            schema = {"type": "object", "properties": {f"f{batch}_{number}": {"type": "string"}}}
+            shape = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+            body = {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": f"batch {batch}, question {number} " * 30}],
+                "stream": number % 2 == 0,
+                "cache_salt": f"salt {batch} {number}",
+                "max_tokens": 3,
+                **(shape if number % 4 == 3 else {}),
+            }
+            headers = {"Authorization": f"Bearer key-{batch}-{number % 4}"}
+            async with http.post(gateway.url("/v1/chat/completions"), json=body, headers=headers) as answer:
+                await answer.read()
+                assert answer.status == 200
+        async with http.post(gateway.url("/v1/completions"), json={"model": "tiny", "prompt": "x"}) as answer:
+            assert answer.status == 401
+    await until(lambda: gateway.server._http is not None and gateway.server._http.num_connections == 0)
+
+
+async def test_nothing_stays_of_tenants_prompts_and_connections_that_came_and_went(
+    pool: FakePool, tmp_path: Path
+) -> None:
+    keys = tmp_path / "tenants.json"
+    write_keys(keys, 0)
+    async with running_gateway(pool, f"--api-keys={keys}") as gateway:
+        await serve_batch(gateway, keys, 1)
+        before = held_sizes(gateway.server, closed=BOUNDED)
+        for batch in (2, 3):
+            await serve_batch(gateway, keys, batch)
+        grown = {
+            label: size for label, size in held_sizes(gateway.server, closed=BOUNDED).items() if size > before[label]
+        }
+    assert grown.keys() <= BOUNDED.keys(), grown
+    assert before["PrefixAffinity._seen"], "the caches are among what is counted"
