@@ -15,8 +15,8 @@ from prometheus_client.mmap_dict import MmapedDict
 COUNTING = ("counter", "histogram")
 """Kinds of files whose numbers outlive their process."""
 KINDS = (*COUNTING, "gauge_livesum")
-FILE_BYTES = 256 << 10
-"""Every series exists from the start, and all of one kind take far less."""
+FILE_BYTES = 64 << 10
+"""Every series exists from the start, and all of one kind take less than half of it."""
 FORMER = "former"
 """Stands for all processes that are dead."""
 

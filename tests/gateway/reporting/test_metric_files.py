@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
+from baton_gateway.parent_process import METRICS_VARIABLE
 from baton_gateway.reporting.metric_files import FILE_BYTES, FORMER, absorb, reserve
 from baton_gateway.reporting.metrics import shared_page
 
@@ -57,3 +60,17 @@ def test_files_have_their_room_before_anything_is_written(tmp_path: Path, monkey
     with pytest.raises(OSError, match=r"No space left on device: '.*counter_8.db'"):
         reserve(str(tmp_path), 8)
     assert not list(tmp_path.glob("*_8.db"))
+
+
+def test_all_series_fit_into_the_room_that_files_have(tmp_path: Path) -> None:
+    """More would grow a file without room behind it, once they are all made."""
+    lines = (
+        "from prometheus_client import CollectorRegistry",
+        "from baton_gateway.reporting.metrics import GatewayMetrics",
+        "GatewayMetrics(CollectorRegistry())",
+    )
+    environment = {**os.environ, METRICS_VARIABLE: str(tmp_path)}
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, check=True, timeout=60)
+    used = {path.name.split("_")[0]: int.from_bytes(path.read_bytes()[:4], "little") for path in tmp_path.iterdir()}
+    assert used.keys() == {"counter", "histogram", "gauge"}
+    assert max(used.values()) <= FILE_BYTES / 2
