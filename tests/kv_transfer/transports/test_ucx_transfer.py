@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from baton_kv_transfer.transports.table import TransportChoice, agreed, offered
 from baton_kv_transfer.transports.tcp import TCP
 from baton_kv_transfer.transports.ucx import landing as ucx_landing
 from baton_kv_transfer.transports.ucx.descriptor import UcxDescriptor, digest, pack, unpack
-from baton_kv_transfer.transports.ucx.lanes import put_lanes
+from baton_kv_transfer.transports.ucx.lanes import UNKNOWN, LaneLog, put_lanes
 from baton_kv_transfer.transports.ucx.sender import UCX, has_rdma
 from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually
 from baton_testing.kv_transfer.nixl import NEEDS_UCX
@@ -234,6 +235,18 @@ TABLE = """\
 [1.5] [vm:1:0]   | baton-x {place} cfg#{number}                    |
 [1.5] [vm:1:0]   | active message by ucp_am_send* from host memory  |
 [1.5] [vm:1:0]   | 0..inf | copy        | tcp/lo                   |"""
+
+
+def test_the_log_of_a_long_life_takes_no_memory_and_its_complaints_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    descriptor = os.memfd_create("log")
+    log = LaneLog(descriptor)
+    for _ in range(20):
+        os.write(descriptor, b"UCX  WARN  a stranger came\n" * 10_000)
+        assert log.lane() == UNKNOWN
+    assert os.fstat(descriptor).st_size > 20 * 200_000
+    assert os.fstat(descriptor).st_blocks * 512 <= 64 << 10
+    assert 1 <= caplog.text.count("a stranger came") <= 3
+    os.close(descriptor)
 
 
 def test_lanes_are_read_from_the_tables_of_large_writes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import Generic, TypeVar
 
-MAX_HANDSHAKES = 128
+MAX_HANDSHAKES = 256
 """Handshakes at once. A handshake takes two round trips, so few are under way even when all gateways dial at once."""
 
 Member = TypeVar("Member")

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from baton_wire.listening.complaints import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,8 @@ _PUT = re.compile(r"\|\s*remote memory write by ucp_put\S* from (?P<source>\S+(?
 _ROW = re.compile(r"\|\s*\d\S*\.\.(?P<end>\S+)\s*\|[^|]*\|\s*(?P<config>[^|]+?)\s*\|")
 _COMPLAINT = re.compile(r"UCX\s+(?:WARN|ERROR|FATAL)\s+(?P<text>.*)")
 MAX_READ = 1 << 20
+_PUNCH_HOLE = 0x03
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE"""
 SETTINGS = {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": ""}
 
 
@@ -34,6 +39,7 @@ class LaneLog:
 
     def __init__(self, descriptor: int | None = -1) -> None:
         self._descriptor = os.memfd_create("ucx-log") if descriptor == -1 else descriptor
+        self._complaints = Complaints(log, level=logging.WARNING)
         self._read = 0
         self._text = ""
         self._lanes: dict[str, str] = {}
@@ -68,14 +74,22 @@ class LaneLog:
         ctypes.CDLL(None).fflush(None)  # UCX's log is a buffered stream of this process
         new = os.pread(self._descriptor, MAX_READ, self._read)
         self._read += len(new)
+        _give_back(self._descriptor, self._read)
         self._text += new.decode("utf-8", "replace")
         lines = self._text.split("\n")
         self._text = lines.pop()
         for line in lines:
             complaint = _COMPLAINT.search(line)
             if complaint is not None:
-                log.warning("ucx: %s", complaint["text"])
+                self._complaints.say("ucx", complaint["text"])
         self._lanes.update(put_lanes(lines))
+
+
+def _give_back(descriptor: int, read: int) -> None:
+    """Return the memory of what was read; UCX goes on writing behind it. Without effect where the kernel cannot."""
+    end = read // mmap.PAGESIZE * mmap.PAGESIZE
+    if end:
+        ctypes.CDLL(None).fallocate(descriptor, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(end))
 
 
 def put_lanes(lines: list[str]) -> dict[str, str]:
