@@ -20,7 +20,7 @@ from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.parent_death import die_with_parent
 from baton_gateway.parent_process import METRICS_VARIABLE, ChildSockets, GatewayProcesses, answer_parent, child_sockets
 from baton_gateway.reporting.admin_server import AdminServer
-from baton_gateway.reporting.metric_files import reserve
+from baton_gateway.reporting.metric_files import claim
 from baton_gateway.reporting.metrics import shared_page
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
@@ -121,7 +121,7 @@ async def _is_started(processes: GatewayProcesses, stopping: asyncio.Event) -> b
 
 async def _serve_as_child(settings: Settings, argv: list[str], sockets: ChildSockets, stopping: asyncio.Event) -> None:
     try:
-        reserve(os.environ[METRICS_VARIABLE], os.getpid())
+        claim(os.environ[METRICS_VARIABLE], os.getpid())
     except OSError as error:
         raise _no_metrics(error) from error
     server = GatewayServer(settings, _reread(settings, argv))

@@ -22,7 +22,7 @@ import msgspec
 
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.parent_death import PARENT_VARIABLE
-from baton_gateway.reporting.metric_files import FORMER, absorb, reserve
+from baton_gateway.reporting.metric_files import absorb, reserve
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
@@ -79,7 +79,7 @@ class GatewayProcesses:
         self._start_s = start_s
         self._children = [_Child(each) for each in listening]
         self._metrics_folder = tempfile.TemporaryDirectory(prefix="baton-gateway-metrics-")
-        reserve(self._metrics_folder.name, FORMER)
+        reserve(self._metrics_folder.name, len(listening))
         self._watchers: list[asyncio.Task[None]] = []
         self._complaints = Complaints(_log)
         self._ready: asyncio.Queue[None] = asyncio.Queue()

@@ -1,7 +1,8 @@
 """The files in which a gateway's processes share their metrics: with room from the start, and a bounded number.
 
-The library maps files that have no room yet. On a full disk the kernel would kill whoever writes into one. And what a
-dead process counted stays in its files, which would be two more with every process that dies.
+The library maps files that have no room yet. On a full disk the kernel would kill whoever writes into one. So the
+parent makes them before anything starts, and a successor takes those of the process that died. What that one had
+counted is added to one file, or there would be two more with every process that dies.
 """
 
 from __future__ import annotations
@@ -19,29 +20,56 @@ FILE_BYTES = 64 << 10
 """Every series exists from the start, and all of one kind take less than half of it."""
 FORMER = "former"
 """Stands for all processes that are dead."""
+_SPARE = "spare_"
+"""Begins the names of files that no process has; the library reads none of them."""
 
 
-def reserve(folder: str, owner: int | str) -> None:
-    """Give a process's files their room before it writes to them. Raises OSError that names the file."""
+def reserve(folder: str, processes: int) -> None:
+    """Give the files of so many processes their room, before any of them starts. Raises OSError that names a file."""
     for kind in KINDS:
-        path = _file(folder, kind, owner)
-        try:
-            with path.open("ab") as file:
-                os.posix_fallocate(file.fileno(), 0, FILE_BYTES)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        for place in range(processes):
+            _allocate(_spare(folder, kind, place))
+    for kind in COUNTING:
+        _allocate(_file(folder, kind, FORMER))
+
+
+def claim(folder: str, pid: int) -> None:
+    """Take files for a process that is about to count. Raises OSError where none is left and there is no room."""
+    for kind in KINDS:
+        target = _file(folder, kind, pid)
+        if not any(_renamed(spare, target) for spare in Path(folder).glob(f"{_SPARE}{kind}_*")):
+            _allocate(target)
 
 
 def absorb(folder: str, pid: int) -> None:
-    """Add what a dead process counted to what others did before it, and remove its files."""
-    for kind in COUNTING:
+    """Add what a dead process counted to what others did before it, and keep its files for its successor."""
+    for kind in KINDS:
         path = _file(folder, kind, pid)
-        if path.exists():
+        if not path.exists():
+            continue
+        if kind in COUNTING:
             _add(path, _file(folder, kind, FORMER))
-            path.unlink()
-    for path in Path(folder).glob(f"gauge_live*_{pid}.db"):
-        path.unlink()
+        with path.open("r+b") as file:
+            file.write(bytes(path.stat().st_size))  # in place, which needs no room
+        path.rename(_spare(folder, kind, pid))
+
+
+def _allocate(path: Path) -> None:
+    try:
+        with path.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, FILE_BYTES)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _renamed(spare: Path, target: Path) -> bool:
+    """Whether it was there still: another process may take it at the same time."""
+    try:
+        spare.rename(target)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _add(source: Path, target: Path) -> None:
@@ -56,6 +84,10 @@ def _add(source: Path, target: Path) -> None:
             former.write_value(key, before + value, 0.0)  # type: ignore[no-untyped-call]
     finally:
         former.close()  # type: ignore[no-untyped-call]
+
+
+def _spare(folder: str, kind: str, place: int) -> Path:
+    return Path(folder, f"{_SPARE}{kind}_{place}")
 
 
 def _file(folder: str, kind: str, owner: int | str) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from baton_gateway.parent_process import METRICS_VARIABLE
-from baton_gateway.reporting.metric_files import FILE_BYTES, FORMER, absorb, reserve
+from baton_gateway.reporting.metric_files import FILE_BYTES, absorb, claim, reserve
 from baton_gateway.reporting.metrics import shared_page
 
 NAMES = {"counter": "requests_total", "gauge_livesum": "requests_running"}
@@ -20,7 +20,7 @@ NAMES = {"counter": "requests_total", "gauge_livesum": "requests_running"}
 
 def count(folder: Path, pid: int, number: float) -> None:
     """What a process does that lives for a while."""
-    reserve(str(folder), pid)
+    claim(str(folder), pid)
     for kind, name in NAMES.items():
         file = MmapedDict(str(folder / f"{kind}_{pid}.db"))  # type: ignore[no-untyped-call]
         file.write_value(mmap_key(name, name, [], [], "Requests"), number, 0.0)  # type: ignore[no-untyped-call]
@@ -28,18 +28,18 @@ def count(folder: Path, pid: int, number: float) -> None:
 
 
 def test_what_dead_processes_counted_stays_in_one_file(tmp_path: Path) -> None:
-    reserve(str(tmp_path), FORMER)
-    files = set(tmp_path.iterdir())
+    reserve(str(tmp_path), processes=2)
+    files = len(list(tmp_path.iterdir()))
     for pid in range(1_000, 1_050):
         count(tmp_path, pid, 2.0)
         absorb(str(tmp_path), pid)
-    assert set(tmp_path.iterdir()) == files
+        assert len(list(tmp_path.iterdir())) == files
     count(tmp_path, 7, 1.0)
     assert b"requests_total 101.0" in shared_page(str(tmp_path))
 
 
 def test_a_process_that_died_in_the_middle_of_a_write_spoils_nothing(tmp_path: Path) -> None:
-    reserve(str(tmp_path), FORMER)
+    reserve(str(tmp_path), processes=1)
     count(tmp_path, 7, 3.0)
     absorb(str(tmp_path), 7)
     (tmp_path / "counter_8.db").write_bytes((4_096).to_bytes(4, "little") + bytes(4) + b"\xff" * 100)
@@ -48,8 +48,10 @@ def test_a_process_that_died_in_the_middle_of_a_write_spoils_nothing(tmp_path: P
     assert b"requests_total 3.0" in shared_page(str(tmp_path))
 
 
-def test_files_have_their_room_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve(str(tmp_path), 7)
+def test_files_have_their_room_before_anything_starts_and_hand_it_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(str(tmp_path), processes=2)
     for path in tmp_path.iterdir():
         assert path.stat().st_blocks * 512 >= FILE_BYTES
 
@@ -57,9 +59,16 @@ def test_files_have_their_room_before_anything_is_written(tmp_path: Path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*counter_8.db'"):
-        reserve(str(tmp_path), 8)
-    assert not list(tmp_path.glob("*_8.db"))
+    for pid in (7, 8):
+        count(tmp_path, pid, 1.0)
+    for former in range(7, 20):  # each dies, and its successor needs no room
+        absorb(str(tmp_path), former)
+        count(tmp_path, former + 2, 1.0)
+    assert b"requests_total 15.0" in shared_page(str(tmp_path))
+    with pytest.raises(OSError, match=r"No space left on device: '.*counter_99.db'"):
+        claim(str(tmp_path), 99)
+    with pytest.raises(OSError, match=r"No space left on device: '.*spare_counter_0'"):
+        reserve(str(tmp_path), processes=3)
 
 
 def test_all_series_fit_into_the_room_that_files_have(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class LaneLog:
         for line in lines:
             complaint = _COMPLAINT.search(line)
             if complaint is not None:
-                self._complaints.say("ucx", complaint["text"])
+                self._complaints.say("UCX", complaint["text"])
         self._lanes.update(put_lanes(lines))
 
 
