@@ -85,9 +85,6 @@ async def test_one_process_serves_drains_when_told_to_and_ends_with_0(
         url = f"http://127.0.0.1:{at['port']}{CHAT}"
         async with http.post(url, json=BODY | {"stream": True, "max_tokens": 20}) as got:
             await got.content.readuntil(b"\n\n")
-            (at_work,) = (await get(http, at["admin_port"], "/state"))["processes"]
-            assert at_work["held_bytes"] > 0 == state["processes"][0]["held_bytes"]
-            assert at_work["tasks"] > state["processes"][0]["tasks"] > 0
             for number in signals:
                 process.send_signal(number)
             async with http.get(f"http://127.0.0.1:{at['port']}/health/ready") as ready:

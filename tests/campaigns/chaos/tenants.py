@@ -41,6 +41,7 @@ KEYS = {INNOCENT: GOOD, QUOTA: LIMITED}
 class Books:
     """What came of a seed."""
 
+    seed: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     ttft_s: list[float] = field(default_factory=list)
     """Of the innocent's streams without a fault in their time."""
@@ -52,7 +53,7 @@ class Books:
     def violated(self, what: str) -> None:
         if len(self.violations) < 50:
             self.violations.append(what)
-            print(f"    VIOLATION {what}", flush=True)
+            print(f"seed {self.seed}: VIOLATION {what}", flush=True)
 
 
 class Traffic:
@@ -62,7 +63,7 @@ class Traffic:
         self._stage, self._harms, self._asks, self._seed = stage, harms, asks, seed
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = asyncio.Event()
-        self.books = Books()
+        self.books = Books(seed)
 
     async def __aenter__(self) -> Traffic:
         self._is_open.set()
