@@ -34,6 +34,8 @@ class Harms:
         self.done: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         """With the reason."""
+        self.hung_up = 0
+        """Connections."""
         self.windows: list[tuple[float, float, Fault]] = []
         """From when to when a fault was there, in seconds of the loop's clock; infinite: it still is."""
 
@@ -146,7 +148,7 @@ class Harms:
             for lane in lanes:
                 lane.cancel()
             await asyncio.gather(*lanes, return_exceptions=True)
-            self.done["hang-ups, connections"] += hang_ups.done
+            self.hung_up += hang_ups.done
 
         undo.push_async_callback(stop)
         return ""

@@ -151,6 +151,7 @@ async def _played(stage: Stage, planned: Plan, known: Sequence[Ask], seconds: fl
         "seed": planned.seed,
         "seconds": round(time.monotonic() - began_s, 1),
         "faults": dict(harms.done),
+        "hung_up": harms.hung_up,
         "skipped": {why: count for why, count in harms.skipped.items() if count},
         "answers": dict(traffic.books.answers),
         "hostile": dict(attacks),
@@ -198,7 +199,7 @@ async def _check_the_end(stage: Stage, traffic: Traffic, before_mib: float, alon
 
 
 HELD = ("requests_running", "requests_waiting", "held_bytes")
-COLUMNS = ("seed", "faults", "restarts", "innocent exact", "innocent asked again", "quota exact", "quota refused",
+COLUMNS = ("seed", "faults", "hang-ups", "restarts", "innocent exact", "innocent asked again", "quota exact", "quota refused",
            "hostile", "TTFT p95 s", "violations")  # fmt: skip
 
 
@@ -213,6 +214,7 @@ def _cells(row: dict[str, Any]) -> dict[str, Cell]:
     return {
         "seed": row["seed"],
         "faults": sum(row.get("faults", {}).values()),
+        "hang-ups": row.get("hung_up"),
         "restarts": row.get("restarts"),
         "innocent exact": answers.get("innocent: exact", 0),
         "innocent asked again": again,

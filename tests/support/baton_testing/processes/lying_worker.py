@@ -72,7 +72,7 @@ class LyingWorker(FakeWorker):
     def state(self, draining: bool = False) -> WorkerState:
         """Idle, with all the room there is; or with as much work as can be said."""
         boasts = self._draw.random() < 0.9
-        count = 0 if boasts else self._draw.choice((1, MOST))
+        count = 0 if boasts else self._draw.choice((1, 10_000_000, MOST))
         free = self._copied.blocks_total if boasts else 0
         self._steps_told += self._draw.choice((0, 1, 1 << 20))
         return WorkerState(False, count, count, count, free, 0, self._steps_told % MOST, self._draw.choice((0.0, 9.0)))
