@@ -199,8 +199,8 @@ async def _check_the_end(stage: Stage, traffic: Traffic, before_mib: float, alon
 
 
 HELD = ("requests_running", "requests_waiting", "held_bytes")
-COLUMNS = ("seed", "faults", "hang-ups", "restarts", "innocent exact", "innocent asked again", "quota exact", "quota refused",
-           "hostile", "TTFT p95 s", "violations")  # fmt: skip
+COLUMNS = ("seed", "faults", "hang-ups", "restarts", "innocent exact", "innocent asked again", "quota exact",
+           "quota refused", "hostile", "TTFT p95 s", "violations")  # fmt: skip
 
 
 def _gateway_mib(stage: Stage) -> float:
