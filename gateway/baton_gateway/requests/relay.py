@@ -69,7 +69,7 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.request_failures import problem_of
-from baton_gateway.requests.retry_budget import RetryBudget
+from baton_gateway.requests.retry_budget import RetryBudgets
 from baton_gateway.requests.routing import Routing
 from baton_gateway.requests.scored_prompts import echoed_prompts
 from baton_gateway.shapes.answer_shape import AnswerShape
@@ -117,7 +117,7 @@ class Relay:
         self._metrics = metrics
         self._rules = rules
         self._complaints = Complaints(_log)
-        self._budget = RetryBudget()
+        self._budgets = RetryBudgets()
         self._dice = dice or random.SystemRandom()
         self._routing = Routing(table, self._dice)
         self._lines = ModelLines(table)
@@ -173,7 +173,7 @@ class Relay:
             raise RefusedError(verdict)
         ticket, turn = verdict
         self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)
-        life = self._new_life(request.options.n, now)
+        life = self._new_life(request.options.n, tenant, now)
         live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now), request_id)
         self._by_ticket[ticket] = live
         self._lines.of(live).joins(ticket, work)
@@ -184,9 +184,9 @@ class Relay:
             self._keep_admission_timer()
         return live
 
-    def _new_life(self, n: int, now: float) -> RequestLife:
-        rules = self._rules.life.patient_for(self._table.settled_s - now)
-        return RequestLife(self._dice.randbytes(16), n, now + self._rules.max_duration_s, rules, self._budget, now)
+    def _new_life(self, n: int, tenant: Tenant, now: float) -> RequestLife:
+        rules, budget = self._rules.life.patient_for(self._table.settled_s - now), self._budgets.of(tenant.name)
+        return RequestLife(self._dice.randbytes(16), n, now + self._rules.max_duration_s, rules, budget, now)
 
     def client_gone(self, live: LiveRequest) -> None:
         """The client hung up, or does not read."""
@@ -272,6 +272,7 @@ class Relay:
         live = self._by_run.get(message.request)
         if live is not None:
             self._metrics.leg_failed(message.reason)
+            self._routing.failing.failed(epoch, message.reason, self._loop.time())
             self._feed(live, LegEnded(epoch, message))
 
     def unsent(self, message: ToWorker, refusal: BadFieldsError) -> None:
@@ -366,7 +367,7 @@ class Relay:
         return route if isinstance(route, Route) else None
 
     def _choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
-        return self._routing.choose(live, action, self._rules.route)
+        return self._routing.choose(live, action, self._rules.route, self._loop.time())
 
     def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
         prefix = live.prefixes[action.prompt]

@@ -1,8 +1,15 @@
-"""How much retrying all requests of a gateway may do together, so that retries never become a storm."""
+"""How much retrying all requests of a tenant may do together, so that retries never become a storm, and one tenant's
+failing requests cost no other tenant a retry.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Final
+
+MAX_TENANTS: Final = 1_024
+"""Budgets that are kept: those of the tenants that asked last."""
 
 
 @dataclass(slots=True)
@@ -32,3 +39,23 @@ class RetryBudget:
             return False
         self.balance -= 1.0
         return True
+
+
+class RetryBudgets:
+    """A budget for each tenant."""
+
+    def __init__(self) -> None:
+        self._by_tenant: OrderedDict[str, RetryBudget] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_tenant)
+
+    def of(self, tenant: str) -> RetryBudget:
+        budget = self._by_tenant.get(tenant)
+        if budget is None:
+            budget = self._by_tenant[tenant] = RetryBudget()
+            if len(self._by_tenant) > MAX_TENANTS:
+                self._by_tenant.popitem(last=False)
+        else:
+            self._by_tenant.move_to_end(tenant)
+        return budget

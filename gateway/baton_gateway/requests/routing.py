@@ -6,6 +6,7 @@ import random
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.requests.failing_workers import FailingWorkers
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.request_events import PickRoute, Route
 from baton_gateway.workers.affinity import PrefixAffinity
@@ -21,6 +22,7 @@ class Routing:
         self._table = table
         self._affinity = PrefixAffinity()
         self._dice = dice
+        self.failing = FailingWorkers()
 
     def revision(self, model: str, policy: RoutePolicy) -> PairFingerprint | Problem:
         """One that can be served now, in proportion to its decode workers. Raises RefusedError for an unknown model.
@@ -35,12 +37,12 @@ class Routing:
             raise RefusedError(errors.model_not_found(model, served))
         return errors.no_workers()
 
-    def choose(self, live: LiveRequest, action: PickRoute, policy: RoutePolicy) -> Route | Problem:
+    def choose(self, live: LiveRequest, action: PickRoute, policy: RoutePolicy, now: float) -> Route | Problem:
         """Workers of the request's revision for this run."""
         assert live.fingerprint is not None
-        prefix = live.prefixes[action.prompt]
+        prefix, avoid = live.prefixes[action.prompt], action.avoid | self.failing.avoided(now)
         query = RouteQuery(
-            live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix, action.kept
+            live.fingerprint, action.tokens, action.total_tokens, action.choices, avoid, prefix, action.kept
         )
         return self._pick(query, policy)
 

@@ -184,9 +184,9 @@ class SimRelay(Relay):
 
     gateway: SimGateway
 
-    def _new_life(self, n: int, now: float) -> RequestLife:
-        rules, make = self._rules, self.gateway.world.parts.life
-        life: RequestLife = make(self._dice.randbytes(16), n, now + rules.max_duration_s, rules.life, self._budget, now)
+    def _new_life(self, n: int, tenant: Tenant, now: float) -> RequestLife:
+        rules, make, budget = self._rules, self.gateway.world.parts.life, self._budgets.of(tenant.name)
+        life: RequestLife = make(self._dice.randbytes(16), n, now + rules.max_duration_s, rules.life, budget, now)
         return life
 
     def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Any:
