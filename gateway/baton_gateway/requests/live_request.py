@@ -28,6 +28,8 @@ from baton_wire.messages.values import Finish, PairFingerprint
 
 ID_BYTES = 8
 """Of a token id in a tuple: small ints are shared, so it is a pointer."""
+MOST_TOLD = 8
+"""Runs of a request that failed: its line in the log stays a line."""
 
 _log = logging.getLogger("baton.gateway.requests")
 
@@ -155,7 +157,9 @@ def num_sequences(request: ChatRequest | CompletionRequest) -> int:
 
 def tell_failure(life: RequestLife, problem: Problem | None, now: float, request_id: str = "") -> None:
     """A line for whoever has to find out why a client was told of a failure: which workers, in which state, no text."""
-    runs = "; ".join(_account(run, now) for run in life.last_runs) or "no run"
+    runs = "; ".join(_account(run, now) for run in life.last_runs[:MOST_TOLD]) or "no run"
+    if (more := len(life.last_runs) - MOST_TOLD) > 0:
+        runs += f"; and {more} more"
     code, age_s = problem.code if problem is not None else None, now - life.arrived_s
     delivered = life.completion_tokens()
     _log.warning(

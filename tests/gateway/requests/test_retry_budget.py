@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from baton_gateway.requests.retry_budget import MAX_TENANTS, RetryBudget, RetryBudgets
 from baton_testing.gateway.fake_pool import FakePool
@@ -13,6 +14,7 @@ from baton_testing.gateway.three_tenants import BAD, GOOD, key_file
 from baton_wire.messages.values import Reason, Role
 
 COMPLETIONS = "/v1/completions"
+LONGEST_LINE = 2_000
 
 
 def spent(budget: RetryBudget, now: float) -> int:
@@ -42,7 +44,7 @@ def test_budgets_are_kept_for_a_bounded_number_of_tenants_those_that_ask_first()
 
 
 async def test_a_worker_that_fails_one_tenants_many_runs_costs_another_tenant_no_answer(
-    pool: FakePool, tmp_path: Path, http: aiohttp.ClientSession
+    pool: FakePool, tmp_path: Path, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = await pool.add(Role.DECODE)
     broken.fail_next = [Reason.INTERNAL] * 100_000
@@ -55,3 +57,4 @@ async def test_a_worker_that_fails_one_tenants_many_runs_costs_another_tenant_no
                 statuses.append((key, got.status))
     assert (BAD, 502) in statuses
     assert {status for key, status in statuses if key == GOOD} == {200}
+    assert max(len(record.getMessage()) for record in caplog.records) < LONGEST_LINE  # of 64 runs a few are told
