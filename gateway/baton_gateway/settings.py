@@ -241,7 +241,7 @@ def parse_settings(argv: list[str]) -> Settings:
         dead_s=_within("--dead-s", first.dead_s, 0.1, 600),
         log_level=first.log_level,
         operator=_operator(first.operator),
-        name=first.name[:253],
+        name=first.name[:253] or socket.gethostname()[:253],
     )
     if settings.suspect_s > settings.dead_s:
         raise SettingsError(f"--suspect-s: {settings.suspect_s} is longer than --dead-s {settings.dead_s}")

@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 PATH = "/gateways/{namespace}/{name}"
 _PATH = re.compile("/gateways/(?P<namespace>[^/]+)/(?P<name>[^/]+)")
 HEARTBEAT_S = 1.0
+MAX_HOST_CHARS = 253
 MAX_LINKS = 1_024
 """Gateway processes of one deployment that have proven its key; more are refused."""
 MAX_CONNECTIONS = 16_384
@@ -73,7 +74,8 @@ class DerivedKeys:
 def address(text: str | None) -> Address | None:
     """`host:port` as a message carries it; None where it is not one."""
     host, _, port = (text or "").rpartition(":")
-    return Address(host.strip("[]"), int(port)) if host and port.isdigit() else None
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65_535
+    return Address(host.strip("[]"), int(port)) if 0 < len(host) <= MAX_HOST_CHARS and is_port else None
 
 
 class TelemetryServer:

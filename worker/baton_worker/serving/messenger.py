@@ -220,4 +220,5 @@ class Messenger(ABC):
 
 
 def leg_failed(key: RequestKey, reason: Reason, detail: str, kept: bool = False) -> LegFailed:
-    return LegFailed(key.request, key.attempt, reason, detail[:MAX_DETAIL], kept)
+    text = detail[:MAX_DETAIL].encode(errors="replace").decode()  # half a character would not travel
+    return LegFailed(key.request, key.attempt, reason, text, kept)
