@@ -35,8 +35,8 @@ def check_answer(field: str, max_tokens: int, prompts: int, n: int, logprobs: in
     if logprobs is not None and (values := tokens * (1 + logprobs)) > MAX_ANSWER_VALUES:
         raise invalid(
             field,
-            f"{asked} with 'logprobs' of {logprobs} asks for {values} log probabilities; at most {MAX_ANSWER_VALUES} are "
-            f"allowed in one answer, which is a '{field}' of {most_tokens(sequences, logprobs)}.",
+            f"{asked} with 'logprobs' of {logprobs} asks for {values} log probabilities; at most {MAX_ANSWER_VALUES} "
+            f"are allowed in one answer, which is a '{field}' of {most_tokens(sequences, logprobs)}.",
             "out_of_range",
         )
 

@@ -170,7 +170,7 @@ async def test_a_child_that_says_what_is_wrong_with_it_counts_as_silent() -> Non
     [child] = processes._children
     empty = Sketch().data()
     for ailment, expected in (("x: no answer", False), ("", True)):
-        report = ProcessReport(1, "", 0, 0, (), empty, empty, ailment)
+        report = ProcessReport(1, "", 0, 0, 0, 0, (), empty, empty, ailment)
         child.question = asyncio.create_task(asyncio.sleep(0, report))
         child.reader = child.writer = None
         await asyncio.wait([child.question])

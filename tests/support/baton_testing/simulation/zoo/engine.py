@@ -198,8 +198,8 @@ class CancelsEveryChoice(DecodeService):
 class DeliversTwice(RequestLife):
     """dynamo#7930: token 1 comes from both workers and reaches the client twice."""
 
-    def _deliver(self, run: Any, number: int, choice: Any, entry: Any, known: int) -> list[Action]:
-        return super()._deliver(run, number, choice, entry, 0)
+    def _deliver(self, run: Any, number: int, choice: Any, entry: Any, known: int, finish: Any) -> list[Action]:
+        return super()._deliver(run, number, choice, entry, 0, finish)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         return self._again(event) if isinstance(event, Arrived) else super().handle(event, now)
@@ -211,7 +211,7 @@ class DeliversTwice(RequestLife):
         number = run.prompt * self._n + event.entry.choice
         if number not in run.choices:
             return []
-        return self._deliver(run, number, self._choices[number], event.entry, 0)
+        return self._deliver(run, number, self._choices[number], event.entry, 0, event.entry.finish)
 
 
 class EndsTwice(RequestLife):
