@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -74,11 +75,22 @@ async def test_what_was_sent_before_a_drain_was_heard_of_is_taken_and_nothing_af
     assert (refused.attempt, refused.reason, service.open_requests) == (2, Reason.DRAINING, 1)
 
 
-def test_an_address_that_cannot_be_announced_is_refused_by_name(tmp_path: Path) -> None:
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_address_that_cannot_be_announced_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where a disk is full: another process is to try again, and status 2 would end everything."""
     place = tmp_path / "missing" / "d0.json"
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # which takes long in a process of many tests
     config = SimpleNamespace(announce=place, listen=SimpleNamespace(host="127.0.0.1"), role=Role.DECODE)
     try:
         with pytest.raises(ConfigError, match=f"argument --announce: {place}: No such file or directory"):
+            process.settle(cast(Any, config), b"e" * 16, 1, None)
+        monkeypatch.setattr(process, "announce", full)
+        with pytest.raises(OSError, match="No space left on device"):
             process.settle(cast(Any, config), b"e" * 16, 1, None)
     finally:
         gc.unfreeze()

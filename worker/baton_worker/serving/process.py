@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -41,6 +42,8 @@ DRAIN_POLL_S = 0.05
 LEAVE_S = 2.0
 """How long a worker that drains still takes what gateways send: they have to be told, and may be slow to read. One that
 refused at once could be the last of its revision for a request whose first token is already with the client."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 Serve = Callable[[WorkerConfig, "Stop"], Awaitable[None]]
 
@@ -153,7 +156,10 @@ async def bound(config: WorkerConfig, starting: Awaitable[None]) -> None:
 
 
 def settle(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None) -> None:
-    """Everything stands: freeze what start-up allocated and announce the addresses. Raises ConfigError."""
+    """Everything stands: freeze what start-up allocated and announce the addresses.
+
+    Raises ConfigError, and OSError on a full disk.
+    """
     gc.collect()
     gc.freeze()
     if config.announce is not None:
@@ -162,5 +168,7 @@ def settle(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None)
         try:
             announce(config.announce, told)
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise  # another try may find some
             raise ConfigError(f"argument --announce: {config.announce}: {error.strerror}") from error
     log.info("ready on %s:%s, epoch %s", config.listen.host, port, epoch.hex()[:8])
