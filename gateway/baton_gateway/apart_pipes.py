@@ -66,6 +66,11 @@ class PipedProcess:
         """As far as its pipes tell: it may have ended this moment."""
         return not self._is_killed
 
+    @property
+    def returncode(self) -> int | None:
+        """None: it is not reaped yet."""
+        return self._started.poll()
+
     async def write(self, data: bytes) -> None:
         """Raises OSError when the process does not take it."""
         assert self._stdin is not None

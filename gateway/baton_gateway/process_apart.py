@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import signal
 
 from baton_gateway import apart_pipes
 from baton_gateway.apart_pipes import PipedProcess
@@ -28,7 +29,14 @@ class NoAnswer(enum.Enum):
 
     TOO_SLOW = "it computed for as long as it may"
     STALLED = "it was stopped, or got no processor time"
+    KILLED = "it was killed"
+    """By somebody else: the machine may have no memory left."""
     ENDED = "it ended"
+
+    @property
+    def is_others_fault(self) -> bool:
+        """It says nothing of the question."""
+        return self in (NoAnswer.STALLED, NoAnswer.KILLED)
 
 
 class ProcessApart:
@@ -116,7 +124,8 @@ class ProcessApart:
                 if self._process is process:
                     self.end()
         await process.wait(KILL_S)
-        return limit.reason
+        is_killed = limit.reason is NoAnswer.ENDED and process.returncode == -signal.SIGKILL
+        return NoAnswer.KILLED if is_killed else limit.reason
 
 
 class _KillingLimit:

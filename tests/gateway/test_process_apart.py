@@ -92,13 +92,18 @@ async def test_a_process_is_killed_in_the_middle_of_an_answer(apart: ProcessApar
     killing = asyncio.create_task(apart.kill())
     await asyncio.sleep(0)
     killing.cancel()
-    assert await asked is NoAnswer.ENDED
+    assert await asked is NoAnswer.KILLED
     assert not psutil.pid_exists(process.pid)
 
 
 @pytest.mark.parametrize(
     ("question", "limit_s", "expected"),
-    [(b"spin", 0.1, NoAnswer.TOO_SLOW), (b"sleep", 0.1, NoAnswer.STALLED), (b"end", 30.0, NoAnswer.ENDED)],
+    [
+        (b"spin", 0.1, NoAnswer.TOO_SLOW),
+        (b"sleep", 0.1, NoAnswer.STALLED),
+        (b"end", 30.0, NoAnswer.ENDED),
+        (b"kill", 30.0, NoAnswer.KILLED),
+    ],
 )
 async def test_a_question_without_an_answer_says_why(
     apart: ProcessApart, question: bytes, limit_s: float, expected: NoAnswer

@@ -109,9 +109,7 @@ class ShapeCompiler:
         return answer
 
     async def _ask(self, shape: AnswerShape, key: bytes, first: asyncio.Future[ShapeAnswer | None]) -> None:
-        """Sets `first` to the first answer; None: the process does not start, or gets no processor time. That says
-        nothing of the definition.
-        """
+        """Sets `first` to the first answer; None: no process answers, which says nothing of the definition."""
         if (known := self._kept.get(key)) is not None:
             _tell(first, known)
             return
@@ -120,13 +118,13 @@ class ShapeCompiler:
         try:
             for _ in range(_TRIES):
                 body = await self._lane.process.ask(question, self._compile_s)
-                if body not in (NoAnswer.STALLED, NoAnswer.ENDED):
+                if isinstance(body, bytes) or body is NoAnswer.TOO_SLOW:
                     break
         except ProcessNotStartedError as error:
             self._failed(f"it does not start: {error}")
             _tell(first, None)
             return
-        if body is NoAnswer.STALLED:
+        if isinstance(body, NoAnswer) and body.is_others_fault:
             self._failed(body.value)
             _tell(first, None)
             return

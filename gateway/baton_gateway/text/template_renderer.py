@@ -214,7 +214,7 @@ class TemplateRenderer:
         except ProcessNotStartedError as error:
             self._failed(lane, f"it does not start: {error}")
             raise RefusedError(template_unavailable()) from error
-        if answer is NoAnswer.STALLED:
+        if isinstance(answer, NoAnswer) and answer.is_others_fault:
             self._failed(lane, answer.value)
             raise RefusedError(template_unavailable())
         if isinstance(answer, RenderAnswer):

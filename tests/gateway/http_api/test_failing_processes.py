@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import json
 import logging
 import os
@@ -54,43 +55,39 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
-@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, TOKENIZE])
 async def test_what_fails_while_a_prompt_is_prepared_ends_the_request_at_once(
-    client: HttpClient, error: BaseException, path: str, monkeypatch: pytest.MonkeyPatch
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hung until its deadline of 600 s."""
-    body = {} if path != TOKENIZE else {"model": "tiny", "prompt": "x"}
-    with monkeypatch.context() as patch:
-        patch.setattr(PromptEncoder, "encode", raising(error))
-        async with asyncio.timeout(30):
-            status, content = await client.refused(path, **body)
-    assert (status, content["code"], "secret" in content["message"]) == (500, "internal_error", False)
-    await is_idle(client.gateway)
+    bodies: dict[str, dict[str, Any]] = {CHAT: {}, COMPLETIONS: {}, TOKENIZE: {"prompt": "x"}}
+    for error, (path, body) in itertools.product(FAILURES, bodies.items()):
+        with monkeypatch.context() as patch:
+            patch.setattr(PromptEncoder, "encode", raising(error))
+            async with asyncio.timeout(30):
+                status, content = await client.refused(path, **body)
+        assert (status, content["code"], "secret" in content["message"]) == (500, "internal_error", False)
+        await is_idle(client.gateway)
     await client.ask(CHAT)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("error", FAILURES[:2], ids=lambda error: type(error).__name__)
 async def test_what_fails_while_an_answer_is_written_ends_that_request_and_no_link(
-    client: HttpClient, error: BaseException, stream: bool, monkeypatch: pytest.MonkeyPatch
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was raised into the link's reader: all requests of that worker were lost."""
     workers = list(client.gateway.server.table.all())
-    with monkeypatch.context() as patch:
+    for error, stream in itertools.product(FAILURES[:2], (False, True)):
 
-        def fail(*_: object) -> str:
+        def fail(*_: object, error: BaseException = error) -> str:
             raise error
 
-        patch.setattr(ByteLevelDetokenizer, "push", fail)
-        async with asyncio.timeout(30):
-            async with client.http.post(
-                client.gateway.url(CHAT), json={"model": "tiny", "messages": USER, "stream": stream, "n": 2}
-            ) as got:
+        body = {"model": "tiny", "messages": USER, "stream": stream, "n": 2}
+        with monkeypatch.context() as patch:
+            patch.setattr(ByteLevelDetokenizer, "push", fail)
+            async with asyncio.timeout(30), client.http.post(client.gateway.url(CHAT), json=body) as got:
                 text = await got.text()
-    assert "internal_error" in text
-    assert "secret" not in text
-    await is_idle(client.gateway)
+        assert "internal_error" in text
+        assert "secret" not in text
+        await is_idle(client.gateway)
     await client.ask(CHAT)
     assert list(client.gateway.server.table.all()) == workers
 

@@ -1,8 +1,9 @@
-"""A process apart for tests: does what each question says, such as `bytes 1000`, `spin`, `sleep` or `write`."""
+"""A process apart for tests: does what each question says, such as `bytes 1000`, `spin`, `kill` or `write`."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ def answers(question: bytes) -> Iterator[bytes]:
         time.sleep(3600)
     if word == "end":
         os._exit(3)
+    if word == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     if word == "write":
         for _ in range(int(number)):
             print("thread panicked", file=sys.stderr, flush=True)
