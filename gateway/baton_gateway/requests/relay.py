@@ -310,7 +310,7 @@ class Relay:
                             live.scores.take(prompt, first_index, logprobs)
                     case Send():
                         self._send(live, action)
-                    case PickRoute():
+                    case PickRoute() if live.ticket in self._by_ticket:
                         route = self._choose(live, action)
                         if not self.held.takes(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
                             self._feed(live, self._routed(live, action, route))
@@ -321,13 +321,13 @@ class Relay:
         except BaseException as error:  # noqa: BLE001 (of one request; this may be a link's reader, or a timer)
             self._break(live, error, rest, now)
 
-    def _problem(self, live: LiveRequest, error: BaseException) -> Problem:
-        """What a client is told of a failure in this process."""
-        return problem_of(error, live.prompt_field, self._complaints)
+    def _problem(self, error: BaseException, field: str | None = None) -> Problem:
+        """What a client is told of a failure here; `field`: the one with the prompt, while that is prepared."""
+        return problem_of(error, field, self._complaints)
 
     def _break(self, live: LiveRequest, error: BaseException, rest: Iterator[Action], now: float) -> None:
         """End a request that this process failed; workers are still told what they were to be told."""
-        problem = self._problem(live, error)
+        problem = self._problem(error)
         for action in (*rest, *live.life.handle(Refused(problem), now)):
             if isinstance(action, Send):
                 self._send(live, action)
@@ -420,7 +420,7 @@ class Relay:
         try:
             live.sink.end(problem, usage)
         except BaseException as error:  # noqa: BLE001 (its client would be left without an answer)
-            live.sink.end(self._problem(live, error), usage)
+            live.sink.end(self._problem(error), usage)
 
     # Preparing --------------------------------------------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class Relay:
             else:
                 event = Prepared(await self._make_prompts(live, revision))
         except BaseException as error:  # noqa: BLE001 (nobody else would end it before its deadline)
-            event = Refused(self._problem(live, error))
+            event = Refused(self._problem(error, live.prompt_field))
         live.preparing = None
         self._feed(live, event)
 

@@ -194,11 +194,11 @@ class SimRelay(Relay):
         self.gateway.routed(live, action, event.route if isinstance(event, Routed) else event.problem)
         return event
 
-    def _problem(self, live: LiveRequest, error: BaseException) -> Problem:
+    def _problem(self, error: BaseException, field: str | None = None) -> Problem:
         """What nobody foresaw is a finding, not an answer."""
         if not isinstance(error, GatewayError):
             raise error
-        return super()._problem(live, error)
+        return super()._problem(error, field)
 
     def _end(self, live: LiveRequest, action: End, now: float) -> None:
         self.gateway.ended(live, action)
