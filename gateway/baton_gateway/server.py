@@ -51,7 +51,7 @@ UNSET_QUEUE_S = 60.0
 """The longest wait for a turn, as it turns out, where none is set."""
 """A longer config.json is not told to the operator."""
 MAX_CONNECTIONS = 8_192
-"""Per process. A stream that stands still costs up to 384 KiB (see `sinks` and the send buffer)."""
+"""Per process. A stream that stands still costs up to 384 KiB (see `streaming_sink` and the send buffer)."""
 SEND_BUFFER_BYTES = 128 << 10
 """The kernel's own buffer per connection, kept small so that a client that stops reading is noticed."""
 

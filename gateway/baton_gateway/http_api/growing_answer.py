@@ -34,9 +34,10 @@ class GrowingAnswer:
         """Append parts. Returns the bytes that they take."""
         size = 0
         for part in parts:
+            if type(part) is ContentPart:  # as a rule
+                size += self.content.add(part.text)
+                continue
             match part:
-                case ContentPart(text):
-                    size += self.content.add(text)
                 case ReasoningPart(text):
                     if self.reasoning is None:
                         self.reasoning = GrowingText()

@@ -202,7 +202,8 @@ class ChunkWriter:
         *before, last = parts or (ContentPart(""),)
         entry: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": logprobs.value()}
         entry |= {"delta": _delta(last)} if self._is_chat else {"text": _content(last)}
-        return [*(event for part in before for event in self.part(index, part)), *self._chunk(entry)]
+        chunk = json_pieces(self._fields | {"choices": [entry]} | self._usage)
+        return [*(event for part in before for event in self.part(index, part)), b"data: ", *chunk, b"\n\n"]
 
     def _text(self, index: int, text: str) -> bytes:
         part = self._parts.get(index)
@@ -233,7 +234,7 @@ class ChunkWriter:
         return b"data: " + head + b'"logprobs":null,"finish_reason":null,"text":'
 
     def _chunk(self, entry: dict[str, Any]) -> Sequence[JsonBytes]:
-        return [b"data: ", *json_pieces(self._fields | {"choices": [entry]} | self._usage), b"\n\n"]
+        return (b"data: " + _encode(self._fields | {"choices": [entry]} | self._usage) + b"\n\n",)
 
 
 def _delta(part: AnswerPart) -> dict[str, Any]:

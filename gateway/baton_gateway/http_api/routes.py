@@ -31,7 +31,8 @@ from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, 
 from baton_gateway.http_api.refused_paths import refused_path
 from baton_gateway.http_api.request_body import RequestBody
 from baton_gateway.http_api.responses import error_body
-from baton_gateway.http_api.sinks import STALL_S, CollectingSink, Hold, StreamingSink
+from baton_gateway.http_api.sinks import CollectingSink, Hold
+from baton_gateway.http_api.streaming_sink import STALL_S, StreamingSink
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
 from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.reporting.metrics import GatewayMetrics

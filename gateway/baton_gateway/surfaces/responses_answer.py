@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from baton_gateway.answers.answer_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.answer_forms import EventWriter
@@ -17,6 +19,8 @@ from baton_gateway.http_api.json_pieces import EncodedJson, GrowingText, JsonByt
 from baton_gateway.http_api.logprob_json import ChatLogprobs, LogprobsJson
 from baton_gateway.http_api.responses import AnswerHead, FinishedChoice, Usage, error_body, message_and_param
 from baton_gateway.surfaces.chat_body import renamed
+
+_encode = msgspec.json.Encoder().encode
 
 Item = dict[str, Any]
 
@@ -201,7 +205,8 @@ class ResponseWriter:
                 before = () if self._grows("message") else [*self._done("completed"), *self._begin_message()]
                 if isinstance(logprobs, ChatLogprobs) and isinstance(self._told, ChatLogprobs):
                     self._told.add_encoded(logprobs)
-                return [*before, *self._delta("output_text", text, logprobs=_entries(logprobs))]
+                told = [] if logprobs is None else _entries(logprobs)
+                return [*before, *self._delta("output_text", text, logprobs=told)]
             case ReasoningPart(text):
                 before = () if self._grows("reasoning") else [*self._done("completed"), *self._begin_thoughts()]
                 return [*before, *self._delta("reasoning_text", text)]
@@ -265,6 +270,8 @@ class ResponseWriter:
         return self._event(kind, item_id=self._open["id"], output_index=len(self._output), **fields)
 
     def _event(self, kind: str, **fields: Any) -> Sequence[JsonBytes]:
-        data = json_pieces({"type": kind, "sequence_number": self._events, **fields})
+        event = {"type": kind, "sequence_number": self._events, **fields}
         self._events += 1
-        return [b"event: %b\ndata: " % kind.encode(), *data, b"\n\n"]
+        if kind.endswith(".delta") and not isinstance(fields.get("logprobs"), EncodedJson):  # as a rule
+            return (b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(event)),)
+        return [b"event: %b\ndata: " % kind.encode(), *json_pieces(event), b"\n\n"]

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_gateway.http_api import sinks
+from baton_gateway.http_api import streaming_sink
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, ids_of, running_gateway, until
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve
@@ -110,7 +110,7 @@ async def test_http_1_0_clients_get_their_stream_without_chunks(gateway: Running
 async def test_a_client_that_stops_reading_is_cancelled_and_its_memory_bounded(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinks, "STALL_S", 0.5)
+    monkeypatch.setattr(streaming_sink, "STALL_S", 0.5)
     decode = gateway.pool.decode[0]
     for worker in gateway.pool.workers:
         worker.script = lambda request: ids_of("word " * 2_000)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from baton_gateway.http_api.openai_types import parse_completion
+from baton_gateway.requests.scored_prompts import echoed_prompts, echoes
+from baton_gateway.text.revision_text import load_text_model
 from baton_testing.gateway.gateway_process import ANSWER, ids_of, tokenizer
 from baton_testing.gateway.http_client import CHAT, COMPLETIONS, HttpClient, finishes, streamed_text
+from baton_testing.gateway.made_tokenizers import bundle_hash
 from baton_wire.messages.values import Reason
 
 PROMPT = "Grüße, Welt"
@@ -124,3 +129,18 @@ async def test_what_cannot_be_told_is_refused_by_field(
 async def test_the_most_that_may_be_asked_for_is_told(client: HttpClient) -> None:
     got = await client.ask(COMPLETIONS, prompt=[[5] * 2_000] * 6, echo=True, logprobs=20, max_tokens=0)
     assert [len(choice["logprobs"]["tokens"]) for choice in got["choices"]] == [2_000] * 6
+
+
+def test_ids_are_given_back_as_text_where_the_tokenizer_is_apart() -> None:
+    data = tokenizer().bundle()
+    here = load_text_model(data, bundle_hash(data))
+    request = parse_completion({"model": "tiny", "prompt": [IDS, ids_of("other words")], "echo": True})
+    apart = replace(here, tokenizer=None)
+    assert echoes(request, apart) == echoes(request, here) == (PROMPT, "other words")
+
+
+async def test_long_lists_of_ids_are_given_back_as_text() -> None:
+    data = tokenizer().bundle()
+    text = load_text_model(data, bundle_hash(data))
+    request = parse_completion({"model": "tiny", "prompt": IDS * 2_000, "echo": True})
+    assert await echoed_prompts(request, text) == (PROMPT * 2_000,)

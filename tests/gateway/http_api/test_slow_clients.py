@@ -14,7 +14,13 @@ from baton_gateway.http_api.answer_bounds import VALUE_BYTES, token_bytes
 from baton_gateway.http_api.json_pieces import PIECE_BYTES
 from baton_gateway.http_api.openai_types import ApiEndpoint
 from baton_gateway.http_api.responses import AnswerHead, ResponseHead, Usage
-from baton_gateway.http_api.sinks import MAX_BUFFERED_BYTES, MERGE_ABOVE_BYTES, STALL_S, TURN_BYTES, StreamingSink
+from baton_gateway.http_api.streaming_sink import (
+    MAX_BUFFERED_BYTES,
+    MERGE_ABOVE_BYTES,
+    STALL_S,
+    TURN_BYTES,
+    StreamingSink,
+)
 from baton_gateway.requests.relay import FLUSH_S, Relay
 from baton_gateway.surfaces.responses_request import parse_response
 from baton_gateway.text.choice_text import Increment, TokenInfo
