@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_local.batch.lines import BatchLine
-from baton_local.batch.order import LEAST_ROWS, WINDOW, Asked, Balance, asked, windows
+from baton_local.batch.order import LEAST_ROWS, WINDOW, WINDOW_BYTES, Asked, Balance, asked, windows
 
 
 def line(name: str, url: str = "/v1/completions", **body: Any) -> BatchLine:
@@ -39,6 +39,11 @@ def test_the_longest_of_a_window_come_first_and_equals_keep_their_order() -> Non
         numbers = [int(each.custom_id or "") for asked, each in first if asked.tokens == tokens]
         assert numbers == sorted(numbers)
     assert {each.custom_id for _, each in first + second} == {each.custom_id for each in lines}
+
+
+def test_a_window_of_long_lines_has_fewer_of_them() -> None:
+    lines = [BatchLine(f"{number}", "/v1/completions", {}, WINDOW_BYTES // 4) for number in range(10)]
+    assert [len(window) for window in windows(lines, 512)] == [4, 4, 2]
 
 
 def test_rows_are_what_ends_with_the_longest() -> None:

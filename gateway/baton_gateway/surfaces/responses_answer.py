@@ -205,7 +205,7 @@ class ResponseWriter:
                 before = () if self._grows("message") else [*self._done("completed"), *self._begin_message()]
                 if isinstance(logprobs, ChatLogprobs) and isinstance(self._told, ChatLogprobs):
                     self._told.add_encoded(logprobs)
-                told = [] if logprobs is None else _entries(logprobs)
+                told: EncodedJson | list[Any] = [] if logprobs is None else _entries(logprobs)
                 return [*before, *self._delta("output_text", text, logprobs=told)]
             case ReasoningPart(text):
                 before = () if self._grows("reasoning") else [*self._done("completed"), *self._begin_thoughts()]

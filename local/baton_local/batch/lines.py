@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -44,6 +44,8 @@ class BatchLine:
     custom_id: str
     url: str
     body: dict[str, Any]
+    size: int = field(default=0, compare=False)
+    """Bytes of the line."""
 
     @property
     def id(self) -> str:
@@ -61,6 +63,8 @@ class BadLine:
     message: str
     id: str
     """Of its answer; follows from number and bytes: a line that was mended is another."""
+    size: int = field(default=0, compare=False)
+    """What is kept of the line: next to nothing."""
 
     def answer(self) -> bytes:
         """Its line of the output file."""
@@ -128,7 +132,7 @@ def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
         return _bad(raw, number, f"url: must be one of {', '.join(URLS)}", custom_id)
     if not isinstance(body, dict):
         return _bad(raw, number, "body: must be an object", custom_id)
-    return BatchLine(custom_id, url, body)
+    return BatchLine(custom_id, url, body, len(raw))
 
 
 def _shown(value: object) -> str:

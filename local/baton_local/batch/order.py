@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final
 
 from baton_local.batch.lines import BadLine, BatchLine
 
 WINDOW: Final = 4_096
 """Lines that are put in order together, and kept in memory."""
+WINDOW_BYTES: Final = 64 << 20
+"""Fewer where they are long."""
 LEAST_ROWS: Final = 128
 """Up to about so many rows a step of an 8B model costs what reading its weights does."""
 DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -56,9 +57,20 @@ def windows(
     lines: Iterable[BatchLine | BadLine], max_context_tokens: int
 ) -> Iterator[list[tuple[Asked, BatchLine | BadLine]]]:
     """The lines, a window at a time, the longest answers of each first, otherwise in their order."""
-    rest = iter(lines)
-    while window := [(asked(line, max_context_tokens), line) for line in islice(rest, WINDOW)]:
-        yield sorted(window, key=lambda entry: -entry[0].tokens)
+    window: list[tuple[Asked, BatchLine | BadLine]] = []
+    size = 0
+    for line in lines:
+        window.append((asked(line, max_context_tokens), line))
+        size += line.size
+        if len(window) == WINDOW or size >= WINDOW_BYTES:
+            yield _longest_first(window)
+            window, size = [], 0
+    if window:
+        yield _longest_first(window)
+
+
+def _longest_first(window: list[tuple[Asked, BatchLine | BadLine]]) -> list[tuple[Asked, BatchLine | BadLine]]:
+    return sorted(window, key=lambda entry: -entry[0].tokens)
 
 
 class Balance:
