@@ -125,9 +125,12 @@ class CollectingSink:
         self._choices = [_Collected(answer.logprobs()) for _ in range(answer.num_choices)]
 
     def prompt(self, choice: int, scores: EncodedJson) -> None:
-        self._choices[choice].prompt = scores
+        if not self.done.done():
+            self._choices[choice].prompt = scores
 
     def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
+        if self.done.done():
+            return
         collected = self._choices[choice]
         size = collected.answer.content.add(text)
         if logprobs is not None and isinstance(collected.logprobs, CompletionLogprobs):

@@ -101,17 +101,19 @@ class StreamingSink:
         raise AssertionError("a stream has no place for them, and says so when it is asked")
 
     def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
-        pending = self._pending_of(choice)
-        pending.parts.append(ContentPart(text))
-        pending.echo = logprobs
+        if self._is_over:
+            return
         size = len(text) + (0 if logprobs is None else logprobs.size)
-        self._weigh(pending, size)
+        self._pending[choice] = _Pending([ContentPart(text)], echo=logprobs, size=size)
+        self._pending_bytes += size
         self._allowed_bytes += size
 
     def increment(self, choice: int, increment: Increment) -> None:
         if self._is_over:
             return
-        pending = self._pending_of(choice)
+        pending = self._pending.get(choice)
+        if pending is None:
+            pending = self._pending[choice] = _Pending()
         pending.parts += increment.told
         size = len(increment.text)
         if increment.tokens:
@@ -120,7 +122,8 @@ class StreamingSink:
         if increment.finish is not None:
             pending.finish, pending.stop = increment.finish_reason, increment.stop
         self._counted[choice] = increment.counted
-        self._weigh(pending, size)
+        pending.size += size
+        self._pending_bytes += size
         if self._answer is not None and self._answer.is_held and not self._charge.grow(size):
             self.end(out_of_memory(), Usage(self._answer.prompt_tokens, sum(self._counted)))
 
@@ -168,16 +171,6 @@ class StreamingSink:
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def _pending_of(self, choice: int) -> _Pending:
-        pending = self._pending.get(choice)
-        if pending is None:
-            pending = self._pending[choice] = _Pending()
-        return pending
-
-    def _weigh(self, pending: _Pending, size: int) -> None:
-        pending.size += size
-        self._pending_bytes += size
-
     # Writing ----------------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
@@ -208,7 +201,9 @@ class StreamingSink:
             taken, self._pending, self._pending_bytes = self._pending, {}, 0
         else:
             taken = self._take_some()
-        events = [event for choice, pending in taken.items() for event in self._events(choice, pending)]
+        events: list[JsonBytes] = []
+        for choice, pending in taken.items():
+            self._add_events(events, choice, pending)
         if self._end is not None and not self._pending:
             events += self._last_events(*self._end)
             self._end = None
@@ -217,17 +212,19 @@ class StreamingSink:
     def _take_some(self) -> dict[int, _Pending]:
         taken: dict[int, _Pending] = {}
         size = 0
-        while self._pending and size < TURN_BYTES:
-            choice = next(iter(self._pending))
-            pending = taken[choice] = self._pending.pop(choice)
+        for choice, pending in self._pending.items():
+            if size >= TURN_BYTES:
+                break
+            taken[choice] = pending
             size += pending.size
+        for choice in taken:
+            del self._pending[choice]
         self._pending_bytes -= size
         return taken
 
-    def _events(self, choice: int, pending: _Pending) -> list[JsonBytes]:
+    def _add_events(self, events: list[JsonBytes], choice: int, pending: _Pending) -> None:
         assert self._writer is not None
         assert self._answer is not None
-        events: list[JsonBytes] = []
         if not self._begun[choice]:
             self._begun[choice] = True
             events += self._writer.beginning(choice)
@@ -243,7 +240,6 @@ class StreamingSink:
             events += self._writer.logprobs(choice, told, logprobs)
         if pending.finish is not None:
             events += self._writer.finish(choice, pending.finish, pending.stop)
-        return events
 
     def _last_events(self, problem: Problem | None, usage: Usage) -> Sequence[JsonBytes]:
         if self._writer is None:

@@ -252,12 +252,13 @@ class Relay:
 
     def _flush(self) -> None:
         """Of many sinks as many as one turn of the loop may cost; it comes again while any is left."""
-        touched, until_s = self._touched, self._loop.time() + FLUSH_S
-        while touched:
-            live = touched.pop(next(iter(touched)))
+        lives, until_s = list(self._touched.values()), self._loop.time() + FLUSH_S
+        self._touched = {}
+        for place, live in enumerate(lives, 1):
             if live.ticket in self._by_ticket:  # else its end told all of it, and the connection may be another's
                 live.sink.flush()
-            if touched and self._loop.time() > until_s:
+            if self._loop.time() > until_s and place < len(lives):
+                self._touched = {other.ticket: other for other in lives[place:]}
                 self._loop.call_soon(self._flush)
                 return
 

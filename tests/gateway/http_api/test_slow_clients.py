@@ -260,7 +260,7 @@ async def test_many_streams_are_written_in_several_turns_of_the_loop() -> None:
     turns = 1
     while later:
         before = len(written)
-        later.pop()()
+        later.pop(0)()
         turns += 1
         assert len(written) - before <= 6
     assert written == list(range(64))
