@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton_kv_transfer import sealed_checksums
 from baton_testing.kv_transfer.defects import Defect
 from baton_testing.kv_transfer.spoilt_pair import SIDES, CancelledPair, SpoiltPair, spoil
 from baton_testing.wire.forgeries import Forgeries
@@ -17,6 +18,14 @@ EVENTS = 24
 def test_nothing_lands_from_spoilt_data(one_sided: bool) -> None:
     tally = spoil(150, 1, one_sided=one_sided)
     assert len(tally.injected) == len(Defect) - 1
+    assert tally.landed_wrong == tally.landed_spoilt == tally.clean_lost == 0
+
+
+def test_digests_of_checksums_see_what_checksums_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Seals of the longest prompts have them."""
+    monkeypatch.setattr(sealed_checksums, "MAX_CHECKSUM_BYTES", 8)
+    tally = spoil(120, 5, one_sided=False)
+    assert len(tally.injected) >= 12
     assert tally.landed_wrong == tally.landed_spoilt == tally.clean_lost == 0
 
 
