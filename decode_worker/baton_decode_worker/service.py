@@ -127,6 +127,10 @@ class DecodeService(Messenger):
     # Transfer thread --------------------------------------------------------------------------------------------------
 
     def on_landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
+        if (largest := max(first.token for first in first_tokens)) >= self._limits.vocab_size:
+            detail = f"first token {largest} is not below the vocabulary size {self._limits.vocab_size}"
+            self.on_failed(key, Reason.KV_CORRUPT, detail)  # whatever else this prefill worker computed
+            return
         self._engine.post(HandoverLanded(key, first_tokens))
 
     def on_failed(self, key: RequestKey, reason: Reason, detail: str) -> None:

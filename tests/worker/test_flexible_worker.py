@@ -26,7 +26,15 @@ from baton_wire.messages.values import (
     pack_ids,
 )
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.serving.engine_thread import CancelWork, Command, Drain, ReserveBlocks, Submit
+from baton_worker.serving.engine_thread import (
+    CancelWork,
+    Command,
+    Drain,
+    HandoverLanded,
+    ReleaseBlocks,
+    ReserveBlocks,
+    Submit,
+)
 from baton_worker.serving.intake import RequestLimits
 
 PEER = PeerRef(Address("127.0.0.1", 1), b"e" * 16)
@@ -210,3 +218,15 @@ async def test_a_worker_of_one_role_refuses_a_flip_by_name_and_goes_on(
         service.handle(RecordingLink(), Flip(3, Role.DECODE))
     assert "flip 3 to decode is refused" in caplog.text
     assert (service.state().role, service.state().flip) == (None, 0)
+
+
+async def test_a_first_token_that_the_model_has_not_never_reaches_the_engine() -> None:
+    """A prefill worker that holds a valid key, and lies: the engine would look the token up beyond its tables."""
+    desk = Desk(Role.DECODE)
+    reserved, honest = desk.reserve(1), desk.reserve(2)
+    desk.service.decode.on_landed(reserved, (FirstToken(0, 100),))
+    desk.service.decode.on_landed(honest, (FirstToken(0, 99),))
+    await asyncio.sleep(0)
+    ends = [(type(each), each.key) for each in desk.engine.told if isinstance(each, HandoverLanded | ReleaseBlocks)]
+    assert ends == [(ReleaseBlocks, reserved), (HandoverLanded, honest)]
+    assert desk.failures() == [(1, Reason.KV_CORRUPT)]

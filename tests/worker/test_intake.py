@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from baton_engine.scheduling.events import Failed, SequenceSpec
 from baton_wire.messages.gateway_link import Reserve
-from baton_wire.messages.values import Grammar, Reason, RequestKey, SamplingParams, pack_ids
+from baton_wire.messages.values import Grammar, Reason, RequestKey, SamplingParams, Thought, pack_ids
 from baton_worker.serving.intake import RequestLimits, sequence_spec
 
 LIMITS = RequestLimits(vocab_size=100, max_context_tokens=32, max_choices=4)
@@ -42,6 +42,10 @@ def test_a_message_becomes_a_spec_with_a_deadline_on_the_engines_clock() -> None
         ({"tokens": b"abc"}, Reason.BAD_REQUEST, "token ids"),
         ({"tokens": b"", "prompt_tokens": 1}, Reason.BAD_REQUEST, "tokens: empty"),
         ({"tokens": pack_ids([1, 100])}, Reason.BAD_REQUEST, "vocabulary size 100"),
+        ({"sampling": SamplingParams(max_tokens=8, stop_token_ids=(100,))}, Reason.BAD_REQUEST, "stop_token_ids: 100"),
+        ({"sampling": SamplingParams(max_tokens=8, logit_bias=((100, 1.0),))}, Reason.BAD_REQUEST, "logit_bias: 100"),
+        ({"sampling": SamplingParams(max_tokens=8, thought=Thought((100,)))}, Reason.BAD_REQUEST, "thought: 100"),
+        ({"sampling": SamplingParams(max_tokens=8, thought=Thought((1,), (100,)))}, Reason.BAD_REQUEST, "thought: 100"),
         ({"prompt_tokens": 0}, Reason.BAD_REQUEST, "prompt_tokens: 0"),
         ({"prompt_tokens": 5}, Reason.BAD_REQUEST, "prompt_tokens: 5"),
         ({"choices": (0, 0)}, Reason.BAD_REQUEST, "choices"),

@@ -141,6 +141,8 @@ def make_prompts(
     _check_prompt_values(options, sum(map(len, encoded)) // PACKED_ID_BYTES, field == "messages")
     check_ids(options.stop_token_ids, limits, "stop_token_ids")
     check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
+    if thought is not None:
+        check_ids((*thought.start, *thought.end), limits, "max_thinking_tokens")
     first_seed = seed if options.seed is None else options.seed
     salt = cache_salt(tenant_salt, options.cache_salt)
     prompts = []

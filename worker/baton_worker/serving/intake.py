@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton_engine.scheduling.events import Failed, SequenceSpec
 from baton_engine.scheduling.request_checks import refusal
 from baton_wire.messages.gateway_link import Prefill, Reserve
-from baton_wire.messages.values import Reason, RequestKey, unpack_ids
+from baton_wire.messages.values import Reason, RequestKey, SamplingParams, unpack_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ def sequence_spec(
     if (largest := max(tokens, default=0)) >= limits.vocab_size:
         detail = f"tokens: {largest} is not below the vocabulary size {limits.vocab_size}"
         return Failed(key, Reason.BAD_REQUEST, detail)
+    for name, ids in _other_ids(message.sampling):
+        if (largest := max(ids, default=0)) >= limits.vocab_size:
+            detail = f"{name}: {largest} is not below the vocabulary size {limits.vocab_size}"
+            return Failed(key, Reason.BAD_REQUEST, detail)
     if message.prompt_tokens < len(tokens) and len(message.choices) > 1:
         return Failed(key, Reason.BAD_REQUEST, "choices: a continued request continues one choice")
     if message.sampling.grammar is not None and not limits.follows_grammars:
@@ -52,3 +57,11 @@ def sequence_spec(
     )
     problem = refusal(spec, limits.max_context_tokens, limits.max_choices)
     return spec if problem is None else Failed(key, *problem)
+
+
+def _other_ids(sampling: SamplingParams) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Token ids beside the prompt's: the engine looks all of them up in tables of its vocabulary."""
+    yield "stop_token_ids", sampling.stop_token_ids
+    yield "logit_bias", tuple(token for token, _ in sampling.logit_bias)
+    if sampling.thought is not None:
+        yield "thought", (*sampling.thought.start, *sampling.thought.end)
