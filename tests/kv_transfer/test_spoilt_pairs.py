@@ -24,7 +24,7 @@ def test_nothing_lands_from_spoilt_data(one_sided: bool) -> None:
 def test_digests_of_checksums_see_what_checksums_see(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Seals of the longest prompts have them."""
     monkeypatch.setattr(sealed_checksums, "MAX_CHECKSUM_BYTES", 8)
-    tally = spoil(120, 5, one_sided=False)
+    tally = spoil(60, 5, one_sided=False)
     assert len(tally.injected) >= 12
     assert tally.landed_wrong == tally.landed_spoilt == tally.clean_lost == 0
 
