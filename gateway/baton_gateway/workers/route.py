@@ -24,6 +24,8 @@ FULL_S = 0.1
 """A wait for slots that is shorter may be that for the next step."""
 FOR_PROMPTS = 0.125
 """Of a prefill worker's slots, those that answers never take: prompts are computed in them."""
+APART_S = 5.0
+"""A worker whose own line is so much longer than another's is stuck, or does not say what is so."""
 SEQUENCE_COST_TOKENS = 64
 """One more sequence on a decode worker weighs as much as so many prompt tokens that it would have to receive."""
 
@@ -197,21 +199,31 @@ def pool_services(
     """How the prefill and the decode workers of a model serve now, by what they reported.
 
     A prefill pool serves as many tokens a second as its workers' own steps took. A decode worker makes one token a
-    step for each running sequence; it limits only where it has let others wait.
+    step for each running sequence; it limits only where it has let others wait. Workers far behind the others of their
+    pool count for nothing, neither what they have nor what they serve.
     """
     usable = [each for each in workers if each.served_name == served_name and _is_usable(each)]
     prefill = [each for each in usable if each.role is Role.PREFILL]
     known = [each.more_token_s for each in prefill if each.more_token_s is not None]
     usual = sum(known) / max(1, len(known))
     times = [usual if each.more_token_s is None else each.more_token_s for each in prefill]
-    rate = sum(1 / seconds for seconds in times) if all(times) else None
-    load = sum(each.load_tokens for each in prefill)
+    abreast = _abreast([each.load_tokens * seconds for each, seconds in zip(prefill, times, strict=True)])
+    rate = sum(1 / times[place] for place in abreast) if all(times) else None
+    load = sum(prefill[place].load_tokens for place in abreast)
     there = PoolService(load, rate, min(times, default=None) or None, is_limiting=bool(prefill))
     decode = [each for each in usable if each.role is Role.DECODE]
-    is_limiting = bool(decode) and all(decode_wait_s(each, output_tokens) > FULL_S for each in decode)
+    waits = [decode_wait_s(each, output_tokens) for each in decode]
+    is_limiting = bool(decode) and all(wait_s > FULL_S for wait_s in waits)
+    decode = [decode[place] for place in _abreast(waits)]
     running = sum(each.running / each.step_s for each in decode if each.step_s > 0)
     waiting = sum(each.waiting for each in decode) * output_tokens
     return there, PoolService(waiting, running or None, None, is_limiting)
+
+
+def _abreast(waits_s: Sequence[float]) -> list[int]:
+    """The places of those whose own line is not far longer than the shortest: only there does anybody go."""
+    least_s = min(waits_s, default=0.0)
+    return [place for place, wait_s in enumerate(waits_s) if wait_s <= least_s + APART_S]
 
 
 def _token_s(worker: WorkerView, others: Sequence[WorkerView]) -> float:

@@ -115,6 +115,23 @@ def test_rates_are_those_that_the_workers_of_the_model_measured() -> None:
     assert pool_services([worker(Role.PREFILL, load_tokens=5)], "m", 10.0)[0].tokens_per_s is None
 
 
+@pytest.mark.parametrize("told", [10_000_000, (1 << 31) - 1])
+def test_a_worker_that_says_that_endless_work_waits_there_makes_nobody_wait_for_it(told: int) -> None:
+    """It is stuck, or lies: nothing is sent there while others have less."""
+    good = [
+        worker(Role.PREFILL, load_tokens=300, more_token_s=0.001),
+        worker(Role.DECODE, running=100, step_s=0.05, waiting=40),
+    ]
+    lies = [worker(Role.PREFILL, load_tokens=told), worker(Role.DECODE, running=1, step_s=0.05, waiting=told)]
+    assert pool_services([*good, *lies], "m", 10.0) == pool_services(good, "m", 10.0)
+
+
+def test_workers_whose_lines_differ_as_lines_do_all_count() -> None:
+    pool = [worker(Role.PREFILL, load_tokens=tokens, more_token_s=0.001) for tokens in (0, 4_000)]
+    there, _ = pool_services(pool, "m", 10.0)
+    assert (there.waiting_tokens, there.tokens_per_s) == (4_000, 2_000)
+
+
 @pytest.mark.parametrize(("waiting", "full"), [(0, False), (20, False), (400, True)])
 def test_decode_workers_are_full_when_what_waits_is_work_for_half_a_second(waiting: int, full: bool) -> None:
     pool = [worker(Role.DECODE, running=100, step_s=0.05, waiting=waiting)]
