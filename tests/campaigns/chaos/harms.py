@@ -109,6 +109,7 @@ class Harms:
             case Kind.KILL:
                 if fault.whom is Whom.GATEWAY:
                     self._stage.gateway_deaths.append(asyncio.get_running_loop().time())
+                    self._stage.gateway_ready_s = float("inf")
                 process.kill()
             case Kind.STOP:
                 process.suspend()

@@ -77,6 +77,8 @@ class Stage:
         """Why the clock cannot be stepped."""
         self.gateway_deaths: list[float] = []
         """Times of the loop's clock."""
+        self.gateway_ready_s = 0.0
+        """When the latest gateway began to listen; infinite: it is still to."""
         self.repaired: list[str] = []
 
     async def __aenter__(self) -> Stage:
@@ -194,7 +196,8 @@ class Stage:
         while True:
             await asyncio.sleep(REVIVE_S)
             if not self.service.gateway.is_running():
-                self._repair("gateway", asyncio.to_thread(self.service.start_gateway_again))
+                self.gateway_ready_s = float("inf")
+                self._repair("gateway", self._start_gateway_again())
             for worker in self.service.workers:
                 if not worker.child.is_running():
                     self._repair(worker.child.name, self._replace(worker))
@@ -209,6 +212,10 @@ class Stage:
             raise error
         self._repairs[name] = asyncio.create_task(work)
         self.repaired.append(name)
+
+    async def _start_gateway_again(self) -> None:
+        await asyncio.to_thread(self.service.start_gateway_again)
+        self.gateway_ready_s = asyncio.get_running_loop().time()
 
     async def _replace(self, worker: Worker) -> None:
         for proxy in self._proxies.pop(worker.child.name, []):

@@ -130,14 +130,10 @@ class Traffic:
             books.violated(told)
             return True
         died = any(death_s >= attempt_s - PROBE_S for death_s in self._stage.gateway_deaths)
-        if not died and not self._stage_is_down():
+        if not died and self._stage.gateway_ready_s < attempt_s:
             books.violated(told)
             return True
         return False
-
-    def _stage_is_down(self) -> bool:
-        """Its gateway is dead, and is being started again."""
-        return bool(self._stage.gateway_deaths) and self._stage.gateway() is None
 
     # Probes -----------------------------------------------------------------------------------------------------------
 
