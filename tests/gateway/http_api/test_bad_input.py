@@ -209,27 +209,6 @@ OTHERS = [
     field("stop_token_ids", [1] * 65, "too_long"),
     field("stop_token_ids", [100_000], "out_of_range"),
     field("logit_bias", {"x": 1}, "invalid_value"),
-    *(
-        field("logit_bias", {key: 1}, "invalid_value", word="leading zeros")
-        for key in (
-            "01",
-            "00",
-            "+1",
-            "-1",
-            " 1",
-            "1 ",
-            "1_0",
-            "1.0",
-            "1e1",
-            "0x1",
-            "\u0661",
-            "\uff11",
-            "16777216",
-            "",
-            "9" * 9,
-        )
-    ),
-    field("logit_bias", {"1": 5, "01": -5}, "invalid_value", word="'01'"),
     field("logit_bias", {"1": 101}, "out_of_range", word="between"),
     field("logit_bias", {"1": "a"}, "invalid_type"),
     field("logit_bias", {str(i): 1 for i in range(1_025)}, "too_long"),
