@@ -47,6 +47,7 @@ WHOLE_MEMORY_RATIO = 1.25
 BACK_S = 20.0
 """How long the gateway's memory is waited for."""
 WARM_S = 2.0
+SETTLE_S = 1.5
 VOCABULARY = {"null": 390, "tiny": 1_000}
 CONTEXT = {"null": 16_384, "tiny": 1_024}
 
@@ -68,7 +69,7 @@ class Window:
     """To the bad tenant."""
 
     def problems(self, alone_s: float, live_s: float, judges_ttft: bool) -> list[str]:
-        """`alone_s`: TTFT p95 alone; `live_s`: the longest probe alone."""
+        """`alone_s`: TTFT p95 alone; `live_s`: a probe alone, p99: a machine may be slower than the bar by itself."""
         found = [*self.seen.problems(), *(f"afterwards {problem}" for problem in self.after.problems())]
         most_s = TTFT_RATIO * alone_s + TTFT_MORE_S
         if judges_ttft and self.ttft_s(95) > most_s:
@@ -210,6 +211,7 @@ async def campaign(at: Target, options: argparse.Namespace) -> tuple[list[Window
             client.seen = window.seen
             window.answers = await attacker.attack(behaviours, options.seconds)
             client.seen = window.after
+            await asyncio.sleep(SETTLE_S)  # what it has begun ends: that is not alone yet
             window.memory, window.back_s = await memory_back(at, before_mib)
             client.seen = alone
             await asyncio.sleep(options.seconds / 4)
@@ -250,13 +252,13 @@ def main() -> int:
 
 def published(windows: list[Window], alone: Seen, options: argparse.Namespace, machine: Machine) -> bool:
     """Whether all bars held."""
-    alone_s, live_s = percentile(alone.ttft_s, 95), max(alone.live_s)
+    alone_s, live_s = percentile(alone.ttft_s, 95), percentile(alone.live_s, 99)
     judged = [(window, window.problems(alone_s, live_s, options.workers == "null")) for window in windows]
     rows = [Window("nothing (alone)", alone).row(alone.problems()), *(window.row(found) for window, found in judged)]
     notes = [
         f"{options.workers} workers, seed {options.seed}, {options.seconds:g} s of each way, {options.rate:g} short "
         "requests a second of the good tenant.",
-        f"Alone: TTFT p95 {1e3 * alone_s:.1f} ms, /health/live at most {1e3 * live_s:.0f} ms.",
+        f"Alone: TTFT p95 {1e3 * alone_s:.1f} ms, /health/live p99 {1e3 * live_s:.0f} ms.",
     ]
     notes += [f"{window.way}: {problem}" for window, found in judged for problem in found]
     publish(f"neighbours_{options.workers}", machine, notes, tuple(rows[0]), rows)
