@@ -35,3 +35,25 @@ class MemoryBudget:
         self._held[holder] -= size
         if not self._held[holder]:
             del self._held[holder]
+
+
+class Holding:
+    """What one request holds of a budget until it has ended. It refers to nothing of the request, so makes no cycle."""
+
+    __slots__ = ("_budget", "_holder", "size")
+
+    def __init__(self, budget: MemoryBudget, holder: str) -> None:
+        self._budget = budget
+        self._holder = holder
+        self.size = 0
+
+    def take(self, size: int) -> bool:
+        """Whether the request may hold so many bytes more; if not, nothing changes."""
+        if not self._budget.take(self._holder, size):
+            return False
+        self.size += size
+        return True
+
+    def give_back(self) -> None:
+        """The request has ended."""
+        self._budget.give_back(self._holder, self.size)

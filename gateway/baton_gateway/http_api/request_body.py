@@ -14,7 +14,7 @@ from baton_gateway.errors import RefusedError, invalid, out_of_memory
 from baton_gateway.http_api.body_limits import BodyLimits
 from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.known_parts import LEAST_BYTES, KnownParts
-from baton_gateway.http_api.memory_budget import MemoryBudget
+from baton_gateway.http_api.memory_budget import Holding, MemoryBudget
 from baton_gateway.text.returned_memory import MemoryReturn
 
 T = TypeVar("T")
@@ -42,11 +42,10 @@ class RequestBody:
         """`thread` parses what is large."""
         self._request = request
         self._thread = thread
-        self._holder = holder
-        self._budget = budget
+        self.holding = Holding(budget, holder)
+        """Of the budget, for the body and its answer."""
         self._memory = memory
         self._known = known
-        self._taken = 0
 
     def __enter__(self) -> RequestBody:
         return self
@@ -54,8 +53,8 @@ class RequestBody:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._budget.give_back(self._holder, self._taken)
-        self._memory.used(self._taken)
+        self.holding.give_back()
+        self._memory.used(self.holding.size)
 
     async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
         """The JSON object that the body is. Raises RefusedError."""
@@ -115,15 +114,8 @@ class RequestBody:
             raise invalid(None, "The body came too slowly.", "request_timeout", status=408) from error
         return b"".join(parts)
 
-    def hold(self, size: int) -> bool:
-        """Charge bytes of the answer too, until the request has ended; False where they are not free."""
-        if not self._budget.take(self._holder, size):
-            return False
-        self._taken += size
-        return True
-
     def _take(self, size: int) -> None:
-        if not self.hold(size):
+        if not self.holding.take(size):
             raise RefusedError(out_of_memory())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 
@@ -12,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_gateway.http_api.memory_budget import MemoryBudget
+from baton_gateway.http_api.request_body import RequestBody
+from baton_gateway.http_api.sinks import CollectingSink
+from baton_gateway.http_api.streaming_sink import StreamingSink
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
+from baton_testing.gateway.http_client import COMPLETIONS, HttpClient
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "x"}]
@@ -115,6 +120,25 @@ async def test_a_request_holds_its_bytes_while_it_is_at_work(small: RunningGatew
     assert small.server.budget.used_bytes > len(body) + 64 * len(prompt)
     writer.close()
     await until(lambda: small.server.budget.used_bytes == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_ended_request_leaves_nothing_to_the_garbage_collector(client: HttpClient, stream: bool) -> None:
+    async def ask() -> None:
+        await (client.stream if stream else client.ask)(COMPLETIONS, max_tokens=2)
+        await until(lambda: client.gateway.server.budget.used_bytes == 0)
+
+    def kept() -> int:
+        return sum(isinstance(each, RequestBody | CollectingSink | StreamingSink) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            await ask()
+        assert kept() <= 1, "only the connection's last request may still be there"
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_asks_before_it_sends_is_told_to_go_on(gateway: RunningGateway) -> None:
