@@ -37,7 +37,7 @@ class MemoryBudget:
             del self._held[holder]
 
 
-class Holding:
+class RequestMemory:
     """What one request holds of a budget until it has ended. It refers to nothing of the request, so makes no cycle."""
 
     __slots__ = ("_budget", "_holder", "size")

@@ -14,7 +14,7 @@ from baton_gateway.errors import RefusedError, invalid, out_of_memory
 from baton_gateway.http_api.body_limits import BodyLimits
 from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.known_parts import LEAST_BYTES, KnownParts
-from baton_gateway.http_api.memory_budget import Holding, MemoryBudget
+from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
 from baton_gateway.text.returned_memory import MemoryReturn
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class RequestBody:
         """`thread` parses what is large."""
         self._request = request
         self._thread = thread
-        self.holding = Holding(budget, holder)
+        self.charged = RequestMemory(budget, holder)
         """Of the budget, for the body and its answer."""
         self._memory = memory
         self._known = known
@@ -53,8 +53,8 @@ class RequestBody:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.holding.give_back()
-        self._memory.used(self.holding.size)
+        self.charged.give_back()
+        self._memory.used(self.charged.size)
 
     async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
         """The JSON object that the body is. Raises RefusedError."""
@@ -115,7 +115,7 @@ class RequestBody:
         return b"".join(parts)
 
     def _take(self, size: int) -> None:
-        if not self.holding.take(size):
+        if not self.charged.take(size):
             raise RefusedError(out_of_memory())
 
 

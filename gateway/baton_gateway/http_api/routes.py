@@ -247,12 +247,12 @@ class HttpApi:
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
-            return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.holding.take)])
+            return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
-            return await self._send(request, [await self._tokenising.detokenize(raw, tenant, body.holding.take)])
+            return await self._send(request, [await self._tokenising.detokenize(raw, tenant, body.charged.take)])
 
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
         """What the request brings, held for its holder."""
@@ -266,8 +266,8 @@ class HttpApi:
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:
-                return await self._stream(request, parsed, form, tenant, body.holding.take)
-            return await self._collect(request, parsed, form, tenant, body.holding.take)
+                return await self._stream(request, parsed, form, tenant, body.charged.take)
+            return await self._collect(request, parsed, form, tenant, body.charged.take)
 
     async def _collect(
         self,
