@@ -14,6 +14,7 @@ from baton_gateway.errors import RefusedError, invalid, out_of_memory
 from baton_gateway.http_api.body_limits import BodyLimits
 from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.known_parts import LEAST_BYTES, KnownParts
+from baton_gateway.http_api.loop_turns import LoopTurns
 from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
 from baton_gateway.text.returned_memory import MemoryReturn
 
@@ -38,9 +39,11 @@ class RequestBody:
         memory: MemoryReturn,
         thread: Executor,
         known: KnownParts,
+        turns: LoopTurns,
     ) -> None:
-        """`thread` parses what is large."""
+        """`thread` parses what is large; `turns` says when."""
         self._request = request
+        self._holder, self._turns = holder, turns
         self._thread = thread
         self.charged = RequestMemory(budget, holder)
         """Of the budget, for the body and its answer."""
@@ -59,6 +62,7 @@ class RequestBody:
     async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
         """The JSON object that the body is. Raises RefusedError."""
         body = await self._read(limits.max_bytes)
+        await self._turns.turn(self._holder)
         if LEAST_BYTES <= len(body) <= INLINE_BYTES:
             parted = self._known.apart(body, limits.max_values)
             if parted is not None:

@@ -24,6 +24,7 @@ from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, prefligh
 from baton_gateway.http_api.json_pieces import PIECE_BYTES, JsonBytes, even_pieces
 from baton_gateway.http_api.known_parts import KnownParts
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
+from baton_gateway.http_api.loop_turns import LoopTurns
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.openai_fields import UnknownFields
@@ -108,6 +109,7 @@ class HttpApi:
         self._access_log = AccessLog()
         self._complaints = Complaints(_log)
         self._metrics = metrics
+        self._turns = LoopTurns()
         self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
         self._names = names = ModelNames(table, aliases)
         self._lookups = lookups = Lookups(table, names, policy, metrics, ailments)
@@ -256,7 +258,9 @@ class HttpApi:
 
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
         """What the request brings, held for its holder."""
-        return RequestBody(request, _holder(request, tenant), self._budget, self._memory, self._parsing, self._known)
+        return RequestBody(
+            request, _holder(request, tenant), self._budget, self._memory, self._parsing, self._known, self._turns
+        )
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:
