@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_wire.rules.held_turns import HeldRank, Urgency
 from baton_wire.rules.prompt_order import BEGIN_SHARE, PromptOrder, _Timed
 
 
@@ -174,3 +175,60 @@ def test_the_longest_of_whoever_has_most_in_line_goes(waiting: list[tuple[float,
     order._set_longest_aside(0.0, 1.0)
     assert [each.number for each in order._in_time] == kept
     assert len(order) == len(waiting)
+
+
+def turns(waiting: list[tuple[str, str, float]], at_work: dict[str, float], now: float = 0.0) -> list[str]:
+    """Names of prompts as they go, each of which is at work from then on. `waiting`: prompt, tenant, arrival."""
+    order: PromptOrder[tuple[str, str]] = PromptOrder(1.0)
+    for prompt, tenant, arrival_s in waiting:
+        order.push((prompt, tenant), arrival_s, 0.01, tenant)
+    gone = []
+    while len(order):
+        order.first(now, 0.0, lambda tenant: at_work.get(tenant, 0.0))
+        prompt, tenant = order.pop()
+        at_work[tenant] = at_work.get(tenant, 0.0) + 1
+        gone.append(prompt)
+    return gone
+
+
+def test_the_tenant_with_the_least_at_work_goes_first_and_its_own_prompts_by_their_targets() -> None:
+    flood = [(f"a{number}", "a", -0.4) for number in range(4)]
+    assert turns([*flood, ("b2", "b", 0.0), ("b1", "b", -0.1)], {"a": 2.0}) == ["b1", "b2", "a0", "a1", "a2", "a3"]
+    assert turns([*flood, ("b1", "b", 0.0)], {"a": 2.0, "b": 2.5}) == ["a0", "b1", "a1", "a2", "a3"]
+
+
+def test_late_prompts_of_a_flood_do_not_keep_another_tenants_late_one_waiting() -> None:
+    late = [*((f"a{number}", "a", -9.0) for number in range(3)), ("b1", "b", -2.0), ("b2", "b", -1.0)]
+    assert turns(late, {"a": 5.0}) == ["b1", "b2", "a0", "a1", "a2"]
+
+
+def test_prompts_in_time_that_never_cease_do_not_starve_a_tenant_with_nothing_at_work() -> None:
+    waiting = [("a1", "a", 0.0), ("a2", "a", 0.0), ("b1", "b", -5.0), ("b2", "b", -5.0)]
+    assert turns(waiting, {"a": 2.0}) == ["b1", "a1", "a2", "b2"], "the second one is late, and waits as late ones do"
+
+
+def test_other_gateways_hear_that_a_tenant_with_nothing_at_work_goes_at_once() -> None:
+    order: PromptOrder[str] = PromptOrder(1.0)
+    order.push("a", 0.0, 0.1, "a")
+    order.push("b", -5.0, 0.1, "b")
+    assert order.first(0.0, 0.0, lambda tenant: float(tenant == "a")) == "b"
+    assert order.urgency() == Urgency(HeldRank.IN_TIME)
+    assert order.first(0.0, 0.0, lambda tenant: 1.0) == "a"
+    assert order.urgency().rank is HeldRank.IN_TIME
+    assert (order.pop(), order.first(0.0, 0.0, lambda tenant: 1.0)) == ("a", "b")
+    assert order.urgency() == Urgency(HeldRank.LATE)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-3, 0.5), st.floats(0, 0.3)), max_size=30))
+def test_whoever_is_asked_first_nobody_is_lost(waiting: list[tuple[str, float, float]]) -> None:
+    order: PromptOrder[int] = PromptOrder(1.0)
+    at_work = {"a": 2.0, "b": 0.0, "c": 1.0}
+    for number, (tenant, arrival_s, own_s) in enumerate(waiting):
+        order.push(number, arrival_s, own_s, tenant)
+    gone = []
+    while len(order):
+        prompt = order.first(0.5, 1.0, at_work.__getitem__)
+        assert order.pop() == prompt
+        at_work[waiting[prompt][0]] += 1
+        gone.append(prompt)
+    assert sorted(gone) == list(range(len(waiting)))

@@ -8,14 +8,18 @@ When more waits than can be computed in time, somebody will be late. Then the lo
 have to be (Moore 1968, with Hodgson's rule): a long one would make several short ones late. Of several tenants that is
 the longest of whoever has most in line for its weight, so that a flood of short ones makes itself late. They come
 behind all that are in time, and back in line as soon as there is room for them.
+
+Where the prompts of several tenants wait, the tenant with the least at work for its weight goes first, and each one's
+own prompts in this order. So a flood that was let in delays nobody else. A tenant with nothing at work goes before all
+others, even with a prompt that is late: prompts in time that never cease would keep it waiting for ever.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from baton_wire.liveness import REPORT_S
@@ -56,6 +60,24 @@ class _Timed(NamedTuple, Generic[T]):
     weight: float
 
 
+class _Turn(NamedTuple, Generic[T]):
+    """The first of one tenant's prompts."""
+
+    rank: HeldRank
+    prompt: _Timed[T]
+    load: float = 0.0
+    """What the tenant has at work, divided by its weight."""
+
+    @property
+    def urgent_rank(self) -> HeldRank:
+        return self.rank if self.load > 0 else HeldRank.IN_TIME
+
+    @property
+    def key(self) -> tuple[HeldRank, float, HeldRank, float, int]:
+        """Smaller ones go first."""
+        return self.urgent_rank, self.load, self.rank, self.prompt.latest_s, self.prompt.number
+
+
 class PromptOrder(Generic[T]):
     """Prompts that wait for a prefill worker. Without a target they go in order of arrival."""
 
@@ -67,7 +89,11 @@ class PromptOrder(Generic[T]):
         """heap"""
         self._set_aside: list[_Timed[T]] = []
         """heap, of those that would make more of the others late"""
-        self._late: deque[T] = deque()
+        self._late: deque[_Timed[T]] = deque()
+        self._tenants: Counter[str] = Counter()
+        """Prompts of each, without those that are retried."""
+        self._turn: _Turn[T] | None = None
+        """Of the tenant that goes first, when `first` compared several."""
         self._pushed = 0
         self._plans_s = float("-inf")
         """When it is reckoned again."""
@@ -77,8 +103,8 @@ class PromptOrder(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """In no order."""
-        timed = itertools.chain(self._in_time, self._set_aside)
-        return itertools.chain(self._retried, (each.prompt for each in timed), self._late)
+        timed = itertools.chain(self._in_time, self._set_aside, self._late)
+        return itertools.chain(self._retried, (each.prompt for each in timed))
 
     def push(self, prompt: T, arrival_s: float, own_s: float, tenant: str = "", weight: float = 1.0) -> None:
         """`own_s`: seconds that a worker computes it. What takes longer than its target waits as if it took none.
@@ -88,25 +114,52 @@ class PromptOrder(Generic[T]):
             by_s = BEGIN_SHARE * self.ttft_s
             slack_s = by_s - own_s if own_s <= by_s else by_s
         self._pushed += 1
+        self._tenants[tenant] += 1
+        self._turn = None
         heapq.heappush(self._in_time, _Timed(arrival_s + slack_s, self._pushed, own_s, prompt, tenant, weight))
 
     def push_front(self, prompt: T) -> None:
         self._retried.appendleft(prompt)
+        self._turn = None
 
-    def first(self, now: float, workers: float = 0.0) -> T:
+    def first(self, now: float, workers: float = 0.0, load: Callable[[str], float] | None = None) -> T:
         """Whose turn it is; there is one. `workers`: that compute them side by side, or a part of one; 0: nobody is set
-        aside."""
+        aside. `load`: what a tenant has at work, divided by its weight; None: tenants are not compared."""
         if self.ttft_s is not None:
             while timed := self._soonest(now):
-                self._late.append(heapq.heappop(timed).prompt)
+                self._late.append(heapq.heappop(timed))
             if workers and now >= self._plans_s:
                 self._set_longest_aside(now, workers)
                 in_time = len(self._in_time) + len(self._set_aside)
                 self._plans_s = now + max(PLAN_S, PLAN_PROMPT_S * in_time)
+        self._turn = None
         if self._retried:
             return self._retried[0]
-        in_line = self._in_time or self._set_aside
-        return in_line[0].prompt if in_line else self._late[0]
+        if load is not None and len(self._tenants) > 1:
+            self._turn = self._turn_of_least_loaded(load)
+        return self._head().prompt
+
+    def _head(self) -> _Timed[T]:
+        """Of those that are not retried; there is one."""
+        if self._turn is not None:
+            return self._turn.prompt
+        return (self._in_time or self._set_aside or self._late)[0]
+
+    def _turn_of_least_loaded(self, load: Callable[[str], float]) -> _Turn[T]:
+        """Looks at all prompts: the first of each tenant, and of these the tenant with the least at work."""
+        turns: dict[str, _Turn[T]] = {}
+        ranked: tuple[tuple[HeldRank, Iterable[_Timed[T]]], ...] = (
+            (HeldRank.IN_TIME, self._in_time),
+            (HeldRank.SET_ASIDE, self._set_aside),
+            (HeldRank.LATE, self._late),
+        )
+        for rank, prompts in ranked:
+            for prompt in prompts:
+                turn = turns.get(prompt.tenant)
+                if turn is None or (turn.rank is rank and rank is not HeldRank.LATE and prompt < turn.prompt):
+                    turns[prompt.tenant] = _Turn(rank, prompt)
+        loaded = (turn._replace(load=load(tenant)) for tenant, turn in turns.items())
+        return min(loaded, key=lambda turn: turn.key)
 
     def _soonest(self, now: float) -> list[_Timed[T]] | None:
         """Whichever has at its head who became late first of all; None if nobody is late."""
@@ -117,25 +170,47 @@ class PromptOrder(Generic[T]):
         """Take what `first` just said."""
         if self._retried:
             return self._retried.popleft()
-        timed = self._in_time or self._set_aside
-        return heapq.heappop(timed).prompt if timed else self._late.popleft()
+        head = self._head()
+        self._turn = None
+        self._tenants[head.tenant] -= 1
+        if not self._tenants[head.tenant]:
+            del self._tenants[head.tenant]
+        for timed in (self._in_time, self._set_aside):
+            if timed and timed[0] is head:
+                heapq.heappop(timed)
+                return head.prompt
+            if head in timed:
+                timed.remove(head)
+                heapq.heapify(timed)
+                return head.prompt
+        self._late.remove(head)
+        return head.prompt
 
     def own_s(self) -> float:
         """Of what `first` just said: seconds that a worker computes it; 0 of what is late or has waited before."""
-        in_line = [] if self._retried else self._in_time or self._set_aside
-        return in_line[0].own_s if in_line else 0.0
+        if self._retried or self._rank() is HeldRank.LATE:
+            return 0.0
+        return self._head().own_s
+
+    def _rank(self) -> HeldRank:
+        if self._turn is not None:
+            return self._turn.rank
+        return HeldRank.IN_TIME if self._in_time else HeldRank.SET_ASIDE if self._set_aside else HeldRank.LATE
 
     def urgency(self) -> Urgency:
         """Of what `first` would say now, if nothing became late since it was asked."""
         if self._retried:
             return Urgency(HeldRank.IN_TIME)
-        if self._in_time:
-            return Urgency(HeldRank.IN_TIME, self._in_time[0].latest_s)
-        return Urgency(HeldRank.SET_ASIDE, self._set_aside[0].latest_s) if self._set_aside else Urgency(HeldRank.LATE)
+        rank = self._rank()
+        if rank is HeldRank.LATE and self._turn is not None:
+            return Urgency(self._turn.urgent_rank)
+        return Urgency(rank) if rank is HeldRank.LATE else Urgency(rank, self._head().latest_s)
 
     def drop_late(self, is_over: Callable[[T], bool]) -> None:
         """Forget late prompts that nobody waits for any more: their turn may be far away."""
-        self._late = deque(prompt for prompt in self._late if not is_over(prompt))
+        self._late = deque(timed for timed in self._late if not is_over(timed.prompt))
+        waiting = itertools.chain(self._in_time, self._set_aside, self._late)
+        self._tenants, self._turn = Counter(timed.tenant for timed in waiting), None
 
     def _set_longest_aside(self, now: float, workers: float) -> None:
         """In their order, as soon as one could not start in time behind those before it, the longest so far goes."""
