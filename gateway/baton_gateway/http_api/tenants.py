@@ -38,6 +38,11 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Separates this tenant's prefix caches from every other's; empty for the default tenant."""
         return self.name if self.key_sha256 else ""
 
+    @property
+    def flow(self) -> bytes:
+        """What shares one turn at the workers, whichever gateway process asks them."""
+        return hashlib.sha256(f"tenant {self.name}".encode()).digest()[:16]
+
 
 class TenantFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(min_length=1, max_length=10_000)]

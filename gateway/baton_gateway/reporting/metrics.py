@@ -77,9 +77,12 @@ class GatewayMetrics:
     def arrived(self, now: float) -> RequestTimes:
         return RequestTimes(now)
 
-    def refused(self) -> None:
-        """Refused by admission, before there was a request to speak of."""
-        self.telemetry.refused()
+    def refused(self, *, is_demand: bool = True) -> None:
+        """Refused by admission, before there was a request to speak of. `is_demand`: more workers would serve it, which
+        they do not where its tenant is at its quota.
+        """
+        if is_demand:
+            self.telemetry.refused()
         self._requests[Outcome.REFUSED].inc()
 
     def admitted(self, times: RequestTimes, now: float) -> None:

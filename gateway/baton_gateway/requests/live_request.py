@@ -16,11 +16,12 @@ from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.http_api.sinks import Sink
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import RequestTimes
+from baton_gateway.requests.model_line import ModelLine
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Deliver, LifeRules, Prompt
 from baton_gateway.requests.run import Run
 from baton_gateway.requests.scored_prompts import ScoredPrompts
-from baton_gateway.requests.waiting_line import WaitingLine, WaitRules
+from baton_gateway.requests.waiting_line import WaitRules
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import RoutePolicy
@@ -71,8 +72,10 @@ class LiveRequest:
     prefixes: tuple[tuple[bytes, ...], ...] = ()
     texts: list[ChoiceText] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
-    line: WaitingLine | None = None
-    """Of its model, where it waits until a worker is told of it."""
+    line: ModelLine | None = None
+    """Of its model, from its arrival to its end."""
+    parked_bytes: int | None = None
+    """Of text and ids, once it waited for a first pair of workers."""
     scores: ScoredPrompts | None = None
     """When log probabilities of the prompts are wanted."""
     reading: Reading | None = None

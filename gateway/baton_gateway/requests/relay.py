@@ -27,9 +27,9 @@ from baton_gateway.requests.live_request import (
     answer_bytes,
     num_sequences,
     tell_failure,
-    text_bytes,
 )
 from baton_gateway.requests.model_lines import ModelLines
+from baton_gateway.requests.parked import parked_that_leave
 from baton_gateway.requests.preparing import (
     ModelLimits,
     chat_prompt,
@@ -120,13 +120,14 @@ class Relay:
         self._budgets = RetryBudgets()
         self._dice = dice or random.SystemRandom()
         self._routing = Routing(table, self._dice)
-        self._lines = ModelLines(table)
+        self._lines = ModelLines(table, admission)
         self.held = HeldRuns(
             table,
             self._let_go,
             lambda live: self._lines.of(live).output_tokens,
             lambda live, sequences: admission.may_grow(live.ticket, sequences),
             self._choose,
+            self._lines.of,
         )
         self.worker_reported = self.held.look
         self._by_ticket: dict[int, LiveRequest] = {}
@@ -146,9 +147,11 @@ class Relay:
         self._rules = rules
 
     def backlog(self) -> Backlog:
-        """Requests that no worker has been told of."""
-        now = self._loop.time()
-        waiting = [live.life for live in self._by_ticket.values() if live.life.attempts == 0]
+        """Requests that no worker has been told of, and that one could take: not those that wait for their own tenant's
+        quota."""
+        now, blocked = self._loop.time(), self._admission.waiting_for_quota()
+        lives = ((ticket, live.life) for ticket, live in self._by_ticket.items())
+        waiting = [life for ticket, life in lives if life.attempts == 0 and ticket not in blocked]
         oldest_s = now - min((life.arrived_s for life in waiting), default=now)
         parked = sum(life.is_parked for life in waiting)
         return self._metrics.telemetry.backlog(len(waiting), parked, oldest_s, len(waiting))
@@ -162,27 +165,41 @@ class Relay:
     def start(
         self, request: ChatRequest | CompletionRequest, tenant: Tenant, sink: Sink, request_id: str = ""
     ) -> LiveRequest:
-        """Begin a request. Raises RefusedError when it may not even wait."""
+        """Begin a request. Raises RefusedError when it may not even wait.
+
+        The wait is predicted first, because that changes nothing: only who may join takes a place from others.
+        """
         now = self._loop.time()
-        work = self._lines.expected(request)
-        verdict: tuple[int, Verdict] | Problem | None = self._lines.overload(request, work, self._rules.wait, now)
+        work, sequences, at_once = self._lines.expected(request), num_sequences(request), request.options.n
+        is_own_quota = self._admission.quota_turns(tenant, at_once) > 0
+        verdict: tuple[int, Verdict] | Problem | None
+        verdict = self._lines.overload(request, tenant, work, self._rules.wait, now)
         if verdict is None:
-            verdict = self._admission.offer(tenant, num_sequences(request), now, at_once=request.options.n)
+            for displaced in self._admission.displaced_by(tenant, sequences, at_once):
+                self._make_room(self._by_ticket[displaced])
+            verdict = self._admission.offer(tenant, sequences, now, at_once)
         if isinstance(verdict, Problem):
-            self._metrics.refused()
+            self._metrics.refused(is_demand=not is_own_quota)
             raise RefusedError(verdict)
         ticket, turn = verdict
         self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)
         life = self._new_life(request.options.n, tenant, now)
         live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now), request_id)
         self._by_ticket[ticket] = live
-        self._lines.of(live).joins(ticket, work)
+        line = self._lines.of(live)
+        line.joins(ticket, work, tenant, now=now)
+        if line.is_shared(tenant.name, now):
+            life.flow = tenant.flow  # where one tenant asks alone, each of its requests has its own turns
         if turn is Verdict.ADMITTED:
             self._admit_one(ticket)
         else:
             self._keep_timer(live)
             self._keep_admission_timer()
         return live
+
+    def _make_room(self, live: LiveRequest) -> None:
+        """Refuse one that waits: it gives way to a tenant with less."""
+        self._feed(live, Refused(errors.queue_full(self._admission.retry_after_s(live.tenant))))
 
     def _new_life(self, n: int, tenant: Tenant, now: float) -> RequestLife:
         rules, budget = self._rules.life.patient_for(self._table.settled_s - now), self._budgets.of(tenant.name)
@@ -296,8 +313,11 @@ class Relay:
 
     def _count(self, live: LiveRequest) -> None:
         """Tell admission how many sequences of the request are at work: those that ended make room for others."""
-        if live.ticket in self._by_ticket and (at_work := live.life.sequences_at_work):
-            self._admit(self._admission.at_work(live.ticket, at_work))
+        if live.ticket in self._by_ticket:
+            at_work = live.life.sequences_at_work
+            self._lines.of(live).at_work(live.ticket, at_work)
+            if at_work:
+                self._admit(self._admission.at_work(live.ticket, at_work))
 
     def _carry_out(self, live: LiveRequest, actions: list[Action], now: float) -> None:
         rest = iter(actions)
@@ -337,6 +357,8 @@ class Relay:
 
     def _deliver(self, live: LiveRequest, action: Deliver, now: float) -> None:
         self._metrics.delivered(live.times, action.choice, len(action.ids), now)
+        if action.is_first:
+            self._lines.of(live).answered(live.ticket)
         if action.is_first and live.scores is not None and not live.scores.is_complete(live.prompt_of(action.choice)):
             self._feed(live, Refused(errors.internal_error()))  # the worker's own rule: the prompt comes first
             return
@@ -381,7 +403,10 @@ class Relay:
         self._metrics.routed(route)
         self._by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)
-        self._lines.of(live).leaves(live.ticket)
+        line = self._lines.of(live)
+        line.told(live.ticket)
+        if action.is_first:
+            line.sent(live.tenant, route.own_s, route.missing_tokens or action.tokens, self._loop.time())
         return Routed(action.run, route)
 
     def _tell_prompt(self, live: LiveRequest, action: PickRoute, prefix: tuple[bytes, ...]) -> None:
@@ -409,7 +434,7 @@ class Relay:
         if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
             self._metrics.telemetry.unserved()
         line = self._lines.of(live)
-        line.leaves(live.ticket)
+        line.leaves(live.ticket, now)
         if action.outcome is Outcome.FINISHED and live.prompts:
             line.ended(completion_tokens / (len(live.prompts) * live.request.options.n))
         if action.outcome is Outcome.FAILED:
@@ -439,10 +464,12 @@ class Relay:
         self._feed(live, event)
 
     def _park(self, live: LiveRequest, problem: Problem) -> NoRevision | Refused:
-        parked = [other for other in self._by_ticket.values() if other.life.is_parked]
-        size = text_bytes(live.request) + sum(text_bytes(other.request) for other in parked)
-        if len(parked) >= self._rules.max_parked or (parked and size > self._rules.max_parked_bytes):
-            return Refused(errors.no_workers(self._admission.retry_after_s()))
+        parked = [other for other in self._by_ticket.values() if other.life.is_parked and other is not live]
+        leaving = parked_that_leave(live, parked, self._rules.max_parked, self._rules.max_parked_bytes)
+        if leaving is None:
+            return Refused(errors.no_workers(self._admission.retry_after_s(live.tenant)))
+        for other in leaving:
+            self._feed(other, Refused(errors.no_workers(self._admission.retry_after_s(other.tenant))))
         self.on_parked()
         return NoRevision(problem)
 
@@ -538,7 +565,9 @@ class Relay:
     def _admit_one(self, ticket: int) -> None:
         live = self._by_ticket.get(ticket)
         if live is not None:
-            self._metrics.admitted(live.times, self._loop.time())
+            now = self._loop.time()
+            self._metrics.admitted(live.times, now)
+            self._lines.of(live).begins(ticket, now)
             self._feed(live, Admitted())
 
     def _keep_admission_timer(self) -> None:
@@ -550,7 +579,7 @@ class Relay:
 
     def _expire_waiting(self) -> None:
         self._admission_timer = None
-        problem = errors.queue_timeout(self._admission.retry_after_s())
         for ticket in self._admission.expired(self._loop.time()):
-            self._feed(self._by_ticket[ticket], Refused(problem))
+            live = self._by_ticket[ticket]
+            self._feed(live, Refused(errors.queue_timeout(self._admission.retry_after_s(live.tenant))))
         self._keep_admission_timer()

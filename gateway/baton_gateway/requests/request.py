@@ -72,7 +72,8 @@ class RequestLife:
         self.migrations = 0
         self.conflicts = 0
         """Attempts in which a worker repeated a token otherwise than it was delivered."""
-        self._flow = request
+        self.flow = request
+        """What shares one turn at the workers: all of this request, or more."""
         self._request = int.from_bytes(request)
         self._n = n
         self._rules = rules
@@ -205,7 +206,7 @@ class RequestLife:
     def _start_legs(self, run: Run, route: Route, now: float) -> list[Action]:
         prompt, forced = self._prompts[run.prompt], self._forced(run)[: run.base]
         left_s, tpot_s = self.deadline_s - now, self._rules.tpot_s
-        return [*start_legs(run, route, prompt, forced, self._n, left_s, self._flow, tpot_s)]
+        return [*start_legs(run, route, prompt, forced, self._n, left_s, self.flow, tpot_s)]
 
     def _no_route(self, event: NoRoute, now: float) -> list[Action]:
         run = self._runs.get(event.run)

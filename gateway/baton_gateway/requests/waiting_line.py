@@ -1,24 +1,22 @@
-"""Who may still join the line: the wait of a newcomer is predicted, and one beyond its bound is told so at once. Pure.
+"""Who may still join a line: the wait of a newcomer is predicted, and one beyond its bound is told so at once. Pure.
 
 The prediction is the tokens that wait, divided by the rate at which they are served: prompt tokens by the prefill
 pool, output tokens by the decode pool while it is full. Without a measured rate it is unknown, and a newcomer waits.
 
 The bound is long while the line is young, so that a burst waits instead of being refused. Once the line has stood for
 the TTFT target, only those may join who will still be in time: a standing line helps nobody (Nichols and Jacobson,
-CoDel, 2012; Maurer, Fail at Scale, 2015).
+CoDel, 2012; Maurer, Fail at Scale, 2015). Each tenant's line of a model has a bound, and all of them together one.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BOUND_TARGETS = 10.0
 """The longest wait without a setting, in TTFT targets."""
 STANDING_SHARE = 0.5
 """Of the target, the wait that a standing line may have. The rest is for the prompt itself."""
-FIRST_OUTPUT_TOKENS = 200.0
-"""What an answer is taken to have until the first one has ended."""
 FADING = 0.95
 MAX_RETRY_S = 60
 
@@ -32,6 +30,9 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         return Work(self.prompt_tokens + other.prompt_tokens, self.output_tokens + other.output_tokens)
+
+    def __mul__(self, part: float) -> Work:
+        return Work(self.prompt_tokens * part, self.output_tokens * part)
 
     def __sub__(self, other: Work) -> Work:
         return Work(self.prompt_tokens - other.prompt_tokens, self.output_tokens - other.output_tokens)
@@ -48,6 +49,10 @@ class PoolService:
     """Seconds a token takes at its fastest worker."""
     is_limiting: bool = True
     """Whether what comes has to wait for it at all: not where a decode worker has slots left."""
+
+    def empty(self) -> PoolService:
+        """As fast, with nothing that waits at its workers."""
+        return replace(self, waiting_tokens=0.0)
 
     def wait_s(self, more_tokens: float) -> float | None:
         """Until `more_tokens` besides those that wait have been served; None: unknown."""
@@ -74,7 +79,7 @@ class WaitRules:
 
 
 class WaitBound:
-    """The bound on the wait of one model's newcomers, as its line behaves."""
+    """The bound on the wait of newcomers of one model and tenant, or of all its tenants, as that line behaves."""
 
     def __init__(self) -> None:
         self._over_since: float | None = None
@@ -96,42 +101,6 @@ class WaitBound:
         if rules.longest_s is not None:
             return rules.longest_s
         return in_time_s if is_standing and own_s <= in_time_s else BOUND_TARGETS * max(rules.ttft_s, own_s)
-
-
-class WaitingLine:
-    """Requests of one model that no worker has been told of, by ticket."""
-
-    def __init__(self) -> None:
-        self._work: dict[int, Work] = {}
-        self._total = Work()
-        self._mean_output: float | None = None
-        self.bound = WaitBound()
-
-    def __len__(self) -> int:
-        return len(self._work)
-
-    @property
-    def held(self) -> Work:
-        return self._total if self._work else Work()
-
-    def joins(self, ticket: int, work: Work) -> None:
-        self._work[ticket] = work
-        self._total += work
-
-    def leaves(self, ticket: int) -> None:
-        """A worker was told of it, or it ended. No effect when it is not in the line."""
-        if (work := self._work.pop(ticket, None)) is not None:
-            self._total = self._total - work if self._work else Work()
-
-    def ended(self, output_tokens: float) -> None:
-        """A sequence had so many tokens when it ended."""
-        mean = output_tokens if self._mean_output is None else self._mean_output
-        self._mean_output = FADING * mean + (1 - FADING) * output_tokens
-
-    @property
-    def output_tokens(self) -> float:
-        """What a sequence comes to, by those that ended."""
-        return FIRST_OUTPUT_TOKENS if self._mean_output is None else self._mean_output
 
 
 def retry_after_s(wait_s: float, bound_s: float) -> int:

@@ -214,6 +214,12 @@ class LinkedWorker:
             return state.waiting_tokens + int(left_s / token_s)
         return max(0, state.waiting_tokens - int(min(-left_s, REPORT_S) / token_s))
 
+    def _waiting(self, state: WorkerState) -> int:
+        """Those of the last report, and of those sent since what finds no slot."""
+        if state.waiting:
+            return state.waiting + self.sent_sequences
+        return max(0, state.running + self.sent_sequences - self.hello.max_sequences)
+
     def view(self) -> WorkerView:
         hello, state = self.hello, self.state
         left = 0 if state is None else self._left(state)
@@ -235,7 +241,7 @@ class LinkedWorker:
             token_s=self.token_s,
             more_token_s=self.more_token_s,
             running=0 if state is None else state.running,
-            waiting=0 if state is None or not state.waiting else state.waiting + self.sent_sequences,
+            waiting=0 if state is None else self._waiting(state),
             max_sequences=hello.max_sequences,
             step_s=0.0 if state is None else state.step_s,
             rows_s=self.pieces.base_s,

@@ -55,7 +55,8 @@ class WorkerView:
     running: int = 0
     """Sequences at the last report."""
     waiting: int = 0
-    """Requests that wait there for slots or blocks: those of the last report, and sent since if there were any."""
+    """Requests that wait there for slots or blocks: those of the last report, and sent since if there were any, or
+    beyond its slots."""
     max_sequences: int = 1
     rows: int = 0
     """Sequences that decoded in its last step."""
@@ -177,15 +178,35 @@ def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_
 
 def decode_wait_s(worker: WorkerView, output_tokens: float) -> float:
     """Until its slots have taken in what waits there now; 0 where nothing waits or nothing runs."""
-    if not worker.waiting or not worker.running:
+    running = worker.running
+    if worker.load_sequences - worker.waiting >= worker.max_sequences:  # sent since the report, and more than its slots
+        running = worker.max_sequences
+    if not worker.waiting or not running:
         return 0.0
-    return worker.waiting * output_tokens * worker.step_s / worker.running
+    return worker.waiting * output_tokens * worker.step_s / running
 
 
 def free_sequences(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
     """Slots of the revision's decode workers that nobody has or is about to have."""
     usable = _usable(workers, Role.DECODE, fingerprint)
     return sum(max(0, worker.max_sequences - worker.load_sequences) for worker in usable)
+
+
+def num_prefill(workers: Sequence[WorkerView], served_name: str) -> float:
+    """This gateway's part of a model's prefill workers, of all its revisions."""
+    prefill = (each for each in workers if each.served_name == served_name and each.role is Role.PREFILL)
+    return sum(1 / worker.gateways for worker in prefill if _is_usable(worker))
+
+
+def num_slots(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
+    """Sequences that the revision's decode workers run at once."""
+    return sum(worker.max_sequences for worker in _usable(workers, Role.DECODE, fingerprint))
+
+
+def least_prompts_s(workers: Sequence[WorkerView], fingerprint: PairFingerprint, tpot_s: float | None) -> float:
+    """Seconds that the prefill worker with the least to do computes what it has; 0 if unknown."""
+    usable = _usable(workers, Role.PREFILL, fingerprint)
+    return min((_work_s(worker, usable, tpot_s) for worker in usable), default=0.0)
 
 
 def _usable(workers: Sequence[WorkerView], role: Role, fingerprint: PairFingerprint) -> list[WorkerView]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,101 @@ def test_a_bad_key_file_names_itself(content: str, tmp_path: Path) -> None:
     path.write_text(content)
     with pytest.raises(ValueError, match=r"tenants\.json"):
         Tenants(path)
+
+
+def tickets(admission: Admission, tenant: Tenant, count: int, sequences: int = 1) -> list[int]:
+    """Of that many offers, each of which makes room for itself as the relay does."""
+    taken = []
+    for _ in range(count):
+        for ticket in admission.displaced_by(tenant, sequences):
+            admission.leave(ticket)
+        verdict = admission.offer(tenant, sequences, 0)
+        if not isinstance(verdict, Problem):
+            taken.append(verdict[0])
+    return taken
+
+
+def test_a_queue_full_of_one_tenants_requests_has_room_for_another() -> None:
+    admission = Admission(AdmissionLimits(max_running=1, max_queued=8))
+    flood = tickets(admission, A, 20)
+    assert len(flood) == 9
+    assert admission.displaced_by(B, 1) == [flood[-1]], "the newest of whoever has the most"
+    assert len(tickets(admission, B, 20)) == 4, "half of the queue"
+    assert admission.num_waiting == 8
+    assert tickets(admission, A, 1) == []
+    assert admission.displaced_by(Tenant("heavy", weight=10.0), 4) != []
+    assert admission.displaced_by(Tenant("c", max_queued=1), 1) != []
+
+
+def test_who_is_over_its_own_quota_takes_nobodys_place() -> None:
+    admission = Admission(AdmissionLimits(max_running=1, max_queued=4))
+    small = Tenant("small", max_queued=1)
+    tickets(admission, A, 9)
+    assert len(tickets(admission, small, 9)) == 1
+    assert admission.is_over_quota(small, 1)
+    assert admission.displaced_by(small, 1) == []
+    assert admission.displaced_by(B, 1) != []
+
+
+def test_a_tenant_with_nothing_at_work_begins_although_others_fill_the_room() -> None:
+    admission = Admission(AdmissionLimits(max_running=16, max_queued=64))
+    tickets(admission, A, 40)
+    verdicts = [admission.offer(tenant, 1, 0) for tenant in (B, B, Tenant("c"), Tenant("d"))]
+    assert [verdict[1] for verdict in verdicts if not isinstance(verdict, Problem)] == [
+        Verdict.ADMITTED, Verdict.QUEUED, Verdict.ADMITTED, Verdict.QUEUED,
+    ]  # fmt: skip
+    assert admission.num_running == 18, "an eighth more, and no further"
+
+
+def test_small_requests_do_not_overtake_a_larger_one_of_a_tenant_with_less() -> None:
+    admission = Admission(AdmissionLimits(max_running=4))
+    flood = tickets(admission, A, 4)
+    large = admission.offer(B, 4, 0)
+    assert not isinstance(large, Problem)
+    for ticket in flood[:3]:
+        assert admission.leave(ticket) == []
+        late = admission.offer(A, 1, 0)
+        assert not isinstance(late, Problem)
+        assert late[1] is Verdict.QUEUED, "there is room for one, but b waits for four and has none"
+    assert admission.leave(flood[3])[0] == large[0]
+
+
+def test_what_waits_for_its_own_tenants_quota_is_known() -> None:
+    admission = Admission(AdmissionLimits(max_running=4))
+    small = Tenant("small", max_running=2)
+    mine = tickets(admission, small, 6)
+    assert admission.waiting_for_quota() == set(mine[2:])
+    assert admission.startable("small") == 0.0
+    assert admission.quota_turns(small, 1) == 2.5, "five sequences are to end, two at a time"
+    others = tickets(admission, A, 4)
+    assert admission.waiting_for_quota() == set(mine[2:]), "others wait for room"
+    assert (admission.startable("a"), admission.quota_turns(A, 1)) == (1.0, 0.0)
+    admission.leave(mine[0])
+    assert admission.waiting_for_quota() == set(mine[3:])
+    for ticket in (*mine, *others):
+        admission.leave(ticket)
+    assert (admission._lines, admission.waiting_for_quota()) == ({}, set())
+    assert (admission.startable("small"), admission.quota_turns(small, 1)) == (1.0, 0.0)
+
+
+def test_one_tenants_queue_does_not_lengthen_what_another_is_told_to_wait() -> None:
+    admission = Admission(AdmissionLimits(max_running=4, max_queued=400))
+    tickets(admission, A, 200)
+    assert admission.retry_after_s(A) == 31
+    assert admission.retry_after_s(B) == 1
+    tickets(admission, B, 5)
+    assert admission.retry_after_s(B) == 1 + 4 * (5 + 5) // 4, "as many of others go before its own"
+
+
+def test_where_one_begins_at_a_time_tenants_take_turns_by_their_weights() -> None:
+    admission = Admission(AdmissionLimits(max_running=1))
+    heavy = Tenant("heavy", weight=2.0)
+    running = tickets(admission, A, 9)[:1]
+    tickets(admission, heavy, 9)
+    tickets(admission, B, 1)
+    names = []
+    for _ in range(10):
+        running = admission.leave(running[0])
+        names.append(admission._owner[running[0]].tenant.name)
+    assert names[:2] == ["heavy", "b"], "a had its turn before"
+    assert Counter(names) == {"heavy": 6, "b": 1, "a": 3}

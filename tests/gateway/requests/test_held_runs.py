@@ -125,7 +125,10 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
     decode = view(0, role=Role.DECODE, max_sequences=40)
     table = SimpleNamespace(views=lambda: [decode], get=lambda epoch: None, live_prefill=lambda _: [])
     large = SimpleNamespace(
-        ticket=1, fingerprint="a", life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0)
+        ticket=1,
+        fingerprint="a",
+        life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0),
+        tenant=DEFAULT_TENANT,
     )
     gone: list[int] = []
 
@@ -144,7 +147,10 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
     assert gone == list(range(8)), "32 of 40 slots: four times what it leaves"
     assert len(held) == 12
     small = SimpleNamespace(
-        ticket=2, fingerprint="a", life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0)
+        ticket=2,
+        fingerprint="a",
+        life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0),
+        tenant=DEFAULT_TENANT,
     )
     assert not held.takes(cast(Any, small), run(99), ROUTE, TTFT_S)
     large.life.sequences_at_work -= 8

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from baton_gateway.requests.waiting_line import (
     PoolService,
     WaitBound,
-    WaitingLine,
     WaitRules,
     Work,
     predicted_wait_s,
     retry_after_s,
 )
-from baton_gateway.workers.route import WorkerView, is_full, pool_services
+from baton_gateway.workers.route import WorkerView, decode_wait_s, is_full, pool_services
 from baton_wire.messages.values import Role
 
 TARGET_S = 0.5
@@ -64,22 +61,6 @@ def test_a_setting_is_kept_and_a_target_out_of_reach_refuses_nobody_early() -> N
         assert bound.of(9.0, slow_s, RULES, now) == 20.0, "ten times its own work"
         assert bound.of(9.0, slow_s, WaitRules(TARGET_S, 0.1), now) == 0.1
         assert bound.of(9.0, 0.01, WaitRules(TARGET_S, 60.0), now) == 60.0
-
-
-def test_the_line_counts_who_is_in_it_and_learns_how_long_answers_are() -> None:
-    line = WaitingLine()
-    line.joins(1, Work(10, 20))
-    line.joins(2, Work(1, 2))
-    line.leaves(1)
-    line.leaves(1)
-    assert line.held == Work(1, 2)
-    line.leaves(2)
-    assert (line.held, len(line)) == (Work(), 0)
-    line.ended(40)
-    assert line.output_tokens == 40
-    for _ in range(200):
-        line.ended(10)
-    assert math.isclose(line.output_tokens, 10, abs_tol=0.01)
 
 
 def test_clients_come_again_when_the_wait_has_fallen() -> None:
@@ -136,3 +117,10 @@ def test_workers_whose_lines_differ_as_lines_do_all_count() -> None:
 def test_decode_workers_are_full_when_what_waits_is_work_for_half_a_second(waiting: int, full: bool) -> None:
     pool = [worker(Role.DECODE, running=100, step_s=0.05, waiting=waiting)]
     assert is_full(pool, "f", 10.0) is full  # type: ignore[arg-type]
+
+
+def test_what_is_sent_beyond_the_slots_waits_before_any_report_says_so() -> None:
+    burst = worker(Role.DECODE, load_sequences=150, waiting=86, max_sequences=64, step_s=0.02)
+    assert decode_wait_s(burst, 100.0) == pytest.approx(86 * 100 * 0.02 / 64)
+    blocked = worker(Role.DECODE, load_sequences=5, waiting=5, max_sequences=64, step_s=0.02)
+    assert decode_wait_s(blocked, 100.0) == 0.0, "nothing runs there: nobody knows"
