@@ -25,6 +25,10 @@ BENCHES = {
         "bench.serving.overload",
         "five times too much, and one huge request beside small ones: TTFT, refusals",
     ),
+    "tenants_overload": (
+        "bench.serving.tenants_overload",
+        "many tenants at three times too much, and one at its worst, on virtual time: goodput, bytes, honest refusals",
+    ),
     "goodput": ("bench.serving.goodput", "two GPUs under open load: what keeps TTFT and TPOT targets, by mode"),
     "goodput_beside": ("bench.serving.goodput_beside", "another server's replicas under the same loads and clients"),
     "goodput_plot": ("bench.serving.goodput_plot", "the plot of a `goodput` run, and where `auto` is not the envelope"),

@@ -1,0 +1,203 @@
+"""Many tenants in an overload, and one at its worst beside another: the relay on virtual time.
+
+    python -m bench tenants_overload [--tenants 200] [--times 3] [--seconds 60] [--seeds 3]
+
+Goodput is answers whose first token came within the target, in percent of what the workers can do. A few of the
+requests that are refused are let in all the same: what they wait tells whether what was predicted is honest. The
+figures are the rules' and not the machine's: the workers only keep time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.machine import this_machine
+from bench.results import Cell, percentile, publish
+
+from baton_gateway.errors import Problem
+from baton_gateway.http_api.tenants import Tenant
+from baton_testing.gateway.virtual_pool import Client, VirtualPool
+
+TTFT_S: Final = 0.5
+TOKEN_S: Final = 5e-5
+SETTLING_S: Final = 5.0
+LET_IN: Final = 0.03
+"""Of the refused."""
+PROMPTS: Final = {"prompts of one length": (1_000, 0.0), "mixed prompts": (1_000, 0.8)}
+"""Median and sigma (log-normal) of their tokens."""
+OUTPUT_TOKENS: Final = {"": 20, ", long answers": 300}
+OVERLOAD_COLUMNS: Final = (
+    *("load", "offered/s", "goodput %", "late %", "refused %", "most MB held", "least/most served"),
+    *("told wait s", "real wait s", "told / real"),
+)
+BESIDE_COLUMNS: Final = ("the other one", "asked", "refused", "ttft_p50_s", "ttft_p95_s", "theirs served/s")
+
+
+@dataclass(slots=True)
+class LetIn:
+    """Refusals that are not carried out: what was told, by the client that was let in all the same."""
+
+    pool: VirtualPool
+    dice: random.Random
+    told: list[tuple[float, Client]] = field(default_factory=list)
+    _wait_s: float | None = None
+
+    def __post_init__(self) -> None:
+        lines: Any = self.pool.relay._lines
+        decide = lines.overload
+
+        def overload(*arguments: Any) -> Problem | None:
+            problem: Problem | None = decide(*arguments)
+            if problem is None or self.dice.random() >= LET_IN:
+                return problem
+            self._wait_s = float(problem.message.split("wait of ")[1].split(" s")[0])
+            return None
+
+        lines.overload = overload
+
+    def asked(self, client: Client) -> bool:
+        """Whether the client would have been refused."""
+        wait_s, self._wait_s = self._wait_s, None
+        if wait_s is not None and client.live is not None:
+            self.told.append((wait_s, client))
+            return True
+        return False
+
+
+def overload(name: str, tenants: int, times: float, seconds: float, seed: int, outputs: int) -> dict[str, Cell]:
+    """Poisson arrivals at `times` what the prefill worker can do, of tenants that are drawn at random."""
+    dice = random.Random(seed)
+    median, sigma = PROMPTS[name]
+    slots, step_s = (64, 0.02) if outputs < 100 else (64, 0.01)
+    pool = VirtualPool(token_s=TOKEN_S, slots=slots, step_s=step_s)
+    mean = statistics.fmean(median * dice.lognormvariate(0.0, sigma) for _ in range(20_000))
+    capacity = min(1 / (TOKEN_S * mean), slots / (step_s * outputs))
+    owners = [Tenant(f"t{number}", ("0" * 64,)) for number in range(tenants)]
+    let_in = LetIn(pool, random.Random(seed + 1))
+    clients: list[Client] = []
+
+    def ask() -> None:
+        tokens = max(16, min(16_000, int(median * dice.lognormvariate(0.0, sigma))))
+        client = pool.ask(dice.choice(owners), tokens, outputs)
+        if not let_in.asked(client):
+            clients.append(client)
+
+    at_s = 1.0
+    while at_s < seconds:
+        pool.heap.after(at_s, ask)
+        at_s += dice.expovariate(times * capacity)
+    pool.run(seconds + 60.0)
+    pool.close()
+    counted = [client for client in clients if client.asked_s >= SETTLING_S]
+    served = [client for client in counted if client.problem is None]
+    good = [client for client in served if client.ttft_s <= TTFT_S]
+    told = [(wait_s, client.ttft_s) for wait_s, client in let_in.told if client.first_s is not None]
+    by_tenant = [sum(client.tenant is owner for client in good) for owner in owners]
+    return {
+        "offered/s": round(times * capacity, 1),
+        "goodput %": 100 * len(good) / (capacity * (seconds - SETTLING_S)),
+        "late %": 100 * (len(served) - len(good)) / len(counted),
+        "refused %": 100 * (len(counted) - len(served)) / len(counted),
+        "most MB held": pool.most_bytes / 1e6,
+        "least/most served": percentile(by_tenant, 5) / max(1, percentile(by_tenant, 95)),
+        "told wait s": statistics.fmean(wait_s for wait_s, _ in told) if told else None,
+        "real wait s": statistics.fmean(ttft_s for _, ttft_s in told) if told else None,
+        "told / real": statistics.median(wait_s / max(0.05, ttft_s) for wait_s, ttft_s in told) if told else None,
+    }
+
+
+def mean_of(rows: list[dict[str, Cell]]) -> dict[str, Cell]:
+    means: dict[str, Cell] = {}
+    for column in rows[0]:
+        values = [float(cell) for row in rows if isinstance(cell := row[column], int | float)]
+        means[column] = statistics.fmean(values) if values else None
+    return means
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """What the other tenant does, from its connections again and again."""
+
+    connections: int
+    prompt_tokens: int
+    output_tokens: int
+    max_running: int | None = None
+
+
+FLOODS: Final = {
+    "is not there": Flood(0, 1, 1),
+    "has a quota of 1, 20 connections": Flood(20, 550, 400, max_running=1),
+    "150 connections of 200 tokens": Flood(150, 100, 200),
+    "1,000 connections of small requests": Flood(1_000, 50, 5),
+    "300 connections of 5,000 tokens": Flood(300, 100, 5_000),
+    "40 connections of long prompts": Flood(40, 8_000, 20),
+    "10 connections of huge prompts": Flood(10, 60_000, 2),
+}
+
+
+def beside(name: str) -> dict[str, Cell]:
+    """A tenant that asks for five tokens three times a second, beside another one."""
+    flood, pool = FLOODS[name], VirtualPool(token_s=TOKEN_S)
+    calm, other = Tenant("calm"), Tenant("other", max_running=flood.max_running)
+    calms: list[Client] = []
+    others: list[Client] = []
+
+    def again(client: Client) -> None:
+        others.append(client)
+        pool.heap.after(1.0 if client.problem else 0.0, ask)
+
+    def ask() -> None:
+        if pool.now < 25.0:
+            pool.ask(other, flood.prompt_tokens, flood.output_tokens, on_end=again)
+
+    for number in range(72):
+        pool.heap.after(1.0 + number / 3, lambda: calms.append(pool.ask(calm, 100, 5)))
+    for _ in range(flood.connections):
+        pool.heap.after(2.033, ask)
+    pool.run(60.0)
+    pool.close()
+    counted = [client for client in calms if client.asked_s >= SETTLING_S]
+    waits = [client.ttft_s for client in counted if client.problem is None]
+    return {
+        "the other one": name,
+        "asked": len(counted),
+        "refused": len(counted) - len(waits),
+        "ttft_p50_s": percentile(waits, 50) if waits else None,
+        "ttft_p95_s": percentile(waits, 95) if waits else None,
+        "theirs served/s": sum(client.problem is None for client in others) / 25.0,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench tenants_overload", description=__doc__)
+    parser.add_argument("--tenants", type=int, default=200)
+    parser.add_argument("--times", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--name", default="tenants_overload", help="of the result's file")
+    options = parser.parse_args()
+    rows: list[dict[str, Cell]] = []
+    for tenants in sorted({1, 2, options.tenants}):
+        for name in PROMPTS:
+            for kind, outputs in OUTPUT_TOKENS.items():
+                runs = [
+                    overload(name, tenants, options.times, options.seconds, seed, outputs)
+                    for seed in range(options.seeds)
+                ]
+                rows.append({"load": f"{tenants} tenants, {name}{kind}", **mean_of(runs)})
+    notes = [
+        f"The relay on virtual time; {options.times:g} times what the workers can do for {options.seconds:g} s,",
+        f"{options.seeds} seeds. Target: TTFT {TTFT_S:g} s. {100 * LET_IN:g} % of the refused are let in to compare.",
+    ]
+    machine = this_machine()
+    publish(options.name + "_beside", machine, notes[:1], BESIDE_COLUMNS, [beside(name) for name in FLOODS])
+    publish(options.name, machine, notes, OVERLOAD_COLUMNS, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
