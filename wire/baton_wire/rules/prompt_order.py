@@ -9,9 +9,9 @@ have to be (Moore 1968, with Hodgson's rule): a long one would make several shor
 the longest of whoever has most in line for its weight, so that a flood of short ones makes itself late. They come
 behind all that are in time, and back in line as soon as there is room for them.
 
-Where the prompts of several tenants wait, the tenant with the least at work for its weight goes first, and each one's
-own prompts in this order. So a flood that was let in delays nobody else. A tenant with nothing at work goes before all
-others, even with a prompt that is late: prompts in time that never cease would keep it waiting for ever.
+Where the prompts of several tenants wait, the tenant that was served the least for its weight goes first, and each
+one's own prompts in this order. So a flood that was let in delays nobody else. A tenant that was served no more than
+its share goes before others that were, even with a prompt that is late: their prompts in time may never cease.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ class _Turn(NamedTuple, Generic[T]):
 
     rank: HeldRank
     prompt: _Timed[T]
-    load: float = 0.0
-    """What the tenant has at work, divided by its weight."""
+    lead: float = 0.0
+    """What the tenant was served beyond its share."""
 
     @property
     def urgent_rank(self) -> HeldRank:
-        return self.rank if self.load > 0 else HeldRank.IN_TIME
+        return self.rank if self.lead > 0 else HeldRank.IN_TIME
 
     @property
     def key(self) -> tuple[HeldRank, float, HeldRank, float, int]:
         """Smaller ones go first."""
-        return self.urgent_rank, self.load, self.rank, self.prompt.latest_s, self.prompt.number
+        return self.urgent_rank, self.lead, self.rank, self.prompt.latest_s, self.prompt.number
 
 
 class PromptOrder(Generic[T]):
@@ -122,9 +122,9 @@ class PromptOrder(Generic[T]):
         self._retried.appendleft(prompt)
         self._turn = None
 
-    def first(self, now: float, workers: float = 0.0, load: Callable[[str], float] | None = None) -> T:
+    def first(self, now: float, workers: float = 0.0, lead: Callable[[str], float] | None = None) -> T:
         """Whose turn it is; there is one. `workers`: that compute them side by side, or a part of one; 0: nobody is set
-        aside. `load`: what a tenant has at work, divided by its weight; None: tenants are not compared."""
+        aside. `lead`: what a tenant was served beyond its share; None: tenants are not compared."""
         if self.ttft_s is not None:
             while timed := self._soonest(now):
                 self._late.append(heapq.heappop(timed))
@@ -135,8 +135,8 @@ class PromptOrder(Generic[T]):
         self._turn = None
         if self._retried:
             return self._retried[0]
-        if load is not None and len(self._tenants) > 1:
-            self._turn = self._turn_of_least_loaded(load)
+        if lead is not None and len(self._tenants) > 1:
+            self._turn = self._fairest_turn(lead)
         return self._head().prompt
 
     def _head(self) -> _Timed[T]:
@@ -145,8 +145,8 @@ class PromptOrder(Generic[T]):
             return self._turn.prompt
         return (self._in_time or self._set_aside or self._late)[0]
 
-    def _turn_of_least_loaded(self, load: Callable[[str], float]) -> _Turn[T]:
-        """Looks at all prompts: the first of each tenant, and of these the tenant with the least at work."""
+    def _fairest_turn(self, lead: Callable[[str], float]) -> _Turn[T]:
+        """Looks at all prompts: the first of each tenant, and of these that of the tenant with the least lead."""
         turns: dict[str, _Turn[T]] = {}
         ranked: tuple[tuple[HeldRank, Iterable[_Timed[T]]], ...] = (
             (HeldRank.IN_TIME, self._in_time),
@@ -158,8 +158,8 @@ class PromptOrder(Generic[T]):
                 turn = turns.get(prompt.tenant)
                 if turn is None or (turn.rank is rank and rank is not HeldRank.LATE and prompt < turn.prompt):
                     turns[prompt.tenant] = _Turn(rank, prompt)
-        loaded = (turn._replace(load=load(tenant)) for tenant, turn in turns.items())
-        return min(loaded, key=lambda turn: turn.key)
+        leading = (turn._replace(lead=lead(tenant)) for tenant, turn in turns.items())
+        return min(leading, key=lambda turn: turn.key)
 
     def _soonest(self, now: float) -> list[_Timed[T]] | None:
         """Whichever has at its head who became late first of all; None if nobody is late."""
