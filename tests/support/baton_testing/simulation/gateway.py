@@ -9,17 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
-import regex
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import GatewayError, Problem, RefusedError
-from baton_gateway.http_api.json_pieces import EncodedJson
-from baton_gateway.http_api.logprob_json import CompletionLogprobs
-from baton_gateway.http_api.openai_types import CompletionRequest, Options
-from baton_gateway.http_api.responses import AnswerHead, Usage
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import AdmissionLimits
@@ -28,8 +23,7 @@ from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import End, LifeRules, Outcome, PickRoute, Route, Routed
 from baton_gateway.requests.run import Run, RunState
-from baton_gateway.shapes.answer_shape import AnswerShape, ShapeKind
-from baton_gateway.text.choice_text import Increment
+from baton_gateway.shapes.answer_shape import AnswerShape
 from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
@@ -37,20 +31,20 @@ from baton_gateway.workers.links import ToWorker
 from baton_gateway.workers.route import RoutePolicy
 from baton_kv_transfer.handover import HandoverKey
 from baton_testing.engine import toy_grammars
-from baton_testing.engine.runners import VOCABULARY, reference_tokens
+from baton_testing.engine.runners import VOCABULARY
 from baton_testing.engine.toy_grammars import letter
+from baton_testing.simulation.clients import SimClient
 from baton_testing.simulation.legs import OpenLegs
 from baton_testing.simulation.network import Connection, Dial, Path
 from baton_testing.simulation.network import End as LinkEnd
 from baton_testing.simulation.process import SimProcess, require
-from baton_testing.simulation.scenario import CONTEXT_TOKENS, RequestPlan
 from baton_testing.simulation.swayed_table import SwayedTable
-from baton_testing.simulation.worker import SERVED, SimWorker, WorkerWorld
+from baton_testing.simulation.worker import SimWorker, WorkerWorld
 from baton_wire.liveness import PeerState
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import Flip, Hello, Holding, LegFailed, ToGateway, Tokens
 from baton_wire.messages.gateway_link import WorkerState as WorkerStateMessage
-from baton_wire.messages.values import Address, Finish, Grammar, Reason, Role
+from baton_wire.messages.values import Address, Grammar, Reason, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
 
 LIMITS = AdmissionLimits(max_running=6, max_queued=32, max_wait_s=6.0)
@@ -64,111 +58,11 @@ METRICS = GatewayMetrics(CollectorRegistry())
 
 def _text_model() -> TextModel:
     pieces = {token: Piece(letter(token).encode()) for token in range(VOCABULARY)}
-    table = PieceTable(cast(Any, None), DecoderKind.BYTE_LEVEL, LeadingSpace.KEEP, False, frozenset(), pieces)
+    table = PieceTable(lambda token: None, DecoderKind.BYTE_LEVEL, LeadingSpace.KEEP, False, frozenset(), pieces)
     return TextModel(cast(Any, None), cast(Any, None), (), dict.fromkeys(Shown, Pieces(frozenset(), table)), None)
 
 
 TEXT = _text_model()
-
-
-@dataclass(slots=True, eq=False)
-class SimClient:
-    """One client connection, as the relay's sink: what it asked, what it got, how it ended."""
-
-    plan: RequestPlan
-    stop: tuple[str, ...]
-    expected: list[str]
-    got: list[str]
-    finishes: dict[int, Finish] = field(default_factory=dict)
-    ending: End | None = None
-    ended_s: float = 0.0
-    is_gone: bool = False
-    """It hung up, or its gateway was killed."""
-
-    @property
-    def _name(self) -> str:
-        return f"request {self.plan.number}"
-
-    def begin(self, answer: AnswerHead) -> None:
-        """The request is running."""
-
-    def prompt(self, choice: int, scores: EncodedJson) -> None:
-        raise AssertionError("nobody asks for log probabilities here")
-
-    def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
-        raise AssertionError("nobody asks for the prompt here")
-
-    def increment(self, choice: int, increment: Increment) -> None:
-        require(self.ending is None, "I1", f"{self._name}: text after the end")
-        require(choice not in self.finishes, "I7", f"{self._name}: text after finish of {choice}")
-        self.got[choice] += increment.text
-        so_far, must = self.got[choice], self.expected[choice]
-        require(must.startswith(so_far), "I4", f"{self._name} choice {choice}: got {so_far}, expected {must}")
-        if increment.finish is not None:
-            self.finishes[choice] = increment.finish
-            require(so_far == must, "I7", f"{self._name}: finished after {len(so_far)} of {len(must)} tokens")
-
-    def flush(self) -> None:
-        """Nothing is written anywhere."""
-
-    def end(self, problem: Problem | None, usage: Usage) -> None:
-        """`ended` has looked at it."""
-
-    def ended(self, action: End, now: float) -> None:
-        require(self.ending is None, "I1", f"{self._name} ended twice: {self.ending}, {action}")
-        self.ending, self.ended_s = action, now
-        if action.outcome is Outcome.FINISHED:
-            missing = set(range(self.plan.n)) - set(self.finishes)
-            require(not missing, "I1", f"{self._name} finished without the ends of {missing}")
-
-    def request(self) -> CompletionRequest:
-        plan, sampling = self.plan, self.plan.sampling
-        options = Options(
-            model=SERVED,
-            n=plan.n,
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            logit_bias=sampling.logit_bias,
-            seed=sampling.seed,
-            stop=self.stop,
-            stop_token_ids=sampling.stop_token_ids,
-            ignore_eos=False,
-            skip_special_tokens=True,
-            include_stop_str_in_output=False,
-            truncate_prompt_tokens=None,
-            logprobs=None,
-            prompt_logprobs=None,
-            prompt_alternatives=None,
-            stream=True,
-            include_usage=False,
-            continuous_usage=False,
-            cache_salt="",
-            shape=None if plan.pattern is None else AnswerShape(ShapeKind.REGEX, "structured_outputs", plan.pattern),
-        )
-        return CompletionRequest(options, (plan.tokens,), echo=False)
-
-
-def client(plan: RequestPlan) -> SimClient:
-    """A stop string is one of the first choice's own letters."""
-    sampling = plan.sampling
-    texts = []
-    for choice in range(plan.n):
-        ids = reference_tokens(plan.tokens, len(plan.tokens), sampling, choice, CONTEXT_TOKENS)
-        is_stopped = ids[-1] in sampling.stop_token_ids and len(ids) > sampling.min_tokens
-        texts.append("".join(map(letter, ids[:-1] if is_stopped else ids)))
-        if plan.pattern is not None:
-            fits = regex.fullmatch(plan.pattern, texts[-1], partial=not is_stopped)
-            require(fits is not None, "I4", f"request {plan.number}: {texts[-1]} does not follow {plan.pattern}")
-    first = texts[0][: plan.stop_after]
-    stop = (first[-1],) if plan.stop_after is not None and first else ()
-    return SimClient(plan, stop, [text.split(stop[0])[0] if stop else text for text in texts], [""] * plan.n)
 
 
 class SimShapes:
@@ -215,6 +109,10 @@ class GatewayWorld(WorkerWorld, Protocol):
 class SimGateway(SimProcess):
     """Also the party of its worker connections."""
 
+    relay_class: type[SimRelay] = SimRelay
+    limits = LIMITS
+    text = TEXT
+
     def __init__(self, world: GatewayWorld, name: str, epoch: bytes, address: str) -> None:
         super().__init__(world, name, epoch, address)
         self.world = world
@@ -223,12 +121,12 @@ class SimGateway(SimProcess):
         self.table = WorkerTable()
         if shape.tpot_s is not None:
             self.table = SwayedTable(shape.tpot_s, random.Random(world.heap.random.getrandbits(64)))
-        self.admission = parts.admission(LIMITS)
+        self.admission = parts.admission(self.limits)
         targets = None if shape.tpot_s is None else LatencyTargets(TTFT_S, shape.tpot_s)
         self.rules = replace(RULES, route=RoutePolicy(decode_locally=shape.local, targets=targets))
         dice = random.Random(world.heap.random.getrandbits(64))
         with self.loop.entered():
-            self.relay = SimRelay(self.table, self.admission, cast(Any, None), METRICS, self.rules, dice)
+            self.relay = self.relay_class(self.table, self.admission, cast(Any, None), METRICS, self.rules, dice)
         self.relay._routing = parts.routing(self.table, dice)
         self.relay.gateway = self
         self.relay.shapes = cast(Any, SimShapes())
@@ -294,7 +192,7 @@ class SimGateway(SimProcess):
             return is_sent
 
         address = Address(host=end.other.process.address, port=1)
-        if not self.table.add(LinkedWorker(hello, address, TEXT, send, lambda: self.now)):
+        if not self.table.add(LinkedWorker(hello, address, self.text, send, lambda: self.now)):
             end.close("this worker is linked already")
             return
         self._ends[hello.epoch] = end

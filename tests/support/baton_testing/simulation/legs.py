@@ -43,6 +43,11 @@ class OpenLegs:
         else:
             self._choice_over(attempt, message.choice)
 
+    def has(self, worker: bytes, entry: TokenEntry) -> bool:
+        """Whether the worker has a leg of the attempt."""
+        legs = self._legs.get((entry.request, entry.attempt))
+        return legs is not None and worker in (legs.decode, *legs.workers)
+
     def arrived(self, worker: bytes, entry: TokenEntry) -> None:
         attempt = entry.request, entry.attempt
         legs = self._legs.get(attempt)
@@ -57,6 +62,11 @@ class OpenLegs:
     def lost(self, worker: bytes) -> None:
         for attempt in list(self._legs):
             self._close(attempt, worker)
+
+    def forget(self, runs: tuple[bytes, ...]) -> None:
+        """Of a request that one of its own workers lied about: what is open there is that worker's."""
+        for attempt in [attempt for attempt in self._legs if attempt[0] in runs]:
+            del self._legs[attempt]
 
     def require_none(self, runs: tuple[bytes, ...]) -> None:
         left = [attempt for attempt in self._legs if attempt[0] in runs]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from baton_testing.simulation.scenario import Fault
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_testing.virtual_time.loop import EXPECTED, VirtualLoop
 from baton_wire.errors import TransferError
+
+RAISED: list[Violation] = []
+"""Violations of the world that runs: they stand also where production code catches what its callers raise."""
 
 
 class Violation(AssertionError):
@@ -18,6 +21,7 @@ class Violation(AssertionError):
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"{invariant}: {text}")
         self.invariant = invariant
+        RAISED.append(self)
 
 
 def require(holds: bool, invariant: str, text: str) -> None:
@@ -35,7 +39,7 @@ class Surroundings(Protocol):
 
     def chance(self, share: float) -> bool: ...
 
-    def count(self, fault: Fault) -> None: ...
+    def count(self, fault: enum.StrEnum) -> None: ...
 
 
 THREAD_S = 0.003
@@ -49,6 +53,9 @@ class SimProcess:
 
     Its loops are its threads; `run` and `later` are calls in the first one.
     """
+
+    expected: tuple[type[BaseException], ...] = (TransferError, *EXPECTED)
+    """Errors with which its tasks may end."""
 
     def __init__(self, world: Surroundings, name: str, epoch: bytes, address: str) -> None:
         self.surroundings = world
@@ -65,7 +72,7 @@ class SimProcess:
         world = self.surroundings
         loop = VirtualLoop(
             world.heap,
-            expected=(TransferError, *EXPECTED),
+            expected=self.expected,
             post_s=lambda: world.delay(THREAD_S),
             aside_s=lambda: world.delay(ASIDE_S),
             on_turn=self._touch,

@@ -57,7 +57,7 @@ class Fault(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
     at_s: float
-    kind: Fault
+    kind: enum.StrEnum
     pick: float
     """In [0, 1): which of the possible victims."""
     amount: float
@@ -158,7 +158,7 @@ def scenario(seed: int, structured: float = STRUCTURED, flexible: float = FLEXIB
     """
     dice = random.Random(seed)
     shape = replace(
-        _shape(dice),
+        draw_shape(dice),
         keeps_answers=random.Random(f"keeps {seed}").random() < 0.3,
     )
     placing = random.Random(f"places {seed}")
@@ -190,7 +190,8 @@ def _flips(seed: int) -> list[FaultPlan]:
     return [FaultPlan(at_s, Fault.CHANGE_ROLE, dice.random(), dice.random()) for at_s in times]
 
 
-def _shape(dice: random.Random) -> Shape:
+def draw_shape(dice: random.Random) -> Shape:
+    """A fleet of some sizes."""
     block_tokens = dice.choice((4, 4, 2))
     least = CONTEXT_TOKENS // block_tokens
     return Shape(

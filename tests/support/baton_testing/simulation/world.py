@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections import Counter
 from collections.abc import Callable
@@ -12,10 +13,13 @@ from baton_decode_worker.service import DecodeService
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_flexible_worker.service import FlexibleService
+from baton_gateway.http_api.lookups import Lookups
 from baton_gateway.requests.admission import Admission
+from baton_gateway.requests.model_lines import ModelLines
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Outcome
 from baton_gateway.requests.routing import Routing
+from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.handover import HandoverKey
 from baton_kv_transfer.link import PairLink
@@ -24,14 +28,15 @@ from baton_kv_transfer.prefill.retargeting import PrefillKeeper
 from baton_prefill_worker.service import PrefillService
 from baton_testing.engine.runners import ToyRunner
 from baton_testing.kv_transfer.builders import fingerprint
+from baton_testing.simulation.clients import SimClient, client
 from baton_testing.simulation.decode import SimDecode
 from baton_testing.simulation.faults import inject
 from baton_testing.simulation.flexible import SimFlexible
-from baton_testing.simulation.gateway import SimClient, SimGateway, client
+from baton_testing.simulation.gateway import SimGateway
 from baton_testing.simulation.network import PULSE_S, Connection, Path
 from baton_testing.simulation.prefill import SimPrefill
-from baton_testing.simulation.process import SimProcess, Violation, require
-from baton_testing.simulation.scenario import FAULTS_UNTIL_S, Fault, Scenario
+from baton_testing.simulation.process import RAISED, SimProcess, Violation, require
+from baton_testing.simulation.scenario import FAULTS_UNTIL_S, Fault, FaultPlan, RequestPlan, Scenario
 from baton_testing.simulation.streams import Stream
 from baton_testing.simulation.worker import SimWorker
 from baton_testing.virtual_time.event_heap import EventHeap
@@ -75,12 +80,18 @@ class Parts:
     require_fit: Any = require_fit_pair
     is_live: Any = is_live
     fingerprint: PairFingerprint = FINGERPRINT
+    templates: Any = TemplateRenderer
+    lines: Any = ModelLines
+    lookups: Any = Lookups
 
 
 class SimWorld:
     """Build it from a scenario, `run` it. Raises Violation."""
 
+    gateway_class: type[SimGateway] = SimGateway
+
     def __init__(self, scenario: Scenario, parts: Parts | None = None) -> None:
+        RAISED.clear()
         self.scenario, self.parts = scenario, parts or Parts()
         self.shape = scenario.shape
         self.message_s = scenario.shape.message_s
@@ -88,7 +99,7 @@ class SimWorld:
         self.touched: dict[SimProcess, None] = {}
         self.connections: list[Connection] = []
         self.streams: list[Stream] = []
-        self.faults: Counter[Fault] = Counter()
+        self.faults: Counter[enum.StrEnum] = Counter()
         self.retargets = 0
         self.placed: Counter[str] = Counter()
         self.flips = 0
@@ -113,7 +124,7 @@ class SimWorld:
     def chance(self, share: float) -> bool:
         return self.heap.random.random() < share
 
-    def count(self, fault: Fault) -> None:
+    def count(self, fault: enum.StrEnum) -> None:
         self.faults[fault] += 1
 
     # Fleet ------------------------------------------------------------------------------------------------------------
@@ -127,11 +138,11 @@ class SimWorld:
         for number in range(shape.gateways):
             self.start_gateway(f"g{number}")
         for plan in self.scenario.requests:
-            mine = client(plan)
+            mine = self._client(plan)
             self.clients.append(mine)
             self.heap.after(plan.at_s, lambda mine=mine: self._arrive(mine))  # type: ignore[misc]
         for fault in self.scenario.faults:
-            self.heap.after(fault.at_s, lambda fault=fault: inject(self, fault))  # type: ignore[misc]
+            self.heap.after(fault.at_s, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         self.heap.after(PULSE_S, self._pulse)
 
     def epoch(self) -> bytes:
@@ -159,7 +170,7 @@ class SimWorld:
                 prefill.discovered(decodes)
 
     def start_gateway(self, address: str) -> None:
-        gateway = SimGateway(self, f"{address.upper()}.{self._born}", self.epoch(), address)
+        gateway = self.gateway_class(self, f"{address.upper()}.{self._born}", self.epoch(), address)
         self.gateways = [each for each in self.gateways if each.address != address] + [gateway]
         self.heap.note(f"{gateway.name} starts")
         for each in self.workers:
@@ -205,7 +216,13 @@ class SimWorld:
         for call in path.heal():
             self.heap.after(0.001, call)
 
+    def _inject(self, fault: FaultPlan) -> None:
+        inject(self, fault)
+
     # Requests ---------------------------------------------------------------------------------------------------------
+
+    def _client(self, plan: RequestPlan) -> SimClient:
+        return client(plan)
 
     def _arrive(self, mine: SimClient) -> None:
         gateway = self.gateways[int(mine.plan.gateway * len(self.gateways))]
@@ -240,6 +257,8 @@ class SimWorld:
             while self.heap.now < REST_S and not self._is_at_rest():
                 self.heap.run(self.heap.now + 1.0, self._after_each)
             self.check_at_rest()
+        except Violation:
+            raise RAISED[0] from None  # what came of it when production code caught it is of no interest
         finally:
             for process in self._processes():
                 process.die()
@@ -250,6 +269,8 @@ class SimWorld:
         return max((mine.ended_s for mine in self.clients), default=0.0)
 
     def _after_each(self) -> None:
+        if RAISED:
+            raise RAISED[0]
         for process in self.touched:
             if process.is_alive:
                 process.check()
