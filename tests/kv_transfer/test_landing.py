@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from baton_kv_transfer.coverage import MAX_INTERVALS, Coverage
-from baton_kv_transfer.landing import MAX_SPANS, ClaimRefusal, LandingRegion, LandingWindow, SpanState
+from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow, SpanState
 from baton_kv_transfer.layout import Extent
 from baton_wire.errors import LandingFullError
+from baton_wire.messages.pair_link import MAX_SPANS
 
 P1, P2 = b"1" * 16, b"2" * 16
 

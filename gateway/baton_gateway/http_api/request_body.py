@@ -16,7 +16,9 @@ from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.known_parts import LEAST_BYTES, KnownParts
 from baton_gateway.http_api.loop_turns import LoopTurns
 from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
+from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.text.returned_memory import MemoryReturn
+from baton_wire.listening.source_address import source_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -121,6 +123,12 @@ class RequestBody:
     def _take(self, size: int) -> None:
         if not self.charged.take(size):
             raise RefusedError(out_of_memory())
+
+
+def holder_of(request: web.BaseRequest, tenant: Tenant) -> str:
+    """Whose a request is where room and turns are shared: the tenant's, or the address's where everybody is the same
+    tenant."""
+    return f"address {source_of(request.remote or '')}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
 
 
 def _too_large(max_bytes: int) -> RefusedError:

@@ -30,7 +30,7 @@ from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.openai_fields import UnknownFields
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from baton_gateway.http_api.refused_paths import refused_path
-from baton_gateway.http_api.request_body import RequestBody
+from baton_gateway.http_api.request_body import RequestBody, holder_of
 from baton_gateway.http_api.responses import error_body
 from baton_gateway.http_api.sinks import CollectingSink, Hold
 from baton_gateway.http_api.streaming_sink import STALL_S, StreamingSink
@@ -48,7 +48,6 @@ from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.listening.complaints import Complaints
-from baton_wire.listening.source_address import source_of
 
 _log = logging.getLogger("baton.gateway.http")
 
@@ -240,26 +239,26 @@ class HttpApi:
         return await self._generate(request, tenant, lambda raw, unknown: (parse_message(raw, unknown), MESSAGES))
 
     async def _count_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
+        with self._tokenising.place(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             chat = parse_counted(await body.read_object(self._table.body_limits), self._unknown)
             _name_ignored(request[EXCHANGE], chat)
             answer = await self._tokenising.count(chat, tenant)
         return web.Response(body=answer, headers=JSON)
 
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
+        with self._tokenising.place(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
             return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._tokenising.place(_holder(request, tenant), tenant), self._body(request, tenant) as body:
+        with self._tokenising.place(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
             return await self._send(request, [await self._tokenising.detokenize(raw, tenant, body.charged.take)])
 
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
         """What the request brings, held for its holder."""
         return RequestBody(
-            request, _holder(request, tenant), self._budget, self._memory, self._parsing, self._known, self._turns
+            request, holder_of(request, tenant), self._budget, self._memory, self._parsing, self._known, self._turns
         )
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
@@ -365,11 +364,6 @@ class HttpApi:
 def _messages(handler: Handler) -> _Endpoint:
     """An endpoint of Anthropic's API: its errors, and its clients' header."""
     return _Endpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
-
-
-def _holder(request: web.BaseRequest, tenant: Tenant) -> str:
-    """The tenant; the address where everybody is the same tenant."""
-    return f"address {source_of(request.remote or '')}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
 
 
 def _name_ignored(exchange: Exchange, asked: ChatRequest | CompletionRequest) -> None:

@@ -15,8 +15,10 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.http_api.json_pieces import EncodedJson
+from baton_gateway.http_api.logprob_json import CompletionLogprobs
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
-from baton_gateway.http_api.responses import AnswerHead, PromptScores, Usage
+from baton_gateway.http_api.responses import AnswerHead, Usage
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, AdmissionLimits
@@ -72,8 +74,11 @@ class _Sink:
     def begin(self, answer: AnswerHead) -> None:
         """Nothing is shown of it."""
 
-    def prompt(self, choice: int, scores: PromptScores) -> None:
+    def prompt(self, choice: int, scores: EncodedJson) -> None:
         raise AssertionError("nobody asks for log probabilities here")
+
+    def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
+        raise AssertionError("nobody asks for the prompt here")
 
     def increment(self, choice: int, increment: Increment) -> None:
         if self.client.first_s is None:

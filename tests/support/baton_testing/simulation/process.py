@@ -54,7 +54,7 @@ class SimProcess:
     Its loops are its threads; `run` and `later` are calls in the first one.
     """
 
-    expected: tuple[type[BaseException], ...] = (TransferError, *EXPECTED)
+    expected_errors: tuple[type[BaseException], ...] = (TransferError, *EXPECTED)
     """Errors with which its tasks may end."""
 
     def __init__(self, world: Surroundings, name: str, epoch: bytes, address: str) -> None:
@@ -72,7 +72,7 @@ class SimProcess:
         world = self.surroundings
         loop = VirtualLoop(
             world.heap,
-            expected=self.expected,
+            expected=self.expected_errors,
             post_s=lambda: world.delay(THREAD_S),
             aside_s=lambda: world.delay(ASIDE_S),
             on_turn=self._touch,

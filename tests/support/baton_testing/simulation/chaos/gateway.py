@@ -134,7 +134,7 @@ class ChaosGatewayWorld(GatewayWorld, Protocol):
 
 
 class ChaosGateway(SimGateway):
-    expected = (*SimGateway.expected, RefusedError, ProcessNotStartedError, TurnTimeoutError)
+    expected_errors = (*SimGateway.expected_errors, RefusedError, ProcessNotStartedError, TurnTimeoutError)
     relay_class = ChaosRelay
     limits = ROOM
     world: ChaosGatewayWorld
