@@ -24,6 +24,8 @@ BOUNDED = {
     "AnswerLengths._curves": "a few for each length",
     "Sketch.bins": "a few hundred bins",
     "LoadTelemetry._prompts": "a sample",
+    "ModelLine._sent": "tenants of the last ten seconds",
+    "RetryBudgets._by_tenant": "1,024 tenants",
 }
 """What may grow from batch to batch, and what bounds it."""
 

@@ -80,8 +80,8 @@ class Acceptor:
         self._told = listener
         self._party = Party(LinkRole.DECODE, hello.epoch)
         self._listener: Listener | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: HandshakePool[asyncio.Task[None]] = HandshakePool()
+        self._tasks: dict[Connection, asyncio.Task[None]] = {}
+        self._strangers: HandshakePool[Connection] = HandshakePool()
         """The tasks of connections that have not shaken hands yet."""
         self._complained_s = 0.0
         self.links: dict[bytes, PrefillLink] = {}
@@ -104,7 +104,7 @@ class Acceptor:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        tasks = list(self._tasks)
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -116,17 +116,17 @@ class Acceptor:
 
     def _accept(self, connection: Connection) -> None:
         task = asyncio.create_task(self._welcome(connection))
-        evicted = self._strangers.enter(connection.source, task)
+        self._tasks[connection] = task
+        evicted = self._strangers.enter(connection.source, connection)
         if evicted is not None:
             # Its task closes it: a socket closed under a pending read would leave its number to the next one.
-            evicted.cancel()
-        self._tasks.add(task)
+            self._tasks[evicted].cancel()
         task.add_done_callback(lambda done: self._parted(done, connection))
 
     def _parted(self, task: asyncio.Task[None], connection: Connection) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(connection, None)
         if task.cancelled():  # possibly before its first step, which nothing inside it could have seen
-            self._strangers.leave(task)
+            self._strangers.leave(connection)
             connection.close()
 
     async def _welcome(self, connection: Connection) -> None:
@@ -143,7 +143,7 @@ class Acceptor:
                     timeout_s=self._config.handshake_s,
                 )
             finally:
-                self._leave_strangers()
+                self._strangers.leave(connection)
             if identity.channel is Channel.DATA:
                 handed_over = self._take_data(identity, DataConnection(connection, session))
             else:
@@ -153,11 +153,6 @@ class Acceptor:
         finally:
             if not handed_over:
                 connection.close()
-
-    def _leave_strangers(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._strangers.leave(task)
 
     def _refuse(self, error: Exception) -> None:
         """Count, and say so at most once a second: strangers must not fill the log."""

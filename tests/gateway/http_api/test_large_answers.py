@@ -108,7 +108,7 @@ async def test_without_a_wish_an_answer_gets_what_fits_into_it(
     pool: FakePool, http: aiohttp.ClientSession, stream: bool, n: int, most: int | None
 ) -> None:
     for worker in pool.workers:
-        worker.max_context_tokens = 1 << 17
+        worker.max_context_tokens, worker.blocks_total = 1 << 17, 1 << 13
     async with running_gateway(pool) as gateway:
         client = HttpClient(gateway, http)
         ask = client.stream if stream else client.ask
