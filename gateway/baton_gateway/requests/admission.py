@@ -1,8 +1,10 @@
 """Whose turn it is: a bounded number of sequences at work, a bounded queue with a time limit, fair between tenants.
 Pure.
 
-Everything is counted in sequences (prompts × n). A request that is larger than the room or its tenant's quota begins
-when nothing else of the tenant is at work: its runs are let out piece by piece (see `held_runs`).
+Quotas and queues are counted in sequences (prompts × n). The room of the process is shared by what sequences cost it:
+one with log probabilities of alternatives costs several times as much as one without (`effort`). A request that is
+larger than the room or its tenant's quota begins when nothing else of the tenant is at work: its runs are let out piece
+by piece (see `held_runs`).
 
 The tenant that has the least at work for its weight goes first, so that one tenant's flood waits behind itself. Nor
 does it take the room of others: one with nothing at work begins although others fill it, and one with less in the queue
@@ -48,6 +50,13 @@ class _Waiting:
     gives_up_s: float
     sequences: int
     at_once: int
+    effort: int
+
+
+@dataclass(slots=True)
+class _Running:
+    sequences: int
+    effort: int
 
 
 @dataclass(slots=True)
@@ -55,6 +64,8 @@ class _TenantLine:
     tenant: Tenant
     running: int = 0
     """Sequences at work."""
+    room: int = 0
+    """What they take of the process's room: sequences times their effort."""
     queued: int = 0
     """Sequences that wait."""
     waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict)
@@ -68,7 +79,7 @@ class _TenantLine:
 
     @property
     def load(self) -> float:
-        return self.running / self.tenant.weight
+        return self.room / self.tenant.weight
 
     @property
     def headroom(self) -> int | None:
@@ -96,9 +107,10 @@ class Admission:
         self._tickets = itertools.count(1)
         self._lines: dict[str, _TenantLine] = {}
         self._owner: dict[int, _TenantLine] = {}
-        self._running: dict[int, int] = {}
+        self._running: dict[int, _Running] = {}
         """Tickets to their sequences at work."""
         self._num_running = 0
+        self._room_taken = 0
         self._num_waiting = 0
         self._virtual = 0.0
 
@@ -117,35 +129,37 @@ class Admission:
         return self._num_waiting
 
     def offer(
-        self, tenant: Tenant, sequences: int, now: float, at_once: int | None = None
+        self, tenant: Tenant, sequences: int, now: float, at_once: int | None = None, effort: int = 1
     ) -> tuple[int, Verdict] | Problem:
         """A request arrived: its ticket and whether it may start, or why it is refused. `at_once`: the sequences of its
-        first run; the others are let out as there is room.
+        first run; the others are let out as there is room. `effort`: how many plain sequences one of them counts as in
+        the room of the process.
         """
         line = self._lines.setdefault(tenant.name, _TenantLine(tenant, next_start=self._virtual))
         line.tenant = tenant
         at_once = sequences if at_once is None else at_once
-        if self._may_begin(line, at_once):
-            return self._start(next(self._tickets), line, at_once), Verdict.ADMITTED
+        if self._may_begin(line, at_once, effort):
+            return self._start(next(self._tickets), line, at_once, effort), Verdict.ADMITTED
         if self._is_full(sequences) or self._is_over_quota(line, sequences):
             if not line.running and not line.waiting:
                 del self._lines[tenant.name]
             return errors.queue_full(self.retry_after_s(tenant))
         ticket = next(self._tickets)
-        line.waiting[ticket] = _Waiting(now + self._limits.max_wait_s, sequences, at_once)
+        line.waiting[ticket] = _Waiting(now + self._limits.max_wait_s, sequences, at_once, effort)
         line.queued += sequences
         self._num_waiting += sequences
         self._owner[ticket] = line
         return ticket, Verdict.QUEUED
 
-    def displaced_by(self, tenant: Tenant, sequences: int, at_once: int | None = None) -> list[int]:
+    def displaced_by(self, tenant: Tenant, sequences: int, at_once: int | None = None, effort: int = 1) -> list[int]:
         """Tickets that wait and are to be refused, so that a newcomer of a tenant with less in the queue fits into it.
         Each is still to `leave`. Empty: it needs nobody's place, or has no claim to one.
         """
         if not self._is_full(sequences):
             return []
         line = self._lines.get(tenant.name) or _TenantLine(tenant, next_start=self._virtual)
-        if self._may_begin(line, sequences if at_once is None else at_once) or self._is_over_quota(line, sequences):
+        at_once = sequences if at_once is None else at_once
+        if self._may_begin(line, at_once, effort) or self._is_over_quota(line, sequences):
             return []
         occupants = {name: each.occupant() for name, each in self._lines.items() if each.waiting}
         leaving = displaced(self._limits.max_queued, tenant.name, tenant.weight, sequences, occupants, line.queued)
@@ -195,18 +209,18 @@ class Admission:
 
     def may_grow(self, ticket: int, sequences: int) -> bool:
         """Whether so many more of a request's sequences may be let out, beside those that are at work."""
-        line = self._owner.get(ticket)
-        return line is not None and line.may_run(sequences) and self._has_room(line, sequences)
+        line, running = self._owner.get(ticket), self._running.get(ticket)
+        effort = 1 if running is None else running.effort
+        return line is not None and line.may_run(sequences) and self._has_room(line, sequences * effort)
 
     def at_work(self, ticket: int, sequences: int) -> list[int]:
         """So many of a request's sequences are at work now. Returns the tickets whose turn it now is."""
-        before = self._running.get(ticket)
-        if before is None or before == sequences:
+        running = self._running.get(ticket)
+        if running is None or running.sequences == sequences:
             return []
-        self._running[ticket] = sequences
-        self._owner[ticket].running += sequences - before
-        self._num_running += sequences - before
-        return self._start_waiting() if sequences < before else []
+        more, running.sequences = sequences - running.sequences, sequences
+        self._count(self._owner[ticket], more, running.effort)
+        return self._start_waiting() if more < 0 else []
 
     def leave(self, ticket: int) -> list[int]:
         """A request ended, at work or waiting. Returns the tickets whose turn it now is. Unknown
@@ -215,9 +229,8 @@ class Admission:
         line = self._owner.pop(ticket, None)
         if line is None:
             return []
-        if (held := self._running.pop(ticket, None)) is not None:
-            line.running -= held
-            self._num_running -= held
+        if (running := self._running.pop(ticket, None)) is not None:
+            self._count(line, -running.sequences, running.effort)
         if (waiting := line.waiting.pop(ticket, None)) is not None:
             self._num_waiting -= waiting.sequences
             line.queued -= waiting.sequences
@@ -247,9 +260,16 @@ class Admission:
             ahead = max(ahead, own / tenant.max_running)
         return 1 + min(30, int(4 * ahead))
 
-    def _may_begin(self, line: _TenantLine, at_once: int) -> bool:
+    def _count(self, line: _TenantLine, sequences: int, effort: int) -> None:
+        """So many more of a tenant's sequences are at work, or fewer."""
+        line.running += sequences
+        line.room += sequences * effort
+        self._num_running += sequences
+        self._room_taken += sequences * effort
+
+    def _may_begin(self, line: _TenantLine, at_once: int, effort: int) -> bool:
         """At once, before whoever waits."""
-        if line.waiting or not line.may_run(at_once) or not self._has_room(line, at_once):
+        if line.waiting or not line.may_run(at_once) or not self._has_room(line, at_once * effort):
             return False
         return not self._num_waiting or all(line.load < other.load for other in self._ready())
 
@@ -262,11 +282,11 @@ class Admission:
         lines = self._lines.values()
         return (line for line in lines if line.waiting and line.may_run(line.first().at_once))
 
-    def _has_room(self, line: _TenantLine, sequences: int) -> bool:
+    def _has_room(self, line: _TenantLine, room: int) -> bool:
         limit = self._limits.max_running
         if not line.running:
             limit += limit // SPARE
-        return not self._num_running or self._num_running + sequences <= limit
+        return not self._room_taken or self._room_taken + room <= limit
 
     def _is_full(self, sequences: int) -> bool:
         return bool(self._num_waiting or not self._limits.max_queued) and (
@@ -277,23 +297,22 @@ class Admission:
         limit = line.tenant.max_queued
         return limit is not None and bool(line.waiting) and line.queued + sequences > limit
 
-    def _start(self, ticket: int, line: _TenantLine, sequences: int) -> int:
+    def _start(self, ticket: int, line: _TenantLine, sequences: int, effort: int) -> int:
         self._owner[ticket] = line
-        self._running[ticket] = sequences
-        self._num_running += sequences
-        line.running += sequences
+        self._running[ticket] = _Running(sequences, effort)
+        self._count(line, sequences, effort)
         self._virtual = max(self._virtual, line.next_start)
-        line.next_start = self._virtual + sequences / line.tenant.weight
+        line.next_start = self._virtual + sequences * effort / line.tenant.weight
         return ticket
 
     def _start_waiting(self) -> list[int]:
         started = []
         while True:
             line = min(self._ready(), key=self._turn, default=None)
-            if line is None or not self._has_room(line, line.first().at_once):
+            if line is None or not self._has_room(line, line.first().at_once * line.first().effort):
                 break
             ticket, waiting = line.waiting.popitem(last=False)
             self._num_waiting -= waiting.sequences
             line.queued -= waiting.sequences
-            started.append(self._start(ticket, line, waiting.at_once))
+            started.append(self._start(ticket, line, waiting.at_once, waiting.effort))
         return started

@@ -27,6 +27,7 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.messages.values import Finish, PairFingerprint
 
+ALTERNATIVES_A_SEQUENCE = 4
 ID_BYTES = 8
 """Of a token id in a tuple: small ints are shared, so it is a pointer."""
 MOST_TOLD = 8
@@ -156,6 +157,12 @@ def answer_bytes(request: ChatRequest | CompletionRequest, prompts: Sequence[Pro
 def num_sequences(request: ChatRequest | CompletionRequest) -> int:
     """Prompts × n."""
     return request.options.n * (1 if isinstance(request, ChatRequest) else len(request.prompts))
+
+
+def answer_effort(request: ChatRequest | CompletionRequest) -> int:
+    """How many plain sequences one of the request's costs this process: four alternatives of each token take about as
+    long to read and to write as the token itself."""
+    return 1 + (request.options.logprobs or 0) // ALTERNATIVES_A_SEQUENCE
 
 
 def tell_failure(life: RequestLife, problem: Problem | None, now: float, request_id: str = "") -> None:

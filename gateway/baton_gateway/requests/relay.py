@@ -25,6 +25,7 @@ from baton_gateway.requests.live_request import (
     LiveRequest,
     RelayRules,
     answer_bytes,
+    answer_effort,
     num_sequences,
     tell_failure,
 )
@@ -171,13 +172,13 @@ class Relay:
         """
         now = self._loop.time()
         work, sequences, at_once = self._lines.expected(request), num_sequences(request), request.options.n
-        is_own_quota = self._admission.quota_turns(tenant, at_once) > 0
+        effort, is_own_quota = answer_effort(request), self._admission.quota_turns(tenant, at_once) > 0
         verdict: tuple[int, Verdict] | Problem | None
         verdict = self._lines.overload(request, tenant, work, self._rules.wait, now)
         if verdict is None:
-            for displaced in self._admission.displaced_by(tenant, sequences, at_once):
+            for displaced in self._admission.displaced_by(tenant, sequences, at_once, effort):
                 self._make_room(self._by_ticket[displaced])
-            verdict = self._admission.offer(tenant, sequences, now, at_once)
+            verdict = self._admission.offer(tenant, sequences, now, at_once, effort)
         if isinstance(verdict, Problem):
             self._metrics.refused(is_demand=not is_own_quota)
             raise RefusedError(verdict)

@@ -266,3 +266,34 @@ def test_where_one_begins_at_a_time_tenants_take_turns_by_their_weights() -> Non
         names.append(admission._owner[running[0]].tenant.name)
     assert names[:2] == ["heavy", "b"], "a had its turn before"
     assert Counter(names) == {"heavy": 6, "b": 1, "a": 3}
+
+
+def begun(answer: tuple[int, Verdict] | Problem) -> tuple[int, Verdict]:
+    assert not isinstance(answer, Problem)
+    return answer
+
+
+def test_sequences_that_cost_more_take_more_room_and_no_more_of_a_quota() -> None:
+    admission = Admission(AdmissionLimits(max_running=64, max_queued=1_000))
+    costly, plain = Tenant("costly", max_running=16), Tenant("plain")
+    first, verdict = begun(admission.offer(costly, 8, 0.0, effort=6))
+    assert verdict is Verdict.ADMITTED
+    second, verdict = begun(admission.offer(costly, 6, 0.0, effort=6))
+    assert verdict is Verdict.QUEUED, "48 of 64 are taken"
+    assert admission.waiting_for_quota() == set(), "its quota would let it begin"
+    assert begun(admission.offer(plain, 16, 0.0))[1] is Verdict.ADMITTED
+    assert (admission.num_running, admission.num_waiting) == (24, 6)
+    assert not admission.may_grow(first, 1)
+    assert admission.at_work(first, 1) == [second], "its seven that ended made room for 42"
+    assert admission.num_running == 23
+
+
+def test_a_request_that_costs_more_than_the_room_begins_when_nothing_else_is_at_work() -> None:
+    admission = Admission(AdmissionLimits(max_running=8, max_queued=100))
+    large, verdict = begun(admission.offer(Tenant("a"), 4, 0.0, effort=6))
+    assert verdict is Verdict.ADMITTED
+    ticket, verdict = begun(admission.offer(Tenant("b"), 1, 0.0, effort=6))
+    assert verdict is Verdict.QUEUED
+    assert admission.leave(large) == [ticket]
+    assert admission.leave(ticket) == []
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
