@@ -146,7 +146,7 @@ class Tokenising:
         check_ids(request.tokens, limits, "tokens")
         if not hold(len(request.tokens) * STRING_BYTES):
             raise RefusedError(errors.out_of_memory())
-        return _encode({"prompt": await text.detokenize(list(request.tokens), "tokens", tenant.name)})
+        return _encode({"prompt": await self._encoder.decode(text, request.tokens, "tokens", tenant.name)})
 
     def _served(self, model: str | None) -> tuple[TextModel, ModelLimits]:
         """Text and limits of a model that some worker has. Raises RefusedError."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar, TypeVarTuple
 
 from baton_gateway.apart_lane import TURN_S, Ailment, ApartHealth
 from baton_gateway.errors import (
@@ -30,8 +31,13 @@ from baton_gateway.text.spelled_tokens import pieces_of
 from baton_gateway.text.tokenizer_apart import EncodeText, TokenizerApart
 from baton_wire.messages.values import pack_ids
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 INLINE_CHARS = 4_096
 """Shorter prompts are tokenised where they are: some 1 ms."""
+INLINE_IDS = 1_024
+"""Fewer ids become text where they are."""
 PIECE_CHARS = 16_384
 USUAL_BYTES = 4
 """A token of ordinary text stands for about so many bytes. Text that would fit if it were ordinary is not counted."""
@@ -124,12 +130,31 @@ class PromptEncoder:
         wanted = threading.Event()
         wanted.set()
         try:
-            async with self._turns.turn(who, TURN_S):
-                return await asyncio.get_running_loop().run_in_executor(self._thread, _in_thread, prompt, wanted)
-        except TurnTimeoutError:
-            raise RefusedError(tokenizer_unavailable()) from None
+            return await self._in_turn(who, _in_thread, prompt, wanted)
         finally:
             wanted.clear()
+
+    async def decode(self, model: TextModel, ids: Sequence[int], field: str, who: str) -> str:
+        """The text of all ids, special tokens shown; `who` takes turns with others.
+
+        Raises RefusedError: the tokenizer fails with these ids, or does not answer.
+        """
+        if model.apart is not None:
+            return await model.apart.decode(list(ids), field, who)
+        try:
+            if len(ids) <= INLINE_IDS:
+                return model.decode(list(ids), skip_special=False)
+            return await self._in_turn(who, model.decode, list(ids), False)
+        except TokenizerError:
+            raise RefusedError(tokenizer_failed(field)) from None
+
+    async def _in_turn(self, who: str, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Run in the one thread. Two at once would take the interpreter from the event loop twice as often."""
+        try:
+            async with self._turns.turn(who, TURN_S):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        except TurnTimeoutError:
+            raise RefusedError(tokenizer_unavailable()) from None
 
 
 async def _encode_apart(prompt: PromptText, apart: TokenizerApart, is_large: bool, who: str) -> bytes:

@@ -7,7 +7,6 @@ process; increments of generated text are `choice_text`'s. A large tokenizer liv
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +17,8 @@ from baton_gateway.answers.answer_reader import AnswerReader
 from baton_gateway.answers.formats import AS_FOUND, UNKNOWN_FORMAT, AnswerFormat, FormatNames
 from baton_gateway.errors import (
     BundleError,
-    RefusedError,
-    TokenizerError,
     is_library_error,
     library_error,
-    tokenizer_failed,
 )
 from baton_gateway.text.bundle import Bundle, parse_bundle
 from baton_gateway.text.choice_text import ChoiceText
@@ -113,17 +109,6 @@ class TextModel:
         except BaseException as error:  # noqa: BLE001 (panics are no Exception)
             raise library_error(error) from None
         return text
-
-    async def detokenize(self, ids: list[int], field: str, who: str = "") -> str:
-        """The text of all ids, special tokens shown; `who` takes turns with others. Raises RefusedError: the tokenizer
-        fails with these ids, or does not answer.
-        """
-        if self.apart is not None:
-            return await self.apart.decode(ids, field, who)
-        try:
-            return await asyncio.to_thread(self.decode, ids, False)
-        except TokenizerError:
-            raise RefusedError(tokenizer_failed(field)) from None
 
     def choice_text(
         self,
