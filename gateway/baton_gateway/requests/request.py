@@ -382,8 +382,9 @@ class RequestLife:
         at_fault = run.decode if is_kept else worker if is_gone else blamed(run, worker, reason)
         kept = keeper(run, at_fault, reason, delivered)
         cancels = [action for action in self._cancel_legs(run) if is_kept or action.worker != worker]
+        is_repeated = at_fault in run.avoid and not run.progressed
         run.avoid |= {at_fault}
-        verdict = retry_delay(run, reason, self._rules, self._budget, now)
+        verdict = retry_delay(run, reason, self._rules, self._budget, now, is_repeated=is_repeated)
         if isinstance(verdict, Problem):
             run.state = RunState.DONE
             return [*cancels, *self._end(Outcome.FAILED, verdict)]

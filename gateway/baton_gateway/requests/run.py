@@ -150,9 +150,12 @@ def send_on(run: Run, route: Route, left_s: float) -> list[Send]:
     return [Send(route.prefill, Retarget(run.request, run.attempt - 1, run.attempt, max(left_s, LEAST_S), peer))]
 
 
-def retry_delay(run: Run, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float) -> float | Problem:
+def retry_delay(
+    run: Run, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float, *, is_repeated: bool = False
+) -> float | Problem:
     """Seconds until the next attempt after one that ended for `reason`, or what the client is told instead. Counts the
-    attempt.
+    attempt. `is_repeated`: the run had failed at the same worker before, so no other one could be chosen; the next
+    attempt waits for the longest back-off, in which another worker may come back.
     """
     if reason in _TELL_CLIENT:
         return _TELL_CLIENT[reason]()
@@ -165,7 +168,7 @@ def retry_delay(run: Run, reason: Reason, rules: LifeRules, budget: RetryBudget,
     is_full = reason is Reason.NO_CAPACITY
     if run.failures >= rules.max_failures or not budget.withdraw(now):
         return errors.no_capacity() if is_full else errors.retries_exhausted()
-    return _backoff(run.failures + is_full, rules)
+    return rules.max_backoff_s if is_repeated and not is_full else _backoff(run.failures + is_full, rules)
 
 
 def keeper(run: Run, at_fault: bytes, reason: Reason, delivered: int) -> bytes | None:

@@ -206,6 +206,19 @@ def test_three_failures_in_a_row_end_the_request() -> None:
     assert drive.leg(D1, Reason.INTERNAL, attempt=3) == ["cancel P1/3", "end failed workers_failed"]
 
 
+def test_a_run_that_only_a_failing_worker_would_take_waits_for_another_one() -> None:
+    """Its only other worker may be back a moment later, and three attempts at once would end it before."""
+    drive = started()
+    assert drive.leg(D1, Reason.INTERNAL) == ["pick"]
+    drive.route(P1, D1)
+    assert "pick" not in drive.leg(D1, Reason.INTERNAL, attempt=2)
+    assert drive.life.wake_at == pytest.approx(drive.rules.max_backoff_s)
+    drive.now = drive.life.wake_at
+    assert drive.feed(Tick()) == ["pick"]
+    drive.route(P1, D2)
+    assert drive.tokens(P1, 0, 50, attempt=3) == ["deliver 0:50"]
+
+
 def test_a_new_token_sets_the_count_of_failures_back() -> None:
     drive = started()
     for attempt in range(1, 7):
