@@ -80,7 +80,9 @@ class LoopTurns:
             self._keep_round()
 
     def _most(self) -> int:
-        return max(1, min(MOST_A_ROUND, int(ROUND_S / self._cost_s)))
+        if self._cost_s * MOST_A_ROUND <= ROUND_S:  # also where it is too short to be seen: 0
+            return MOST_A_ROUND
+        return max(1, int(ROUND_S / self._cost_s))
 
     def _call_next(self) -> bool:
         """Call the next holder's first request. False: nobody waits."""

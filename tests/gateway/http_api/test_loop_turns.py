@@ -68,6 +68,13 @@ async def test_a_round_begins_fewer_requests_the_longer_they_take() -> None:
     assert costs == {0.00001: loop_turns.MOST_A_ROUND, 0.001: 4, 0.05: 1}
 
 
+async def test_a_clock_that_stands_still_stops_nothing() -> None:
+    handling = Handling(cost_s=0.0)
+    handling.turns._cost_s = 0.0  # what no time at all fades to
+    await asyncio.gather(*handling.start(*["a"] * 200))
+    assert len(handling.begun) == 200
+
+
 async def test_a_client_that_hangs_up_while_it_waits_keeps_no_turn() -> None:
     handling = Handling(cost_s=0.05)
     tasks = handling.start(*["a"] * 40, *["b"] * 40)
