@@ -9,7 +9,7 @@ from baton_control.spec.gateway_fields import GatewaySpec
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.desired import standing_objects
 from baton_operator.objects.metadata import FIELD_MANAGER
-from baton_operator.passes.apply import Wish, wish
+from baton_operator.passes.apply import DesiredObject, wish
 from baton_operator.passes.gateway_size import handed_over
 from baton_operator.passes.pool_size import SCALER
 from baton_testing.kube.api_server import Reply
@@ -24,7 +24,7 @@ PATH = "/apis/apps/v1/namespaces/default/deployments/chat-gateway"
 OWNER = Owner("6f1c2f0e-8f57-4f7a-9a55-1d3b1c0f7a10")
 
 
-def wanted(**fields: Any) -> Wish:
+def wanted(**fields: Any) -> DesiredObject:
     """The gateway's Deployment, without its owner: the API server's collector would take it away."""
     objects = standing_objects(deployment(**fields), PLATFORM, OWNER, MASTERS)
     found = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", "chat-gateway"))  # type: ignore[index]
@@ -64,7 +64,7 @@ def replicas(reply: Reply) -> int:
     return int(found["spec"]["replicas"])
 
 
-def hand_over(plane: ControlPlane, scaled: Wish, gateway: GatewaySpec) -> int:
+def hand_over(plane: ControlPlane, scaled: DesiredObject, gateway: GatewaySpec) -> int:
     """As a pass does, and again where a controller was in between; how many gateways are wanted then."""
     for _ in range(50):
         size: Any = handed_over(scaled, live_gateway(plane), gateway, OWNER)

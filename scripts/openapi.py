@@ -34,7 +34,7 @@ from baton_gateway.http_api import (
     tokenising,
     tool_fields,
 )
-from baton_gateway.shapes import answer_shape
+from baton_gateway.structured_outputs import output_format as answer_shape
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "gateway/baton_gateway/http_api/openapi.json"
 

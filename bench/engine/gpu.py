@@ -23,7 +23,7 @@ from bench.kernels.mxfp4_experts import mxfp4_experts_of_gpt_oss
 from bench.machine import this_machine
 from bench.results import publish
 
-from baton_kernels.kv_scales import KV_FP8
+from baton_kernels.kv.kv_scales import KV_FP8
 
 LLAMA_8B: Final = SHAPES["Llama-3.1-8B"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel, load_model
-from baton_kernels.kv_scales import KV_FP8
+from baton_kernels.kv.kv_scales import KV_FP8
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.tiny_llama import FOLDER, LONG_ANSWERS, chat_ids
 

@@ -14,18 +14,18 @@ import torch
 from bench.machine import this_machine
 from torch.nn.functional import scaled_dot_product_attention
 
-from baton_kernels.attention_inputs import DecodeRows, KvLayer, PlacedRows, PrefillRows
-from baton_kernels.cpu.decode_attention import decode_index, paged_decode_attention_cpu
-from baton_kernels.cpu.prefill_attention import paged_prefill_attention_cpu
-from baton_kernels.cpu.rope_kv_write import rope_index, rope_kv_write_cpu
-from baton_kernels.decode_attention import paged_decode_attention
-from baton_kernels.kv_checksum import kv_checksums
-from baton_kernels.kv_copy import pack_kv, scatter_kv
-from baton_kernels.kv_units import UnitRange
-from baton_kernels.prefill_attention import paged_prefill_attention
-from baton_kernels.sampling import greedy, sample
-from baton_kernels.sampling_inputs import Draws, Truncation
-from baton_kernels.truncation import mask_top_k_top_p_min_p
+from baton_kernels.attention.attention_inputs import DecodeRows, KvLayer, PlacedRows, PrefillRows
+from baton_kernels.attention.cpu.decode_attention import decode_index, paged_decode_attention_cpu
+from baton_kernels.attention.cpu.prefill_attention import paged_prefill_attention_cpu
+from baton_kernels.attention.cpu.rope_kv_write import rope_index, rope_kv_write_cpu
+from baton_kernels.attention.decode_attention import paged_decode_attention
+from baton_kernels.attention.prefill_attention import paged_prefill_attention
+from baton_kernels.kv.kv_checksum import kv_checksums
+from baton_kernels.kv.kv_copy import pack_kv, scatter_kv
+from baton_kernels.kv.kv_units import UnitRange
+from baton_kernels.sampling.sampling import greedy, sample
+from baton_kernels.sampling.sampling_inputs import Draws, Truncation
+from baton_kernels.sampling.truncation import mask_top_k_top_p_min_p
 
 LAYERS, BLOCK_TOKENS = 2, 16
 HEADS = [(12, 12, 64), (12, 4, 64), (4, 4, 32)]

@@ -15,12 +15,12 @@ from bench.engine.gpu_model import GPU, graph_us
 from bench.kernels.gpu import Row, row
 from torch import Tensor
 
-from baton_kernels.compiling import compiled_together
-from baton_kernels.experts import grouped_experts
-from baton_kernels.gpu.rounded_stacks import rounded_experts_gluon, rounds
-from baton_kernels.gpu.streamed_stacks import quantised_experts_gluon, stack_config
-from baton_kernels.quantised_stack import QuantisedStack
-from baton_kernels.quantised_weight import GROUP
+from baton_kernels.ahead.compiling import compiled_together
+from baton_kernels.dense.quantised_stack import QuantisedStack
+from baton_kernels.dense.quantised_weight import GROUP
+from baton_kernels.experts.experts import grouped_experts
+from baton_kernels.experts.gpu.rounded_stacks import rounded_experts_gluon, rounds
+from baton_kernels.experts.gpu.streamed_stacks import quantised_experts_gluon, stack_config
 
 TOKENS: Final = (256, 512, 1024, 2048, 4096, 8192)
 CALLS: Final = 3

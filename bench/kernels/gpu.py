@@ -12,21 +12,21 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from baton_kernels.attention_inputs import DecodeRows, KvLayer, PrefillRows
-from baton_kernels.decode_attention import paged_decode_attention
-from baton_kernels.gpu.linear import choose
-from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
-from baton_kernels.gpu.streamed_linear import StreamedConfig
-from baton_kernels.kv_copy import scatter_kv
-from baton_kernels.kv_scales import KV_FP8
-from baton_kernels.kv_units import UnitRange
-from baton_kernels.linear import linear, recording
-from baton_kernels.prefill_attention import paged_prefill_attention
-from baton_kernels.quantised_linear import quantised_linear
-from baton_kernels.quantised_weight import GROUP, QuantisedWeight, pack_fp8, pack_int4
-from baton_kernels.sampling import greedy, sample
-from baton_kernels.sampling_inputs import Draws, Truncation
-from baton_kernels.truncated_draw import truncated_draw
+from baton_kernels.attention.attention_inputs import DecodeRows, KvLayer, PrefillRows
+from baton_kernels.attention.decode_attention import paged_decode_attention
+from baton_kernels.attention.gpu.prefill_attention import paged_prefill_attention_triton
+from baton_kernels.attention.prefill_attention import paged_prefill_attention
+from baton_kernels.dense.gpu.linear import choose
+from baton_kernels.dense.gpu.streamed_linear import StreamedConfig
+from baton_kernels.dense.linear import linear, recording
+from baton_kernels.dense.quantised_linear import quantised_linear
+from baton_kernels.dense.quantised_weight import GROUP, QuantisedWeight, pack_fp8, pack_int4
+from baton_kernels.kv.kv_copy import scatter_kv
+from baton_kernels.kv.kv_scales import KV_FP8
+from baton_kernels.kv.kv_units import UnitRange
+from baton_kernels.sampling.sampling import greedy, sample
+from baton_kernels.sampling.sampling_inputs import Draws, Truncation
+from baton_kernels.sampling.truncated_draw import truncated_draw
 
 Row = dict[str, Cell]
 Q_HEADS, KV_HEADS, HEAD_DIM, VOCAB = 32, 8, 128, 128_256

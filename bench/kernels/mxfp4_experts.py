@@ -18,11 +18,11 @@ from bench.kernels.gpu import Row, row
 from torch import Tensor
 from triton.errors import TritonError
 
-from baton_kernels.compiling import compiled_together
-from baton_kernels.experts import Mxfp4Stacks, biased_experts
-from baton_kernels.gpu.streamed_mxfp4 import Mxfp4Config, mxfp4_config, mxfp4_experts
-from baton_kernels.gpu.token_mxfp4 import SERVED, TokenConfig, token_experts_mxfp4
-from baton_kernels.mxfp4_weight import LINE_COLUMNS, Mxfp4Stack, pack_mxfp4
+from baton_kernels.ahead.compiling import compiled_together
+from baton_kernels.dense.mxfp4_weight import LINE_COLUMNS, Mxfp4Stack, pack_mxfp4
+from baton_kernels.experts.experts import Mxfp4Stacks, biased_experts
+from baton_kernels.experts.gpu.streamed_mxfp4 import Mxfp4Config, mxfp4_config, mxfp4_experts
+from baton_kernels.experts.gpu.token_mxfp4 import SERVED, TokenConfig, token_experts_mxfp4
 
 COUNT, PER_TOKEN, HIDDEN, INNER = 32, 4, 2880, 2880
 LIMIT, ALPHA = 7.0, 1.702

@@ -36,7 +36,7 @@ from bench.serving.load import offered
 from bench.serving.mixes import Point, Served, shares
 from bench.serving.offline import model_folder
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer
 from baton_testing.processes.child_process import Child, get_text
 from baton_testing.processes.deployment import Deployment, Shape, Worker

@@ -3,7 +3,7 @@
     python -m bench goodput_predicted --trace azure_llm_2023_conv.csv conv:auto:10:34 …
 
 Points are those of `python -m bench goodput`. Steps take what was measured on H200s with Llama-3.1-8B's shape
-(docs/log/engine-gpu.md); a hand-over, a message, a report and a gateway's own work take as long as set here. Left out:
+(lab/engine-gpu.md); a hand-over, a message, a report and a gateway's own work take as long as set here. Left out:
 whatever the host of a worker does between steps, and clients.
 """
 
@@ -26,7 +26,7 @@ from bench.serving.mixes import TTFT_S, Point, Served, shares, within
 from bench.serving.predicted_gateway import PredictedGateway
 from bench.serving.predicted_worker import STEP_TIMES, Machine, StepTimes
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_engine.running.step_load import LoadMeter
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, Prefilled, Reserved, SequenceSpec
@@ -46,7 +46,7 @@ REQUEST_S: Final = 0.0005
 PROMPT_TOKEN_S: Final = 2.2e-6
 TOKEN_S: Final = 40e-6
 """Of a gateway process, which does one thing after another: to read a request, and for each token of its answer. From
-the CPU time that gateways took (docs/log/goodput.md)."""
+the CPU time that gateways took (lab/goodput.md)."""
 HAND_OVER_S: Final = 0.0035
 """From the first token until the KV is verified at the decode worker."""
 PRINT: Final = PairFingerprint(1, "a" * 64, "bfloat16", "bfloat16", 32, 8, 128, "b" * 64, "c" * 64)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.results import percentile
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer, ClientRequest, open_session, send
 from baton_local.load_test.loaded_server import LoadedServer
 from baton_local.load_test.open_loop import open_loop

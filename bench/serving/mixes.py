@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from bench.results import Cell, percentile
 
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.workload import Workload, workload_of
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.workload import Workload, workload_of
 from baton_simulate.trace_files import read_trace
 
 TTFT_S: Final = 0.5

@@ -24,7 +24,7 @@ from bench.machine import this_machine
 from bench.results import Cell, percentile, publish
 from bench.serving.load import closed_loop, offered, random_prompt
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer, AnswerEnd, ClientRequest, completion, open_session, send
 from baton_testing.engine import tiny_llama
 from baton_testing.processes.baton_up import Up, manifest

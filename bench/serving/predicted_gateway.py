@@ -9,15 +9,15 @@ from typing import Any, Final, cast
 from bench.serving.mixes import TTFT_S, Point
 from bench.serving.predicted_worker import Machine
 
-from baton_control.sizing.workload import Workload
-from baton_gateway.requests.own_turns import holding
+from baton_control.sizing.inputs.workload import Workload
+from baton_gateway.requests.own_rounds import holding
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import LinkedWorker
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, own_prefill, pick
 from baton_wire.messages.gateway_link import Holding, WorkerState
 from baton_wire.messages.values import Address, PairFingerprint, Role
-from baton_wire.rules.held_turns import Urgency
+from baton_wire.rules.gateway_rounds import Urgency
 from baton_wire.rules.prompt_order import PromptOrder
 
 LOOK_S: Final = 0.05

@@ -12,7 +12,7 @@ from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import SlotTokens, StepPlan, StepResult
 from baton_wire.messages.gateway_link import Hello, WorkerState
 from baton_wire.messages.measures import StepTiming
-from baton_wire.rules.held_turns import HeldTurns
+from baton_wire.rules.gateway_rounds import GatewayRounds
 from baton_worker.serving.gateway_links import CameSince
 
 
@@ -47,7 +47,7 @@ STEP_TIMES: Final = {
     "h200": StepTimes(4.15e-3, 6.5e-6, 22.4e-6, 144, 38.9e-9, 0.9e-3, 0.63e-9, 2.5e-3),
     "h100": StepTimes(5.53e-3, 8e-6, 20e-6, 176, 48.5e-9, 0.8e-3, 1.25e-9, 3.5e-3),
 }
-"""Of two workers under load (docs/log/goodput.md). Alone a step of few rows takes an H200 3.95 ms."""
+"""Of two workers under load (lab/goodput.md). Alone a step of few rows takes an H200 3.95 ms."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class Machine:
     timings: list[StepTiming] = field(default_factory=list)
     looks_s: float = 0.0
     """When it looks again by itself, if nothing comes before."""
-    holders: HeldTurns[int] = field(default_factory=HeldTurns)
+    holders: GatewayRounds[int] = field(default_factory=GatewayRounds)
     came: CameSince = field(default_factory=CameSince)
     told_s: float = float("-inf")
     """When gateways were told of it, and when they will be."""

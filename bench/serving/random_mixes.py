@@ -20,8 +20,8 @@ from bench.serving.goodput_predicted import predicted
 from bench.serving.mixes import Point
 from bench.serving.predicted_worker import STEP_TIMES, StepTimes
 
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.workload import Workload, workload_of
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.workload import Workload, workload_of
 
 MODES: Final = ("auto", "always", "never")
 PROMPTS: Final = (150, 8_000)

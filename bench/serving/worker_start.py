@@ -29,7 +29,7 @@ from bench.results import FOLDER, Cell, publish, write
 from bench.serving.goodput import SERIES, STAGE, compiled_here
 from bench.serving.offline import model_folder
 
-from baton_kernels.described_gpu import GPUS
+from baton_kernels.ahead.described_gpu import GPUS
 from baton_testing.processes.child_process import Child
 from baton_testing.processes.deployment import Deployment, Shape
 from baton_worker.config import KERNELS_VARIABLE

@@ -19,9 +19,9 @@ import numpy as np
 from bench.sizing.front_runs import FLIP_S, TURNING
 from bench.sizing.loads import SPLITS, Load, split
 
-from baton_control.sizing.capacity import TwinSizer
-from baton_control.sizing.readings import Observed, StepSeen
-from baton_control.sizing.sizing_state import fresh
+from baton_control.sizing.decision.capacity import SimulatedSizer
+from baton_control.sizing.decision.sizing_state import fresh
+from baton_control.sizing.inputs.observations import Observed, StepSeen
 from baton_simulate.baselines.signals import Sizes
 from baton_simulate.policies import Slo, needs_of
 from baton_simulate.replay import Scenario, replay
@@ -46,7 +46,7 @@ class TimedSlo(Slo):
 def played(load: Load, seed: int, flips: bool, traces: Path) -> str:
     case = load.case(traces, seed)
     spec = replace(case.spec, flip_s=FLIP_S) if flips else case.spec
-    needs = needs_of(case.workload, case.spec, TwinSizer(case.true, case.spec.targets))
+    needs = needs_of(case.workload, case.spec, SimulatedSizer(case.true, case.spec.targets))
     policy = TimedSlo(spec, fresh(case.believed, spec))
     policy.took_ms, policy.digest = [], hashlib.sha256()
     scenario = Scenario(case.name, case.workload, case.true, spec, STARTUP_S, needs.between(0.0, 30.0))

@@ -23,7 +23,7 @@ from bench.machine import this_machine
 from bench.results import Cell, percentile, publish
 from bench.serving.load import offered
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer
 from baton_local.fleet.observation import ObservedWorker, observe
 from baton_local.fleet.record import read_record

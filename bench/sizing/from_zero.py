@@ -18,7 +18,7 @@ import numpy as np
 from bench.results import FOLDER, as_text, percentile, write
 from bench.serving.load import offered
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer
 from baton_local.fleet.record import read_record
 from baton_testing.engine import tiny_llama

@@ -11,7 +11,7 @@ from bench.sizing.front_rows import FIXED, Row
 from bench.sizing.loads import split
 from bench.sizing.scenarios import Case
 
-from baton_control.sizing.capacity import TwinSizer
+from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_simulate.policies import Needs, Scripted, needs_of, player
 from baton_simulate.replay import ReplayOutcome, Scenario, replay
 from baton_wire.messages.values import Role
@@ -76,7 +76,7 @@ def played(cell: Cell, traces: Path, done: Done) -> list[Row]:
         case = load.case(traces, cell.seed)
     except FileNotFoundError:
         return []
-    needs = needs_of(case.workload, case.spec, TwinSizer(case.true, case.spec.targets))
+    needs = needs_of(case.workload, case.spec, SimulatedSizer(case.true, case.spec.targets))
     rows: list[Row] = []
     for policy, knob in missing:
         rows += (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton_control.sizing.workload import Floats, Workload
+from baton_control.sizing.inputs.workload import Floats, Workload
 from baton_simulate.synthetic import Shape, synthetic
 
 Lengths = tuple[tuple[float, float], tuple[float, float]]

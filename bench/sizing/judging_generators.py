@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from bench.sizing.generators import CHAT_LENGTHS, HOUR_S, by_second, with_lengths
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 
 
 def match(random: np.random.Generator, rate: float, hours: float) -> Workload:

@@ -53,7 +53,7 @@ from bench.sizing.varied_generators import (
     verbose_answers,
 )
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_simulate.synthetic import Shape, synthetic
 from baton_simulate.trace_files import read_trace
 

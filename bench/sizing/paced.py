@@ -26,7 +26,7 @@ from bench.results import FOLDER, write
 from bench.serving.load import offered
 from bench.sizing.paced_report import Sample, prediction, report, write_plot
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_control.spec.manifest import parse_object
 from baton_local.client import Answer
 from baton_local.fleet.emulation import emulated

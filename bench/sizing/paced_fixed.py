@@ -19,10 +19,10 @@ from bench.serving.load import offered
 from bench.sizing.paced import PATIENCE_S, Asked, current, document
 from bench.sizing.paced_report import measured, shares
 
-from baton_control.sizing.capacity import latencies
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.decision.capacity import latencies
+from baton_control.sizing.inputs.workload import Workload
+from baton_control.sizing.simulator.simulator import Simulator
 from baton_control.spec.manifest import parse_object
-from baton_control.twin.twin import Twin
 from baton_local.client import Answer
 from baton_local.fleet.emulation import Emulation, emulated
 from baton_simulate.trace_files import read_trace
@@ -51,8 +51,8 @@ async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[
         return answers
 
 
-def predicted(emulation: Emulation, pools: tuple[int, int], workload: Workload, ttft_s: float) -> Twin:
-    twin = Twin(emulation.model, workload, ttft_s=ttft_s)
+def predicted(emulation: Emulation, pools: tuple[int, int], workload: Workload, ttft_s: float) -> Simulator:
+    twin = Simulator(emulation.model, workload, ttft_s=ttft_s)
     for role, count in zip(POOL_ROLES, pools, strict=True):
         for _ in range(count):
             twin.add(role, 0.0)

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from bench.results import shrink_plot
 
-from baton_control.sizing.capacity import latencies
-from baton_control.sizing.sizing_state import fresh
-from baton_control.sizing.spec import Bounds, SizingSpec, Targets
-from baton_control.sizing.workload import Floats, Workload
-from baton_control.twin.twin import Twin
+from baton_control.sizing.decision.capacity import latencies
+from baton_control.sizing.decision.sizing_state import fresh
+from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
+from baton_control.sizing.inputs.workload import Floats, Workload
+from baton_control.sizing.simulator.simulator import Simulator
 from baton_local.client import Answer
 from baton_local.fleet.emulation import Emulation
 from baton_simulate.policies import Slo
@@ -102,7 +102,7 @@ def prediction(
     startup_s: float,
 ) -> dict[str, Predicted]:
     """`same pools`: the twin's latencies on the pools as they really were; `closed loop`: its own decisions too."""
-    twin = Twin(emulation.model, workload, ttft_s=ttft_s)
+    twin = Simulator(emulation.model, workload, ttft_s=ttft_s)
     points = []
     for role in POOL_ROLES:
         for _ in range(samples[0].ready[role.value]):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_control.sizing.model_shape import LLAMA_8B, LLAMA_70B
-from baton_control.sizing.roofline import worker_model
-from baton_control.sizing.spec import Bounds, SizingSpec, Targets
-from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.model_shape import LLAMA_8B, LLAMA_70B
+from baton_control.sizing.inputs.roofline import worker_model
+from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
+from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_control.sizing.inputs.workload import Workload
 from baton_wire.rules.hardware import H200
 
 SLOWER = (1.06, 1.04)

@@ -14,11 +14,11 @@ import numpy as np
 from bench.sizing.generators import CHAT_LENGTHS, HOUR_S, by_second, with_lengths
 from bench.sizing.loads import DAYS
 
-from baton_control.sizing.model_shape import LLAMA_8B
-from baton_control.sizing.roofline import worker_model
-from baton_control.sizing.sizing_state import fresh
-from baton_control.sizing.spec import Bounds, SizingSpec, Targets
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.decision.sizing_state import fresh
+from baton_control.sizing.inputs.model_shape import LLAMA_8B
+from baton_control.sizing.inputs.roofline import worker_model
+from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
+from baton_control.sizing.inputs.workload import Workload
 from baton_simulate.policies import Slo
 from baton_simulate.replay import Scenario, replay
 from baton_simulate.trace_files import read_trace

@@ -7,7 +7,7 @@ import numpy as np
 from bench.sizing.generators import CHAT_LENGTHS, HOUR_S, Lengths, by_second, with_lengths
 from bench.sizing.judging_generators import merged
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 
 PREAMBLE_TOKENS = 6000
 

@@ -20,9 +20,9 @@ from bench.structured.json_schema_suite import SuiteCase, keywords, suite_cases
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.shapes.answer_shape import json_shape
-from baton_gateway.shapes.definition import definition_of
-from baton_gateway.shapes.schema_keywords import ENFORCED, REFUSED
+from baton_gateway.structured_outputs.definition import definition_of
+from baton_gateway.structured_outputs.output_format import json_shape
+from baton_gateway.structured_outputs.schema_keywords import ENFORCED, REFUSED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "structured.md"
 BEGIN, END = "<!-- support: written by `python -m bench structured_support` -->", "<!-- end of support -->"

@@ -34,8 +34,8 @@ from bench.machine import this_machine
 from bench.results import write
 from bench.transfer.gpu_landing import BLOCK_TOKENS, EPOCH, STAMPS, WORD, Place, decode, receive, receive_message
 
-from baton_kernels.kv_checksum import kv_checksums
-from baton_kernels.kv_units import UnitRange
+from baton_kernels.kv.kv_checksum import kv_checksums
+from baton_kernels.kv.kv_units import UnitRange
 from baton_kv_transfer.layout import Extent, joined
 from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.device import MemoryRange

@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from baton_kernels.kv_copy import scatter_kv
-from baton_kernels.kv_units import UnitRange
+from baton_kernels.kv.kv_copy import scatter_kv
+from baton_kernels.kv.kv_units import UnitRange
 from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.ucx.binding import UcxAgent
 from baton_kv_transfer.transports.ucx.landing import describe

@@ -15,10 +15,10 @@ from datetime import datetime
 
 import pytest
 
-from baton_control.sizing import sizing_state
-from baton_control.sizing.deployment import sizing_spec, worker_prior
-from baton_control.sizing.remembered import HISTORY, Interval, SizingMemory, restored
-from baton_control.sizing.request_shape import RequestShape
+from baton_control.sizing.decision import sizing_state
+from baton_control.sizing.inputs.deployment import sizing_spec, worker_prior
+from baton_control.sizing.inputs.memory import HISTORY, Interval, SizingMemory, restored
+from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.spec.manifest import parse_object
 from baton_testing.pods.generator import Load
 from baton_testing.pods.kubectl import Json, is_ready, until

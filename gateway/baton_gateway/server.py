@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 
-from baton_gateway.apart_lane import NOT_READY_S, Ailment, worst
+from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProblem, worst
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.routes import HttpApi, not_http
@@ -51,7 +51,7 @@ UNSET_QUEUE_S = 60.0
 """The longest wait for a turn, as it turns out, where none is set."""
 """A longer config.json is not told to the operator."""
 MAX_CONNECTIONS = 8_192
-"""Per process. A stream that stands still costs up to 384 KiB (see `streaming_sink` and the send buffer)."""
+"""Per process. A stream that stands still costs up to 384 KiB (see `streaming_writer` and the send buffer)."""
 SEND_BUFFER_BYTES = 128 << 10
 """The kernel's own buffer per connection, kept small so that a client that stops reading is noticed."""
 
@@ -126,7 +126,7 @@ class GatewayServer:
             ailment=str(worst(self.ailments(), NOT_READY_S) or ""),
         )
 
-    def ailments(self) -> list[Ailment]:
+    def ailments(self) -> list[HealthProblem]:
         """What is wrong with the processes apart."""
         now = time.monotonic()
         sources = self._templates, self.relay.shapes, self.relay.encoder, self.links.texts

@@ -132,8 +132,8 @@ def _quality(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     from baton_local.commands.up import UpOptions, run_up
+    from baton_local.fetching.local_model import AskedSource
     from baton_local.fetching.model_cache import asked_cache
-    from baton_local.fetching.ready_model import AskedSource
     from baton_local.fleet.client_keys import AskedKeys
 
     up = UpOptions(

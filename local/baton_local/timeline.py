@@ -12,8 +12,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.ticker import FixedLocator, ScalarFormatter
 
-from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.workload import Floats, Workload
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
+from baton_control.sizing.inputs.workload import Floats, Workload
 from baton_simulate.replay import ReplayOutcome
 from baton_wire.messages.values import POOL_ROLES
 

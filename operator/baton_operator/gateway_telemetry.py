@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton_control.names import Key
-from baton_control.sizing.deployment import sizing_spec
-from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.inputs.deployment import sizing_spec
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import Latencies, TelemetryStore
 from baton_operator.schema.status import LaneStatus, SloStatus
-from baton_operator.telemetry import Heard
+from baton_operator.telemetry import GatewayReport
 from baton_wire.messages.measures import Lanes
 from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import Role
@@ -32,7 +32,7 @@ class GatewayTelemetry:
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
         self._order(key, flips)
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
+    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         """What is known now. Links are tied to the uid by their key, so that nothing of a namesake is in a store."""
         spec, now, store = sizing_spec(deployment), self._clock(), self._stores(key)
         routable = store.routable(now)
@@ -40,7 +40,7 @@ class GatewayTelemetry:
             return None
         seen = store.latencies(now)
         lanes = store.lanes()
-        return Heard(
+        return GatewayReport(
             routable=routable,
             slo=_slo(seen, spec),
             slo_met=_met(seen, spec),

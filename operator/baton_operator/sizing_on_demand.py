@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from baton_control.names import Key
-from baton_control.sizing.scaling import PoolNow, Sized
+from baton_control.sizing.decision.scaling import PoolNow, Sized
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
 from baton_wire.messages.values import Role

@@ -18,7 +18,7 @@ from baton_wire.messages.operator_link import FlipOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class GatewayReport:
     """What all gateways of a deployment told lately, merged."""
 
     routable: RoutableCounts | None
@@ -39,7 +39,7 @@ class Heard:
 
 
 class Telemetry(Protocol):
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
+    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         """What is known of the deployment with that name and uid, judged by this spec; None: no gateway has told
         anything lately."""
 

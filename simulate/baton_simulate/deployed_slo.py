@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from baton_control.accelerator_types import in_force, types_of
 from baton_control.names import Key
-from baton_control.sizing.scaling import PoolNow
+from baton_control.sizing.decision.scaling import PoolNow
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
+from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.slo_sizing import SloSizing
-from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
 from baton_control.worker_specs import pool_spec
 from baton_simulate.baselines.signals import Sizes
-from baton_simulate.twin_metrics import TwinMetrics
+from baton_simulate.simulator_metrics import SimulatorMetrics
 from baton_wire.messages.operator_link import GatewayHello
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -69,7 +69,7 @@ class DeployedSlo:
     def interval_s(self) -> float:
         return PASS_S if self._is_mixed else self._spec.interval_s
 
-    def decide_from(self, metrics: TwinMetrics | None, now: float) -> Sizes | None:
+    def decide_from(self, metrics: SimulatorMetrics | None, now: float) -> Sizes | None:
         """`metrics`: None while they are lost."""
         self._now = now
         if metrics is None:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from baton_control.sizing.capacity import Mix, TwinSizer
-from baton_control.sizing.flips import Flips
-from baton_control.sizing.readings import Observed, PoolSeen, StepSeen, Unknown
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.sizing_state import SizingState, fresh, learn_and_size
-from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.decision.capacity import Mix, SimulatedSizer
+from baton_control.sizing.decision.flips import Flips
+from baton_control.sizing.decision.sizing_state import SizingState, fresh, learn_and_size
+from baton_control.sizing.inputs.observations import Observed, PoolSeen, StepSeen, Unknown
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
+from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_control.sizing.inputs.workload import Workload
 from baton_simulate.baselines.apa import Apa
 from baton_simulate.baselines.dynamo import Dynamo
 from baton_simulate.baselines.hpa import Hpa
@@ -27,7 +27,7 @@ from baton_simulate.baselines.llmd import QUEUE_LIMIT, UP_SHARE, LlmdV1, LlmdV2
 from baton_simulate.baselines.plain import HELD_S, Plain
 from baton_simulate.baselines.signals import Policy, Sizes
 from baton_simulate.deployed_slo import DeployedSlo
-from baton_simulate.twin_metrics import TwinMetrics
+from baton_simulate.simulator_metrics import SimulatorMetrics
 from baton_wire.messages.values import POOL_ROLES, Role
 
 PEERS = ("hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "llmd-v2", "apa", "plain")
@@ -70,7 +70,7 @@ class Slo:
     def interval_s(self) -> float:
         return self.spec.interval_s
 
-    def decide_from(self, metrics: TwinMetrics | None, now: float) -> Sizes | None:
+    def decide_from(self, metrics: SimulatorMetrics | None, now: float) -> Sizes | None:
         if metrics is None:
             if not self.last:
                 return None
@@ -101,7 +101,7 @@ class Baseline:
     def interval_s(self) -> float:
         return self.policy.interval_s
 
-    def decide_from(self, metrics: TwinMetrics | None, now: float) -> Sizes | None:
+    def decide_from(self, metrics: SimulatorMetrics | None, now: float) -> Sizes | None:
         return self.policy.decide(None if metrics is None else metrics.signals(), now)
 
 
@@ -114,7 +114,7 @@ class Scripted:
     reasons: dict[Role, str] = field(default_factory=dict)
     flips: None = None
 
-    def decide_from(self, metrics: TwinMetrics | None, now: float) -> Sizes | None:
+    def decide_from(self, metrics: SimulatorMetrics | None, now: float) -> Sizes | None:
         return self.sizes(now)
 
 
@@ -200,7 +200,7 @@ class Needs:
         return {Role.PREFILL: max(self.prefill), Role.DECODE: max(self.decode)}
 
 
-def needs_of(workload: Workload, spec: SizingSpec, sizer: TwinSizer, mix_s: float = 300.0) -> Needs:
+def needs_of(workload: Workload, spec: SizingSpec, sizer: SimulatedSizer, mix_s: float = 300.0) -> Needs:
     """Needs from the true arrivals: rates over 30 s around each interval, lengths over `mix_s`."""
     edges = np.arange(0.0, workload.duration_s + LOOK_S, LOOK_S)
     counts = np.histogram(workload.arrival_s, edges)[0].astype(np.float64)

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton_control.rollout import Limits
-from baton_control.sizing.capacity import latencies
-from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Floats, Workload
-from baton_control.twin.twin import Twin
+from baton_control.sizing.decision.capacity import latencies
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
+from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_control.sizing.inputs.workload import Floats, Workload
+from baton_control.sizing.simulator.simulator import Simulator
 from baton_simulate.baselines.signals import Sizes
 from baton_simulate.deployed_slo import DeployedSlo
 from baton_simulate.policies import Player
 from baton_simulate.rolling import exchange, roll
-from baton_simulate.twin_metrics import TwinMetrics
+from baton_simulate.simulator_metrics import SimulatorMetrics
 from baton_wire.messages.values import POOL_ROLES, Role
 
 PATIENCE_S = 120.0
@@ -108,8 +108,8 @@ def replay(
     """One run from the first arrival until everything ended; billed until the last arrival."""
     workload = scenario.workload
     ttft_s = None if scenario.in_turn else scenario.spec.targets.ttft_s
-    twin = Twin(scenario.model, workload, patience_s=PATIENCE_S, ttft_s=ttft_s)
-    metrics = TwinMetrics(twin, scenario.startup_s, scenario.spec.targets)
+    twin = Simulator(scenario.model, workload, patience_s=PATIENCE_S, ttft_s=ttft_s)
+    metrics = SimulatorMetrics(twin, scenario.startup_s, scenario.spec.targets)
     random = np.random.default_rng(scenario.seed)
     wanted = dict(scenario.initial)
     moves: list[Move] = []
@@ -152,7 +152,7 @@ def replay(
     return _outcome(name, scenario, twin, billed, moves, points)
 
 
-def _resize(twin: Twin, wanted: Sizes, startup_s: float, random: np.random.Generator) -> None:
+def _resize(twin: Simulator, wanted: Sizes, startup_s: float, random: np.random.Generator) -> None:
     for role in POOL_ROLES:
         have = twin.workers(role)
         for _ in range(wanted[role] - have):
@@ -161,13 +161,13 @@ def _resize(twin: Twin, wanted: Sizes, startup_s: float, random: np.random.Gener
             twin.remove(role)
 
 
-def _ready_s(twin: Twin, startup_s: float, random: np.random.Generator) -> float:
+def _ready_s(twin: Simulator, startup_s: float, random: np.random.Generator) -> float:
     """When a worker that is started now is routable."""
     return twin.now + startup_s * float(np.exp(random.normal(0.0, 0.08)))
 
 
 def _roll(
-    twin: Twin, wanted: Sizes, types: Mapping[Role, str], scenario: Scenario, random: np.random.Generator
+    twin: Simulator, wanted: Sizes, types: Mapping[Role, str], scenario: Scenario, random: np.random.Generator
 ) -> None:
     def start(role: Role, name: str) -> None:
         twin.add(role, _ready_s(twin, scenario.startup_s, random), *_of_type(scenario, role, name))
@@ -191,7 +191,7 @@ def _moves(now: float, before: Sizes, after: Sizes, reasons: dict[Role, str]) ->
     return [Move(now, role, before[role], after[role], reasons.get(role, "")) for role in changed]
 
 
-def _point(twin: Twin, now: float) -> Point:
+def _point(twin: Simulator, now: float) -> Point:
     workers, routable = ([count(role) for role in POOL_ROLES] for count in (twin.workers, twin.routable))
     kinds = {(role, name): count for role in POOL_ROLES for name, (count, _) in twin.kinds(role).items() if name}
     return Point(now, (workers[0], workers[1]), (routable[0], routable[1]), len(twin.gateway), kinds)
@@ -200,7 +200,7 @@ def _point(twin: Twin, now: float) -> Point:
 def _outcome(
     name: str,
     scenario: Scenario,
-    twin: Twin,
+    twin: Simulator,
     billed: Mapping[tuple[Role, str], float],
     moves: list[Move],
     points: list[Point],

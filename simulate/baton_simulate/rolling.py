@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, Limits, Wanted, next_step
-from baton_control.twin.twin import Twin
+from baton_control.sizing.simulator.simulator import Simulator
 from baton_simulate.baselines.signals import Sizes
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -17,7 +17,7 @@ FIT = "one"
 
 
 def roll(
-    twin: Twin, wanted: Sizes, types: Mapping[Role, str], limits: Limits, start: Callable[[Role, str], None]
+    twin: Simulator, wanted: Sizes, types: Mapping[Role, str], limits: Limits, start: Callable[[Role, str], None]
 ) -> None:
     """Do what the rollout allows now. `start`: has one worker of a pool and type come."""
     target = {role: Wanted(Revision(FIT, types[role]), wanted[role]) for role in POOL_ROLES}
@@ -32,14 +32,14 @@ def roll(
             return
 
 
-def exchange(twin: Twin, wanted: Sizes, flip_s: float) -> None:
+def exchange(twin: Simulator, wanted: Sizes, flip_s: float) -> None:
     """Workers that one pool has too many and the other lacks change their role."""
     for giver, taker in (POOL_ROLES, POOL_ROLES[::-1]):
         for _ in range(min(twin.workers(giver) - wanted[giver], wanted[taker] - twin.workers(taker))):
             twin.flip(giver, flip_s)
 
 
-def _groups(twin: Twin) -> tuple[Group, ...]:
+def _groups(twin: Simulator) -> tuple[Group, ...]:
     return tuple(
         Group(role, Revision(FIT, kind), workers, routable)
         for role in POOL_ROLES

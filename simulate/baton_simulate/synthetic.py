@@ -6,7 +6,7 @@ import enum
 
 import numpy as np
 
-from baton_control.sizing.workload import Floats, Workload
+from baton_control.sizing.inputs.workload import Floats, Workload
 
 
 class Shape(enum.StrEnum):

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from baton_control.errors import FieldProblem, ManifestError
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.workload import Workload, workload_of
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.workload import Workload, workload_of
 
 BLOCK_TOKENS = 512
 """Of Mooncake's hash ids."""

@@ -18,10 +18,10 @@ from baton_wire.messages.values import POOL_ROLES, Role
 OLD, NEW, OTHER = Revision("a", "old"), Revision("a", "new"), Revision("b", "other")
 P, D = Role.PREFILL, Role.DECODE
 CHUNKS, SEQUENCES = 4, 30
-Wish = dict[Role, Wanted]
+DesiredObject = dict[Role, Wanted]
 
 
-def wanted(prefill: int, decode: int, revision: Revision = NEW) -> Wish:
+def wanted(prefill: int, decode: int, revision: Revision = NEW) -> DesiredObject:
     return {P: Wanted(revision, prefill), D: Wanted(revision, decode)}
 
 
@@ -45,7 +45,9 @@ def after(groups: tuple[Group, ...], step: Step) -> tuple[Group, ...]:
     return tuple(group for group in counts.values() if group.workers)
 
 
-def rest(groups: tuple[Group, ...], goal: Wish, limits: Limits, paused: bool = False) -> tuple[str, RolloutPhase]:
+def rest(
+    groups: tuple[Group, ...], goal: DesiredObject, limits: Limits, paused: bool = False
+) -> tuple[str, RolloutPhase]:
     """Where the rollout comes to rest, and why."""
     for _ in range(100):
         step = next_step(goal, groups, limits, paused)
@@ -168,33 +170,33 @@ def test_ready_workers_are_not_given_up_because_nobody_has_counted_them_yet() ->
     assert {change.workers for change in next_step(wanted(1, 1), crashed, Limits(1, 0)).changes} == {-1}
 
 
-def _not_routable_is_idle(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _not_routable_is_idle(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     return next_step(goal, tuple(dataclasses.replace(group, idle=None) for group in groups), limits, paused)
 
 
-def _without_floor(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _without_floor(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     return next_step(goal, groups, Limits(limits.max_surge, limits.max_unavailable + 1, limits.canary), paused)
 
 
-def _with_more_surge(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _with_more_surge(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     return next_step(goal, groups, Limits(limits.max_surge + 1, limits.max_unavailable, limits.canary), paused)
 
 
-def _unknown_is_all(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _unknown_is_all(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     known = tuple(
         dataclasses.replace(group, routable=group.workers) if group.routable is None else group for group in groups
     )
     return next_step(goal, known, limits, paused)
 
 
-def _ready_is_routable(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _ready_is_routable(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     up = tuple(
         group if group.routable is None else dataclasses.replace(group, routable=group.workers) for group in groups
     )
     return next_step(goal, up, limits, paused)
 
 
-def _fit_does_not_matter(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _fit_does_not_matter(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     names = {group.revision: Revision("x", str(group.revision)) for group in groups}
     names |= {pool.revision: Revision("x", str(pool.revision)) for pool in goal.values()}
     back = {new: old for old, new in names.items()}
@@ -203,24 +205,24 @@ def _fit_does_not_matter(goal: Wish, groups: tuple[Group, ...], limits: Limits, 
     return Step(tuple(PoolChange(c.role, back[c.revision], c.workers) for c in step.changes), step.reason, step.phase)
 
 
-def _never_stops_at_a_failure(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _never_stops_at_a_failure(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     return next_step(goal, tuple(dataclasses.replace(group, failing=False) for group in groups), limits, paused)
 
 
-def _without_pause(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _without_pause(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     return next_step(goal, groups, limits)
 
 
-def _without_canary(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _without_canary(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     return next_step(goal, groups, Limits(limits.max_surge, limits.max_unavailable), paused)
 
 
-def _never_removes(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _never_removes(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     step = next_step(goal, groups, limits, paused)
     return Step(tuple(change for change in step.changes if change.workers > 0), step.reason, step.phase)
 
 
-def _reverts_by_deleting(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+def _reverts_by_deleting(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     """dynamo#13620: a revert half way takes the other template away at once."""
     step = next_step(goal, groups, limits, paused)
     exists = all(any(g.role is role and g.revision == goal[role].revision for g in groups) for role in POOL_ROLES)

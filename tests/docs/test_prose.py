@@ -22,7 +22,7 @@ PAGES = sorted(
         *ROOT.glob("examples/**/*.md"),
     )
 )
-RECORDS = Path("docs/log")
+RECORDS = Path("lab")
 """Entries of the lab notebook; its index is prose."""
 MAX_LINE = 120
 MAX_CELL = 120

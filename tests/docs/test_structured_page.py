@@ -8,7 +8,7 @@ from collections import Counter
 from bench.structured.json_schema_suite import SuiteCase
 from bench.structured.support import BEGIN, END, PAGE, table, tally
 
-from baton_gateway.shapes.schema_keywords import ENFORCED, REFUSED
+from baton_gateway.structured_outputs.schema_keywords import ENFORCED, REFUSED
 
 
 def written() -> list[str]:

@@ -7,8 +7,8 @@ import signal
 
 import psutil
 
-from baton_gateway.shapes.answer_shape import choice_shape
-from baton_gateway.shapes.shape_compiler import ShapeCompiler
+from baton_gateway.structured_outputs.format_compiler import ShapeCompiler
+from baton_gateway.structured_outputs.output_format import choice_shape
 from baton_testing.gateway.gateway_process import until
 
 

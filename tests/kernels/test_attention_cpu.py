@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.attention_inputs import DecodeRows, PrefillRows
-from baton_kernels.cpu.decode_attention import length_groups, paged_decode_attention_cpu
-from baton_kernels.cpu.prefill_attention import paged_prefill_attention_cpu
-from baton_kernels.decode_attention import paged_decode_attention, paged_decode_attention_reference
-from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference
+from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.attention.cpu.decode_attention import length_groups, paged_decode_attention_cpu
+from baton_kernels.attention.cpu.prefill_attention import paged_prefill_attention_cpu
+from baton_kernels.attention.decode_attention import paged_decode_attention, paged_decode_attention_reference
+from baton_kernels.attention.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference
 from baton_testing.engine.paged_kv import dense_attention, paged_kv
 
 TOLERANCE = {torch.float32: (2e-5, 0.0), torch.bfloat16: (2e-2, 2**-7), torch.float16: (2e-3, 2**-9)}

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.cpu.decode_attention import paged_decode_attention_cpu
-from baton_kernels.cpu.prefill_attention import paged_prefill_attention_cpu
-from baton_kernels.decode_attention import paged_decode_attention, paged_decode_attention_reference
-from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference
+from baton_kernels.attention.cpu.decode_attention import paged_decode_attention_cpu
+from baton_kernels.attention.cpu.prefill_attention import paged_prefill_attention_cpu
+from baton_kernels.attention.decode_attention import paged_decode_attention, paged_decode_attention_reference
+from baton_kernels.attention.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference
 from baton_testing.engine.paged_kv import paged_kv
 
 HEADS = [(8, 2, 32), (4, 4, 16), (16, 1, 64)]
@@ -83,7 +83,7 @@ def test_a_sink_far_above_every_score_leaves_nothing_and_no_nan() -> None:
 def test_decode_kernel_equals_the_reference(
     triton_device: str, heads: tuple[int, int, int], window: int | None, splits: int | None
 ) -> None:
-    from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
+    from baton_kernels.attention.gpu.decode_attention import paged_decode_attention_triton
 
     q_heads, kv_heads, head_dim = heads
     kv = paged_kv([63, 1, 0, 130], kv_heads=kv_heads, head_dim=head_dim, device=triton_device)
@@ -99,7 +99,7 @@ def test_decode_kernel_equals_the_reference(
 def test_prefill_kernel_equals_the_reference(
     triton_device: str, heads: tuple[int, int, int], window: int | None
 ) -> None:
-    from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
+    from baton_kernels.attention.gpu.prefill_attention import paged_prefill_attention_triton
 
     q_heads, kv_heads, head_dim = heads
     kv = paged_kv(CONTEXTS, kv_heads=kv_heads, head_dim=head_dim, device=triton_device)

@@ -18,8 +18,8 @@ class Hopper:
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
 
 driver.set_active(Hopper())
-from baton_kernels.compiling import compiled_together
-from baton_kernels.gpu.rms_norm import add_rms_norm_triton, rms_norm_triton
+from baton_kernels.ahead.compiling import compiled_together
+from baton_kernels.dense.gpu.rms_norm import add_rms_norm_triton, rms_norm_triton
 
 compiled = []
 knobs.compilation.listener = lambda **found: compiled.append(found["cache_hit"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton_kernels.experts import choose_experts, choose_experts_reference, experts_reference, grouped_experts
+from baton_kernels.experts.experts import choose_experts, choose_experts_reference, experts_reference, grouped_experts
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
@@ -24,7 +24,7 @@ def test_the_greatest_are_chosen_and_of_equals_the_lowest_number() -> None:
 def test_the_routing_kernel_equals_the_formula(
     triton_device: str, count: int, per_token: int, normalised: bool
 ) -> None:
-    from baton_kernels.gpu.experts import choose_experts_triton
+    from baton_kernels.experts.gpu.experts import choose_experts_triton
 
     logits = torch.randint(-9, 9, (7, count), generator=torch.Generator().manual_seed(1)).float().to(triton_device)
     shares, experts = choose_experts_triton(logits, per_token, normalised)
@@ -40,7 +40,7 @@ def test_the_routing_kernel_equals_the_formula(
 def test_a_token_alone_is_routed_as_the_formula_says(
     triton_device: str, count: int, per_token: int, hidden: int, biased: bool
 ) -> None:
-    from baton_kernels.gpu.experts import route_token_triton
+    from baton_kernels.experts.gpu.experts import route_token_triton
 
     generator = torch.Generator().manual_seed(3)
     x, weight, bias = (
@@ -64,7 +64,7 @@ def test_a_token_alone_is_routed_as_the_formula_says(
 def test_the_kernel_of_few_tokens_equals_the_formula(
     triton_device: str, count: int, per_token: int, hidden: int, inner: int, tokens: int
 ) -> None:
-    from baton_kernels.gpu.experts import few_experts_triton
+    from baton_kernels.experts.gpu.experts import few_experts_triton
 
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(tokens, hidden, generator=generator).to(triton_device)
@@ -86,7 +86,7 @@ def test_grouped_products_equal_the_formula(
 ) -> None:
     """Every token's experts; one of them is nobody's. Products are streamed, or the library's."""
     if not streams:
-        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.LIBRARY_BEYOND", 0)
+        monkeypatch.setattr("baton_kernels.experts.gpu.streamed_experts.LIBRARY_BEYOND", 0)
     generator = torch.Generator("cuda").manual_seed(tokens)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_grouped_products_equal_the_formula(
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("tokens", [300, 2000])
 def test_small_and_large_tiles_give_the_same_sums_each_time(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from baton_kernels.gpu import streamed_experts
+    from baton_kernels.experts.gpu import streamed_experts
 
     generator = torch.Generator("cuda").manual_seed(tokens)
     x, gate_up, down = (

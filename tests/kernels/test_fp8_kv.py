@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.attention_inputs import DecodeRows, KvLayer, PlacedRows, PrefillRows
-from baton_kernels.decode_attention import paged_decode_attention, paged_decode_attention_reference
-from baton_kernels.kv_scales import KV_FP8, to_pool
-from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference
-from baton_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
+from baton_kernels.attention.attention_inputs import DecodeRows, KvLayer, PlacedRows, PrefillRows
+from baton_kernels.attention.decode_attention import paged_decode_attention, paged_decode_attention_reference
+from baton_kernels.attention.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference
+from baton_kernels.attention.rope_kv_write import rope_kv_write, rope_kv_write_reference
+from baton_kernels.kv.kv_scales import KV_FP8, to_pool
 from baton_testing.engine.paged_kv import PagedKv, paged_kv
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

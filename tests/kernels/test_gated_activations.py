@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.gated_activations import clamped_gate, clamped_gate_reference, geglu, geglu_reference
+from baton_kernels.dense.gated_activations import clamped_gate, clamped_gate_reference, geglu, geglu_reference
 
 
 def projected(rows: int, features: int, dtype: torch.dtype) -> Tensor:
@@ -32,7 +32,7 @@ def test_a_clamped_gate_bounds_gate_and_up() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 37), (2, 1030)], ids=str)
 def test_backends_equal_the_references(triton_device: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    from baton_kernels.gpu.gated_activations import clamped_gate_triton, geglu_triton
+    from baton_kernels.dense.gpu.gated_activations import clamped_gate_triton, geglu_triton
 
     x = projected(*shape, dtype)
     atol, rtol = (1e-5, 1e-5) if dtype == torch.float32 else (1e-2, 2**-7)
@@ -57,8 +57,8 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 @pytest.mark.parametrize("streams", [True, False])
 def test_biased_experts_equal_the_reference(tokens: int, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not streams:
-        monkeypatch.setattr("baton_kernels.gpu.expert_sort.MAX_PAIRS", 0)
-    from baton_kernels.experts import BiasedStacks, biased_experts, biased_experts_reference, choose_experts
+        monkeypatch.setattr("baton_kernels.experts.gpu.expert_sort.MAX_PAIRS", 0)
+    from baton_kernels.experts.experts import BiasedStacks, biased_experts, biased_experts_reference, choose_experts
 
     generator = torch.Generator().manual_seed(2)
 
@@ -82,9 +82,9 @@ def test_biased_experts_equal_the_reference(tokens: int, streams: bool, monkeypa
 def test_experts_that_no_kernel_has_chosen_stop_no_device(streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels are compiled and not launched, routing leaves what memory held."""
     if not streams:
-        monkeypatch.setattr("baton_kernels.gpu.expert_sort.MAX_PAIRS", 0)
-    from baton_kernels.compiling import compiled_together
-    from baton_kernels.experts import BiasedStacks, biased_experts
+        monkeypatch.setattr("baton_kernels.experts.gpu.expert_sort.MAX_PAIRS", 0)
+    from baton_kernels.ahead.compiling import compiled_together
+    from baton_kernels.experts.experts import BiasedStacks, biased_experts
 
     def draw(*shape: int) -> Tensor:
         return torch.ones(*shape, dtype=torch.bfloat16, device="cuda")

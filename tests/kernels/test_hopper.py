@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton_kernels.linear import linear_reference
-from baton_kernels.prefill_attention import paged_prefill_attention_reference
+from baton_kernels.attention.prefill_attention import paged_prefill_attention_reference
+from baton_kernels.dense.linear import linear_reference
 from baton_testing.engine.paged_kv import paged_kv
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -33,7 +33,7 @@ def test_prefill_attention_equals_reference(
     query_lens: list[int], contexts: list[int], heads: tuple[int, int, int], dtype: torch.dtype, block_tokens: int
 ) -> None:
     """Lengths at and around every border; everything outside the contexts is NaN, inf or an impossible block."""
-    from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+    from baton_kernels.attention.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
 
     q_heads, kv_heads, head_dim = heads
     kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=block_tokens, dtype=dtype, device="cuda")
@@ -66,7 +66,7 @@ def test_prefill_attention_with_window_and_sinks_equals_reference(
     has_sinks: bool,
 ) -> None:
     """Blocks that no query sees are poison too."""
-    from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+    from baton_kernels.attention.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
 
     q_heads, kv_heads, head_dim = heads
     dtype = torch.bfloat16
@@ -86,7 +86,7 @@ def test_prefill_attention_with_window_and_sinks_equals_reference(
 
 
 def test_a_sink_far_above_every_score_leaves_nothing_and_no_nan() -> None:
-    from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+    from baton_kernels.attention.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
 
     kv = paged_kv([200], kv_heads=2, head_dim=64, block_tokens=64, dtype=torch.bfloat16, device="cuda")
     starts = torch.tensor([0, 200], dtype=torch.int32, device="cuda")
@@ -98,7 +98,7 @@ def test_a_sink_far_above_every_score_leaves_nothing_and_no_nan() -> None:
 
 
 def test_prefill_attention_finds_its_chunks_among_other_rows_and_padding() -> None:
-    from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+    from baton_kernels.attention.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
 
     query_lens = [3, 0, 70, *[1, 0] * 8, 33, 0]
     contexts = [length and length + 7 for length in query_lens]
@@ -117,8 +117,8 @@ def test_prefill_attention_finds_its_chunks_among_other_rows_and_padding() -> No
 @pytest.mark.parametrize("rows", [1, 3, 8, 17, 33, 64, 65, 128])
 @pytest.mark.parametrize(("features", "columns"), [(96, 72), (400, 136), (6144, 1024), (1000, 3080)])
 def test_streamed_linear_equals_reference(features: int, columns: int, rows: int, has_bias: bool, gated: bool) -> None:
-    from baton_kernels.gpu.linear import default_config
-    from baton_kernels.gpu.streamed_linear import streamed_linear
+    from baton_kernels.dense.gpu.linear import default_config
+    from baton_kernels.dense.gpu.streamed_linear import streamed_linear
 
     generator = torch.Generator("cuda").manual_seed(rows)
 

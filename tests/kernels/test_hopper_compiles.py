@@ -28,7 +28,7 @@ class Hopper:
 driver.set_active(Hopper())
 torch.cuda.get_device_capability = lambda *device: (9, 0)
 torch.cuda.get_device_properties = lambda *device: types.SimpleNamespace(multi_processor_count=132)
-from baton_kernels.compiling import compiled_together
+from baton_kernels.ahead.compiling import compiled_together
 
 names = []
 knobs.compilation.listener = lambda src, **found: names.append(src.name)
@@ -47,8 +47,8 @@ print(len(names), *sorted(set(names)))
 CALLS = {
     "dense": (
         """
-from baton_kernels.gpu.linear import default_config
-from baton_kernels.gpu.streamed_linear import streamed_linear
+from baton_kernels.dense.gpu.linear import default_config
+from baton_kernels.dense.gpu.streamed_linear import streamed_linear
 for count, gated in ((1, False), (64, True), (128, False)):
     streamed_linear(rows(count, 1024), rows(2048, 1024), None, default_config(count, 2048, 1024, gated), gated)
 """,
@@ -56,8 +56,8 @@ for count, gated in ((1, False), (64, True), (128, False)):
     ),
     "prefill attention": (
         """
-from baton_kernels.attention_inputs import KvLayer, PrefillRows
-from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+from baton_kernels.attention.attention_inputs import KvLayer, PrefillRows
+from baton_kernels.attention.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
 lengths = torch.tensor([0, 64], dtype=torch.int32)
 chunk = PrefillRows(torch.zeros(1, 4, dtype=torch.int32), lengths, lengths[1:])
 for d, window, sinks in ((128, None, None), (256, 128, rows(8))):
@@ -68,7 +68,7 @@ for d, window, sinks in ((128, None, None), (256, 128, rows(8))):
     ),
     "seats of the most rows that a worker may have": (
         """
-from baton_kernels.gpu.decode_seats import deal_seats
+from baton_kernels.attention.gpu.decode_seats import deal_seats
 for sequences in (5, 256, 4096):
     deal_seats(torch.ones(sequences, dtype=torch.int32), 66, 64, 32)
 """,
@@ -76,9 +76,9 @@ for sequences in (5, 256, 4096):
     ),
     "8 bits": (
         """
-from baton_kernels.gpu.dequantise import dequantise_triton
-from baton_kernels.gpu.quantised_linear import quantised_linear_cuda, quantised_mlp_cuda
-from baton_kernels.quantised_weight import pack_fp8, pack_int8
+from baton_kernels.dense.gpu.dequantise import dequantise_triton
+from baton_kernels.dense.gpu.quantised_linear import quantised_linear_cuda, quantised_mlp_cuda
+from baton_kernels.dense.quantised_weight import pack_fp8, pack_int8
 codes = rows(1024, 1024, dtype=torch.int8)
 floats = codes.view(torch.float8_e4m3fn)
 ones = torch.ones
@@ -95,9 +95,9 @@ for count in (65, 1000):
     ),
     "4 bits": (
         """
-from baton_kernels.gpu.dequantise import dequantise_triton
-from baton_kernels.gpu.quantised_linear import quantised_linear_cuda
-from baton_kernels.quantised_weight import pack_int4
+from baton_kernels.dense.gpu.dequantise import dequantise_triton
+from baton_kernels.dense.gpu.quantised_linear import quantised_linear_cuda
+from baton_kernels.dense.quantised_weight import pack_int4
 codes, scale = torch.zeros(8192, 4096, dtype=torch.uint8), torch.ones(8192, 32)
 for weight in (pack_int4(codes, scale), pack_int4(codes, scale, torch.zeros(8192, 32))):
     for count, gated in ((1, False), (64, True), (128, False)):
@@ -108,8 +108,8 @@ for weight in (pack_int4(codes, scale), pack_int4(codes, scale, torch.zeros(8192
     ),
     "experts with rows of 8 bits, one scale a channel of floats": (
         """
-from baton_kernels.gpu.rounded_stacks import rounded_experts_gluon
-from baton_kernels.quantised_stack import QuantisedStack
+from baton_kernels.experts.gpu.rounded_stacks import rounded_experts_gluon
+from baton_kernels.dense.quantised_stack import QuantisedStack
 gate_up = QuantisedStack(rows(8, 1024, 256, dtype=torch.uint8), torch.ones(8, 1024), 256)
 down = QuantisedStack(rows(8, 256, 512, dtype=torch.uint8), torch.ones(8, 256), 512)
 chosen = rows(3, 2, dtype=torch.float32), rows(3, 2, dtype=torch.int64)
@@ -119,8 +119,8 @@ rounded_experts_gluon(rows(3, 256), gate_up, down, *chosen)
     ),
     "experts of 8 and 4 bits": (
         """
-from baton_kernels.gpu.streamed_stacks import quantised_experts_gluon
-from baton_kernels.quantised_stack import QuantisedStack
+from baton_kernels.experts.gpu.streamed_stacks import quantised_experts_gluon
+from baton_kernels.dense.quantised_stack import QuantisedStack
 channels, blocks = ((8, 1024), (8, 256)), ((8, 8, 2), (8, 2, 4))
 for dtype, scales, tokens in ((torch.int8, channels, 700), (torch.uint8, blocks, 40)):
     gate_up = QuantisedStack(rows(8, 1024, 256, dtype=dtype), torch.ones(scales[0]), 256)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.cpu import kv_copy
-from baton_kernels.kv_checksum import kv_checksums, kv_checksums_reference
-from baton_kernels.kv_copy import copy_blocks, pack_kv, pack_kv_reference, scatter_kv, scatter_kv_reference
-from baton_kernels.kv_units import UnitRange
+from baton_kernels.kv.cpu import kv_copy
+from baton_kernels.kv.kv_checksum import kv_checksums, kv_checksums_reference
+from baton_kernels.kv.kv_copy import copy_blocks, pack_kv, pack_kv_reference, scatter_kv, scatter_kv_reference
+from baton_kernels.kv.kv_units import UnitRange
 
 MASK = (1 << 64) - 1
 

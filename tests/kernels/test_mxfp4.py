@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.mxfp4_weight import dequantise_mxfp4_reference, pack_mxfp4
+from baton_kernels.dense.mxfp4_weight import dequantise_mxfp4_reference, pack_mxfp4
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
@@ -31,7 +31,7 @@ def test_what_was_packed_comes_back(features: int, columns: int) -> None:
 
 @pytest.mark.parametrize(("features", "columns"), [(7, 32), (16, 160), (20, 256)])
 def test_the_kernel_brings_it_back(triton_device: str, features: int, columns: int) -> None:
-    from baton_kernels.gpu.dequantise import mxfp4_triton
+    from baton_kernels.dense.gpu.dequantise import mxfp4_triton
 
     codes, scales, weight = draw(2, features, columns, triton_device)
     scales[0, 0, 0], scales[0, 1, 0] = 0, 250
@@ -55,7 +55,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 )
 @pytest.mark.parametrize("tokens", [1, 7, 30, 130, 700, 1500, 5000])
 def test_streamed_experts_equal_the_formula(count: int, per_token: int, hidden: int, inner: int, tokens: int) -> None:
-    from baton_kernels.experts import Mxfp4Stacks, biased_experts, choose_experts
+    from baton_kernels.experts.experts import Mxfp4Stacks, biased_experts, choose_experts
 
     def small(*shape: int) -> Tensor:
         generator = torch.Generator("cuda").manual_seed(len(shape) + tokens)
@@ -84,9 +84,10 @@ def test_streamed_experts_equal_the_formula(count: int, per_token: int, hidden: 
 @pytest.mark.parametrize("tokens", [300, 2000])
 def test_every_tile_gives_the_same_sums_each_time(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers of an operand that is still being multiplied must not be used again: that showed in some runs only."""
-    from baton_kernels.experts import Mxfp4Stacks, biased_experts, choose_experts
-    from baton_kernels.gpu import streamed_mxfp4
-    from baton_kernels.gpu.streamed_mxfp4 import LARGE_TILES, WIDE_TILES, Mxfp4Config
+    from baton_kernels.experts.gpu import streamed_mxfp4
+
+    from baton_kernels.experts.experts import Mxfp4Stacks, biased_experts, choose_experts
+    from baton_kernels.experts.gpu.streamed_mxfp4 import LARGE_TILES, WIDE_TILES, Mxfp4Config
 
     count, hidden, inner = 8, 2880, 1440
     gate_codes, gate_scales, _ = draw(count, 2 * inner, hidden, "cuda")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from baton_kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from baton_kernels.swiglu import swiglu, swiglu_reference
+from baton_kernels.dense.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from baton_kernels.dense.swiglu import swiglu, swiglu_reference
 
 SHAPES = [(1, 8), (17, 63), (3, 1000), (0, 16)]
 

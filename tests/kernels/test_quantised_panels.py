@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton_kernels.linear import packs_linear
-from baton_kernels.quantised_linear import pack_panels
+from baton_kernels.dense.linear import packs_linear
+from baton_kernels.dense.quantised_linear import pack_panels
 
 torch.set_num_threads(1)  # compiled kernels compute on one
 pytestmark = pytest.mark.skipif(not packs_linear(torch.float32), reason="no AVX-512, or no LLVM")

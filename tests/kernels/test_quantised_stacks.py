@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.quantised_stack import QuantisedStack, dequantise_stack, stacked
-from baton_kernels.quantised_weight import QuantisedWeight, dequantise, pack_fp8, pack_int4, pack_int8
+from baton_kernels.dense.quantised_stack import QuantisedStack, dequantise_stack, stacked
+from baton_kernels.dense.quantised_weight import QuantisedWeight, dequantise, pack_fp8, pack_int4, pack_int8
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 FORMS = ("block", "channel", "int8 channel", "int4", "int4 zeros")
@@ -72,8 +72,8 @@ def test_streamed_experts_equal_the_formula(
     form: str, count: int, per_token: int, hidden: int, inner: int, tokens: int
 ) -> None:
     """With rows of 16 bits, whatever their number: `test_rounded_stacks.py` has those of 8."""
-    from baton_kernels.experts import choose_experts
-    from baton_kernels.gpu.streamed_stacks import quantised_experts_gluon, stack_config
+    from baton_kernels.experts.experts import choose_experts
+    from baton_kernels.experts.gpu.streamed_stacks import quantised_experts_gluon, stack_config
 
     gate_up = stacked(draw(form, count, 2 * inner, hidden, "cuda"), 2)
     down = stacked(draw(form, count, hidden, inner, "cuda"), 1)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
-from baton_kernels.cpu.rope_kv_write import rope_kv_write_cpu
-from baton_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
+from baton_kernels.attention.attention_inputs import HeadNorms, KvLayer, PlacedRows
+from baton_kernels.attention.cpu.rope_kv_write import rope_kv_write_cpu
+from baton_kernels.attention.rope_kv_write import rope_kv_write, rope_kv_write_reference
 
 SHAPES = [(1, 1, 8), (3, 3, 64), (6, 2, 24), (5, 1, 128)]
 

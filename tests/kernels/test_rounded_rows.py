@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.attention_inputs import KvLayer, PlacedRows
-from baton_kernels.quantised_linear import (
+from baton_kernels.attention.attention_inputs import KvLayer, PlacedRows
+from baton_kernels.dense.quantised_linear import (
     quantised_linear,
     quantised_mlp,
     quantised_mlp_product,
     quantised_product,
     rounded_dtype,
 )
-from baton_kernels.quantised_weight import QuantisedWeight, pack_fp8, pack_int8
-from baton_kernels.rounded_rows import RoundedRows, ScaledProduct
+from baton_kernels.dense.quantised_weight import QuantisedWeight, pack_fp8, pack_int8
+from baton_kernels.dense.rounded_rows import RoundedRows, ScaledProduct
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 on_hopper = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
@@ -46,8 +46,8 @@ def assert_same(got: RoundedRows, expected: RoundedRows) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("hidden", [48, 256, 400])
 def test_a_norm_scales_and_rounds_as_kernels_of_their_own(triton_device: str, hidden: int, kind: torch.dtype) -> None:
-    from baton_kernels.gpu.rms_norm import add_rms_norm_rounded, add_rms_norm_triton
-    from baton_kernels.gpu.rounded_activations import quantise_rows, scale_product
+    from baton_kernels.dense.gpu.rms_norm import add_rms_norm_rounded, add_rms_norm_triton
+    from baton_kernels.dense.gpu.rounded_activations import quantise_rows, scale_product
 
     y = unscaled(7, hidden, triton_device)
     residual = drawn(7, hidden, device=triton_device, dtype=y.values.dtype)
@@ -66,7 +66,7 @@ def test_a_norm_scales_and_rounds_as_kernels_of_their_own(triton_device: str, hi
 
 
 def test_rope_scales_as_a_kernel_of_its_own(triton_device: str) -> None:
-    from baton_kernels.gpu.rope_kv_write import rope_kv_write_triton
+    from baton_kernels.attention.gpu.rope_kv_write import rope_kv_write_triton
 
     rows, q_heads, kv_heads, d = 5, 4, 2, 16
     y = unscaled(rows, (q_heads + 2 * kv_heads) * d, triton_device)
@@ -100,7 +100,7 @@ class TestOnHopper:
     pytestmark = on_hopper
 
     def test_rounded_rows_and_scales_left_change_no_bit(self, rows: int, kind: torch.dtype) -> None:
-        from baton_kernels.gpu.rounded_activations import quantise_rows
+        from baton_kernels.dense.gpu.rounded_activations import quantise_rows
 
         gate_up, down = weights(kind)
         x = torch.randn(rows, 1024, dtype=torch.bfloat16, device="cuda")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.experts import rounded_experts_reference
-from baton_kernels.quantised_stack import QuantisedStack, dequantise_stack, stacked
-from baton_kernels.quantised_weight import GROUP, QuantisedWeight, column_order, pack_fp8, pack_int8
+from baton_kernels.dense.quantised_stack import QuantisedStack, dequantise_stack, stacked
+from baton_kernels.dense.quantised_weight import GROUP, QuantisedWeight, column_order, pack_fp8, pack_int8
+from baton_kernels.experts.experts import rounded_experts_reference
 from baton_testing.kernels.rounded_products import (
     SHORT,
     Parts,
@@ -89,7 +89,7 @@ def kernel_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Tensor, Parts]:  # fmt: skip
     """What the kernel returns, and its parts."""
-    from baton_kernels.gpu import rounded_stacks
+    from baton_kernels.experts.gpu import rounded_stacks
 
     found = list[tuple[Tensor, Tensor, Tensor]]()
     launch = rounded_stacks._launch
@@ -133,8 +133,9 @@ def test_rows_are_rounded_while_they_are_sorted(
     triton_device: str, form: str, columns: int, few_pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same codes and scales as of rows that are rounded first, and sorted after."""
-    from baton_kernels.gpu import expert_sort
-    from baton_kernels.gpu.rounded_activations import quantise_groups, quantise_rows
+    from baton_kernels.experts.gpu import expert_sort
+
+    from baton_kernels.dense.gpu.rounded_activations import quantise_groups, quantise_rows
 
     monkeypatch.setattr(expert_sort, "FEW_PAIRS", few_pairs)
     monkeypatch.setattr(expert_sort, "CHUNK", 16)
@@ -162,7 +163,7 @@ def test_rows_are_rounded_while_they_are_sorted(
 
 def test_rows_are_rounded_where_the_checkpoint_says_so_and_pairs_are_many() -> None:
     pytest.importorskip("triton")
-    from baton_kernels.gpu.rounded_stacks import ROUNDED_FROM, rounds
+    from baton_kernels.experts.gpu.rounded_stacks import ROUNDED_FROM, rounds
 
     block, channel, int8 = (stacks(form, 4, 256, 128, "cpu") for form in FORMS)
     border = 4 * (ROUNDED_FROM or 1 << 40)
@@ -229,7 +230,7 @@ def test_rounded_experts_equal_the_formula(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """In memory that holds no numbers, and ten times the same bits."""
-    from baton_kernels.gpu.rounded_stacks import rounded_experts_gluon
+    from baton_kernels.experts.gpu.rounded_stacks import rounded_experts_gluon
 
     gate_up, down = stacks(form, count, hidden, inner, "cuda")
     x = torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(tokens)).bfloat16().cuda()
@@ -254,8 +255,9 @@ def test_rounded_experts_equal_the_formula(
 @pytest.mark.parametrize("pairs", [-1, 0, 70_000])
 def test_the_border_is_the_one_that_is_written_down(form: str, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of pairs more than the border, or altogether: more than are sorted at once go in pieces."""
-    from baton_kernels.experts import quantised_experts
-    from baton_kernels.gpu import rounded_stacks
+    from baton_kernels.experts.gpu import rounded_stacks
+
+    from baton_kernels.experts.experts import quantised_experts
 
     monkeypatch.setattr(rounded_stacks, "ROUNDED_FROM", 20)
     gate_up, down = stacks(form, 8, 256, 128, "cuda")
@@ -283,7 +285,7 @@ def test_the_border_is_the_one_that_is_written_down(form: str, pairs: int, monke
 @pytest.mark.parametrize("form", ["channel", "int8"])
 @pytest.mark.parametrize(("hidden", "inner"), [(400, 208), (16, 1040)])
 def test_sizes_that_no_tile_divides(form: str, hidden: int, inner: int) -> None:
-    from baton_kernels.gpu.rounded_stacks import rounded_experts_gluon
+    from baton_kernels.experts.gpu.rounded_stacks import rounded_experts_gluon
 
     gate_up, down = stacks(form, 7, hidden, inner, "cuda")
     x = torch.randn(500, hidden, generator=torch.Generator().manual_seed(1)).bfloat16().cuda()
@@ -300,8 +302,8 @@ def test_sizes_that_no_tile_divides(form: str, hidden: int, inner: int) -> None:
 @pytest.mark.parametrize(("features", "columns"), [(384, 256), (4352, 640)])
 def test_a_product_of_codes_equals_the_formula(form: str, sizes: tuple[int, ...], features: int, columns: int) -> None:
     """Of experts with so many rows each: element by element, before anything is rounded twice."""
-    from baton_kernels.gpu.expert_sort import sort_by_expert
-    from baton_kernels.gpu.rounded_stacks import ROWS, _launch, codes_of
+    from baton_kernels.experts.gpu.expert_sort import sort_by_expert
+    from baton_kernels.experts.gpu.rounded_stacks import ROWS, _launch, codes_of
 
     stack = stacked(draw(form, len(sizes), features, columns, "cuda"), 1)
     assert stack is not None

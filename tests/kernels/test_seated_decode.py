@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_kernels.decode_attention import paged_decode_attention_reference
+from baton_kernels.attention.decode_attention import paged_decode_attention_reference
 from baton_testing.engine.paged_kv import paged_kv
 
 
@@ -22,7 +22,7 @@ from baton_testing.engine.paged_kv import paged_kv
 def test_long_and_short_contexts_equal_the_reference(
     triton_device: str, lengths: list[int], dtype: torch.dtype
 ) -> None:
-    from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
+    from baton_kernels.attention.gpu.decode_attention import paged_decode_attention_triton
 
     kv = paged_kv(lengths, kv_heads=2, head_dim=16, dtype=dtype, device=triton_device)
     q = torch.randn(len(lengths), 8, 16, generator=torch.Generator().manual_seed(1)).to(dtype).to(triton_device)
@@ -46,8 +46,8 @@ def test_more_rows_than_are_compared_at_a_time_sit_so_too() -> None:
 
 def sits(lengths: list[int], spare: int) -> None:
     pytest.importorskip("triton")
-    from baton_kernels.gpu.decode_attention import BLOCK_N, MAX_SPLITS
-    from baton_kernels.gpu.decode_seats import deal_seats
+    from baton_kernels.attention.gpu.decode_attention import BLOCK_N, MAX_SPLITS
+    from baton_kernels.attention.gpu.decode_seats import deal_seats
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lens = torch.tensor(lengths, dtype=torch.int32, device=device)

@@ -23,9 +23,10 @@ def test_pairs_are_sorted_by_expert_into_row_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With counts by chunk, or by looking at all pairs, up to some thousand."""
-    from baton_kernels.gpu import expert_sort
-    from baton_kernels.gpu.expert_sort import sort_by_expert
-    from baton_kernels.gpu.streamed_experts import sum_of_experts
+    from baton_kernels.experts.gpu import expert_sort
+
+    from baton_kernels.experts.gpu.expert_sort import sort_by_expert
+    from baton_kernels.experts.gpu.streamed_experts import sum_of_experts
 
     if tokens > 100 and (triton_device == "cpu" or (chunk == 16 and tokens > 1024)):
         pytest.skip("each pair is a program, which is slow in the interpreter; so many chunks of 16 are too large")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton_kernels.quantised_weight import GROUP, dequantise, pack_int4
-from baton_kernels.swiglu import swiglu
+from baton_kernels.dense.quantised_weight import GROUP, dequantise, pack_int4
+from baton_kernels.dense.swiglu import swiglu
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
@@ -24,7 +24,7 @@ def test_tens_of_rows_equal_the_formula(
     features: int, columns: int, gated: bool, rows: int, zeros: bool, bias: bool
 ) -> None:
     """Padded lines, groups of nothing, features between tiles; with and without splits, and bit by bit again."""
-    from baton_kernels.gpu.streamed_int4 import MAX_ROWS, Int4Config, multiply, streamed_int4
+    from baton_kernels.dense.gpu.streamed_int4 import MAX_ROWS, Int4Config, multiply, streamed_int4
 
     generator = torch.Generator("cuda").manual_seed(rows)
     groups = (features, columns // GROUP)

@@ -8,8 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.experts import Mxfp4Stacks, biased_experts, biased_experts_reference, choose_experts_reference
-from baton_kernels.mxfp4_weight import Mxfp4Stack, pack_mxfp4
+from baton_kernels.dense.mxfp4_weight import Mxfp4Stack, pack_mxfp4
+from baton_kernels.experts.experts import (
+    Mxfp4Stacks,
+    biased_experts,
+    biased_experts_reference,
+    choose_experts_reference,
+)
 from baton_testing.processes.prepared import Prepared
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -74,7 +79,7 @@ def distance(got: Tensor, stacks: Mxfp4Stacks, x: Tensor, shares: Tensor, expert
 
 
 def relative_error(shape: Shape, device: str) -> float:
-    from baton_kernels.gpu.token_mxfp4 import TokenConfig, token_experts_mxfp4
+    from baton_kernels.experts.gpu.token_mxfp4 import TokenConfig, token_experts_mxfp4
 
     tokens, count, per_token, hidden, inner, warps = shape
     generator = torch.Generator().manual_seed(hidden)
@@ -102,7 +107,7 @@ def test_what_is_compiled_equals_the_formula(compiler: Prepared, tmp_path: Path)
 @pytest.mark.parametrize(("count", "per_token", "most"), [(32, 4, 4), (128, 4, 16), (8, 2, 2), (4, 4, 1)])
 def test_tokens_are_read_alone_while_experts_are_twice_their_pairs(count: int, per_token: int, most: int) -> None:
     pytest.importorskip("triton")
-    from baton_kernels.gpu.token_mxfp4 import reads_alone
+    from baton_kernels.experts.gpu.token_mxfp4 import reads_alone
 
     assert [tokens for tokens in range(1, 40) if reads_alone(tokens, per_token, count)] == [*range(1, most + 1)]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.decode_attention import paged_decode_attention_reference
-from baton_kernels.prefill_attention import paged_prefill_attention_reference
+from baton_kernels.attention.decode_attention import paged_decode_attention_reference
+from baton_kernels.attention.prefill_attention import paged_prefill_attention_reference
 from baton_testing.engine.paged_kv import paged_kv
 
 CASES = [
@@ -36,7 +36,7 @@ def assert_close(got: Tensor, expected: Tensor) -> None:
 def test_decode_kernel_equals_reference(
     triton_device: str, heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, splits: int | None
 ) -> None:
-    from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
+    from baton_kernels.attention.gpu.decode_attention import paged_decode_attention_triton
 
     q_heads, kv_heads, head_dim = heads
     lengths = [63, 1, 0, 17, 130] if splits is not None else [16, 15]
@@ -48,7 +48,7 @@ def test_decode_kernel_equals_reference(
 
 @pytest.mark.parametrize("block_tokens", [4, 12, 32, 64])
 def test_decode_kernel_takes_other_block_sizes(triton_device: str, block_tokens: int) -> None:
-    from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
+    from baton_kernels.attention.gpu.decode_attention import paged_decode_attention_triton
 
     kv = paged_kv([65, 63], kv_heads=2, head_dim=16, block_tokens=block_tokens, device=triton_device)
     q = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(1)).to(triton_device)
@@ -71,7 +71,7 @@ def test_prefill_kernel_equals_reference(
     dtype: torch.dtype,
     window: int | None,
 ) -> None:
-    from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
+    from baton_kernels.attention.gpu.prefill_attention import paged_prefill_attention_triton
 
     q_heads, kv_heads, head_dim = heads
     kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=triton_device)
@@ -83,7 +83,7 @@ def test_prefill_kernel_equals_reference(
 
 def test_prefill_kernel_finds_its_chunks_among_other_rows_and_padding(triton_device: str) -> None:
     """Rows of others before and behind, chunks without rows among and behind them, more than are looked at together."""
-    from baton_kernels.gpu.prefill_attention import CHUNK_LANES, paged_prefill_attention_triton
+    from baton_kernels.attention.gpu.prefill_attention import CHUNK_LANES, paged_prefill_attention_triton
 
     query_lens = [3, 0, 40, *[1, 0] * (CHUNK_LANES.value // 2), 17, 0]
     contexts = [length and length + 7 for length in query_lens]
@@ -99,7 +99,7 @@ def test_prefill_kernel_finds_its_chunks_among_other_rows_and_padding(triton_dev
 
 
 def test_decode_kernel_writes_where_it_is_told(triton_device: str) -> None:
-    from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
+    from baton_kernels.attention.gpu.decode_attention import paged_decode_attention_triton
 
     kv = paged_kv([20, 0, 130], kv_heads=2, head_dim=16, device=triton_device)
     q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1)).to(triton_device)
@@ -112,7 +112,7 @@ def test_decode_kernel_writes_where_it_is_told(triton_device: str) -> None:
 
 
 def test_too_many_query_heads_per_kv_head_are_refused(triton_device: str) -> None:
-    from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
+    from baton_kernels.attention.gpu.prefill_attention import paged_prefill_attention_triton
 
     kv = paged_kv([1], kv_heads=1, head_dim=16, device=triton_device)
     starts = torch.tensor([0, 1], dtype=torch.int32, device=triton_device)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.kv_checksum import kv_checksums_reference
-from baton_kernels.kv_copy import pack_kv_reference, scatter_kv, scatter_kv_reference
-from baton_kernels.kv_units import UnitRange, stream_view
+from baton_kernels.kv.kv_checksum import kv_checksums_reference
+from baton_kernels.kv.kv_copy import pack_kv_reference, scatter_kv, scatter_kv_reference
+from baton_kernels.kv.kv_units import UnitRange, stream_view
 
 
 def random_pool(shape: tuple[int, ...], device: str, seed: int = 0) -> Tensor:
@@ -25,7 +25,7 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize("unit_tokens", [16, 4])
 @pytest.mark.parametrize("shape", [(5, 3, 2, 2, 16, 8), (5, 1, 2, 3, 16, 24), (5, 1, 2, 5, 16, 128)], ids=str)
 def test_kernels_move_and_sum_the_same_bytes(triton_device: str, shape: tuple[int, ...], unit_tokens: int) -> None:
-    from baton_kernels.gpu.kv_copy import kv_checksums_triton, pack_kv_triton, scatter_kv_triton
+    from baton_kernels.kv.gpu.kv_copy import kv_checksums_triton, pack_kv_triton, scatter_kv_triton
 
     pool, blocks = random_pool(shape, triton_device), torch.tensor([4, 1, 2], dtype=torch.int32, device=triton_device)
     units = UnitRange(unit_tokens, 1, 32 // unit_tokens + 1)
@@ -50,7 +50,7 @@ def test_kernels_move_and_sum_the_same_bytes(triton_device: str, shape: tuple[in
 
 
 def test_scatter_without_checksums_moves_the_same_bytes(triton_device: str) -> None:
-    from baton_kernels.gpu.kv_copy import pack_kv_triton, scatter_kv_triton
+    from baton_kernels.kv.gpu.kv_copy import pack_kv_triton, scatter_kv_triton
 
     source, target = (random_pool((3, 2, 2, 1, 16, 8), triton_device, seed) for seed in (0, 1))
     blocks, units = torch.tensor([2, 0], device=triton_device), UnitRange(16, 0, 2)
@@ -63,7 +63,7 @@ def test_scatter_without_checksums_moves_the_same_bytes(triton_device: str) -> N
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_a_stream_of_layer_groups_lands_as_its_groups_one_by_one(triton_device: str, groups: int) -> None:
-    from baton_kernels.gpu.kv_copy import scatter_kv_triton
+    from baton_kernels.kv.gpu.kv_copy import scatter_kv_triton
 
     shape = (5, 6, 2, 2, 16, 8)
     blocks, units, per = torch.tensor([4, 1, 2], device=triton_device), UnitRange(4, 1, 9), 6 // groups
@@ -85,7 +85,7 @@ def test_a_stream_of_layer_groups_lands_as_its_groups_one_by_one(triton_device: 
 
 
 def test_copied_blocks_equal_their_sources_and_others_stay(triton_device: str) -> None:
-    from baton_kernels.gpu.kv_copy import copy_blocks_triton
+    from baton_kernels.kv.gpu.kv_copy import copy_blocks_triton
 
     pool = random_pool((6, 2, 2, 3, 16, 24), triton_device)
     before = pool.clone()

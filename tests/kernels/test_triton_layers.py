@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
-from baton_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
-from baton_kernels.rope_kv_write import rope_kv_write_reference
-from baton_kernels.swiglu import swiglu_reference
+from baton_kernels.attention.attention_inputs import HeadNorms, KvLayer, PlacedRows
+from baton_kernels.attention.rope_kv_write import rope_kv_write_reference
+from baton_kernels.dense.rms_norm import add_rms_norm_reference, rms_norm_reference
+from baton_kernels.dense.swiglu import swiglu_reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
@@ -27,7 +27,7 @@ def random(shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int) -
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 8), (17, 63), (3, 1000), (0, 16)], ids=str)
 def test_norm_kernels_equal_references(triton_device: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    from baton_kernels.gpu.rms_norm import add_rms_norm_triton, rms_norm_triton
+    from baton_kernels.dense.gpu.rms_norm import add_rms_norm_triton, rms_norm_triton
 
     x, residual = (random(shape, dtype, triton_device, seed) for seed in (0, 1))
     weight = random((shape[1],), dtype, triton_device, 2)
@@ -43,7 +43,7 @@ def test_norm_kernels_equal_references(triton_device: str, shape: tuple[int, int
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 2), (17, 126), (3, 2200), (0, 8)], ids=str)
 def test_swiglu_kernel_equals_reference(triton_device: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    from baton_kernels.gpu.swiglu import swiglu_triton
+    from baton_kernels.dense.gpu.swiglu import swiglu_triton
 
     gate_up = random(shape, dtype, triton_device, 0) * 4
     assert_close(swiglu_triton(gate_up), swiglu_reference(gate_up))
@@ -56,7 +56,7 @@ def test_swiglu_kernel_equals_reference(triton_device: str, shape: tuple[int, in
 def test_rope_kernel_equals_reference(
     triton_device: str, tokens: int, heads: tuple[int, int, int], with_norm: bool, dtype: torch.dtype
 ) -> None:
-    from baton_kernels.gpu.rope_kv_write import rope_kv_write_triton
+    from baton_kernels.attention.gpu.rope_kv_write import rope_kv_write_triton
 
     q_heads, kv_heads, head_dim = heads
     qkv = random((tokens, (q_heads + 2 * kv_heads) * head_dim), dtype, triton_device, 0)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.gumbel import gumbel_noise_reference
-from baton_kernels.logprobs import Logprobs, logprobs_reference
-from baton_kernels.penalties import apply_penalties_reference
-from baton_kernels.sampling import sample_reference
-from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
-from baton_kernels.token_mask import forbid_tokens_reference, mask_words
-from baton_kernels.truncated_draw import truncated_draw_reference
-from baton_kernels.truncation import mask_top_k_top_p_min_p_reference
+from baton_kernels.sampling.gumbel import gumbel_noise_reference
+from baton_kernels.sampling.logprobs import Logprobs, logprobs_reference
+from baton_kernels.sampling.penalties import apply_penalties_reference
+from baton_kernels.sampling.sampling import sample_reference
+from baton_kernels.sampling.sampling_inputs import Draws, Penalties, Truncation
+from baton_kernels.sampling.token_mask import forbid_tokens_reference, mask_words
+from baton_kernels.sampling.truncated_draw import truncated_draw_reference
+from baton_kernels.sampling.truncation import mask_top_k_top_p_min_p_reference
 
 VOCABULARIES = [1, 63, 300, 1100]
 
@@ -30,7 +30,7 @@ def option_tensors(options: list[tuple[float, int, float, float]], device: str) 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_noise_kernel_makes_the_same_noise(triton_device: str, vocab: int) -> None:
-    from baton_kernels.gpu.sampling import gumbel_noise_triton
+    from baton_kernels.sampling.gpu.sampling import gumbel_noise_triton
 
     seed = torch.tensor([0, 5, -7, 2**63 - 1, -(2**63)]).to(triton_device)
     choice = torch.tensor([0, 1, 2, 0, 3]).to(triton_device)
@@ -43,7 +43,7 @@ def test_noise_kernel_makes_the_same_noise(triton_device: str, vocab: int) -> No
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_sample_kernel_draws_the_same_tokens(triton_device: str, vocab: int) -> None:
-    from baton_kernels.gpu.sampling import sample_triton
+    from baton_kernels.sampling.gpu.sampling import sample_triton
 
     logits = random_logits(5, vocab, triton_device)
     logits[:, vocab // 2 :: 3] = float("-inf")
@@ -56,7 +56,7 @@ def test_sample_kernel_draws_the_same_tokens(triton_device: str, vocab: int) -> 
 
 @pytest.mark.filterwarnings("ignore:.*(invalid value|NaN):RuntimeWarning")  # numpy's, for NaN under the interpreter
 def test_sample_kernel_takes_the_first_of_equal_maxima_and_stays_in_the_vocabulary(triton_device: str) -> None:
-    from baton_kernels.gpu.sampling import sample_triton
+    from baton_kernels.sampling.gpu.sampling import sample_triton
 
     logits = torch.zeros(3, 1500, device=triton_device)
     logits[0, [7, 1200]] = 5.0
@@ -69,7 +69,7 @@ def test_sample_kernel_takes_the_first_of_equal_maxima_and_stays_in_the_vocabula
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_penalties_kernel_equals_reference(triton_device: str, vocab: int) -> None:
-    from baton_kernels.gpu.penalties import apply_penalties_triton
+    from baton_kernels.sampling.gpu.penalties import apply_penalties_triton
 
     generator = torch.Generator().manual_seed(1)
     logits = random_logits(3, vocab, triton_device)
@@ -84,7 +84,7 @@ def test_penalties_kernel_equals_reference(triton_device: str, vocab: int) -> No
 @pytest.mark.parametrize("with_ties", [False, True])
 @pytest.mark.parametrize("vocab", [1, 200])
 def test_truncation_kernel_keeps_the_same_tokens(triton_device: str, vocab: int, with_ties: bool) -> None:
-    from baton_kernels.gpu.truncation import mask_top_k_top_p_min_p_triton
+    from baton_kernels.sampling.gpu.truncation import mask_top_k_top_p_min_p_triton
 
     options = [
         (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 0.9, 0.0), (1.0, 0, 0.0001, 0.0), (1.0, 0, 1.0, 0.05),
@@ -100,7 +100,7 @@ def test_truncation_kernel_keeps_the_same_tokens(triton_device: str, vocab: int,
 
 @pytest.mark.parametrize(("vocab", "with_ties"), [(1, False), (300, True), (1500, False)])
 def test_truncated_draw_kernel_draws_the_same_tokens(triton_device: str, vocab: int, with_ties: bool) -> None:
-    from baton_kernels.gpu.truncated_draw import truncated_draw_triton
+    from baton_kernels.sampling.gpu.truncated_draw import truncated_draw_triton
 
     options = [
         (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 0.9, 0.0), (1.0, 0, 0.0001, 0.0), (1.0, 0, 1.0, 0.05),
@@ -122,7 +122,7 @@ def test_truncated_draw_kernel_draws_the_same_tokens(triton_device: str, vocab: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draws_are_the_same_over_several_parts(triton_device: str, dtype: torch.dtype) -> None:
     """Rejected winners, whose parts are looked through again; min-p and top-p that too many tiles reach."""
-    from baton_kernels.gpu.truncated_draw import truncated_draw_triton
+    from baton_kernels.sampling.gpu.truncated_draw import truncated_draw_triton
 
     options = [
         (50.0, 0, 1.0, 0.02),
@@ -142,7 +142,7 @@ def test_draws_are_the_same_over_several_parts(triton_device: str, dtype: torch.
 @pytest.mark.parametrize("k", [0, 1, 5])
 @pytest.mark.parametrize("vocab", [1, 63, 1100])
 def test_logprobs_kernel_equals_reference(triton_device: str, vocab: int, k: int) -> None:
-    from baton_kernels.gpu.logprobs import logprobs_triton
+    from baton_kernels.sampling.gpu.logprobs import logprobs_triton
 
     logits = random_logits(3, vocab, triton_device)
     ids = torch.tensor([0, vocab - 1, vocab // 2]).to(triton_device)
@@ -153,7 +153,7 @@ def test_logprobs_kernel_equals_reference(triton_device: str, vocab: int, k: int
 
 
 def test_equal_logits_are_listed_by_ascending_id(triton_device: str) -> None:
-    from baton_kernels.gpu.logprobs import logprobs_triton
+    from baton_kernels.sampling.gpu.logprobs import logprobs_triton
 
     logits = torch.zeros(1, 1100, device=triton_device)
     found = Logprobs(*logprobs_triton(logits, torch.tensor([3], device=triton_device), 4))
@@ -163,7 +163,7 @@ def test_equal_logits_are_listed_by_ascending_id(triton_device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [*VOCABULARIES, 4096, 4099])
 def test_mask_kernel_forbids_what_the_reference_forbids(triton_device: str, vocab: int, dtype: torch.dtype) -> None:
-    from baton_kernels.gpu.token_mask import forbid_tokens_triton
+    from baton_kernels.sampling.gpu.token_mask import forbid_tokens_triton
 
     generator = torch.Generator().manual_seed(2)
     logits = random_logits(4, vocab, triton_device).to(dtype)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from baton_control.rollout import PoolChange
 from baton_control.worker_specs import Device, Site
-from baton_local.fleet.processes_wanted import PostSpec, leaving_posts, new_posts, plan_fleet, pools_now, roll
+from baton_local.fleet.desired_processes import PostSpec, leaving_posts, new_posts, plan_fleet, pools_now, roll
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import Role
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton_control.worker_specs import Device, Site
+from baton_local.fleet.desired_processes import Fleet, PostSpec, new_posts, plan_fleet
 from baton_local.fleet.flipping import FlipsUnderWay, posts_to_flip
-from baton_local.fleet.processes_wanted import Fleet, PostSpec, new_posts, plan_fleet
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import POOL_ROLES

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from baton_control.spec.manifest import read_manifest
-from baton_local.fetching.made_deployment import as_yaml
+from baton_local.fetching.default_deployment import as_yaml
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import RunDir
 from baton_testing.engine import tiny_llama

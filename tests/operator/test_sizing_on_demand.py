@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from baton_control.names import Key
-from baton_control.sizing.scaling import PoolNow, Sized
+from baton_control.sizing.decision.scaling import PoolNow, Sized
 from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.telemetry.store import TelemetryStore
 from baton_operator.sizing_on_demand import SizingOnDemand

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from bench.sizing.clumpy_generators import auctions, evaluations, few_tenants, reviews, stories, tickets
 
-from baton_control.sizing.workload import Floats, Workload
+from baton_control.sizing.inputs.workload import Floats, Workload
 
 
 def _counts(load: Workload, seconds: float) -> Floats:

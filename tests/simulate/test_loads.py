@@ -32,7 +32,7 @@ from bench.sizing.later_generators import agents, contracts, rollout, self_simil
 from bench.sizing.latest_generators import archives, interviews, mailings, outages, relays, studios
 from bench.sizing.loads import DEVELOPMENT, SPLITS
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 
 
 def test_no_load_stands_in_two_sets() -> None:

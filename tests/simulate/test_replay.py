@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from bench.sizing.scenarios import CHAT, CHAT_SPEC
 
-from baton_control.sizing.sizing_state import fresh
+from baton_control.sizing.decision.sizing_state import fresh
 from baton_simulate.policies import Slo
 from baton_simulate.replay import Scenario, replay
 from baton_simulate.synthetic import Shape, synthetic

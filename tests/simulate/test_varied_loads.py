@@ -14,7 +14,7 @@ from bench.sizing.varied_generators import (
     verbose_answers,
 )
 
-from baton_control.sizing.workload import Floats, Workload
+from baton_control.sizing.inputs.workload import Floats, Workload
 
 
 def _counts(load: Workload, seconds: float) -> Floats:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.rules.held_turns import HeldRank, Urgency
+from baton_wire.rules.gateway_rounds import HeldRank, Urgency
 from baton_wire.rules.prompt_order import BEGIN_SHARE, PromptOrder, _Timed
 
 

@@ -11,7 +11,7 @@ import torch
 
 from baton_engine.model.blank_weights import blank_model
 from baton_engine.model.model_directory import read_spec
-from baton_kernels.described_gpu import META
+from baton_kernels.ahead.described_gpu import META
 from baton_testing.engine import tiny_llama
 from baton_wire.models.errors import ModelError
 from baton_worker.compile_ahead import add_options, compile_kernels

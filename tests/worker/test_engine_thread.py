@@ -24,7 +24,7 @@ CONFIG = EngineConfig(num_blocks=16, block_tokens=4, max_slots=4, max_context_to
 KEY = RequestKey(b"k" * 16, 1)
 
 
-class Heard:
+class GatewayReport:
     """Everything the thread said, in order; `wait_for` blocks until something fits."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def spec(deadline_s: float = 60.0) -> SequenceSpec:
     )
 
 
-def started(heard: Heard) -> EngineThread:
+def started(heard: GatewayReport) -> EngineThread:
     scheduler = Scheduler(CONFIG)
     stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool))
     thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
@@ -74,7 +74,7 @@ def started(heard: Heard) -> EngineThread:
 
 
 def test_a_submitted_prompt_comes_back_as_tokens() -> None:
-    heard = Heard()
+    heard = GatewayReport()
     thread = started(heard)
     thread.post(Submit(spec()))
     drawn = [event for event in heard.wait_for(3) if isinstance(event, Drawn)]
@@ -86,7 +86,7 @@ def test_a_submitted_prompt_comes_back_as_tokens() -> None:
 
 
 def test_a_cancel_is_heard_after_the_reservation_that_it_ends() -> None:
-    heard = Heard()
+    heard = GatewayReport()
     thread = started(heard)
     thread.post(ReserveBlocks(spec()))
     thread.post(CancelWork(KEY))
@@ -97,7 +97,7 @@ def test_a_cancel_is_heard_after_the_reservation_that_it_ends() -> None:
 
 
 def test_a_grammar_is_prepared_when_its_request_arrives() -> None:
-    heard, scheduler, prepared = Heard(), Scheduler(CONFIG), list[Grammar]()
+    heard, scheduler, prepared = GatewayReport(), Scheduler(CONFIG), list[Grammar]()
     stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool))
     thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed, prepare=prepared.append)
     bound = SamplingParams(max_tokens=3, temperature=0.0, grammar=Grammar("{}"), stop_token_ids=(999,))
@@ -109,7 +109,7 @@ def test_a_grammar_is_prepared_when_its_request_arrives() -> None:
 
 def test_what_a_sequence_waited_for_wakes_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton_worker.serving.engine_thread.IDLE_WAIT_S", 60.0)
-    heard, asked, is_there = Heard(), threading.Event(), threading.Event()
+    heard, asked, is_there = GatewayReport(), threading.Event(), threading.Event()
 
     def is_ready(sampling: SamplingParams) -> bool:
         asked.set()
@@ -129,7 +129,7 @@ def test_what_a_sequence_waited_for_wakes_an_idle_engine(monkeypatch: pytest.Mon
 
 
 def test_an_idle_engine_still_notices_deadlines() -> None:
-    heard = Heard()
+    heard = GatewayReport()
     thread = started(heard)
     thread.post(ReserveBlocks(spec(deadline_s=1.5)))  # not over yet when the engine looks at it first
     said = heard.wait_for(2)
@@ -138,7 +138,7 @@ def test_an_idle_engine_still_notices_deadlines() -> None:
 
 
 def test_a_broken_loop_is_reported_once() -> None:
-    heard = Heard()
+    heard = GatewayReport()
     scheduler = Scheduler(CONFIG)
     stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens), observe=_fail)
     thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
@@ -154,7 +154,7 @@ def _fail(step: int, load: StepLoad, seconds: float) -> None:
 
 
 def test_what_comes_while_a_step_runs_is_planned_behind_it_before_that_is_over() -> None:
-    heard, is_over = Heard(), threading.Event()
+    heard, is_over = GatewayReport(), threading.Event()
     scheduler = Scheduler(CONFIG)
     runner = ToyRunner(CONFIG.block_tokens, scheduler.pool, is_ready=is_over.is_set)
     collect = runner.collect
@@ -179,7 +179,7 @@ def test_what_comes_while_a_step_runs_is_planned_behind_it_before_that_is_over()
 
 
 def test_load_is_what_runs_what_waits_and_what_was_not_looked_at_yet() -> None:
-    scheduler, heard = Scheduler(CONFIG), Heard()
+    scheduler, heard = Scheduler(CONFIG), GatewayReport()
     stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool, is_ready=lambda: False))
     thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from baton_engine.running.launches import Launches
-from baton_kernels.kernel_folder import ABOUT, KernelFolder, read_folder, write_about
+from baton_kernels.ahead.kernel_folder import ABOUT, KernelFolder, read_folder, write_about
 from baton_worker.building import start_kernels
 from baton_worker.building.start_kernels import StartKernels
 

@@ -16,7 +16,7 @@ from baton_worker.serving.process import Stop
 
 
 def test_a_reason_counts_only_when_it_lasts() -> None:
-    wear = lifecycle.Wear(0.0)
+    wear = lifecycle.RestartReason(0.0)
     assert not wear.is_over("full", lifecycle.WORN_S - 0.1)
     assert not wear.is_over(None, lifecycle.WORN_S + 1.0)
     assert not wear.is_over("full", 2 * lifecycle.WORN_S)

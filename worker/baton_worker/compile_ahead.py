@@ -18,9 +18,9 @@ from baton_engine.model.loading import DTYPES, default_dtype
 from baton_engine.model.model_directory import read_json_object, read_spec
 from baton_engine.model.servable import CONFIG
 from baton_engine.running.launches import Launches, compile_ahead
-from baton_kernels.described_gpu import GPUS, META, compiling_for
-from baton_kernels.kernel_folder import CompiledHere, fill_folder, write_about
-from baton_kernels.kv_scales import KV_FP8
+from baton_kernels.ahead.described_gpu import GPUS, META, compiling_for
+from baton_kernels.ahead.kernel_folder import CompiledHere, fill_folder, write_about
+from baton_kernels.kv.kv_scales import KV_FP8
 from baton_wire.models.errors import ModelError
 from baton_worker.building.engine import BLOCK_TOKENS
 from baton_worker.config import KV_CACHE_DTYPES, MAX_SEQUENCES, whole_number

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from baton_control.names import Key
-from baton_control.sizing.scaling import PoolNow, Sized
+from baton_control.sizing.decision.scaling import PoolNow, Sized
 from baton_wire.messages.values import POOL_ROLES, Role
 
 DIRECTIONS = ("up", "down", "hold")

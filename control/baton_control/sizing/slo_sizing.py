@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from baton_control.accelerator_types import in_force, types_of
 from baton_control.names import Key
-from baton_control.sizing import sizing_state as states
-from baton_control.sizing.accelerator_choice import (
+from baton_control.sizing.decision import sizing_state as states
+from baton_control.sizing.decision.accelerator_choice import (
     TYPE_REST_S,
     Candidate,
     choose,
@@ -22,15 +22,15 @@ from baton_control.sizing.accelerator_choice import (
     together,
     worth,
 )
-from baton_control.sizing.capacity import TwinSizer
-from baton_control.sizing.demand import MIX_REFRESH_S
-from baton_control.sizing.deployment import sizing_spec, worker_prior
-from baton_control.sizing.readings import Lateness, Observed, PoolSeen, Unknown
-from baton_control.sizing.scaling import PoolNow, Sized, TypeChoice
-from baton_control.sizing.sizing_state import SizingState
-from baton_control.sizing.slo import SloDecision
-from baton_control.sizing.spec import Bounds, SizingSpec
-from baton_control.sizing.worker_model import WorkerModel
+from baton_control.sizing.decision.capacity import SimulatedSizer
+from baton_control.sizing.decision.demand import MIX_REFRESH_S
+from baton_control.sizing.decision.scaling import PoolNow, Sized, TypeChoice
+from baton_control.sizing.decision.sizing_state import SizingState
+from baton_control.sizing.decision.slo import SloDecision
+from baton_control.sizing.inputs.deployment import sizing_spec, worker_prior
+from baton_control.sizing.inputs.observations import Lateness, Observed, PoolSeen, Unknown
+from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec
+from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
 from baton_control.worker_specs import pool_spec
@@ -67,7 +67,7 @@ class _Deployment:
     """When the type of a pool changed last, since this process began."""
     mixed: dict[Role, int] = field(default_factory=dict)
     """Of pools with workers of two types, what was decided last, in workers of the one in force."""
-    others: dict[tuple[Role, str], TwinSizer] = field(default_factory=dict)
+    others: dict[tuple[Role, str], SimulatedSizer] = field(default_factory=dict)
     """The twins of types that are not in force, with the step times of `others_of`."""
     others_of: WorkerModel | None = None
 
@@ -201,7 +201,7 @@ class SloSizing:
             startup_s = known.startup_s(store, role) or known.spec.startup_s
             known.types[role] = choose(role, candidates, mix, peak, bounds, startup_s)
 
-    def _sizer(self, known: _Deployment, role: Role, name: str) -> TwinSizer:
+    def _sizer(self, known: _Deployment, role: Role, name: str) -> SimulatedSizer:
         """The twin of a pool on that type. What was learned of the steps of the one in force is believed of it, too."""
         types = types_of(pool_spec(known.deployment, role))
         state = known.state
@@ -219,7 +219,7 @@ class SloSizing:
             own = self._prior(known.deployment, known.config)
             room = prior.kv_capacity_tokens * state.model.kv_capacity_tokens / own.kv_capacity_tokens
             model = states.like(state, replace(prior, kv_capacity_tokens=int(room)))
-            known.others[role, name] = TwinSizer(model, known.spec.targets, max_workers=state.sizer.max_workers)
+            known.others[role, name] = SimulatedSizer(model, known.spec.targets, max_workers=state.sizer.max_workers)
         return known.others[role, name]
 
     def _worth(self, known: _Deployment, role: Role, name: str) -> float:

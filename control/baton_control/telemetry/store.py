@@ -11,11 +11,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from baton_control.sizing.readings import (
+from baton_control.sizing.inputs.observations import (
     MAX_SAMPLE,
     STARTUPS,
     ArrivalReading,
-    Reading,
+    ParsePlan,
     StepSeen,
     Unknown,
     arrivals_reading,
@@ -23,7 +23,7 @@ from baton_control.sizing.readings import (
     number_reading,
     slow_start_s,
 )
-from baton_control.sizing.request_shape import RequestShape
+from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.telemetry.pairs import PairMemory, Pairs
 from baton_wire.messages.measures import Lanes, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello, Summary
@@ -245,7 +245,7 @@ class TelemetryStore:
         ttft, tpot = _understood(each.ttft for each in served), _understood(each.tpot for each in served)
         return Latencies(ttft, tpot, sum(each.unserved for each in served))
 
-    def queued_tokens(self, now: float, expected: int) -> Reading:
+    def queued_tokens(self, now: float, expected: int) -> ParsePlan:
         """Prompt tokens that wait for a prefill step, at gateways and at prefill workers."""
         missing = self._missing(now, expected)
         if missing:
@@ -264,7 +264,7 @@ class TelemetryStore:
                 total += worker.waiting_tokens
         return number_reading(float(total), "queued tokens")
 
-    def running(self, now: float, expected: int) -> Reading:
+    def running(self, now: float, expected: int) -> ParsePlan:
         """Sequences at work in the workers."""
         missing = self._missing(now, expected)
         if missing:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from baton_control.sizing.model_shape import shape_from_config
-from baton_control.sizing.roofline import worker_model
+from baton_control.sizing.inputs.model_shape import shape_from_config
+from baton_control.sizing.inputs.roofline import worker_model
 from baton_wire.rules.hardware import ACCELERATORS
 from baton_wire.rules.step_times import PacedTimes
 

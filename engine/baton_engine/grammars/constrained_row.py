@@ -19,7 +19,7 @@ from baton_engine.grammars.answer_matcher import AnswerMatcher, CompiledGrammar
 from baton_engine.grammars.blank_runs import TEXT
 from baton_engine.grammars.thought_tracker import ThoughtStage, ThoughtTracker
 from baton_engine.grammars.vocabulary import Vocabulary, Words, bits_of, ids_in, spelling_begins
-from baton_kernels.token_mask import WORD_BITS, looking
+from baton_kernels.sampling.token_mask import WORD_BITS, looking
 from baton_wire.messages.values import SamplingParams
 
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from baton_engine.grammars.blank_runs import blank_runs
-from baton_engine.grammars.kept_spellings import KeptSpellings
-from baton_kernels.token_mask import WORD_BITS, mask_words
+from baton_engine.grammars.cached_tokenizer import CachedTokenizer
+from baton_kernels.sampling.token_mask import WORD_BITS, mask_words
 
 Words = npt.NDArray[np.uint32]
 
@@ -73,7 +73,7 @@ def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: i
         own = _own_size(msgspec.json.decode(tokenizer_json, type=_TokenizerFile))
         size = max(own, vocab_size)
         ends = [token for token in end_ids if token < size] or None
-        spelling = KeptSpellings(LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends, slices=[]))
+        spelling = CachedTokenizer(LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends, slices=[]))
         tokenizer = LLTokenizer(TokenizerWrapper(spelling), eos_token=ends)
     except (ValueError, msgspec.DecodeError) as error:
         raise VocabularyError(f"tokenizer.json: {error}") from error

@@ -1,6 +1,6 @@
 """Memory of the host as a CPU device wants it: in huge pages for what stays, and kept for what every step needs again.
 
-Huge pages: weights and KV are read through far fewer TLB entries (decode steps about 5 % faster, docs/log). Kept
+Huge pages: weights and KV are read through far fewer TLB entries (decode steps about 5 % faster, lab/). Kept
 memory: glibc hands large freed areas back to the system, and the next step faults them in again (12 % of a 1024-token
 step of a small model).
 """

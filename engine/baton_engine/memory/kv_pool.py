@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
-from baton_kernels.kv_checksum import kv_checksums
-from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
-from baton_kernels.kv_units import UnitRange
+from baton_kernels.kv.kv_checksum import kv_checksums
+from baton_kernels.kv.kv_copy import copy_blocks, pack_kv, scatter_kv
+from baton_kernels.kv.kv_units import UnitRange
 from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.kv_groups import kv_groups

@@ -18,12 +18,12 @@ from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm
 from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.offloading import assembled
 from baton_engine.model.weights import WeightSource
-from baton_kernels.attention_inputs import HeadNorms
-from baton_kernels.experts import BiasedStacks, Mxfp4Stacks, streams_mxfp4
-from baton_kernels.kv_scales import GREATEST
-from baton_kernels.mxfp4_weight import Mxfp4Stack
-from baton_kernels.quantised_stack import QuantisedStack, stacked
-from baton_kernels.quantised_weight import QuantisedWeight
+from baton_kernels.attention.attention_inputs import HeadNorms
+from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
+from baton_kernels.dense.quantised_stack import QuantisedStack, stacked
+from baton_kernels.dense.quantised_weight import QuantisedWeight
+from baton_kernels.experts.experts import BiasedStacks, Mxfp4Stacks, streams_mxfp4
+from baton_kernels.kv.kv_scales import GREATEST
 from baton_wire.kv_shape import KvGroup, layer_places
 from baton_wire.models.decoder_spec import (
     Attention,

@@ -21,11 +21,11 @@ from baton_engine.model.layers.linear import Linear, Projection, product
 from baton_engine.model.layers.norm import RmsNorm
 from baton_engine.model.layers.rope import RopeTables
 from baton_engine.model.offloading import LayerRing
-from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
-from baton_kernels.decode_attention import paged_decode_attention
-from baton_kernels.kv_scales import KV_FP8
-from baton_kernels.rope_kv_write import rope_kv_write
-from baton_kernels.rounded_rows import RoundedRows, plain
+from baton_kernels.attention.attention_inputs import HeadNorms, KvLayer, PlacedRows
+from baton_kernels.attention.decode_attention import paged_decode_attention
+from baton_kernels.attention.rope_kv_write import rope_kv_write
+from baton_kernels.dense.rounded_rows import RoundedRows, plain
+from baton_kernels.kv.kv_scales import KV_FP8
 from baton_wire.kv_shape import LayerPlace
 
 SPARED_ROWS: Final = 512

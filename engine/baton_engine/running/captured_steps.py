@@ -11,7 +11,7 @@ from baton_engine.running.graph_buffers import GraphBuffers
 from baton_engine.running.mixed_graph import MixedGraphs
 from baton_engine.running.padded_step import count_numbers
 from baton_engine.running.step_shapes import CHUNKS, StepShapes
-from baton_kernels.linear import recording
+from baton_kernels.dense.linear import recording
 
 
 class CapturedSteps:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from baton_kernels.linear import recording
+from baton_kernels.dense.linear import recording
 
 T = TypeVar("T")
 LayersWritten = Callable[[int], None]

@@ -18,7 +18,7 @@ from baton_engine.model.layers.attention import StepRows
 from baton_engine.running.capturing import Recorder, smallest_at_least
 from baton_engine.running.graph_buffers import GraphBuffers
 from baton_engine.running.slot_state import DecodeInputs
-from baton_kernels.attention_inputs import DecodeRows
+from baton_kernels.attention.attention_inputs import DecodeRows
 
 LARGEST: Final = 512
 """Larger batches run eagerly: their kernels take longer than their launches."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton_engine.running.capturing import Recorder, smallest_at_least
 from baton_engine.running.graph_buffers import GraphBuffers
-from baton_kernels.sampling import greedy
+from baton_kernels.sampling.sampling import greedy
 
 
 class DrawGraphs:

@@ -15,7 +15,7 @@ from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.decoder import Decoder
 from baton_engine.running.captured_steps import CapturedSteps
 from baton_engine.running.warm_up import rehearse
-from baton_kernels.compiling import compiled_together
+from baton_kernels.ahead.compiling import compiled_together
 from baton_wire.models.config_fields import JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
 

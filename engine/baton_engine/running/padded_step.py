@@ -17,7 +17,7 @@ from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.slot_state import ChunkInputs, DecodeInputs
 from baton_engine.running.step_shapes import CHUNKS, StepShape
-from baton_kernels.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from baton_engine.model.decoder import Decoder
 from baton_engine.running.upload import upload
 from baton_engine.scheduling.step_plan import PrefillChunk, ScoredChunk
-from baton_kernels.logprobs import logprobs
+from baton_kernels.sampling.logprobs import logprobs
 from baton_wire.messages.values import PromptLogprob
 
 LOGITS_BYTES: Final = 32 << 20

@@ -31,8 +31,8 @@ from baton_engine.running.step_graphs import StepGraphs
 from baton_engine.running.upload import upload
 from baton_engine.running.warm_up import rehearse, warm_up
 from baton_engine.scheduling.step_plan import PrefillChunk, SlotFailure, SlotTokens, StepPlan, StepResult
-from baton_kernels.compiling import compiled_together
-from baton_kernels.logprobs import Logprobs
+from baton_kernels.ahead.compiling import compiled_together
+from baton_kernels.sampling.logprobs import Logprobs
 from baton_wire.messages.values import TokenLogprob
 
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from baton_engine.running.upload import on_device, upload
 from baton_engine.scheduling.step_plan import OpenSlot
-from baton_kernels.logprobs import Logprobs, logprobs
-from baton_kernels.penalties import apply_bias, apply_penalties
-from baton_kernels.sampling import greedy, sample
-from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
-from baton_kernels.token_mask import forbid_tokens, forbidding
-from baton_kernels.truncated_draw import truncated_draw
+from baton_kernels.sampling.logprobs import Logprobs, logprobs
+from baton_kernels.sampling.penalties import apply_bias, apply_penalties
+from baton_kernels.sampling.sampling import greedy, sample
+from baton_kernels.sampling.sampling_inputs import Draws, Penalties, Truncation
+from baton_kernels.sampling.token_mask import forbid_tokens, forbidding
+from baton_kernels.sampling.truncated_draw import truncated_draw
 from baton_wire.messages.values import SamplingParams
 
 LOWEST_TEMPERATURE = 1e-5
@@ -37,7 +37,7 @@ class TokenMasks:
     rows: Tensor
     """[R] int64, ascending."""
     allowed: Tensor
-    """[R, W] int32: bits as in `baton_kernels.token_mask`."""
+    """[R, W] int32: bits as in `baton_kernels.sampling.token_mask`."""
     forbid_on_host: Callable[[Tensor], None]
     """`forbid_tokens` for logits of the host, in float32."""
 

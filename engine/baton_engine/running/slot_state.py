@@ -20,7 +20,7 @@ from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.upload import upload
 from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
-from baton_kernels.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
 from baton_wire.kv_shape import KvGeometry
 
 Ints = npt.NDArray[np.int64]

@@ -17,7 +17,7 @@ from baton_engine.running.mixed_graph import MixedGraphs
 from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_shapes import StepShape, part_ends
 from baton_engine.scheduling.step_plan import BlockUpdate, StepPlan
-from baton_kernels.compiling import compiled_together
+from baton_kernels.ahead.compiling import compiled_together
 
 
 class StepGraphs:

@@ -20,11 +20,11 @@ from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, S
 from baton_engine.model.layers.linear import Projection
 from baton_engine.running.sampler import Sampler, TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot
-from baton_kernels.attention_inputs import DecodeRows, PrefillRows
-from baton_kernels.experts import launched_tokens
-from baton_kernels.penalties import apply_penalties
-from baton_kernels.sampling_inputs import Penalties
-from baton_kernels.token_mask import mask_words
+from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.experts.experts import launched_tokens
+from baton_kernels.sampling.penalties import apply_penalties
+from baton_kernels.sampling.sampling_inputs import Penalties
+from baton_kernels.sampling.token_mask import mask_words
 from baton_wire.messages.values import SamplingParams
 
 GPU_PROMPTS: Final = (1, 16, 37, 128, 200, 1024, 2001)

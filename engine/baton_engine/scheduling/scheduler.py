@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from baton_engine.memory.blocks import BlockPool, BlockState
+from baton_engine.scheduling.admission import fill_step
 from baton_engine.scheduling.branching import branch_stems
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.engine_state import (
@@ -27,12 +28,11 @@ from baton_engine.scheduling.engine_state import (
 )
 from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.growth import advance_rows
-from baton_engine.scheduling.request_checks import refusal
+from baton_engine.scheduling.request_validation import refusal
 from baton_engine.scheduling.reservations import grant_reservations, report_positions
 from baton_engine.scheduling.results import read_result
 from baton_engine.scheduling.sequence import Request, SequenceStage, Stem, StemStage, open_request, work_tokens
 from baton_engine.scheduling.slots import SlotTable
-from baton_engine.scheduling.step_admission import fill_step
 from baton_engine.scheduling.step_draft import StepDraft
 from baton_engine.scheduling.step_plan import StepPlan, StepResult
 from baton_wire.messages.pair_link import FirstToken

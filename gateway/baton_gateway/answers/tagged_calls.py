@@ -15,7 +15,7 @@ from baton_gateway.answers.call_formats import Tools, call_name, finish_call
 from baton_gateway.answers.json_calls import MAX_NAME_CHARS, is_json
 from baton_gateway.answers.text_feed import MAX_STRING_CHARS, SpanKind, Steps, TextFeed
 from baton_gateway.answers.tool_use import Tool
-from baton_gateway.shapes.members import is_text
+from baton_gateway.structured_outputs.object_rules import is_text
 
 _STRING_REST = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _JSON_BEGINS = ("", "{", "[", '"')

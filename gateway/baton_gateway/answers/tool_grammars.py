@@ -15,9 +15,9 @@ from baton_gateway.answers.harmony import ASSISTANT, CHANNEL, CHANNELS, ENDS, ME
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.answers.written_calls import HERMES, WRITTEN, WrittenCalls
 from baton_gateway.errors import unsupported
-from baton_gateway.shapes.answer_shape import AnswerShape, NamedSchema, composed_shape, named_schema
-from baton_gateway.shapes.lark import containing, literal, marked
-from baton_gateway.shapes.members import writes_members
+from baton_gateway.structured_outputs.lark import containing, literal, marked
+from baton_gateway.structured_outputs.object_rules import writes_members
+from baton_gateway.structured_outputs.output_format import NamedSchema, OutputFormat, composed_shape, named_schema
 
 MOST_CALLS = 16
 """Of one answer that must call tools; without a bound a model could go on until its tokens are spent."""
@@ -58,7 +58,7 @@ def _takes(tool: Tool, written: WrittenCalls, is_auto: bool) -> bool:
     return written.members is None or writes_members(_parameters(tool, is_auto), written.members)
 
 
-def tool_shape(form: AnswerFormat, tool_use: ToolUse) -> AnswerShape:
+def tool_shape(form: AnswerFormat, tool_use: ToolUse) -> OutputFormat:
     """The shape of answers in a form of `bound_form`. Raises RefusedError for schemas that are too long together."""
     written, marks = WRITTEN[form.calls or HERMES], dict(form.tokens)
     numbers = {tool.name: number for number, tool in enumerate(tool_use.tools)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from baton_gateway.answers.formats import HARMONY
 from baton_gateway.answers.harmony import ASSISTANT, CHANNEL, MESSAGE, NAMESPACE, START, TO
-from baton_gateway.shapes.members import MemberForm
+from baton_gateway.structured_outputs.object_rules import MemberForm
 
 HERMES = "hermes"
 

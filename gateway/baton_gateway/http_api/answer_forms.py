@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton_gateway.answers.answer_parts import AnswerPart
+from baton_gateway.answers.output_parts import AnswerPart
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.json_pieces import JsonBytes
 from baton_gateway.http_api.logprob_json import LogprobsJson
-from baton_gateway.http_api.responses import AnswerHead, ChunkWriter, FinishedChoice, Usage, response_body
+from baton_gateway.http_api.response_encoding import AnswerHead, ChunkWriter, FinishedChoice, Usage, response_body
 
 
 class EventWriter(Protocol):

@@ -15,8 +15,8 @@ import msgspec
 from aiohttp import web
 
 from baton_gateway import errors
-from baton_gateway.apart_lane import NOT_READY_S, WEDGED_S, Ailment, worst
 from baton_gateway.errors import RefusedError
+from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S, HealthProblem, worst
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.admin_server import METRICS_TYPE
@@ -40,7 +40,7 @@ class Lookups:
         names: ModelNames,
         policy: RoutePolicy,
         metrics: GatewayMetrics,
-        ailments: Callable[[], list[Ailment]],
+        ailments: Callable[[], list[HealthProblem]],
     ) -> None:
         self.policy = policy
         self.is_draining = False

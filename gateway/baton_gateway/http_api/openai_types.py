@@ -25,10 +25,10 @@ from baton_gateway.http_api.openai_fields import (
     check_text,
     wrong_type,
 )
+from baton_gateway.http_api.output_format_fields import check_free_to_end, read_shape
 from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
-from baton_gateway.http_api.shape_fields import check_free_to_end, read_shape
 from baton_gateway.http_api.tool_fields import read_tool_use
-from baton_gateway.shapes.answer_shape import AnswerShape
+from baton_gateway.structured_outputs.output_format import OutputFormat
 
 MAX_CHOICES = 16
 MAX_TOKENS = 1 << 20
@@ -101,7 +101,7 @@ class Options:
     cache_salt: str
     is_held: bool = False
     """Whether the whole answer is held until its end: it is not streamed, or its last event repeats it."""
-    shape: AnswerShape | None = None
+    shape: OutputFormat | None = None
     """What the answer must look like; None: like anything."""
     ignored: tuple[str, ...] = ()
     """Names of fields that nobody knows, and that this gateway is told to ignore."""

@@ -13,9 +13,9 @@ from aiohttp import HttpVersion11, StreamReader, web
 from baton_gateway.errors import RefusedError, invalid, out_of_memory
 from baton_gateway.http_api.body_limits import BodyLimits
 from baton_gateway.http_api.json_body import json_shape, parse_object
-from baton_gateway.http_api.known_parts import LEAST_BYTES, KnownParts
-from baton_gateway.http_api.loop_turns import LoopTurns
+from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
+from baton_gateway.http_api.parsed_part_cache import LEAST_BYTES, ParsedPartCache
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_wire.listening.source_address import source_of
@@ -40,8 +40,8 @@ class RequestBody:
         budget: MemoryBudget,
         memory: MemoryReturn,
         thread: Executor,
-        known: KnownParts,
-        turns: LoopTurns,
+        known: ParsedPartCache,
+        turns: LoopPacing,
     ) -> None:
         """`thread` parses what is large; `turns` says when."""
         self._request = request

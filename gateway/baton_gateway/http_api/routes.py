@@ -16,33 +16,33 @@ from dataclasses import dataclass
 from aiohttp import HttpVersion11, web
 
 from baton_gateway import errors
-from baton_gateway.apart_lane import Ailment
+from baton_gateway.apis.messages_answer import MESSAGES, message_error_body
+from baton_gateway.apis.messages_request import parse_counted, parse_message
+from baton_gateway.apis.responses_answer import response_error_body
+from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.errors import Problem, RefusedError, invalid
+from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
 from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm
+from baton_gateway.http_api.answer_writers import CollectingWriter, Hold
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
 from baton_gateway.http_api.json_pieces import PIECE_BYTES, JsonBytes, even_pieces
-from baton_gateway.http_api.known_parts import KnownParts
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
-from baton_gateway.http_api.loop_turns import LoopTurns
+from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.openai_fields import UnknownFields
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
 from baton_gateway.http_api.refused_paths import refused_path
 from baton_gateway.http_api.request_body import RequestBody, holder_of
-from baton_gateway.http_api.responses import error_body
-from baton_gateway.http_api.sinks import CollectingSink, Hold
-from baton_gateway.http_api.streaming_sink import STALL_S, StreamingSink
+from baton_gateway.http_api.response_encoding import error_body
+from baton_gateway.http_api.streaming_writer import STALL_S, StreamingWriter
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
 from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
-from baton_gateway.surfaces.messages_answer import MESSAGES, message_error_body
-from baton_gateway.surfaces.messages_request import parse_counted, parse_message
-from baton_gateway.surfaces.responses_answer import response_error_body
-from baton_gateway.surfaces.responses_request import parse_response
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
@@ -90,7 +90,7 @@ class HttpApi:
         origins: Sequence[str] = (),
         aliases: Sequence[tuple[str, str]] = (),
         unknown: UnknownFields = UnknownFields.REFUSE,
-        ailments: Callable[[], list[Ailment]] = list,
+        ailments: Callable[[], list[HealthProblem]] = list,
     ) -> None:
         """`origins`: whose pages in browsers may call; `*`: anybody's. `aliases`: other names of models. `unknown`:
         what becomes of fields of bodies that nobody knows. `ailments`: what is wrong with this process.
@@ -101,15 +101,15 @@ class HttpApi:
         self._memory = MemoryReturn()
         self._parsing = ThreadPoolExecutor(1, "parse")
         self._assembling = ThreadPoolExecutor(1, "assemble")
-        self._known = KnownParts()
+        self._known = ParsedPartCache()
         self._table = table
         self._tenants = tenants
         self._origins = tuple(origins)
         self._access_log = AccessLog()
         self._complaints = Complaints(_log)
         self._metrics = metrics
-        self._turns = LoopTurns()
-        self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
+        self._turns = LoopPacing()
+        self._streams: set[tuple[LiveRequest, StreamingWriter]] = set()
         self._names = names = ModelNames(table, aliases)
         self._lookups = lookups = Lookups(table, names, policy, metrics, ailments)
         self._tokenising = Tokenising(table, names, templates, relay.encoder)
@@ -281,7 +281,7 @@ class HttpApi:
         hold: Hold,
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
-        sink = CollectingSink(form, hold)
+        sink = CollectingWriter(form, hold)
         live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
         try:
             result = await sink.done
@@ -332,7 +332,7 @@ class HttpApi:
         hold: Hold,
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
-        sink = StreamingSink(exchange.id, form, hold)
+        sink = StreamingWriter(exchange.id, form, hold)
         live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
         entry = (live, sink)
         try:

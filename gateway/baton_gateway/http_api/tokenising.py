@@ -14,12 +14,12 @@ import msgspec
 from baton_gateway import errors
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import RefusedError, invalid
+from baton_gateway.http_api.answer_writers import Hold
 from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields
 from baton_gateway.http_api.openai_types import ChatRequest, read_token_ids
 from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
-from baton_gateway.http_api.sinks import Hold
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.http_api.tool_fields import read_tool_use
 from baton_gateway.requests.preparing import ModelLimits, chat_prompt, chat_room, check_ids, conversation

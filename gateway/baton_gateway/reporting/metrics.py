@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from baton_gateway.http_api.responses import Usage
+from baton_gateway.http_api.response_encoding import Usage
 from baton_gateway.parent_process import METRICS_VARIABLE
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_gateway.requests.request_events import Outcome, Route
-from baton_gateway.shapes.shape_compiler import Compiled
+from baton_gateway.structured_outputs.format_compiler import Compiled
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
 from baton_wire.session import AlteredFrames
 from baton_wire.sketch import Sketch

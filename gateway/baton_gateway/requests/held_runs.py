@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from baton_gateway.errors import Problem
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.model_line import LIGHT_SHARE, ModelLine
-from baton_gateway.requests.own_turns import OwnTurns
+from baton_gateway.requests.own_rounds import OwnTurns
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute, Route
 from baton_gateway.workers.linked_workers import WorkerTable
@@ -34,7 +34,7 @@ from baton_gateway.workers.route import (
 )
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
-from baton_wire.rules.held_turns import Urgency
+from baton_wire.rules.gateway_rounds import Urgency
 from baton_wire.rules.prompt_order import PromptOrder, busy_s
 
 SWEEP_S = 1.0

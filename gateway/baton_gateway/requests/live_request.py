@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_gateway.answers.answer_reading import Reading
+from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.answer_bounds import bytes_ahead, values_bytes
+from baton_gateway.http_api.answer_writers import AnswerWriter
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
-from baton_gateway.http_api.sinks import Sink
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import RequestTimes
 from baton_gateway.requests.model_line import ModelLine
@@ -59,7 +59,7 @@ class LiveRequest:
     life: RequestLife
     request: ChatRequest | CompletionRequest
     tenant: Tenant
-    sink: Sink
+    sink: AnswerWriter
     ticket: int
     times: RequestTimes
     request_id: str = ""
@@ -79,7 +79,7 @@ class LiveRequest:
     """Of text and ids, once it waited for a first pair of workers."""
     scores: ScoredPrompts | None = None
     """When log probabilities of the prompts are wanted."""
-    reading: Reading | None = None
+    reading: ParsePlan | None = None
     """How its answers are read; None: they are text."""
 
     @property

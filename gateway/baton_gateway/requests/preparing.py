@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton_gateway.answers.answer_reading import Reading, reading_of
 from baton_gateway.answers.formats import AnswerFormat
+from baton_gateway.answers.parse_plan import ParsePlan, reading_of
 from baton_gateway.answers.tool_use import ToolMode, ToolUse
 from baton_gateway.errors import context_exceeded, invalid, unsupported
 from baton_gateway.http_api.answer_bounds import most_tokens
@@ -65,13 +65,13 @@ def conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, prompting: 
     )
 
 
-def chat_reading(request: ChatRequest, rendered: RenderedChat, form: AnswerFormat) -> Reading:
+def chat_reading(request: ChatRequest, rendered: RenderedChat, form: AnswerFormat) -> ParsePlan:
     """How the answer to a chat is read. Raises RefusedError for what could not be read."""
     continued = request.messages[-1]["content"] if request.prompting.continue_final_message else None
     return reading_of(form, request.tool_use, rendered.text, continued)
 
 
-def thought_of(reading: Reading | None, max_tokens: int | None, is_bound: bool, text: TextModel) -> Thought | None:
+def thought_of(reading: ParsePlan | None, max_tokens: int | None, is_bound: bool, text: TextModel) -> Thought | None:
     """What workers are told of a thought: where they count its tokens, or begin a grammar behind it.
 
     Raises RefusedError for a bound on thoughts of a model that has none.

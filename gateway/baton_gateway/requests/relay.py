@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api.answer_bounds import token_bytes
+from baton_gateway.http_api.answer_writers import AnswerWriter
 from baton_gateway.http_api.openai_types import ApiEndpoint, ChatRequest, CompletionRequest
-from baton_gateway.http_api.responses import AnswerHead, ResponseHead, Usage
-from baton_gateway.http_api.sinks import Sink
+from baton_gateway.http_api.response_encoding import AnswerHead, ResponseHead, Usage
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, Verdict
@@ -73,8 +73,8 @@ from baton_gateway.requests.request_failures import problem_of
 from baton_gateway.requests.retry_budget import RetryBudgets
 from baton_gateway.requests.routing import Routing
 from baton_gateway.requests.scored_prompts import echoed_prompts
-from baton_gateway.shapes.answer_shape import AnswerShape
-from baton_gateway.shapes.shape_compiler import ShapeCompiler
+from baton_gateway.structured_outputs.format_compiler import ShapeCompiler
+from baton_gateway.structured_outputs.output_format import OutputFormat
 from baton_gateway.text.encoding import PromptEncoder
 from baton_gateway.text.generation_defaults import OF_THE_API
 from baton_gateway.text.revision_text import TextModel
@@ -164,7 +164,7 @@ class Relay:
     # From HTTP --------------------------------------------------------------------------------------------------------
 
     def start(
-        self, request: ChatRequest | CompletionRequest, tenant: Tenant, sink: Sink, request_id: str = ""
+        self, request: ChatRequest | CompletionRequest, tenant: Tenant, sink: AnswerWriter, request_id: str = ""
     ) -> LiveRequest:
         """Begin a request. Raises RefusedError when it may not even wait.
 
@@ -506,7 +506,7 @@ class Relay:
         return await self.encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
 
     async def _encode_and_compile(
-        self, live: LiveRequest, shape: AnswerShape, text: TextModel, limits: ModelLimits
+        self, live: LiveRequest, shape: OutputFormat, text: TextModel, limits: ModelLimits
     ) -> tuple[list[bytes], Grammar]:
         """Both at once: what the client asks for needs nothing of the prompt. Raises the first RefusedError."""
         try:

@@ -1,7 +1,7 @@
 """Chat templates: messages to prompt text, as transformers' `apply_chat_template` renders them, in jinja2's immutable
 sandbox.
 
-A template comes with the model and is not trusted with time, memory or the interpreter; `template_process` runs this in
+A template comes with the model and is not trusted with time, memory or the interpreter; `template_main` runs this in
 a process that can be killed. There is no template from a client.
 """
 
@@ -20,7 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 import msgspec
 
-from baton_gateway.text.spelled_tokens import SpelledTokens, without_guard
+from baton_gateway.text.retokenised_text import SpelledTokens, without_guard
 
 MAX_RENDERED_CHARS = 8 << 20
 OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from baton_gateway.answers.answer_parts import AnswerPart, ContentPart
-from baton_gateway.answers.answer_reader import AnswerReader
+from baton_gateway.answers.output_parser import OutputParser
+from baton_gateway.answers.output_parts import AnswerPart, ContentPart
 from baton_gateway.text.detokenizer import Detokenizer
 from baton_gateway.text.stop_strings import StopMatcher
 from baton_wire.messages.values import Finish, TokenLogprob
@@ -71,7 +71,7 @@ class ChoiceText:
         detokenizer: Detokenizer,
         stops: tuple[str, ...],
         text_offset: int = 0,
-        reader: AnswerReader | None = None,
+        reader: OutputParser | None = None,
         includes_stop: bool = False,
     ) -> None:
         """`includes_stop`: what ended the text is a part of it. A stop id that a reader would take for text is not."""

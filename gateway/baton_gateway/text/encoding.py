@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar, TypeVarTuple
 
-from baton_gateway.apart_lane import TURN_S, Ailment, ApartHealth
 from baton_gateway.errors import (
     RefusedError,
     TokenizerError,
@@ -24,11 +23,12 @@ from baton_gateway.errors import (
     tokenizer_failed,
     tokenizer_unavailable,
 )
+from baton_gateway.helper_processes.process_lane import TURN_S, HealthProblem, ProcessHealth
 from baton_gateway.text.fair_turns import FairTurns
+from baton_gateway.text.retokenised_text import pieces_of
 from baton_gateway.text.returned_memory import return_memory
 from baton_gateway.text.revision_text import TextModel
-from baton_gateway.text.spelled_tokens import pieces_of
-from baton_gateway.text.tokenizer_apart import EncodeText, TokenizerApart
+from baton_gateway.text.tokenizer_process import EncodeText, TokenizerApart
 from baton_wire.messages.values import pack_ids
 
 T = TypeVar("T")
@@ -111,13 +111,13 @@ class PromptEncoder:
     def __init__(self) -> None:
         self._turns = FairTurns()
         self._thread = ThreadPoolExecutor(1, "tokenise")
-        self._health = ApartHealth("the thread that tokenises", MAY_HOLD_S)
+        self._health = ProcessHealth("the thread that tokenises", MAY_HOLD_S)
 
     async def encode(self, prompts: Sequence[PromptText | bytes], who: str) -> list[bytes]:
         """Packed ids of every prompt; what is packed stays. `who` takes turns with others. Raises RefusedError."""
         return [prompt if isinstance(prompt, bytes) else await self._encode(prompt, who) for prompt in prompts]
 
-    def ailments(self, now: float) -> list[Ailment]:
+    def ailments(self, now: float) -> list[HealthProblem]:
         ailment = self._health.ailment(self._turns.held_s(now), now)
         return [] if ailment is None else [ailment]
 

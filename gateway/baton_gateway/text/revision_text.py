@@ -2,7 +2,7 @@
 
 Loaded from the bundle that the revision's workers hand over. The chat template is rendered by `templates`, out of this
 process; increments of generated text are `choice_text`'s. A large tokenizer lives in processes apart
-(`tokenizer_apart`): here is what its tokens are written as.
+(`tokenizer_process`): here is what its tokens are written as.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer
 
-from baton_gateway.answers.answer_reader import AnswerReader
 from baton_gateway.answers.formats import AS_FOUND, UNKNOWN_FORMAT, AnswerFormat, FormatNames
+from baton_gateway.answers.output_parser import OutputParser
 from baton_gateway.errors import (
     BundleError,
     is_library_error,
@@ -26,7 +26,7 @@ from baton_gateway.text.detokenizer import detokenizer
 from baton_gateway.text.longest_token import longest_token_bytes
 from baton_gateway.text.token_json import MAX_KEPT_TOKENS, TokenJson, token_json
 from baton_gateway.text.token_pieces import PieceTable, decoder_of, piece_table, special_tokens
-from baton_gateway.text.tokenizer_apart import Loaded, TokenizerApart
+from baton_gateway.text.tokenizer_process import Loaded, TokenizerApart
 
 
 class Shown(enum.Enum):
@@ -116,7 +116,7 @@ class TextModel:
         skip_special: bool,
         continues: bool,
         text_offset: int = 0,
-        reader: AnswerReader | None = None,
+        reader: OutputParser | None = None,
         includes_stop: bool = False,
     ) -> ChoiceText:
         """The empty text of a new choice; `continues`: it goes on after a prompt rather than beginning anew. `reader`:

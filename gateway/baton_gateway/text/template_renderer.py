@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton_gateway.apart_lane import Ailment, ApartLane
-from baton_gateway.bad_questions import BadQuestions
 from baton_gateway.errors import (
     Problem,
     ProcessNotStartedError,
@@ -27,10 +25,12 @@ from baton_gateway.errors import (
     template_unavailable,
     unsupported,
 )
-from baton_gateway.process_apart import START_S, NoAnswer, ProcessApart
+from baton_gateway.helper_processes.fatal_inputs import FatalInputs
+from baton_gateway.helper_processes.helper_process import START_S, NoAnswer, ProcessApart
+from baton_gateway.helper_processes.process_lane import HealthProblem, ProcessLane
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.chat_template import Conversation, RenderedChat
-from baton_gateway.text.template_process import Question, RenderAnswer
+from baton_gateway.text.template_main import Question, RenderAnswer
 from baton_wire.listening.complaints import Complaints
 
 _log = logging.getLogger("baton.gateway.templates")
@@ -73,9 +73,9 @@ class _Known:
     broken_until_s: float = 0.0
 
 
-class _Lane(ApartLane):
+class _Lane(ProcessLane):
     def __init__(self, name: str, render_s: float) -> None:
-        process = ProcessApart("baton_gateway.text.template_process", msgspec.json.encode(_HELLO))
+        process = ProcessApart("baton_gateway.text.template_main", msgspec.json.encode(_HELLO))
         super().__init__(process, name, 2 * (START_S + 5 * render_s) + 10.0)
         self._render_s = render_s
         self._held: set[str] = set()
@@ -119,7 +119,7 @@ class TemplateRenderer:
         self._short = _Lane("the process for chat templates", render_s)
         self._long = _Lane("the process for chat templates of long chats", render_s)
         self._known: dict[str, _Known] = {}
-        self._bad: BadQuestions[Problem] = BadQuestions()
+        self._bad: FatalInputs[Problem] = FatalInputs()
         self._complaints = Complaints(_log)
 
     async def start(self) -> None:
@@ -137,7 +137,7 @@ class TemplateRenderer:
         """Ask processes that fail whether they serve again."""
         await asyncio.gather(self._short.look(), self._long.look())
 
-    def ailments(self, now: float) -> list[Ailment]:
+    def ailments(self, now: float) -> list[HealthProblem]:
         return [*self._short.ailments(now), *self._long.ailments(now)]
 
     async def render(

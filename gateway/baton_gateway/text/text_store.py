@@ -6,9 +6,9 @@ import asyncio
 import weakref
 
 from baton_gateway.answers.formats import AS_FOUND, FormatNames
-from baton_gateway.apart_lane import Ailment
+from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.text.revision_text import TextModel, load_text_model, text_model_apart, unforeseen
-from baton_gateway.text.tokenizer_apart import LARGE_BUNDLE_BYTES, TokenizerApart
+from baton_gateway.text.tokenizer_process import LARGE_BUNDLE_BYTES, TokenizerApart
 
 _PATTERN = b"Regex"
 """How `tokenizer.json` names a pattern."""
@@ -55,7 +55,7 @@ class TextStore:
         """Ask processes that fail whether they serve again."""
         await asyncio.gather(*(apart.look() for apart in list(self._apart)))
 
-    def ailments(self, now: float) -> list[Ailment]:
+    def ailments(self, now: float) -> list[HealthProblem]:
         return [ailment for apart in list(self._apart) for ailment in apart.ailments(now)]
 
     async def _load(self, data: bytes, bundle_hash: str) -> TextModel:

@@ -19,7 +19,7 @@ from baton_wire.liveness import REPORT_S
 from baton_wire.messages.gateway_link import Cancel, Flip, Hello, Holding, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
-from baton_wire.rules.held_turns import TurnInRound
+from baton_wire.rules.gateway_rounds import RoundPosition
 from baton_wire.rules.piece_size import PieceSize
 from baton_wire.rules.prompt_placement import MOST_TOKENS
 
@@ -152,12 +152,12 @@ class LinkedWorker:
 
     def turn_in_s(self, workers: int) -> float | None:
         """Until it is this gateway's turn to send what it holds to one of so many workers, as far as this one told
-        (`TurnInRound.wait_s`)."""
+        (`RoundPosition.wait_s`)."""
         if self.state is None or self.state.turn is None or self.reported_s is None:
             return 0.0
         turn = self.state.turn
         since_s = max(0.0, self.clock() - self.reported_s)
-        return TurnInRound(turn.place, turn.of).wait_s(since_s, self.turn_taken_s, workers)
+        return RoundPosition(turn.place, turn.of).wait_s(since_s, self.turn_taken_s, workers)
 
     def sent(self, tokens: int, sequences: int = 1, *, is_computed: bool = True) -> None:
         """`is_computed`: by this worker; else it receives the KV."""

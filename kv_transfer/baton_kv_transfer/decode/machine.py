@@ -23,7 +23,7 @@ from baton_kv_transfer.decode.records import (
     Landed,
     Scatter,
 )
-from baton_kv_transfer.decode.spans import Owed, SpanQueue, SpanReclaim
+from baton_kv_transfer.decode.spans import PendingProof, SpanQueue, SpanReclaim
 from baton_kv_transfer.decode.verification import first_bad_piece, seal_fault, stream_fault
 from baton_kv_transfer.grant import LinkedPeer, wanted_layout
 from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig, Verify
@@ -409,7 +409,7 @@ class DecodeHandovers:
         if handover.transfer is not None:
             self._reclaim.end(
                 handover.key,
-                Owed(handover.peer, handover.transfer, handover.one_sided, handover.link),
+                PendingProof(handover.peer, handover.transfer, handover.one_sided, handover.link),
                 writes_may_follow=handover.writes_may_follow,
                 linked=handover.peer in self._peers,
             )

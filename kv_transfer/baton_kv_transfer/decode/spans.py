@@ -53,7 +53,7 @@ class SpanQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class PendingProof:
     """A span, whose writes its ending is about, and over which link they were granted."""
 
     peer: bytes
@@ -71,13 +71,13 @@ class SpanReclaim:
 
     def __init__(self, landing: LandingRegion) -> None:
         self._landing = landing
-        self._owed: dict[HandoverKey, Owed] = {}
+        self._owed: dict[HandoverKey, PendingProof] = {}
         self._ended_links: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._owed)
 
-    def end(self, key: HandoverKey, owed: Owed, *, writes_may_follow: bool, linked: bool) -> None:
+    def end(self, key: HandoverKey, owed: PendingProof, *, writes_may_follow: bool, linked: bool) -> None:
         """Free the span, or keep it while a write may still arrive that nobody here can stop."""
         if owed.one_sided and writes_may_follow and owed.link not in self._ended_links:
             self._landing.quarantine(owed.transfer)
@@ -107,7 +107,7 @@ class SpanReclaim:
         self._ended_links = {ended for ended in self._ended_links if link - ended < REMEMBERED_LINKS} | {link}
         self._settle_all(lambda owed: owed.link == link)
 
-    def _settle_all(self, is_proven: Callable[[Owed], bool]) -> None:
+    def _settle_all(self, is_proven: Callable[[PendingProof], bool]) -> None:
         for key, owed in list(self._owed.items()):
             if is_proven(owed):
                 self.settle(key, owed.peer)

@@ -26,8 +26,8 @@ from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import BadLine, read_lines
 from baton_local.errors import StartError
+from baton_local.fetching.local_model import brought, from_file
 from baton_local.fetching.model_cache import ModelCache, asked_cache
-from baton_local.fetching.ready_model import brought, from_file
 from baton_local.fleet.host import devices, gpu_ids
 from baton_local.options import add_fetching
 from baton_local.progress_bar import ProgressBar

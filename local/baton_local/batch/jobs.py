@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
-from baton_gateway.answers.answer_reading import Reading
+from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.answers.tool_grammars import is_bound
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.http_api.growing_answer import GrowingAnswer
+from baton_gateway.http_api.collected_answer import GrowingAnswer
 from baton_gateway.http_api.json_pieces import GrowingText
 from baton_gateway.http_api.logprob_json import CompletionLogprobs, LogprobsJson, logprobs_json
 from baton_gateway.http_api.openai_types import (
@@ -23,7 +23,7 @@ from baton_gateway.http_api.openai_types import (
     parse_chat,
     parse_completion,
 )
-from baton_gateway.http_api.responses import (
+from baton_gateway.http_api.response_encoding import (
     FinishedChoice,
     ResponseHead,
     Usage,
@@ -72,7 +72,7 @@ class Job:
         prompts: Sequence[Prompt],
         head: ResponseHead,
         text: TextModel,
-        reading: Reading | None = None,
+        reading: ParsePlan | None = None,
     ) -> None:
         self.custom_id = custom_id
         self._options = request.options
@@ -246,8 +246,8 @@ class Desk:
         )
         return Job(line.custom_id, request, prompts, head, self._text, reading)
 
-    async def _encode(self, request: ChatRequest | CompletionRequest) -> tuple[list[bytes], Reading | None]:
-        reading: Reading | None = None
+    async def _encode(self, request: ChatRequest | CompletionRequest) -> tuple[list[bytes], ParsePlan | None]:
+        reading: ParsePlan | None = None
         if isinstance(request, CompletionRequest):
             prompts = completion_prompts(request, self._text, self._limits)
         else:

@@ -22,7 +22,7 @@ from baton_gateway.errors import INVALID, Problem
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.body_limits import body_limits
 from baton_gateway.http_api.json_body import json_shape, parse_object
-from baton_gateway.http_api.responses import error_body
+from baton_gateway.http_api.response_encoding import error_body
 from baton_local.batch.lenient_id import lenient_id
 from baton_local.errors import StartError
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.argument_types import integer, positive, some_seconds
 from baton_local.client import Answer, open_session
 from baton_local.errors import LocalError, StartError

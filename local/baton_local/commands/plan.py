@@ -7,9 +7,9 @@ import json
 import math
 from pathlib import Path
 
-from baton_control.sizing.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
-from baton_control.sizing.roofline import balance_batch, worker_model
-from baton_control.sizing.worker_model import WorkerModel
+from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
+from baton_control.sizing.inputs.roofline import balance_batch, worker_model
+from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_engine.model.model_directory import read_json_object
 from baton_engine.model.servable import CONFIG, servable_config
 from baton_local.errors import StartError

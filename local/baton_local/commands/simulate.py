@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from baton_control.rollout import Limits
-from baton_control.sizing.capacity import TwinSizer
-from baton_control.sizing.roofline import worker_model
-from baton_control.sizing.spec import Bounds, SizingSpec, Targets
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.decision.capacity import SimulatedSizer
+from baton_control.sizing.inputs.roofline import worker_model
+from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.argument_types import seconds, some_seconds
 from baton_local.commands.plan import accelerator_named, add_model_options, shape_named
 from baton_local.commands.simulated_file import read_simulated
@@ -121,7 +121,7 @@ def run_simulate(options: argparse.Namespace) -> int:
 def _replayed(options: argparse.Namespace, run: SimulatedRun) -> list[ReplayOutcome]:
     """Each policy over the same load, from the same first sizes; a fixed pool from its own."""
     policies = _policies(options.policy)
-    sizer = TwinSizer(run.model, run.spec.targets)
+    sizer = SimulatedSizer(run.model, run.spec.targets)
     # What a whole load needs takes longer to find than a replay, so only who knows the future is told.
     knows = any(name in KNOWING for name in policies)
     beginning = run.workload.between(0.0, FIRST_S)

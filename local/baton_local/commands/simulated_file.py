@@ -8,10 +8,10 @@ from pathlib import Path
 
 from baton_control.errors import UnsupportedError
 from baton_control.rollout import Limits
-from baton_control.sizing.deployment import sizing_spec, worker_of_shape
-from baton_control.sizing.model_shape import ModelShape
-from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.worker_model import WorkerModel
+from baton_control.sizing.inputs.deployment import sizing_spec, worker_of_shape
+from baton_control.sizing.inputs.model_shape import ModelShape
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
+from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import read_manifest
 from baton_local.commands.plan import shape_named

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
+from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.commands.simulated_file import SimulatedFile
 from baton_simulate.replay import ReplayOutcome
 from baton_wire.messages.values import Role

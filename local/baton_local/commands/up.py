@@ -18,17 +18,17 @@ from baton_control.spec.gateway_fields import UnknownFieldsPolicy
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device
 from baton_gateway.parent_death import die_with_parent
-from baton_local.fetching.made_deployment import as_yaml
+from baton_local.fetching.default_deployment import as_yaml
+from baton_local.fetching.local_model import AskedSource, ReadyModel, from_file, from_source
 from baton_local.fetching.model_cache import ModelCache, cache_folder
-from baton_local.fetching.ready_model import AskedSource, ReadyModel, from_file, from_source
 from baton_local.fleet.client_keys import NOTHING_SAID, AskedKeys, ClientKeys, client_keys
+from baton_local.fleet.desired_processes import plan_fleet
 from baton_local.fleet.emulation import emulated, write_paced
 from baton_local.fleet.host import devices, gpu_ids, held_port
 from baton_local.fleet.local_runtime import LocalRuntime
 from baton_local.fleet.local_site import LOOPBACK, local_site
 from baton_local.fleet.model_check import check_model
 from baton_local.fleet.processes import ChildProcesses
-from baton_local.fleet.processes_wanted import plan_fleet
 from baton_local.fleet.run_dir import (
     base_directory,
     claimed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton_control.sizing.capacity import Mix, TwinSizer
+from baton_control.sizing.decision.capacity import Mix, SimulatedSizer
 from baton_local.commands.simulated_file import SimulatedFile
 from baton_local.commands.simulated_report import SimulatedRun
 from baton_simulate.policies import mix_of
@@ -29,7 +29,7 @@ def _of_pools(run: SimulatedRun, mix: Mix, rate_per_s: float) -> list[str]:
     base = run.spec.targets
     for ttft, tpot in ((0.5, 0.5), (1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0)):
         targets = replace(base, ttft_s=base.ttft_s * ttft, tpot_s=base.tpot_s * tpot)
-        sizer = TwinSizer(run.model, targets)
+        sizer = SimulatedSizer(run.model, targets)
         cells = []
         for scale in MULTIPLES:
             sizes = {role: sizer.required(role, mix, rate_per_s * scale) for role in POOL_ROLES}
@@ -71,7 +71,7 @@ def _rows(file: SimulatedFile, role: Role, scale: float, mix: Mix, rate_per_s: f
     )
     found: dict[str, list[tuple[int, float | None] | None]] = {}
     for each in file.types(role):
-        sizer = TwinSizer(each.model, targets, max_workers=bounds.maximum + 1)
+        sizer = SimulatedSizer(each.model, targets, max_workers=bounds.maximum + 1)
         price = None if each.price is None else each.price * max(1, bounds.accelerators)
         counts = [max(1, bounds.minimum, sizer.required(role, mix, rate_per_s * times)) for times in MULTIPLES]
         is_reachable = sizer.reachable_share(role, mix) > 0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from baton_control.sizing.deployment import DEFAULT_SEQUENCES, DEFAULT_STEP_TOKENS
-from baton_control.sizing.roofline import worker_model
-from baton_control.sizing.worker_model import WorkerModel
+from baton_control.sizing.inputs.deployment import DEFAULT_SEQUENCES, DEFAULT_STEP_TOKENS
+from baton_control.sizing.inputs.roofline import worker_model
+from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_local.commands.plan import accelerator_named, shape_named
 from baton_local.errors import StartError

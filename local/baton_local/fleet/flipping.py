@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from baton_local.fleet.processes_wanted import Fleet, PostSpec
+from baton_local.fleet.desired_processes import Fleet, PostSpec
 from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import POOL_ROLES, Role
 

@@ -18,11 +18,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from baton_control.sizing.scaling import Sized
+from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import TargetSpec
 from baton_control.worker_specs import Device, instance_arguments
 from baton_local.fleet import supervision
 from baton_local.fleet.bookkeeping import Bookkeeping
+from baton_local.fleet.desired_processes import Fleet, PostSpec, leaving_posts, new_posts, roll
 from baton_local.fleet.emulation import Emulation
 from baton_local.fleet.flipping import FlipsUnderWay, posts_to_flip
 from baton_local.fleet.health_polls import HealthPolls
@@ -31,7 +32,6 @@ from baton_local.fleet.log_rotation import rotate_logs
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.pool_scaling import Scaling
 from baton_local.fleet.processes import ChildProcesses
-from baton_local.fleet.processes_wanted import Fleet, PostSpec, leaving_posts, new_posts, roll
 from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
 from baton_local.fleet.run_dir import (
     RunDir,

@@ -17,16 +17,16 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton_control.names import Key
+from baton_control.sizing.decision.scaling import Sized
+from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.metrics import SizingMetrics
-from baton_control.sizing.remembered import MAX_SAVED_BYTES
-from baton_control.sizing.scaling import Sized
 from baton_control.sizing.slo_sizing import Prior, SloSizing
-from baton_control.sizing.spec import SizingSpec
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.telemetry.store import TelemetryStore
 from baton_control.telemetry.telemetry_server import TelemetryServer
 from baton_control.worker_specs import pool_spec
-from baton_local.fleet.processes_wanted import PostSpec, Routable, pools_now
+from baton_local.fleet.desired_processes import PostSpec, Routable, pools_now
 from baton_local.fleet.run_dir import write_private
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.operator_link import FlipOrder

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton_control.sizing.workload import Ints
+from baton_control.sizing.inputs.workload import Ints
 
 MAX_TOKENS = 1 << 20
 P99_SIGMAS = 2.3263478740408408

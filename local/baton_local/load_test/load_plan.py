@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton_control.sizing.workload import Floats, Workload
+from baton_control.sizing.inputs.workload import Floats, Workload
 from baton_local.load_test.length_distribution import LengthDistribution
 
 

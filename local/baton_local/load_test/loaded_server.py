@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import AnswerError, ClientRequest, chat, completion, send
 from baton_local.errors import LocalError
 from baton_local.load_test.open_loop import PlannedRequest

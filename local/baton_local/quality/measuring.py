@@ -21,9 +21,9 @@ from baton_control.worker_specs import Device
 from baton_engine.model.servable import servable_model
 from baton_local.argument_types import device, integer
 from baton_local.errors import LocalError, StartError
-from baton_local.fetching.made_deployment import as_yaml, context_tokens, made_deployment
+from baton_local.fetching.default_deployment import as_yaml, context_tokens, made_deployment
+from baton_local.fetching.local_model import brought
 from baton_local.fetching.model_cache import ModelCache, asked_cache
-from baton_local.fetching.ready_model import brought
 from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.host import gpu_ids
 from baton_local.fleet.own_deployment import check_moved, own_deployment

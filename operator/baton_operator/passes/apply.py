@@ -48,7 +48,7 @@ class Applied(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredObject:
     """An object as it is wanted, ready to be compared and applied."""
 
     resource: Resource
@@ -60,9 +60,11 @@ class Wish:
     """With the hash in its annotations."""
 
 
-def wish(wanted: Manifest) -> Wish:
+def wish(wanted: Manifest) -> DesiredObject:
     digest = content_hash(wanted)
-    return Wish(resource_of(wanted), *place_of(wanted), digest, with_metadata(wanted, annotations={APPLIED: digest}))
+    return DesiredObject(
+        resource_of(wanted), *place_of(wanted), digest, with_metadata(wanted, annotations={APPLIED: digest})
+    )
 
 
 class NameTaken(OperatorError):
@@ -92,7 +94,7 @@ class Applier:
         """What the server made of an applied object, where that is not what was asked for (a mutating webhook, a field
         that it does not know): applying again would change nothing."""
 
-    async def ensure(self, wish: Wish, owner: Owner, *, at_version: bool = False) -> Applied:
+    async def ensure(self, wish: DesiredObject, owner: Owner, *, at_version: bool = False) -> Applied:
         """Make the live object say what is wanted. `at_version`: only if it is still as it was last heard of."""
         cache = self._caches[wish.resource]
         place = (wish.resource, wish.namespace, wish.name)
@@ -124,7 +126,7 @@ class Applier:
             self.restored.setdefault(owner.uid, []).append(f"{wish.resource.kind} {wish.name}")
         return applied
 
-    async def find(self, wish: Wish, owner: Owner) -> Manifest | None:
+    async def find(self, wish: DesiredObject, owner: Owner) -> Manifest | None:
         """The live object of that name; None: there is none. Raises NameTaken for somebody else's."""
         cache = self._caches[wish.resource]
         live = cache.get(wish.namespace, wish.name)
@@ -214,7 +216,7 @@ class Applier:
         except NotFound:
             self._caches[resource].gone(namespace, name)
 
-    async def _create(self, wish: Wish, owner: Owner) -> bool:
+    async def _create(self, wish: DesiredObject, owner: Owner) -> bool:
         """Whether it was absent and is there now. Raises NameTaken where it was somebody else's before. A record is
         applied: its data are never changed, and to a server those of a create and of an apply differ in order."""
         place = (wish.resource, wish.namespace, wish.name)
@@ -234,7 +236,7 @@ class Applier:
         self._stored(wish, found)
         return True
 
-    async def _own(self, wish: Wish, heard: Manifest, at_version: bool) -> Manifest:
+    async def _own(self, wish: DesiredObject, heard: Manifest, at_version: bool) -> Manifest:
         """The object, after what it was created with has become what was applied to it. Raises Conflict for a successor
         of what was last heard of; `at_version`: for a later version too."""
         try:
@@ -251,7 +253,7 @@ class Applier:
         self._caches[wish.resource].written(found)
         return found
 
-    async def _apply(self, wish: Wish, body: Manifest, force: bool) -> Applied:
+    async def _apply(self, wish: DesiredObject, body: Manifest, force: bool) -> Applied:
         try:
             found = await self._api.apply(wish.resource, body, manager=FIELD_MANAGER, force=force)
         except Conflict:
@@ -265,7 +267,7 @@ class Applier:
         self.writes.pop(uid, None)
         self.restored.pop(uid, None)
 
-    def _stored(self, wish: Wish, found: Manifest) -> None:
+    def _stored(self, wish: DesiredObject, found: Manifest) -> None:
         """What a write brought back."""
         self._caches[wish.resource].written(found)
         self._count(wish.body)
@@ -284,7 +286,7 @@ class Applier:
                 uid = str(reference.get("uid"))
                 self.writes[uid] = self.writes.get(uid, 0) + 1
 
-    def _differs(self, wish: Wish, live: Manifest) -> bool:
+    def _differs(self, wish: DesiredObject, live: Manifest) -> bool:
         if not has_drifted(wish.body, live):
             return False
         return self._settled.get((wish.resource, wish.namespace, wish.name)) != (wish.digest, _essence(live))

@@ -8,11 +8,11 @@ from baton_control.hashes import Revision
 from baton_operator.kube.kinds import JOBS, RECORDS, WORKERS
 from baton_operator.kube.object_fields import metadata_of
 from baton_operator.objects.cluster import Manifest
-from baton_operator.passes.apply import Applier, Wish
+from baton_operator.passes.apply import Applier, DesiredObject
 from baton_operator.passes.observe import finished
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.template_records import outdated
-from baton_operator.passes.worker_pods import Crew
+from baton_operator.passes.worker_pods import PodCounts
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
@@ -24,13 +24,13 @@ class Cleanup:
         """Each object only as it was seen: Conflict otherwise, and the pass is repeated."""
         for each in finished(seen.sets, wanted):
             roles = POOL_ROLES if each.is_flexible else (each.role,)
-            if not any(seen.crews.get((role, each.revision.template), Crew()).existing for role in roles):
+            if not any(seen.crews.get((role, each.revision.template), PodCounts()).existing for role in roles):
                 await self._applier.delete(WORKERS, seen.live_sets[each.name])
         live = {each.revision.template for each in seen.sets}
         for record in outdated(seen.records, live | {each.template for each in wanted.values()}):
             await self._applier.delete(RECORDS, seen.live_records[record.name])
 
-    async def withdrawn(self, seen: Snapshot, wanted: Iterable[Wish]) -> None:
+    async def withdrawn(self, seen: Snapshot, wanted: Iterable[DesiredObject]) -> None:
         """Objects that the deployment had and does not ask for any more."""
         names = {(each.resource, each.name) for each in wanted}
         for resource, live in seen.withdrawable:

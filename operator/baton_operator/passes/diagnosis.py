@@ -15,11 +15,11 @@ from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.fetch import TRIES, FetchState
 from baton_operator.objects.fetch_progress import progress_words
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
+from baton_operator.passes.ingress import unreached
 from baton_operator.passes.observe import condition
-from baton_operator.passes.pod_troubles import PodNeeds, Said, age_s, is_ready, pod_trouble, seconds_since
+from baton_operator.passes.pod_problems import PodNeeds, Said, age_s, is_ready, pod_trouble, seconds_since
+from baton_operator.passes.problems import Trouble, refused_object, short
 from baton_operator.passes.snapshot import Snapshot
-from baton_operator.passes.troubles import Trouble, refused_object, short
-from baton_operator.passes.way_in import unreached
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MEASURED_WITHIN_S = 120.0

@@ -10,11 +10,11 @@ from baton_control.spec.gateway_fields import GatewaySpec
 from baton_operator.kube.object_fields import annotations_of, integer, is_leaving, mapping, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.objects.metadata import belongs
-from baton_operator.passes.apply import Wish
+from baton_operator.passes.apply import DesiredObject
 from baton_operator.passes.drift import APPLIED
 
 
-def handed_over(wanted: Wish, live: Manifest | None, gateway: GatewaySpec, owner: Owner) -> Manifest | None:
+def handed_over(wanted: DesiredObject, live: Manifest | None, gateway: GatewaySpec, owner: Owner) -> Manifest | None:
     """What the scaler's manager has to apply to the gateway's live Deployment before it is made as `wanted`; None:
     nothing. An autoscaler stands still at zero and counts from its floor on, so that fewer are never left, nor where
     the cluster has no autoscalers."""

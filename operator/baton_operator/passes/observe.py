@@ -20,12 +20,12 @@ from baton_operator.objects.metadata import (
     belongs,
     roles_of,
 )
-from baton_operator.passes.worker_pods import Crew
+from baton_operator.passes.worker_pods import PodCounts
 from baton_wire.messages.values import POOL_ROLES, Role
 
 RoutableCounts = Mapping[tuple[Role, str], int]
 """Routable workers by role and template hash, as the gateways tell."""
-NO_CREWS: Mapping[tuple[Role, str], Crew] = {}
+NO_CREWS: Mapping[tuple[Role, str], PodCounts] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class WorkerSet:
 
 
 def worker_sets(
-    deployments: Iterable[Manifest], owner: Owner, crews: Mapping[tuple[Role, str], Crew] = NO_CREWS
+    deployments: Iterable[Manifest], owner: Owner, crews: Mapping[tuple[Role, str], PodCounts] = NO_CREWS
 ) -> tuple[WorkerSet, ...]:
     """The worker Deployments that belong to `owner`, by name. Objects that are not worker Deployments are left out.
     `crews`: their Pods, by role and template hash; a Deployment of flexible workers does not tell its own by role."""
@@ -103,7 +103,9 @@ def _is_finished(each: WorkerSet, wanted: Mapping[Role, Revision]) -> bool:
     )
 
 
-def _worker_sets(deployment: Manifest, owner: Owner, crews: Mapping[tuple[Role, str], Crew]) -> Iterator[WorkerSet]:
+def _worker_sets(
+    deployment: Manifest, owner: Owner, crews: Mapping[tuple[Role, str], PodCounts]
+) -> Iterator[WorkerSet]:
     metadata, spec, status = (_mapping(deployment.get(part)) for part in ("metadata", "spec", "status"))
     labels = _mapping(metadata.get("labels"))
     role, template, fit = (labels.get(label) for label in (ROLE_LABEL, TEMPLATE_LABEL, FIT_LABEL))
@@ -127,7 +129,7 @@ def _worker_sets(deployment: Manifest, owner: Owner, crews: Mapping[tuple[Role, 
     if role is not None:
         yield whole
         return
-    pools = {each: crews.get((each, template), Crew()) for each in POOL_ROLES}
+    pools = {each: crews.get((each, template), PodCounts()) for each in POOL_ROLES}
     roles = roles_of(_mapping(metadata.get("annotations")).get(ROLES_ANNOTATION))
     if roles is None:  # somebody took it away: what runs stays, and whoever comes begins as its template says
         decode = min(pools[Role.DECODE].existing - pools[Role.DECODE].leaving, whole.wanted)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_control.sizing.budget import accelerators, within_bounds, within_budget
-from baton_control.sizing.scaling import Sized
+from baton_control.sizing.decision.budget import accelerators, within_bounds, within_budget
+from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import POOL_ROLES, Role

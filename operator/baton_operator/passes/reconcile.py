@@ -16,8 +16,8 @@ from baton_control.errors import ManifestError, NotAllowedError, UnsupportedErro
 from baton_control.hashes import Revision
 from baton_control.names import Key, gateway_name
 from baton_control.rollout import Group, Limits, Step, Wanted, next_step
+from baton_control.sizing.decision.scaling import HoldSizing, PoolNow, Sized, Sizing
 from baton_control.sizing.metrics import SizingMetrics
-from baton_control.sizing.scaling import HoldSizing, PoolNow, Sized, Sizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_operator.kube.kinds import OPTIONAL, POLICIES, RECORDS, SERVICES
 from baton_operator.kube.kube_api import Forbidden, Invalid, KubeApi, Resource
@@ -29,10 +29,14 @@ from baton_operator.objects.metadata import ROLES_ANNOTATION, roles_of
 from baton_operator.passes import accelerators
 from baton_operator.passes.apply import Applied, Applier, NameTaken, wish
 from baton_operator.passes.cleanup import Cleanup
+from baton_operator.passes.deployment_status import View, status_of
 from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler, waiting_job
+from baton_operator.passes.drain_replacement import DrainReplacement, places_of, succession
+from baton_operator.passes.ingress import unreached
 from baton_operator.passes.object_events import AGAIN_S, ObjectEvents
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
+from baton_operator.passes.problems import Trouble
 from baton_operator.passes.refused_env import still_there
 from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
 from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
@@ -42,14 +46,10 @@ from baton_operator.passes.shared_objects import SharedObjects, trouble
 from baton_operator.passes.snapshot import Caches, Snapshot, facade, snapshot
 from baton_operator.passes.status_events import Turn
 from baton_operator.passes.status_writer import StatusWriter
-from baton_operator.passes.succession import Succession, places_of, succession
 from baton_operator.passes.template_records import MAX_GOOD_BYTES, Record, newest
 from baton_operator.passes.template_records import manifest as record_manifest
-from baton_operator.passes.troubles import Trouble
-from baton_operator.passes.verdict import View, status_of
-from baton_operator.passes.way_in import unreached
-from baton_operator.passes.worker_pods import Crew, Readiness, placement_s
-from baton_operator.telemetry import Heard, Telemetry
+from baton_operator.passes.worker_pods import PodCounts, Readiness, placement_s
+from baton_operator.telemetry import GatewayReport, Telemetry
 from baton_wire.messages.values import POOL_ROLES, Role
 
 log = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ class Reconciler:
 
     def _routable(
         self, this: Pass
-    ) -> tuple[Heard | None, Mapping[tuple[Role, str], int] | None, frozenset[tuple[Role, str]]]:
+    ) -> tuple[GatewayReport | None, Mapping[tuple[Role, str], int] | None, frozenset[tuple[Role, str]]]:
         """What gateways tell; without a link to them, what readiness lets assume while any gateway is there, and about
         which templates it leaves a doubt."""
         seen = this.seen
@@ -307,7 +307,7 @@ class Reconciler:
             this.again_in(max(assumed.again_at - self._clock(), 0.1))
         return None, assumed.routable if seen.gateways_ready else None, assumed.doubtful
 
-    def _believed(self, this: Pass, heard: Heard | None) -> Mapping[tuple[Role, str], int] | None:
+    def _believed(self, this: Pass, heard: GatewayReport | None) -> Mapping[tuple[Role, str], int] | None:
         """For the status alone, while gateways have not found this process yet: what it said last, of workers that are
         still ready. A change of the operator changes nothing about what is served. None: there is no need, or it is too
         long ago."""
@@ -317,9 +317,11 @@ class Reconciler:
         if self._telemetry is None or heard is not None or left_s <= 0 or not was_known:
             return None
         this.again_in(left_s)
-        return {key: min(count, this.seen.crews.get(key, Crew()).ready) for key, count in _published(this.seen).items()}
+        return {
+            key: min(count, this.seen.crews.get(key, PodCounts()).ready) for key, count in _published(this.seen).items()
+        }
 
-    def _wakes(self, seen: Snapshot, heard: Heard | None) -> bool | None:
+    def _wakes(self, seen: Snapshot, heard: GatewayReport | None) -> bool | None:
         """Whether a request can wake pools that sleep."""
         if self._telemetry is None:
             return False
@@ -367,7 +369,7 @@ class Reconciler:
             self._measured.saw_pools(seen.key, {role: found[role].workers for role in POOL_ROLES}, now)
         return found, sized
 
-    def _succession(self, this: Pass, plan: Mapping[Role, Plan]) -> Succession:
+    def _succession(self, this: Pass, plan: Mapping[Role, Plan]) -> DrainReplacement:
         """What is done for pools and gateways of one; an autoscaler's gateways are its own."""
         gateway = this.deployment.spec.gateway
         counts = {role: plan[role].workers for role in POOL_ROLES}
@@ -379,7 +381,7 @@ class Reconciler:
         usual = {role: max(counts[role] - 1, 0) for role in POOL_ROLES}
         return replace(found, least=usual | dict(found.least))
 
-    async def _tell_succession(self, seen: Snapshot, found: Succession) -> None:
+    async def _tell_succession(self, seen: Snapshot, found: DrainReplacement) -> None:
         before, self._doubled[seen.owner.uid] = self._doubled.get(seen.owner.uid, frozenset()), found.doubled
         begun = sorted(found.doubled - before)
         said = "the node of the only {} is being emptied: a second one is started"
@@ -495,10 +497,10 @@ def _groups(seen: Snapshot, routable: Mapping[tuple[Role, str], int] | None) -> 
 
 
 def _group(
-    each: WorkerSet, crews: Mapping[tuple[Role, str], Crew], routable: Mapping[tuple[Role, str], int] | None
+    each: WorkerSet, crews: Mapping[tuple[Role, str], PodCounts], routable: Mapping[tuple[Role, str], int] | None
 ) -> Group:
     key = (each.role, each.revision.template)
-    crew = crews.get(key, Crew())
+    crew = crews.get(key, PodCounts())
     known = None if routable is None else min(routable.get(key, 0), each.wanted)
     is_failing = crew.failing > 0 and crew.failing >= crew.ready
     return Group(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from baton_control.errors import FieldProblem
 from baton_operator.passes.conditions import Finding, Truth, merged, said
-from baton_operator.passes.troubles import Trouble
+from baton_operator.passes.problems import Trouble
 from baton_operator.schema.status import ConditionType, DeploymentStatus
 
 

@@ -24,7 +24,7 @@ from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, pool_facade, standing_objects, workers_of
 from baton_operator.objects.metadata import RESTART_ANNOTATION, roles_text
 from baton_operator.passes import accelerators
-from baton_operator.passes.apply import Wish, wish, with_metadata
+from baton_operator.passes.apply import DesiredObject, wish, with_metadata
 from baton_operator.passes.refused_env import written
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current, newest
@@ -64,9 +64,9 @@ class Rendering:
     """The link keys."""
     keys: str
     """Their hash."""
-    standing: tuple[Wish, ...]
+    standing: tuple[DesiredObject, ...]
     """All other objects but the workers and the pools, in the order of creation."""
-    pools: Mapping[Role, Wish]
+    pools: Mapping[Role, DesiredObject]
     """The facades without their replicas."""
     pods: Mapping[tuple[Role, Revision], Manifest]
     """Every recorded worker template; the newest record wins, though equal hashes mean equal templates."""
@@ -74,16 +74,18 @@ class Rendering:
     """What is left out and harmless."""
     text: str = ""
     """The LLMDeployment that all this follows from."""
-    _workers: dict[tuple[Role | None, Revision, str], Wish] = field(default_factory=dict, compare=False)
+    _workers: dict[tuple[Role | None, Revision, str], DesiredObject] = field(default_factory=dict, compare=False)
 
-    def workers(self, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner) -> Wish:
+    def workers(self, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner) -> DesiredObject:
         """The workers of one template, which `pod` is."""
         key = (role, revision, str(replicas))
         if key not in self._workers:
             self._workers[key] = wish(workers_of(self.deployment, role, revision, pod, replicas, owner))
         return self._workers[key]
 
-    def flexible_workers(self, revision: Revision, pod: Manifest, roles: Mapping[Role, int], owner: Owner) -> Wish:
+    def flexible_workers(
+        self, revision: Revision, pod: Manifest, roles: Mapping[Role, int], owner: Owner
+    ) -> DesiredObject:
         """The flexible workers of one template, so many of each role."""
         key = (None, revision, roles_text(roles))
         if key not in self._workers:

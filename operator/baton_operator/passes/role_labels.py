@@ -13,7 +13,7 @@ from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION
 from baton_operator.passes.apply import Applier
 from baton_operator.passes.roles import Assigned, orders
 from baton_operator.passes.worker_pods import WorkerPod
-from baton_operator.telemetry import Heard, Telemetry
+from baton_operator.telemetry import GatewayReport, Telemetry
 from baton_wire.messages.operator_link import FlipOrder
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class RoleLabels:
             found[pod.uid] = replace(pod, role=each.role, is_assigned=True, is_spare=each.is_spare)
         return found
 
-    def order(self, key: Key, pods: Iterable[WorkerPod], heard: Heard | None) -> None:
+    def order(self, key: Key, pods: Iterable[WorkerPod], heard: GatewayReport | None) -> None:
         """Have gateways told who is to flip. While they say nothing, what was ordered last stays."""
         if self._telemetry is None or heard is None:
             return

@@ -11,13 +11,13 @@ from baton_operator.kube.kinds import ACCOUNTS, POLICIES, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Owner
-from baton_operator.passes.apply import Applied, Applier, NameTaken, Wish, with_metadata
+from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, with_metadata
+from baton_operator.passes.drain_replacement import DrainReplacement, adjusted
 from baton_operator.passes.gateway_size import handed_over
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
+from baton_operator.passes.problems import Trouble, refused_object
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
-from baton_operator.passes.succession import Succession, adjusted
-from baton_operator.passes.troubles import Trouble, refused_object
 
 _NEEDED = (POLICIES, ACCOUNTS)
 """What has to be there, as it should be, before any Pod starts."""
@@ -37,7 +37,7 @@ class SharedObjects:
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
 
-    async def ensure(self, seen: Snapshot, made: Rendering, found: Succession) -> Ensured:
+    async def ensure(self, seen: Snapshot, made: Rendering, found: DrainReplacement) -> Ensured:
         """Make these objects what they should be, in order; what Pods need comes before them. Evictions are met as
         `found` has it. Stops at the first that is refused of those that Pods need, so that none runs without its
         policies; what else is refused keeps nothing back. Raises KubeError for what can be tried again."""
@@ -56,7 +56,9 @@ class SharedObjects:
                 return Ensured(troubles, may_run=False)
         return Ensured(troubles, may_run=True)
 
-    async def _one(self, each: Wish, seen: Snapshot, made: Rendering, found: Succession) -> Trouble | None:
+    async def _one(
+        self, each: DesiredObject, seen: Snapshot, made: Rendering, found: DrainReplacement
+    ) -> Trouble | None:
         gateway = gateway_name(made.deployment.metadata.name)
         try:
             if each.name == gateway and each.resource == WORKERS:
@@ -70,7 +72,7 @@ class SharedObjects:
         return Trouble("Replacing", f"an older {each.resource.kind} {each.name} is being deleted", lasts=False)
 
     async def facade(
-        self, bare: Wish, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
+        self, bare: DesiredObject, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
     ) -> None:
         """Make the LLMPool be there and, where `replicas` is given, say so many. `bare` is the pool without them."""
         spec = {**mapping(bare.body["spec"]), "replicas": replicas}

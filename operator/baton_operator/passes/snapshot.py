@@ -37,10 +37,10 @@ from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.objects.link_keys import is_key_marker
 from baton_operator.objects.metadata import ADOPT_ANNOTATION, ROLE_LABEL, belongs
 from baton_operator.passes.observe import WorkerSet, condition, refusal, worker_sets
-from baton_operator.passes.pod_troubles import is_ready, our_pods
+from baton_operator.passes.pod_problems import is_ready, our_pods
 from baton_operator.passes.pool_size import WRITTEN, Facade
 from baton_operator.passes.template_records import Stored, stored
-from baton_operator.passes.worker_pods import Crew, WorkerPod, crews, worker_pods
+from baton_operator.passes.worker_pods import PodCounts, WorkerPod, crews, worker_pods
 from baton_operator.schema.status import DeploymentStatus, PoolConditionType
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -87,7 +87,7 @@ class Snapshot:
     """Live objects of kinds that not every deployment has."""
     gateway_service: Manifest = field(default_factory=dict)
     """The live Service that clients ask, if it is ours; empty: there is none."""
-    crews: Mapping[tuple[Role, str], Crew] = field(default_factory=dict)
+    crews: Mapping[tuple[Role, str], PodCounts] = field(default_factory=dict)
 
 
 def snapshot(key: Key, caches: Caches) -> Snapshot | None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from baton_control.names import flexible_name, workers_name
-from baton_control.sizing.readings import slow_start_s
+from baton_control.sizing.inputs.observations import slow_start_s
 from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION, ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.passes.pod_troubles import container_trouble, is_creating, is_ready
+from baton_operator.passes.pod_problems import container_trouble, is_creating, is_ready
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
@@ -44,7 +44,7 @@ class WorkerPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class PodCounts:
     """The Pods of one template together."""
 
     existing: int = 0
@@ -72,7 +72,7 @@ def placement_s(pods: Iterable[WorkerPod], role: Role) -> float | None:
     return slow_start_s([pod.placed_s for pod in newest if pod.placed_s is not None])
 
 
-def crews(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], Crew]:
+def crews(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], PodCounts]:
     """By role and template hash."""
     grouped: dict[tuple[Role, str], list[WorkerPod]] = {}
     for pod in pods:
@@ -80,10 +80,10 @@ def crews(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], Crew]:
     return {key: _crew(members) for key, members in grouped.items()}
 
 
-def _crew(members: list[WorkerPod]) -> Crew:
+def _crew(members: list[WorkerPod]) -> PodCounts:
     staying = [pod for pod in members if not pod.leaving]
     messages = [pod.failure for pod in staying if pod.failure] + [p.unschedulable for p in staying if p.unschedulable]
-    return Crew(
+    return PodCounts(
         existing=len(members),
         leaving=len(members) - len(staying),
         ready=sum(pod.ready for pod in staying),

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, floor
 
-from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.worker_model import WorkerModel
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
+from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_simulate.baselines.signals import PoolSignals, Signals, Sizes
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.step_times import attended_pairs

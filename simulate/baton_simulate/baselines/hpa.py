@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil
 
-from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_simulate.baselines.signals import PoolSignals, Signals, Sizes, Window, window
 from baton_wire.messages.values import POOL_ROLES, Role
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.accelerator_types import in_force, type_of, types_of
-from baton_control.sizing.accelerator_choice import (
+from baton_control.sizing.decision.accelerator_choice import (
     Candidate,
     choose,
     counted_in,
@@ -16,11 +16,11 @@ from baton_control.sizing.accelerator_choice import (
     together,
     worth,
 )
-from baton_control.sizing.capacity import Mix
-from baton_control.sizing.deployment import worker_prior
-from baton_control.sizing.remembered import HISTORY, Interval, SizingMemory
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.spec import Bounds
+from baton_control.sizing.decision.capacity import Mix
+from baton_control.sizing.inputs.deployment import worker_prior
+from baton_control.sizing.inputs.memory import HISTORY, Interval, SizingMemory
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.sizing_spec import Bounds
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.rule_cases import two_types
 from baton_testing.sizing.builders import PerWorker

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton_control.sizing import capacity
-from baton_control.sizing.capacity import Mix, TwinSizer
-from baton_control.sizing.readings import Arrivals
-from baton_control.sizing.remembered import HISTORY, SizingMemory
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.slo import size
-from baton_control.sizing.spec import Targets
-from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Floats, Workload
-from baton_control.twin.decode_pool import answers_alone, answers_end
-from baton_control.twin.prefill_pool import first_tokens
+from baton_control.sizing.decision import capacity
+from baton_control.sizing.decision.capacity import Mix, SimulatedSizer
+from baton_control.sizing.decision.slo import size
+from baton_control.sizing.inputs.memory import HISTORY, SizingMemory
+from baton_control.sizing.inputs.observations import Arrivals
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.sizing_spec import Targets
+from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_control.sizing.inputs.workload import Floats, Workload
+from baton_control.sizing.simulator.decode_pool import answers_alone, answers_end
+from baton_control.sizing.simulator.prefill_pool import first_tokens
 from baton_testing.sizing.builders import ROUND_WORKER, requests, seen, spec
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -45,7 +45,7 @@ def test_a_question_about_decode_plays_500_answers_at_most(played: dict[Role, li
     for tokens in (20, 200, 2000):
         mix = Mix((RequestShape(100, tokens), RequestShape(300, 2 * tokens)))
         for workers in (1, 2, 3, 40):
-            sizer = TwinSizer(ROUND_WORKER, Targets(0.5, 0.025))
+            sizer = SimulatedSizer(ROUND_WORKER, Targets(0.5, 0.025))
             sizer.share_met(Role.DECODE, mix, 0.95 * workers * sizer.most_per_s(Role.DECODE, mix), workers)
     assert len(played[Role.DECODE]) == 12
     assert max(played[Role.DECODE]) == 500
@@ -54,7 +54,7 @@ def test_a_question_about_decode_plays_500_answers_at_most(played: dict[Role, li
 def test_how_many_a_decision_plays_stays_bounded_over_a_dense_half_hour(played: dict[Role, list[int]]) -> None:
     """Short prompts with long answers and the other way round, in turns of minutes, up to 400 requests a second."""
     random = np.random.default_rng(3)
-    sizer, memory, pools, most = TwinSizer(ROUND_WORKER, Targets(0.5, 0.025)), SizingMemory(), (4, 4), 0
+    sizer, memory, pools, most = SimulatedSizer(ROUND_WORKER, Targets(0.5, 0.025)), SizingMemory(), (4, 4), 0
     limits = spec(maximum=60)
     for interval in range(HISTORY + 40):
         prompt, answer, rate = (100, 60, 400.0) if interval // 18 % 2 else (1500, 12, 40.0)
@@ -81,7 +81,7 @@ def test_answers_alone_take_what_a_pool_takes_them_one_after_the_other() -> None
 
 
 def test_what_was_asked_bounds_what_is_late_at_other_loads_and_sizes(played: dict[Role, list[int]]) -> None:
-    sizer, mix = TwinSizer(ROUND_WORKER, Targets(0.5, 0.025)), Mix((RequestShape(900, 20), RequestShape(2500, 20)))
+    sizer, mix = SimulatedSizer(ROUND_WORKER, Targets(0.5, 0.025)), Mix((RequestShape(900, 20), RequestShape(2500, 20)))
     most_per_s = sizer.most_per_s(Role.PREFILL, mix)
     late = 1.0 - sizer.share_met(Role.PREFILL, mix, 2 * most_per_s, 2)
     assert 0.0 < late < 1.0

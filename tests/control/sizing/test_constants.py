@@ -17,7 +17,7 @@ from baton_control.sizing import (
     slo,
     stabilisation,
 )
-from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/sizing.md"
 ROW = re.compile(r"^\| `(\w+\.\w+)` \| ([\d.]+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", re.MULTILINE)

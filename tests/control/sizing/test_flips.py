@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.sizing.deployment import FLIP_S, sizing_spec
-from baton_control.sizing.flips import Flips, exchanged, flips_of, resized
-from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Reading, Unknown
-from baton_control.sizing.remembered import SizingMemory
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.slo import SloDecision, size
-from baton_control.sizing.spec import Bounds, SizingSpec, Targets
+from baton_control.sizing.decision.flips import Flips, exchanged, flips_of, resized
+from baton_control.sizing.decision.slo import SloDecision, size
+from baton_control.sizing.inputs.deployment import FLIP_S, sizing_spec
+from baton_control.sizing.inputs.memory import SizingMemory
+from baton_control.sizing.inputs.observations import Arrivals, Observed, ParsePlan, PoolSeen, ProvenZero, Unknown
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_testing.kube.manifests import deployment
 from baton_testing.sizing.builders import PerWorker, seen, spec
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -78,7 +78,7 @@ class Prompts(PerWorker):
         return PerWorker.required(self, role, mix, rate_per_s * (1.0 if role is PREFILL else 0.2))  # type: ignore[arg-type]
 
 
-def turned(a_spec: SizingSpec, running: Reading | None = None) -> SloDecision:
+def turned(a_spec: SizingSpec, running: ParsePlan | None = None) -> SloDecision:
     """A step in prompts while decode has more workers than it needs. running: answers, as told at the step."""
     memory = SizingMemory()
     now = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton_control.sizing.forecast import _quantiles, _steps, _tested, forecast, means
+from baton_control.sizing.decision.forecast import _quantiles, _steps, _tested, forecast, means
 
 CALM, HIGH = [4.0] * 24, [12.0] * 6
 """Requests per second in buckets of ten seconds: four minutes, and a minute of burst."""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_control.sizing.forecast import MIN_TESTS
-from baton_control.sizing.idle_gaps import (
+from baton_control.sizing.decision.forecast import MIN_TESTS
+from baton_control.sizing.decision.idle_gaps import (
     KEPT,
     Gap,
     IdleGaps,

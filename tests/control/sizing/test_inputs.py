@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from baton_control.errors import ManifestError
-from baton_control.sizing.capacity import Mix, TwinSizer, draw, latencies
-from baton_control.sizing.demand import capacity_steps, waiting_at
-from baton_control.sizing.forecast import forecast
-from baton_control.sizing.model_shape import LLAMA_8B
-from baton_control.sizing.readings import (
+from baton_control.sizing.decision.capacity import Mix, SimulatedSizer, draw, latencies
+from baton_control.sizing.decision.demand import capacity_steps, waiting_at
+from baton_control.sizing.decision.forecast import forecast
+from baton_control.sizing.inputs.model_shape import LLAMA_8B
+from baton_control.sizing.inputs.observations import (
     Arrivals,
     Known,
     ProvenZero,
@@ -23,10 +23,10 @@ from baton_control.sizing.readings import (
     merged_arrivals,
     number_reading,
 )
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.roofline import worker_model
-from baton_control.sizing.spec import Targets
-from baton_control.twin.twin import Twin
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.roofline import worker_model
+from baton_control.sizing.inputs.sizing_spec import Targets
+from baton_control.sizing.simulator.simulator import Simulator
 from baton_simulate.trace_files import read_trace
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.hardware import H200
@@ -107,7 +107,7 @@ def test_more_load_never_needs_fewer_workers_and_answers_hold_when_verified() ->
     random = np.random.default_rng(5)
     rows = zip(random.integers(100, 3000, 100).tolist(), random.integers(2, 400, 100).tolist(), strict=True)
     mix = Mix(tuple(RequestShape(p, o) for p, o in rows))
-    sizer = TwinSizer(worker_model(LLAMA_8B, H200, max_step_tokens=4096), Targets(0.5, 0.025))
+    sizer = SimulatedSizer(worker_model(LLAMA_8B, H200, max_step_tokens=4096), Targets(0.5, 0.025))
     for role in (Role.PREFILL, Role.DECODE):
         sizes = [sizer.required(role, mix, rate) for rate in (5.0, 40.0, 120.0)]
         assert sizes == sorted(sizes)
@@ -121,8 +121,8 @@ def test_what_is_known_of_other_loads_gives_the_answer_that_asking_would() -> No
     random = np.random.default_rng(6)
     rows = zip(random.integers(100, 3000, 100).tolist(), random.integers(2, 400, 100).tolist(), strict=True)
     mix = Mix(tuple(RequestShape(p, o) for p, o in rows), 4.0)
-    sizer = TwinSizer(worker_model(LLAMA_8B, H200, max_step_tokens=4096), Targets(0.5, 0.025))
-    asked = TwinSizer(sizer.model, sizer.targets)
+    sizer = SimulatedSizer(worker_model(LLAMA_8B, H200, max_step_tokens=4096), Targets(0.5, 0.025))
+    asked = SimulatedSizer(sizer.model, sizer.targets)
     for role in (Role.PREFILL, Role.DECODE):
         wanted = asked.reachable_share(role, mix)
         for rate in random.uniform(5.0, 90.0, 40).tolist():
@@ -131,10 +131,10 @@ def test_what_is_known_of_other_loads_gives_the_answer_that_asking_would() -> No
             assert sizer.required(role, mix, rate) == next(keep)
 
 
-def _shares_met(sizer: TwinSizer, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
+def _shares_met(sizer: SimulatedSizer, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
     """Within TTFT and TPOT, with both pools and the links between them."""
     workload = draw(mix, rate_per_s, 4_000)
-    twin = Twin(sizer.model, workload, ttft_s=sizer.targets.ttft_s)
+    twin = Simulator(sizer.model, workload, ttft_s=sizer.targets.ttft_s)
     for role, count in zip(POOL_ROLES, workers, strict=True):
         for _ in range(count):
             twin.add(role, 0.0)
@@ -145,7 +145,7 @@ def _shares_met(sizer: TwinSizer, mix: Mix, rate_per_s: float, workers: tuple[in
 
 def test_an_unreachable_target_does_not_ask_for_every_worker() -> None:
     mix = Mix((RequestShape(100, 20), RequestShape(30_000, 20)))
-    sizer = TwinSizer(worker_model(LLAMA_8B, H200), Targets(0.5, 0.025))
+    sizer = SimulatedSizer(worker_model(LLAMA_8B, H200), Targets(0.5, 0.025))
     assert sizer.reachable_share(Role.PREFILL, mix) < 0.6
     assert sizer.required(Role.PREFILL, mix, 2.0) < 20
 

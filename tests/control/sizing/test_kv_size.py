@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from baton_control.sizing.kv_size import BLOCK_TOKENS, KvSize
+from baton_control.sizing.inputs.kv_size import BLOCK_TOKENS, KvSize
 from baton_wire.kv_shape import first_seen
 
 

@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.sizing.deployment import sizing_spec
-from baton_control.sizing.readings import Arrivals, ProvenZero, StepSeen, Unknown
-from baton_control.sizing.remembered import MAX_SAVED_BYTES
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.sizing_state import MOST_STEPS, fresh, learn_and_size, resized, restored, saved, with_steps
+from baton_control.sizing.decision.sizing_state import (
+    MOST_STEPS,
+    fresh,
+    learn_and_size,
+    resized,
+    restored,
+    saved,
+    with_steps,
+)
+from baton_control.sizing.inputs.deployment import sizing_spec
+from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES
+from baton_control.sizing.inputs.observations import Arrivals, ProvenZero, StepSeen, Unknown
+from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_testing.kube.manifests import deployment
 from baton_testing.sizing.builders import ROUND_WORKER, seen, spec
 from baton_wire.messages.measures import StepTiming

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.sizing.budget import within_budget
-from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, ProvenZero, Unknown
-from baton_control.sizing.remembered import MAX_SAVED_BYTES, Interval, SizingMemory, restored, saved
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.slo import SloDecision, size
-from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
+from baton_control.sizing.decision.budget import within_budget
+from baton_control.sizing.decision.slo import SloDecision, size
+from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, Interval, SizingMemory, restored, saved
+from baton_control.sizing.inputs.observations import ArrivalReading, Arrivals, Known, ProvenZero, Unknown
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.sizing_spec import Bounds, Schedule, SizingSpec
 from baton_testing.sizing.builders import PerWorker, seen, spec
 from baton_wire.messages.values import Role
 

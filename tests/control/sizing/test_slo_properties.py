@@ -9,7 +9,9 @@ from math import pi, sin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_control.sizing.readings import (
+from baton_control.sizing.decision.slo import size
+from baton_control.sizing.inputs.memory import SizingMemory, restored, saved
+from baton_control.sizing.inputs.observations import (
     ArrivalReading,
     Arrivals,
     Known,
@@ -18,9 +20,7 @@ from baton_control.sizing.readings import (
     Unknown,
     arrivals_reading,
 )
-from baton_control.sizing.remembered import SizingMemory, restored, saved
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.slo import size
+from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_testing.sizing.builders import PerWorker, seen, spec
 from baton_wire.messages.values import POOL_ROLES, Role
 

@@ -9,11 +9,11 @@ import pytest
 
 from baton_control.accelerator_types import in_force
 from baton_control.names import Key
-from baton_control.sizing.deployment import sizing_spec
-from baton_control.sizing.remembered import HISTORY
-from baton_control.sizing.scaling import PoolNow, Sized
+from baton_control.sizing.decision.scaling import PoolNow, Sized
+from baton_control.sizing.inputs.deployment import sizing_spec
+from baton_control.sizing.inputs.memory import HISTORY
+from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.slo_sizing import SloSizing, _affordable
-from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
 from baton_testing.kube.manifests import deployment

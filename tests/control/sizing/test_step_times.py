@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from baton_control.errors import ManifestError
-from baton_control.sizing import fitting
-from baton_control.sizing.model_shape import LLAMA_8B, LLAMA_70B, QWEN3_06B, shape_from_config
-from baton_control.sizing.roofline import balance_batch, decode_times, kv_capacity_tokens, worker_model
+from baton_control.sizing.inputs import fitting
+from baton_control.sizing.inputs.model_shape import LLAMA_8B, LLAMA_70B, QWEN3_06B, shape_from_config
+from baton_control.sizing.inputs.roofline import balance_batch, decode_times, kv_capacity_tokens, worker_model
 from baton_wire.rules.hardware import A100, H200
 from baton_wire.rules.step_times import attended_pairs
 
@@ -122,7 +122,7 @@ def test_decode_is_within_ten_percent_of_a_measured_engine(batch: int, context: 
 def test_the_roofline_is_near_what_the_own_engine_was_measured_to_take(
     batch: int, tokens: int, measured_ms: float
 ) -> None:
-    """Middles of the ranges recorded in docs/log; where no step has been seen yet, sizing starts from this."""
+    """Middles of the ranges recorded in lab/; where no step has been seen yet, sizing starts from this."""
     model = worker_model(LLAMA_8B, H200)
     predicted = (
         model.decode.seconds(batch, batch * tokens)

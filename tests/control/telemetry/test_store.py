@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton_control.names import Key
-from baton_control.sizing.readings import Arrivals, Known, ProvenZero, Unknown
+from baton_control.sizing.inputs.observations import Arrivals, Known, ProvenZero, Unknown
 from baton_control.telemetry.pairs import PAIR_MEMORY_S, Pairs
 from baton_control.telemetry.store import FRESH_S, SETTLED_S, FlexibleWorker, TelemetryStore
 from baton_gateway.settings import parse_settings

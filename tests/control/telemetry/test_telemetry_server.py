@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from baton_control.sizing.readings import Arrivals, Unknown
+from baton_control.sizing.inputs.observations import Arrivals, Unknown
 from baton_control.telemetry import telemetry_server
 from baton_gateway.reporting import operator_link
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorTimes

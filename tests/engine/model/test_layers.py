@@ -9,7 +9,7 @@ from torch.nn import functional
 from baton_engine.model.layers.linear import CompiledMethod, Linear, LinearMethod, PanelMethod, RowMethod
 from baton_engine.model.layers.mlp import TILE_BYTES, GatedMlp
 from baton_engine.model.layers.norm import pack_norm
-from baton_kernels.linear import packs_linear
+from baton_kernels.dense.linear import packs_linear
 
 torch.set_num_threads(1)  # compiled kernels compute on one
 needs_vectors = pytest.mark.skipif(not packs_linear(torch.float32), reason="no AVX-512, or no LLVM")

@@ -45,7 +45,7 @@ def test_a_long_prompt_gives_its_logits_with_and_without_compiled_kernels(
     tokens, expected = long_prompt(model.reference)
     loaded = model.loaded
     if not compiled:
-        for module in ("baton_kernels.cpu.compiled.linear", "baton_kernels.cpu.compiled.attention"):
+        for module in ("baton_kernels.dense.cpu.compiled_linear", "baton_kernels.attention.cpu.compiled_attention"):
             monkeypatch.setattr(f"{module}.suits", lambda dtype: False)
         loaded = load_model(model.directory, torch.float32, torch.device("cpu"))
     steps = ModelSteps(loaded, blocks_per_slot=13)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton_control.sizing.model_shape import shape_from_config
+from baton_control.sizing.inputs.model_shape import shape_from_config
 from baton_engine.model.blank_weights import blank_model
 from baton_engine.model.loading import load_model
 from baton_engine.model.servable import servable_model

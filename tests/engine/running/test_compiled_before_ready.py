@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_kernels.kernel_folder import ABOUT
+from baton_kernels.ahead.kernel_folder import ABOUT
 from baton_testing.processes.prepared import Prepared
 
 SLOTS, CONTEXT = 64, 8_192
@@ -34,12 +34,12 @@ from baton_engine.model.model_directory import read_spec
 from baton_engine.model.weights import RandomWeights
 from baton_engine.running import step_graphs
 from baton_engine.running.warm_up import rehearse
-from baton_kernels.attention_inputs import DecodeRows, PrefillRows
-from baton_kernels.compiling import compiled_together
-from baton_kernels.described_gpu import GPUS, META, compiling_for
-from baton_kernels.kernel_folder import CompiledHere, use_folder
-from baton_kernels.penalties import apply_penalties
-from baton_kernels.sampling_inputs import Penalties
+from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.ahead.compiling import compiled_together
+from baton_kernels.ahead.described_gpu import GPUS, META, compiling_for
+from baton_kernels.ahead.kernel_folder import CompiledHere, use_folder
+from baton_kernels.sampling.penalties import apply_penalties
+from baton_kernels.sampling.sampling_inputs import Penalties
 
 folder, model_folder, memory, *roles = sys.argv[1:]
 device = torch.device(memory)

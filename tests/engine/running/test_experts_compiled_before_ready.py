@@ -15,12 +15,12 @@ import sys
 import torch
 from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, Router, StackedExperts
 from baton_engine.running.warm_up import EXPERT_TOKENS, run_experts
-from baton_kernels.compiling import compiled_together
-from baton_kernels.described_gpu import GPUS, META, compiling_for
-from baton_kernels.experts import Mxfp4Stacks
-from baton_kernels.kernel_folder import CompiledHere, use_folder
-from baton_kernels.mxfp4_weight import Mxfp4Stack
-from baton_kernels.quantised_stack import QuantisedStack
+from baton_kernels.ahead.compiling import compiled_together
+from baton_kernels.ahead.described_gpu import GPUS, META, compiling_for
+from baton_kernels.experts.experts import Mxfp4Stacks
+from baton_kernels.ahead.kernel_folder import CompiledHere, use_folder
+from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
+from baton_kernels.dense.quantised_stack import QuantisedStack
 from baton_wire.models.decoder_spec import ClampedGate
 
 folder, form, count, per_token = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

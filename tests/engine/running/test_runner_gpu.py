@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.scheduling.step_plan import BlockCopy, StepPlan
-from baton_kernels.kv_scales import KV_FP8
+from baton_kernels.kv.kv_scales import KV_FP8
 from baton_testing.engine.model_steps import GREEDY, RunnerSteps, blocks_of, chunk, opened, updates
 from baton_wire.kv_shape import Units
 from baton_wire.messages.values import SamplingParams

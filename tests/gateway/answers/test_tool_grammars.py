@@ -13,12 +13,12 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from baton_gateway.answers.answer_parts import WholeAnswer, WholeCall, whole_answer
-from baton_gateway.answers.answer_reading import reading_of
 from baton_gateway.answers.formats import CALLS, HARMONY, AnswerFormat
+from baton_gateway.answers.output_parts import WholeAnswer, WholeCall, whole_answer
+from baton_gateway.answers.parse_plan import reading_of
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import RefusedError
-from baton_gateway.shapes.definition import definition_of
+from baton_gateway.structured_outputs.definition import definition_of
 from baton_testing.engine.tiny_llama import FOLDER
 from baton_testing.gateway.answer_transcripts import RENDERERS, same
 

@@ -18,9 +18,10 @@ import aiohttp
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
-from baton_gateway import apart_pipes, parent_process
-from baton_gateway.apart_lane import NOT_READY_S, WEDGED_S
+from baton_gateway import parent_process
 from baton_gateway.errors import TokenizerError, is_panic, library_error
+from baton_gateway.helper_processes import piped_process as apart_pipes
+from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S
 from baton_gateway.http_api import tokenising
 from baton_gateway.parent_process import GatewayProcesses
 from baton_gateway.reporting.state_page import ProcessReport

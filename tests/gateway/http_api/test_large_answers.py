@@ -12,14 +12,17 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from baton_gateway.answers.answer_parts import ContentPart
+from baton_gateway.answers.output_parts import ContentPart
+from baton_gateway.apis.messages_answer import message_error_body
+from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api import routes
 from baton_gateway.http_api.answer_bounds import MAX_ANSWER_TOKENS, MAX_ANSWER_VALUES, check_answer, most_tokens
-from baton_gateway.http_api.growing_answer import GrowingAnswer
+from baton_gateway.http_api.answer_writers import CollectedAnswer, CollectingWriter
+from baton_gateway.http_api.collected_answer import GrowingAnswer
 from baton_gateway.http_api.json_pieces import PIECE_BYTES, EncodedJson, even_pieces, json_pieces
 from baton_gateway.http_api.openai_types import ApiEndpoint, parse_completion
-from baton_gateway.http_api.responses import (
+from baton_gateway.http_api.response_encoding import (
     MAX_MESSAGE_CHARS,
     AnswerHead,
     FinishedChoice,
@@ -28,9 +31,6 @@ from baton_gateway.http_api.responses import (
     error_body,
     response_body,
 )
-from baton_gateway.http_api.sinks import CollectedAnswer, CollectingSink
-from baton_gateway.surfaces.messages_answer import message_error_body
-from baton_gateway.surfaces.responses_answer import response_error_body
 from baton_gateway.text.choice_text import Increment, TokenInfo
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_testing.gateway.fake_pool import FakePool
@@ -142,7 +142,7 @@ class Budget:
 
 
 async def test_an_answer_that_finds_no_memory_is_refused_before_it_begins(text: TextModel) -> None:
-    sink = CollectingSink(hold=Budget(999).hold)
+    sink = CollectingWriter(hold=Budget(999).hold)
     with pytest.raises(RefusedError) as refusal:
         sink.begin(head_of(text, ApiEndpoint.CHAT, ahead=1_000))
     problem = refusal.value.problem
@@ -151,7 +151,7 @@ async def test_an_answer_that_finds_no_memory_is_refused_before_it_begins(text: 
 
 async def test_an_answer_that_outgrows_the_memory_ends_with_a_named_error(text: TextModel) -> None:
     budget = Budget(100_000)
-    sink = CollectingSink(hold=budget.hold)
+    sink = CollectingWriter(hold=budget.hold)
     sink.begin(head_of(text, ApiEndpoint.CHAT, ahead=1_000))
     for _ in range(1_000):
         sink.increment(0, Increment("x" * 200))
@@ -166,7 +166,7 @@ async def test_an_answer_that_outgrows_the_memory_ends_with_a_named_error(text: 
 
 async def test_what_an_answer_holds_is_charged_while_it_grows(text: TextModel) -> None:
     budget = Budget(1 << 30)
-    sink = CollectingSink(hold=budget.hold)
+    sink = CollectingWriter(hold=budget.hold)
     sink.begin(head_of(text, ApiEndpoint.COMPLETIONS))
     for place in range(3_000):
         sink.increment(0, Increment("x", (TokenInfo(300, TokenLogprob(-1.0, TOP), place),)))
@@ -224,7 +224,7 @@ async def test_a_body_of_pieces_says_what_its_values_say(text: TextModel, endpoi
     tokens.append(TokenInfo(5, TokenLogprob(-1.0, ((130, -1.0), (131, -2.0), (132, -0.5))), 0))
     if endpoint is ApiEndpoint.COMPLETIONS:
         tokens.insert(0, TokenInfo(7, None, 0))
-    sink = CollectingSink()
+    sink = CollectingWriter()
     sink.begin(head_of(text, endpoint))
     for begin in range(0, len(tokens), 7):
         sink.increment(0, Increment('a"\\\n\x00é\U0001f600', tuple(tokens[begin : begin + 7])))
@@ -243,7 +243,7 @@ async def test_a_collected_answer_keeps_no_object_a_token(text: TextModel) -> No
         gc.collect()
         return sum(isinstance(each, TokenInfo | TokenLogprob | ContentPart) for each in gc.get_objects())
 
-    sink, before = CollectingSink(), kept()
+    sink, before = CollectingWriter(), kept()
     sink.begin(head_of(text, ApiEndpoint.CHAT))
     for place in range(100):
         sink.increment(0, Increment("x", (TokenInfo(300, TokenLogprob(-1.0, TOP), place),)))

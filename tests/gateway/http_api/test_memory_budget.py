@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_gateway.http_api.answer_writers import CollectingWriter
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.request_body import RequestBody
-from baton_gateway.http_api.sinks import CollectingSink
-from baton_gateway.http_api.streaming_sink import StreamingSink
+from baton_gateway.http_api.streaming_writer import StreamingWriter
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
 from baton_testing.gateway.http_client import COMPLETIONS, HttpClient
@@ -129,7 +129,7 @@ async def test_an_ended_request_leaves_nothing_to_the_garbage_collector(client: 
         await until(lambda: client.gateway.server.budget.used_bytes == 0)
 
     def kept() -> int:
-        return sum(isinstance(each, RequestBody | CollectingSink | StreamingSink) for each in gc.get_objects())
+        return sum(isinstance(each, RequestBody | CollectingWriter | StreamingWriter) for each in gc.get_objects())
 
     gc.collect()
     gc.disable()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.shapes.answer_shape import MAX_DEFINITION_BYTES, AnswerShape
-from baton_gateway.shapes.shape_compiler import ShapeCompiler
+from baton_gateway.structured_outputs.format_compiler import ShapeCompiler
+from baton_gateway.structured_outputs.output_format import MAX_DEFINITION_BYTES, OutputFormat
 from baton_gateway.text.chat_template import RenderedChat
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_testing.gateway.http_client import CHAT, COMPLETIONS, HttpClient
@@ -111,7 +111,7 @@ async def test_a_schema_is_compiled_while_the_prompt_is_rendered(
             await compiling.wait()
         return await render(self, *asked)
 
-    async def late_compile(self: ShapeCompiler, shape: AnswerShape, who: str) -> Grammar:
+    async def late_compile(self: ShapeCompiler, shape: OutputFormat, who: str) -> Grammar:
         compiling.set()
         async with asyncio.timeout(30):
             await rendering.wait()

@@ -9,20 +9,20 @@ from typing import Any, cast
 
 import pytest
 
-from baton_gateway.answers.answer_parts import ContentPart
+from baton_gateway.answers.output_parts import ContentPart
+from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.http_api.answer_bounds import VALUE_BYTES, token_bytes
 from baton_gateway.http_api.json_pieces import PIECE_BYTES
 from baton_gateway.http_api.openai_types import ApiEndpoint
-from baton_gateway.http_api.responses import AnswerHead, ResponseHead, Usage
-from baton_gateway.http_api.streaming_sink import (
+from baton_gateway.http_api.response_encoding import AnswerHead, ResponseHead, Usage
+from baton_gateway.http_api.streaming_writer import (
     MAX_BUFFERED_BYTES,
     MERGE_ABOVE_BYTES,
     STALL_S,
     TURN_BYTES,
-    StreamingSink,
+    StreamingWriter,
 )
 from baton_gateway.requests.relay import FLUSH_S, Relay
-from baton_gateway.surfaces.responses_request import parse_response
 from baton_gateway.text.choice_text import Increment, TokenInfo
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_testing.gateway.gateway_process import tokenizer
@@ -59,7 +59,7 @@ def answer() -> AnswerHead:
     return AnswerHead(head, cast(Any, None), 1, False, False, 1, False)
 
 
-def stream_to(sink: StreamingSink, transport: StuckTransport, tokens_per_s: int) -> tuple[int, int]:
+def stream_to(sink: StreamingWriter, transport: StuckTransport, tokens_per_s: int) -> tuple[int, int]:
     """Tokens for two minutes, a look every second; seconds until it counts as stalled, and the most that was held."""
     sink.begin(answer())
     sink.attach(cast(Any, transport), True)
@@ -75,7 +75,7 @@ def stream_to(sink: StreamingSink, transport: StuckTransport, tokens_per_s: int)
     return 120, most
 
 
-def sink_holds(sink: StreamingSink) -> int:
+def sink_holds(sink: StreamingWriter) -> int:
     return sum(
         len(part.text) for pending in sink._pending.values() for part in pending.parts if isinstance(part, ContentPart)
     )
@@ -87,17 +87,17 @@ def is_bounded(seconds: int, held_bytes: int) -> bool:
 
 @pytest.mark.parametrize("tokens_per_s", [1, 100, 2_000])
 async def test_a_client_that_does_not_read_holds_bounded_bytes_for_a_bounded_time(tokens_per_s: int) -> None:
-    assert is_bounded(*stream_to(StreamingSink(), StuckTransport(), tokens_per_s))
+    assert is_bounded(*stream_to(StreamingWriter(), StuckTransport(), tokens_per_s))
 
 
-class NeverLooks(StreamingSink):
+class NeverLooks(StreamingWriter):
     """smg-project/smg#2097: nobody asks whether the client reads."""
 
     def is_stalled(self, now: float) -> bool:
         return False
 
 
-class WritesWhateverIsThere(StreamingSink):
+class WritesWhateverIsThere(StreamingWriter):
     """smg-project/smg#2097: every chunk goes to the connection, however much it holds already."""
 
     def flush(self) -> None:
@@ -108,7 +108,7 @@ class WritesWhateverIsThere(StreamingSink):
         return now - self._taken_s > STALL_S
 
 
-class CountsOnlyTheSocket(StreamingSink):
+class CountsOnlyTheSocket(StreamingWriter):
     """smg-project/smg#2097: what is merged for later is nobody's bytes."""
 
     def is_stalled(self, now: float) -> bool:
@@ -118,7 +118,7 @@ class CountsOnlyTheSocket(StreamingSink):
 
 
 @pytest.mark.parametrize("defect", [NeverLooks, WritesWhateverIsThere, CountsOnlyTheSocket])
-async def test_a_sink_without_a_bound_is_caught(defect: type[StreamingSink]) -> None:
+async def test_a_sink_without_a_bound_is_caught(defect: type[StreamingWriter]) -> None:
     assert not is_bounded(*stream_to(defect(), StuckTransport(), 150))
 
 
@@ -141,7 +141,7 @@ def text() -> TextModel:
 
 
 async def test_what_waits_for_a_slow_client_weighs_what_its_log_probabilities_weigh(text: TextModel) -> None:
-    sink, transport = StreamingSink(), StuckTransport()
+    sink, transport = StreamingWriter(), StuckTransport()
     sink.begin(with_logprobs(text, 1))
     sink.attach(cast(Any, transport), True)
     transport.written = MERGE_ABOVE_BYTES + 1
@@ -182,7 +182,7 @@ def events_of(transport: FastTransport) -> list[dict[str, Any]]:
 
 
 async def test_a_step_of_many_choices_is_written_in_several_turns_of_the_loop(text: TextModel) -> None:
-    sink, transport = StreamingSink(), FastTransport()
+    sink, transport = StreamingWriter(), FastTransport()
     sink.begin(with_logprobs(text, 1_024))
     sink.attach(cast(Any, transport), False)
     for choice in range(1_024):
@@ -203,7 +203,7 @@ async def test_a_step_of_many_choices_is_written_in_several_turns_of_the_loop(te
 
 async def test_a_long_last_event_is_written_in_pieces(text: TextModel) -> None:
     _, form = parse_response({"model": "tiny", "input": "x", "stream": True, "top_logprobs": 20})
-    sink, transport = StreamingSink(None, form), FastTransport()
+    sink, transport = StreamingWriter(None, form), FastTransport()
     head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
     sink.begin(AnswerHead(head, text, 1, False, False, 1, True, True))
     sink.attach(cast(Any, transport), False)
@@ -227,7 +227,7 @@ async def test_a_stream_whose_end_repeats_it_ends_with_a_named_error_when_memory
         charged[0] += size * is_free
         return is_free
 
-    sink, transport = StreamingSink("req-1", form, hold), FastTransport()
+    sink, transport = StreamingWriter("req-1", form, hold), FastTransport()
     head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
     sink.begin(AnswerHead(head, text, 1, False, False, 1, False, True))
     sink.attach(cast(Any, transport), False)
@@ -244,7 +244,7 @@ async def test_a_stream_whose_end_repeats_it_ends_with_a_named_error_when_memory
 async def test_many_streams_are_written_in_several_turns_of_the_loop() -> None:
     now, later, written = [0.0], list[Any](), list[int]()
 
-    class Sink:
+    class AnswerWriter:
         def __init__(self, ticket: int) -> None:
             self.ticket = ticket
 
@@ -252,7 +252,7 @@ async def test_many_streams_are_written_in_several_turns_of_the_loop() -> None:
             now[0] += FLUSH_S / 4
             written.append(self.ticket)
 
-    lives = {ticket: SimpleNamespace(ticket=ticket, sink=Sink(ticket)) for ticket in range(64)}
+    lives = {ticket: SimpleNamespace(ticket=ticket, sink=AnswerWriter(ticket)) for ticket in range(64)}
     loop = SimpleNamespace(time=lambda: now[0], call_soon=later.append)
     relay: Any = SimpleNamespace(_touched=dict(lives), _by_ticket=lives, _loop=loop)
     relay._flush = lambda: Relay._flush(relay)

@@ -12,9 +12,9 @@ from functools import cache
 import pytest
 from tokenizers import AddedToken
 
-from baton_gateway.answers.answer_parts import AnswerPart, WholeAnswer, WholeCall, whole_answer
-from baton_gateway.answers.answer_reader import AnswerReader
 from baton_gateway.answers.formats import THOUGHTS
+from baton_gateway.answers.output_parser import OutputParser
+from baton_gateway.answers.output_parts import AnswerPart, WholeAnswer, WholeCall, whole_answer
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_testing.gateway.answer_transcripts import TOOLS, cuts_of
 from baton_testing.gateway.made_tokenizers import bundle_hash, byte_level, sentencepiece, word_pieces
@@ -64,7 +64,7 @@ def spelled(text: TextModel, answer: str) -> list[int]:
 
 def read(text: TextModel, ids: Sequence[int], cuts: Sequence[int] = (), stops: tuple[str, ...] = ()) -> WholeAnswer:
     """The answer that comes in messages which end at these places."""
-    reader = AnswerReader(text.answer_format, TOOLS, call_id=lambda: "id")
+    reader = OutputParser(text.answer_format, TOOLS, call_id=lambda: "id")
     choice = text.choice_text(stops, skip_special=True, continues=True, reader=reader)
     parts: list[AnswerPart] = []
     for begin, end in zip((0, *cuts), (*cuts, len(ids)), strict=True):

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton_gateway import apart_lane, apart_pipes
-from baton_gateway.apart_lane import ApartHealth, worst
 from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.helper_processes import piped_process as apart_pipes
+from baton_gateway.helper_processes import process_lane as apart_lane
+from baton_gateway.helper_processes.process_lane import ProcessHealth, worst
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.template_renderer import ChatRoom, TemplateRenderer
@@ -233,7 +234,7 @@ async def test_a_turn_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_health_counts_from_the_first_failure_to_the_next_answer() -> None:
-    health = ApartHealth("x", may_hold_s=50.0)
+    health = ProcessHealth("x", may_hold_s=50.0)
     assert health.ailment(0.0, 0.0) is None
     health.failed("why", 10.0)
     health.failed("later", 20.0)

@@ -16,11 +16,11 @@ from baton_control.spec.model_source import ModelSource, parse_source
 from baton_control.worker_specs import Device
 from baton_engine.model.servable import servable_model
 from baton_local.errors import StartError
-from baton_local.fetching.asked_model import HubName, asked_model, deployment_name, served_name
-from baton_local.fetching.fetching_model import FetchFailedError, fetched, pinned
-from baton_local.fetching.made_deployment import as_yaml, context_tokens
+from baton_local.fetching.default_deployment import as_yaml, context_tokens
+from baton_local.fetching.download import FetchFailedError, fetched, pinned
+from baton_local.fetching.local_model import AskedSource, ReadyModel, from_file, from_source
+from baton_local.fetching.model_argument import HubName, asked_model, deployment_name, served_name
 from baton_local.fetching.model_cache import ModelCache, cache_folder
-from baton_local.fetching.ready_model import AskedSource, ReadyModel, from_file, from_source
 from baton_local.progress_bar import ProgressBar
 from baton_model_fetch import download
 from baton_model_fetch.listing import is_wanted

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_control.sizing.workload import Workload
+from baton_control.sizing.inputs.workload import Workload
 from baton_local.load_test.length_distribution import MAX_TOKENS, LengthDistribution, length_distribution
 from baton_local.load_test.load_plan import BURSTY_CV, ArrivalKind, Lengths, arrival_times, drawn_load, traced_load
 

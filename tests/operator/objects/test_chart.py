@@ -13,8 +13,8 @@ from find_helm import find
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton_control.names import Key
+from baton_control.sizing.decision.scaling import PoolNow
 from baton_control.sizing.metrics import SizingMetrics
-from baton_control.sizing.scaling import PoolNow
 from baton_operator import metrics
 from baton_operator.kube.claims import claim_name
 from baton_operator.kube.kinds import OPTIONAL, WATCHED

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from baton_control.names import Key
-from baton_control.sizing.scaling import PoolNow, Sized, TypeChoice
+from baton_control.sizing.decision.scaling import PoolNow, Sized, TypeChoice
 from baton_control.spec.api import LLMDeployment
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, WORKERS
 from baton_testing.kube.cluster import is_ready

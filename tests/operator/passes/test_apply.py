@@ -15,7 +15,7 @@ from baton_operator.kube.kinds import SERVICES
 from baton_operator.kube.kube_api import Conflict
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.metadata import FIELD_MANAGER, labels, owned
-from baton_operator.passes.apply import Applied, Applier, NameTaken, Wish, wish
+from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, wish
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.manifests import deployment
@@ -54,7 +54,7 @@ class Stage:
         return sorted(made)
 
 
-def wanted(**more: str) -> Wish:
+def wanted(**more: str) -> DesiredObject:
     body = owned("v1", "Service", NAME, deployment(), OWNER)
     metadata = {"name": NAME, "namespace": SPACE, "labels": OURS | more, "ownerReferences": _owners(body)}
     return wish(

@@ -17,7 +17,7 @@ from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, standing_objects, worker_deployment, workers_of
 from baton_operator.objects.pods import WorkerTemplate, worker_template
 from baton_operator.passes.observe import WorkerSet, finished, groups, replicas_after, worker_sets
-from baton_operator.passes.worker_pods import Crew
+from baton_operator.passes.worker_pods import PodCounts
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -162,11 +162,11 @@ def flexible_set(roles: dict[Role, int]) -> Manifest:
     return flexible_workers_of(wanted, template.spec.revision, template.pod, roles, OWNER)
 
 
-def crew_of(made: Manifest, prefill: int, decode: int) -> dict[tuple[Role, str], Crew]:
+def crew_of(made: Manifest, prefill: int, decode: int) -> dict[tuple[Role, str], PodCounts]:
     labels = mapping(mapping(made["metadata"])["labels"])
     counts = {Role.PREFILL: prefill, Role.DECODE: decode}
     template = str(labels["baton.dev/template"])
-    return {(role, template): Crew(existing=count, ready=count) for role, count in counts.items()}
+    return {(role, template): PodCounts(existing=count, ready=count) for role, count in counts.items()}
 
 
 def test_flexible_workers_are_two_sets_of_one_name() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_control.sizing.scaling import Sized
+from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_operator.passes.pool_size import SCALER, Facade, is_foreign, plans, standing
 from baton_testing.kube.manifests import deployment

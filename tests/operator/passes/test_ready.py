@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
+from baton_operator.passes.deployment_status import View, status_of
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
-from baton_operator.passes.troubles import WORST, Trouble
-from baton_operator.passes.verdict import View, status_of
+from baton_operator.passes.problems import WORST, Trouble
 from baton_operator.schema.status import DeploymentStatus
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role

@@ -11,10 +11,10 @@ import pytest
 from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
 from baton_operator.kube.kinds import EVENTS, POOLS, SERVICES
+from baton_operator.passes.deployment_status import View, status_of
 from baton_operator.passes.pool_size import Plan
+from baton_operator.passes.problems import Trouble
 from baton_operator.passes.status_events import MOST, WINDOW_S, EventBook, Turn, turns
-from baton_operator.passes.troubles import Trouble
-from baton_operator.passes.verdict import View, status_of
 from baton_operator.schema.status import DeploymentStatus
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.planted_causes import LOOSE

@@ -14,7 +14,7 @@ from baton_control.telemetry.pairs import PAIR_MEMORY_S, Pairs
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POLICIES, POOLS, SERVICES, WORKERS
 from baton_operator.kube.kube_api import Forbidden
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.telemetry import Heard
+from baton_operator.telemetry import GatewayReport
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.cluster import is_ready
 from baton_testing.kube.planted_causes import role_of, until
@@ -121,7 +121,7 @@ class Gateways:
         self.pairs: Callable[[], Pairs | None] = lambda: None
         self.is_blind = False
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
+    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         if self._world.clock() < self.from_s:
             return None
         counts: dict[tuple[Role, str], int] = {}
@@ -130,7 +130,7 @@ class Gateways:
             if is_ready(pod) and TEMPLATE_LABEL in labels and "deletionTimestamp" not in pod["metadata"]:
                 place = (Role(labels[ROLE_LABEL]), labels[TEMPLATE_LABEL])
                 counts[place] = counts.get(place, 0) + 1
-        return Heard({} if self.is_blind else counts, pairs=self.pairs())
+        return GatewayReport({} if self.is_blind else counts, pairs=self.pairs())
 
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
         assert flips == (), "nobody flips here"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_operator.passes.worker_pods import (
-    Crew,
+    PodCounts,
     Readiness,
     WorkerPod,
     crews,
@@ -99,7 +99,7 @@ def test_crews_count_by_template() -> None:
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     found = crews(worker_pods([pod("1"), pod("2", ready=False, **waiting("ErrImagePull")), leaving], "chat"))
     assert found == {
-        KEY: Crew(existing=3, leaving=1, ready=1, failing=1, message="the image baton cannot be pulled"),
+        KEY: PodCounts(existing=3, leaving=1, ready=1, failing=1, message="the image baton cannot be pulled"),
     }
 
 

@@ -50,7 +50,7 @@ MAX_PROMPT_LOGPROBS = 1_024
 """In one message: with 20 alternatives each they take about 0.4 MB."""
 
 Rank = Annotated[int, Meta(ge=0, le=2)]
-"""A `HeldRank` of `baton_wire.rules.held_turns`."""
+"""A `HeldRank` of `baton_wire.rules.gateway_rounds`."""
 
 Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=MAX_CHOICES)]
 
@@ -113,7 +113,7 @@ class LegFailed(Message, frozen=True, tag=4):
 
 
 class HeldTurn(NestedValue, frozen=True):
-    """A `TurnInRound` of `baton_wire.rules.held_turns`."""
+    """A `RoundPosition` of `baton_wire.rules.gateway_rounds`."""
 
     place: Count | None
     of: PositiveCount

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from baton_wire.liveness import REPORT_S
-from baton_wire.rules.held_turns import HeldRank, Urgency
+from baton_wire.rules.gateway_rounds import HeldRank, Urgency
 
 BUSY_S = 0.5
 """Work that surely keeps a worker from falling idle before more can reach it."""

@@ -23,8 +23,8 @@ from baton_engine.running.launches import Launches
 from baton_engine.running.runner import ModelRunner
 from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
-from baton_kernels.kv_scales import KV_FP8
-from baton_kernels.token_mask import prepare_for
+from baton_kernels.kv.kv_scales import KV_FP8
+from baton_kernels.sampling.token_mask import prepare_for
 from baton_kv_transfer.handover import Verify
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint

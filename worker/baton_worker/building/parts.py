@@ -12,7 +12,7 @@ from baton_engine.running.layer_notices import LayerListener
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
-from baton_kernels.kernel_folder import CompiledHere
+from baton_kernels.ahead.kernel_folder import CompiledHere
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.hardware import Peak
 from baton_worker.building.bundle_files import TokenizerBundle

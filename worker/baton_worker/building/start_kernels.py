@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from baton_engine.running.launches import Launches
-from baton_kernels.kernel_folder import (
+from baton_kernels.ahead.kernel_folder import (
     ABOUT,
     CompiledHere,
     KernelFolder,

@@ -42,7 +42,7 @@ from baton_wire.messages.gateway_link import (
 )
 from baton_wire.messages.values import MAX_FRAME_BYTES, Attempt, Message, Reason, Role, num_packed
 from baton_wire.reset import reset
-from baton_wire.rules.held_turns import HeldRank, HeldTurns, Urgency
+from baton_wire.rules.gateway_rounds import GatewayRounds, HeldRank, Urgency
 from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, FrameParts, Session, parts
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class GatewayLinks:
         self._service = service
         self._altered = altered
         self._links: set[GatewayLink] = set()
-        self._holders: HeldTurns[GatewayLink] = HeldTurns()
+        self._holders: GatewayRounds[GatewayLink] = GatewayRounds()
         self._handshakes: HandshakePool[asyncio.BaseTransport] = HandshakePool()
         self._complaints = Complaints(log, level=logging.WARNING)
         self._came = CameSince()

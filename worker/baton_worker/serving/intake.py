@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton_engine.scheduling.events import Failed, SequenceSpec
-from baton_engine.scheduling.request_checks import refusal
+from baton_engine.scheduling.request_validation import refusal
 from baton_wire.messages.gateway_link import Prefill, Reserve
 from baton_wire.messages.values import Reason, RequestKey, SamplingParams, unpack_ids
 

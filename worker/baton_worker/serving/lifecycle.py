@@ -198,7 +198,7 @@ def _nothing(grammar: Grammar) -> None:
     """Where none is followed, none is prepared: the request is refused."""
 
 
-class Wear:
+class RestartReason:
     """When a process that should make room for a fresh one does so."""
 
     def __init__(self, since_s: float) -> None:
@@ -213,7 +213,7 @@ class Wear:
 
 async def wears_out(why: Callable[[], str | None], stop: process.Stop) -> None:
     """Ask for a drain once there has been a reason for long enough."""
-    wear = Wear(time.monotonic())
+    wear = RestartReason(time.monotonic())
     while not wear.is_over(why(), time.monotonic()):  # noqa: ASYNC110 - another thread's figures, no event
         await asyncio.sleep(WEAR_POLL_S)
     log.warning("draining, to come back as a fresh process: %s", why())

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton_kernels.attention_inputs import DecodeRows, KvLayer, PrefillRows
-from baton_kernels.decode_attention import paged_decode_attention
-from baton_kernels.prefill_attention import paged_prefill_attention
+from baton_kernels.attention.attention_inputs import DecodeRows, KvLayer, PrefillRows
+from baton_kernels.attention.decode_attention import paged_decode_attention
+from baton_kernels.attention.prefill_attention import paged_prefill_attention
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.layers.linear import Linear
-from baton_kernels.experts import (
+from baton_kernels.dense.quantised_stack import QuantisedStack
+from baton_kernels.experts.experts import (
     BiasedStacks,
     Mxfp4Stacks,
     biased_experts,
@@ -16,7 +17,6 @@ from baton_kernels.experts import (
     quantised_experts,
     route,
 )
-from baton_kernels.quantised_stack import QuantisedStack
 from baton_wire.models.decoder_spec import ClampedGate
 
 

@@ -2,7 +2,7 @@
 
 A `LinearMethod` decides how a weight is held; what it returns multiplies. Three methods: rows as in the checkpoint
 (GPU, where the kernels' op picks the fastest way, and 16-bit types on the CPU); for float32 on the CPU panels for the
-compiled kernel where the processor suits it, else transposed, which MKL multiplies up to twice as fast (docs/log).
+compiled kernel where the processor suits it, else transposed, which MKL multiplies up to twice as fast (lab/).
 A quantised weight stays as small as it is stored where the method has a product for it.
 """
 
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
 from baton_engine.model.formats.stored_weight import StoredWeight
-from baton_kernels.linear import linear, pack_linear, packs_linear
-from baton_kernels.quantised_linear import (
+from baton_kernels.dense.linear import linear, pack_linear, packs_linear
+from baton_kernels.dense.quantised_linear import (
     pack_panels,
     pack_quantised,
     quantised_linear,
     quantised_product,
     rounded_dtype,
 )
-from baton_kernels.quantised_weight import QuantisedWeight
-from baton_kernels.rms_norm import rms_norm
-from baton_kernels.rounded_rows import RoundedRows, ScaledProduct, plain
-from baton_kernels.swiglu import swiglu
+from baton_kernels.dense.quantised_weight import QuantisedWeight
+from baton_kernels.dense.rms_norm import rms_norm
+from baton_kernels.dense.rounded_rows import RoundedRows, ScaledProduct, plain
+from baton_kernels.dense.swiglu import swiglu
 
 PANEL_COLUMNS: Final = 384
 """Width of a column panel: wider ones miss the TLB in packing, narrower ones call MKL too often."""

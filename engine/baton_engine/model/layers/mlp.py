@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.layers.linear import Linear, QuantisedLinear, ReadsRounded
-from baton_kernels.gated_activations import clamped_gate, geglu
-from baton_kernels.quantised_linear import quantised_mlp, quantised_mlp_product, rounded_dtype
-from baton_kernels.rounded_rows import RoundedRows, ScaledProduct
+from baton_kernels.dense.gated_activations import clamped_gate, geglu
+from baton_kernels.dense.quantised_linear import quantised_mlp, quantised_mlp_product, rounded_dtype
+from baton_kernels.dense.rounded_rows import RoundedRows, ScaledProduct
 from baton_wire.models.decoder_spec import ClampedGate, GeluGate
 
 TILE_BYTES: Final = 3 << 19

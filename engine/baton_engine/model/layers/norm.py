@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.layers.linear import Projection, ReadsRounded, product
-from baton_kernels.rms_norm import add_rms_norm, add_rms_norm_rounded, rms_norm
-from baton_kernels.rounded_rows import RoundedRows, plain
+from baton_kernels.dense.rms_norm import add_rms_norm, add_rms_norm_rounded, rms_norm
+from baton_kernels.dense.rounded_rows import RoundedRows, plain
 
 
 class RmsNorm(Protocol):

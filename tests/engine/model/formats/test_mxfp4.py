@@ -16,7 +16,7 @@ from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack_mxfp4
 from baton_engine.model.loading import load_model
 from baton_engine.model.offloading import tensors_of
 from baton_engine.model.step_cost import cost_model
-from baton_kernels.mxfp4_weight import dequantise_mxfp4_reference
+from baton_kernels.dense.mxfp4_weight import dequantise_mxfp4_reference
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import write_random_model
 from baton_testing.engine.quantised_models import write_mxfp4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton_kernels.attention_inputs import DecodeRows, KvLayer, PrefillRows
+from baton_kernels.attention.attention_inputs import DecodeRows, KvLayer, PrefillRows
 
 FOREIGN_BLOCK = 999_983
 """Stands in block tables beyond a sequence's blocks: no block of any test pool, so using it fails."""

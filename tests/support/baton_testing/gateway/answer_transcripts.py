@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton_gateway.answers.answer_parts import AnswerPart, WholeAnswer, WholeCall, whole_answer
-from baton_gateway.answers.answer_reader import AnswerReader
 from baton_gateway.answers.formats import CALLS, HARMONY, AnswerFormat
+from baton_gateway.answers.output_parser import OutputParser
+from baton_gateway.answers.output_parts import AnswerPart, WholeAnswer, WholeCall, whole_answer
 from baton_gateway.answers.text_feed import SpanKind, TextSpan
 from baton_gateway.answers.tool_use import Tool
 
@@ -50,8 +50,8 @@ def form_of(family: str, with_thoughts: bool) -> AnswerFormat:
     return AnswerFormat("think" if with_thoughts else None, family)
 
 
-def reader_of(form: AnswerFormat, tools: Sequence[Tool] = TOOLS) -> AnswerReader:
-    return AnswerReader(form, tools, call_id=lambda: "id")
+def reader_of(form: AnswerFormat, tools: Sequence[Tool] = TOOLS) -> OutputParser:
+    return OutputParser(form, tools, call_id=lambda: "id")
 
 
 def read_whole(form: AnswerFormat, text: str) -> WholeAnswer:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from baton_gateway.answering_process import answer_questions
+from baton_gateway.helper_processes.helper_main import answer_questions
 
 
 def answers(question: bytes) -> Iterator[bytes]:

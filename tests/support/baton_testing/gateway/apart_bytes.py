@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton_gateway.process_apart import ProcessApart
+from baton_gateway.helper_processes.helper_process import ProcessApart
 
 
 def at_byte(apart: ProcessApart, number: int, act: Callable[[], object]) -> None:

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from baton_gateway import apart_pipes
-from baton_gateway.apart_pipes import StartedProcess
+from baton_gateway.helper_processes import piped_process as apart_pipes
+from baton_gateway.helper_processes.piped_process import StartedProcess
 from baton_testing.processes.prepared import Prepared
 
-APART = ("baton_gateway.text.template_process", "baton_gateway.shapes.shape_process")
+APART = ("baton_gateway.text.template_main", "baton_gateway.structured_outputs.format_compiler_main")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 
-from baton_gateway.http_api.streaming_sink import StreamingSink
+from baton_gateway.http_api.streaming_writer import StreamingWriter
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import parse_settings
 from baton_testing.gateway.fake_pool import FakePool
@@ -42,7 +42,7 @@ class RunningGateway:
 
         def may_step(epoch: bytes, last: int) -> bool:
             sinks = [live.sink for live in relay._by_ticket.values()]
-            is_written = all(sink.is_written for sink in sinks if isinstance(sink, StreamingSink))
+            is_written = all(sink.is_written for sink in sinks if isinstance(sink, StreamingWriter))
             return is_written and steps.get(epoch, 0) == last
 
         setattr(relay, "tokens", tokens)  # noqa: B010

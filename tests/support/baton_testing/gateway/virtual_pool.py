@@ -18,7 +18,7 @@ from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api.json_pieces import EncodedJson
 from baton_gateway.http_api.logprob_json import CompletionLogprobs
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
-from baton_gateway.http_api.responses import AnswerHead, Usage
+from baton_gateway.http_api.response_encoding import AnswerHead, Usage
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, AdmissionLimits

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton_kernels.quantised_stack import QuantisedStack
-from baton_kernels.quantised_weight import GROUP, column_order, dequantise
+from baton_kernels.dense.quantised_stack import QuantisedStack
+from baton_kernels.dense.quantised_weight import GROUP, column_order, dequantise
 
 SHORT = 2**-8
 """A bfloat16 that falls to the other side."""

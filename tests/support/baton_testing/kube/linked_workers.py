@@ -13,7 +13,7 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.kube.kinds import PODS
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.telemetry import Heard
+from baton_operator.telemetry import GatewayReport
 from baton_testing.kube.cluster import is_ready, is_worker
 from baton_testing.kube.store import Json, Store
 from baton_wire.messages.operator_link import FlipOrder
@@ -50,12 +50,12 @@ class LinkedWorkers:
             self._workers[uid] = _Worker(number.to_bytes(16, "big"), role)
         return self._workers[uid]
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard:
+    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport:
         ready = [pod for pod in self._store.all(PODS, key.namespace) if is_worker(pod) and is_ready(pod)]
         routable = Counter((self.role(pod), str(pod["metadata"]["labels"][TEMPLATE_LABEL])) for pod in ready)
         told = [(pod["status"]["podIP"], self._worker(pod)) for pod in ready]
         flexible = tuple(FlexibleWorker(host, each.epoch, each.role, each.flip) for host, each in told)
-        return Heard(routable, flexible=flexible)
+        return GatewayReport(routable, flexible=flexible)
 
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
         for each in flips:

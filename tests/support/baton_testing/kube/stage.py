@@ -21,17 +21,17 @@ from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.kube.claims import Claims, claim_name
-from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, WORKERS
-from baton_operator.kube.kopf_stream import KopfStream
+from baton_operator.kube.kopf.custom_resources import CustomResources
+from baton_operator.kube.kopf.watch_stream import KopfStream
 from baton_operator.kube.kube_api import KubeApi, Resource
 from baton_operator.kube.kubeconfig import from_kubeconfig
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
-from baton_operator.telemetry import Heard
+from baton_operator.telemetry import GatewayReport
 from baton_testing.kube import own_kinds
 from baton_testing.kube.api_server import ApiServer
 from baton_testing.kube.cluster import Affliction
@@ -65,7 +65,7 @@ class ReadyIsRoutable:
         """`flipped`: the last flip of each worker, by the epoch that its Pod's uid stands for."""
         self._runtime, self._flipped = runtime, flipped
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
+    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         counts: dict[tuple[Role, str], int] = {}
         flexible: list[FlexibleWorker] = []
         for pod in self._runtime().caches[PODS].of(key):
@@ -80,7 +80,7 @@ class ReadyIsRoutable:
             if ready and "deletionTimestamp" not in metadata and TEMPLATE_LABEL in labels:
                 place = (role, labels[TEMPLATE_LABEL])
                 counts[place] = counts.get(place, 0) + 1
-        return Heard(counts, flexible=tuple(flexible))
+        return GatewayReport(counts, flexible=tuple(flexible))
 
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
         if flips:

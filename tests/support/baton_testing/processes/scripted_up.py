@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from baton_control.sizing.scaling import Sized
+from baton_control.sizing.decision.scaling import Sized
 from baton_local.commands import up
+from baton_local.fleet.desired_processes import PostSpec, Routable
 from baton_local.fleet.pool_scaling import Scaling
-from baton_local.fleet.processes_wanted import PostSpec, Routable
 from baton_local.options import parse_options
 from baton_wire.messages.values import POOL_ROLES
 

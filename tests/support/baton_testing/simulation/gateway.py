@@ -23,7 +23,7 @@ from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import End, LifeRules, Outcome, PickRoute, Route, Routed
 from baton_gateway.requests.run import Run, RunState
-from baton_gateway.shapes.answer_shape import AnswerShape
+from baton_gateway.structured_outputs.output_format import OutputFormat
 from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
@@ -68,7 +68,7 @@ TEXT = _text_model()
 class SimShapes:
     """Compiles what a client asks for: beside the loop, as the production one does in a process of its own."""
 
-    async def compile(self, shape: AnswerShape, tenant: str) -> Grammar:
+    async def compile(self, shape: OutputFormat, tenant: str) -> Grammar:
         await asyncio.sleep(SHAPE_S)
         return toy_grammars.grammar(shape.source)
 

@@ -18,7 +18,7 @@ from baton_wire.liveness import Liveness
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding, ToWorker, WorkerState
 from baton_wire.messages.values import Message, PairFingerprint, Role
-from baton_wire.rules.held_turns import HeldTurns, Urgency
+from baton_wire.rules.gateway_rounds import GatewayRounds, Urgency
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.gateway_links import GatewayLink, urgency_of
 from baton_worker.serving.intake import RequestLimits
@@ -104,7 +104,7 @@ class SimWorker(SimProcess):
         self.fingerprint, self.block_tokens = fingerprint, block_tokens
         self._links: dict[End, SimGatewayLink] = {}
         self._told: WorkerState | None = None
-        self._holders: HeldTurns[End] = HeldTurns()
+        self._holders: GatewayRounds[End] = GatewayRounds()
         self.is_faulted = False
         """Something was injected here: what fails of its requests is explained."""
 

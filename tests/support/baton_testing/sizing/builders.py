@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from baton_control.sizing.capacity import Mix
-from baton_control.sizing.kv_size import KvSize
-from baton_control.sizing.readings import ArrivalReading, Known, Observed, PoolSeen, Reading
-from baton_control.sizing.request_shape import RequestShape
-from baton_control.sizing.spec import Bounds, SizingSpec, Targets
-from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Workload, workload_of
+from baton_control.sizing.decision.capacity import Mix
+from baton_control.sizing.inputs.kv_size import KvSize
+from baton_control.sizing.inputs.observations import ArrivalReading, Known, Observed, ParsePlan, PoolSeen
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
+from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_control.sizing.inputs.workload import Workload, workload_of
 from baton_wire.messages.values import Role
 from baton_wire.rules.step_times import DecodeTimes, PrefillTimes
 
@@ -63,7 +63,7 @@ def spec(minimum: int = 1, maximum: int = 20, **changes: object) -> SizingSpec:
 
 
 def seen(
-    arrivals: ArrivalReading, workers: tuple[int, int], queued: Reading | None = None, startup_s: float = 30.0
+    arrivals: ArrivalReading, workers: tuple[int, int], queued: ParsePlan | None = None, startup_s: float = 30.0
 ) -> Observed:
     pools = [PoolSeen(count, count, startup_s) for count in workers]
     waiting = Known(0.5) if queued is None else queued

@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
-from baton_gateway.apart_lane import Ailment
 from baton_gateway.errors import ProcessNotStartedError, RefusedError, TurnTimeoutError
+from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.http_api.lookups import Lookups
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.http_api.tenants import Tenant
@@ -21,10 +21,10 @@ from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import End, Outcome
 from baton_gateway.requests.run import RunState
-from baton_gateway.shapes.shape_compiler import ShapeCompiler
+from baton_gateway.structured_outputs.format_compiler import ShapeCompiler
 from baton_gateway.text.choice_text import Increment
 from baton_gateway.text.template_renderer import TemplateRenderer
-from baton_gateway.text.tokenizer_apart import TokenizerApart
+from baton_gateway.text.tokenizer_process import TokenizerApart
 from baton_testing.simulation.chaos.plan import Await, ChaosFault, ChaosPlan, Form, Neighbour
 from baton_testing.simulation.chaos.played_apart import (
     BUNDLE,
@@ -174,7 +174,7 @@ class ChaosGateway(SimGateway):
 
         return noted
 
-    def _ailments(self) -> list[Ailment]:
+    def _ailments(self) -> list[HealthProblem]:
         return [ailment for source in self._sources for ailment in source.ailments(self.now)]
 
     def _look(self) -> None:

@@ -19,16 +19,19 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from baton_gateway import apart_lane, apart_pipes, process_apart
-from baton_gateway.apart_pipes import BUFFER_BYTES
+from baton_gateway.helper_processes import helper_process as process_apart
+from baton_gateway.helper_processes import piped_process as apart_pipes
+from baton_gateway.helper_processes import process_lane as apart_lane
+from baton_gateway.helper_processes.piped_process import BUFFER_BYTES
 from baton_gateway.http_api import lookups
-from baton_gateway.shapes import shape_compiler
-from baton_gateway.shapes.answer_shape import AnswerShape, ShapeAnswer, ShapeKind
-from baton_gateway.text import fair_turns, template_renderer, tokenizer_apart
+from baton_gateway.structured_outputs import format_compiler as shape_compiler
+from baton_gateway.structured_outputs.output_format import OutputFormat, ShapeAnswer, ShapeKind
+from baton_gateway.text import fair_turns, template_renderer
+from baton_gateway.text import tokenizer_process as tokenizer_apart
 from baton_gateway.text.bundle import Bundle
-from baton_gateway.text.template_process import Question as TemplateQuestion
-from baton_gateway.text.template_process import Templates
-from baton_gateway.text.tokenizer_apart import Decoded, DecodeIds, Encoded, EncodeText, LoadBundle, Loaded
+from baton_gateway.text.template_main import Question as TemplateQuestion
+from baton_gateway.text.template_main import Templates
+from baton_gateway.text.tokenizer_process import Decoded, DecodeIds, Encoded, EncodeText, LoadBundle, Loaded
 from baton_testing.engine import toy_grammars
 from baton_testing.simulation.chaos.plan import ChaosFault
 from baton_wire.messages.values import pack_ids
@@ -79,7 +82,7 @@ def _templates() -> Answers:
 
 def _shapes() -> Answers:
     """Of a regular expression its grammar; now and then an early answer, with the one that counts behind it."""
-    shapes = msgspec.json.Decoder(AnswerShape)
+    shapes = msgspec.json.Decoder(OutputFormat)
 
     def answer(body: bytes) -> list[bytes]:
         shape = shapes.decode(body)
@@ -107,9 +110,9 @@ def _tokenizer() -> Answers:
 
 
 ANSWERING: dict[str, Callable[[], Answers]] = {
-    "baton_gateway.text.template_process": _templates,
-    "baton_gateway.shapes.shape_process": _shapes,
-    "baton_gateway.text.tokenizer_process": _tokenizer,
+    "baton_gateway.text.template_main": _templates,
+    "baton_gateway.structured_outputs.format_compiler_main": _shapes,
+    "baton_gateway.text.tokenizer_main": _tokenizer,
 }
 
 
@@ -166,7 +169,7 @@ class ApartRoom:
 
 
 class PlayedProcess:
-    """What is used of `apart_pipes.PipedProcess`."""
+    """What is used of `piped_process.PipedProcess`."""
 
     def __init__(self, room: ApartRoom, answers: Answers) -> None:
         self._room, self._answers, self._loop = room, answers, room.loop

@@ -1,0 +1,167 @@
+"""What sizing knows of one deployment, and one decision from it: learn step times, then size the pools.
+
+Pure: a state goes in and comes out. What it keeps over a restart is one short text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from baton_control.sizing.decision.capacity import SimulatedSizer
+from baton_control.sizing.decision.slo import SloDecision, size, wake
+from baton_control.sizing.inputs import fitting, memory
+from baton_control.sizing.inputs.fitting import Fit
+from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, SizingMemory
+from baton_control.sizing.inputs.observations import Observed, StepSeen, Unknown
+from baton_control.sizing.inputs.sizing_spec import SizingSpec
+from baton_control.sizing.inputs.worker_model import WorkerModel
+
+MODEL_MOVED = 0.03
+"""The twin is asked anew when a step that matters takes so much longer or shorter than it thinks."""
+MOST_STEPS = 256
+"""Learned from at once, drawn from all: a few ms. Many workers tell of thousands between two decisions."""
+TYPICAL_PROMPT, TYPICAL_BATCH, TYPICAL_CONTEXT = 1000, 32, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SizingState:
+    """Of one deployment."""
+
+    prior: WorkerModel
+    prefill: Fit
+    decode: Fit
+    sizer: SimulatedSizer
+    """Asks the twin; remembers its answers until the step times change."""
+    memory: SizingMemory = field(default_factory=SizingMemory)
+
+    @property
+    def model(self) -> WorkerModel:
+        """The worker as it is believed to be."""
+        return self.sizer.model
+
+
+def fresh(prior: WorkerModel, spec: SizingSpec) -> SizingState:
+    """Nothing seen yet."""
+    most = max(spec.prefill.maximum, spec.decode.maximum)
+    return SizingState(
+        prior=prior,
+        prefill=fitting.prefill_prior(prior.prefill),
+        decode=fitting.decode_prior(prior.decode),
+        sizer=SimulatedSizer(prior, spec.targets, max_workers=most + 1),
+    )
+
+
+def learn_and_size(
+    spec: SizingSpec,
+    state: SizingState,
+    seen: Observed,
+    steps: Iterable[StepSeen],
+    now: float,
+    epoch_s: float,
+    parked: int = 0,
+) -> tuple[SloDecision, SizingState]:
+    """One decision. `parked`: requests wait without any worker, which is reason enough to start a first pair."""
+    state = with_steps(spec, state, steps)
+    asleep = seen.prefill.workers == 0 or seen.decode.workers == 0
+    if parked and asleep:
+        decision = wake(spec, seen, state.memory, now, parked)
+    else:
+        decision = size(spec, seen, state.memory, now, state.sizer, epoch_s)
+    return decision, replace(state, memory=decision.memory)
+
+
+def with_steps(spec: SizingSpec, state: SizingState, steps: Iterable[StepSeen]) -> SizingState:
+    """The state after these steps; the twin's answers are dropped when its step times moved."""
+    of_prompts: list[fitting.Step] = []
+    of_answers: list[fitting.Step] = []
+    told = tuple(steps)
+    if len(told) > MOST_STEPS:
+        told = tuple(told[place] for place in sorted(Random(len(told)).sample(range(len(told)), MOST_STEPS)))
+    for step in told:
+        held = step.timing
+        if held.prefill_tokens and not held.decode_rows:
+            features = fitting.prefill_features(held.prefill_tokens, held.prefill_pairs)
+            of_prompts.append((step.worker, features, held.seconds))
+        elif held.decode_rows and not held.prefill_tokens:
+            features = fitting.decode_features(state.prior.decode, held.decode_rows, held.kv_tokens)
+            of_answers.append((step.worker, features, held.seconds))
+    prefill, decode = fitting.observed(state.prefill, of_prompts), fitting.observed(state.decode, of_answers)
+    state = replace(state, prefill=prefill, decode=decode)
+    model = replace(
+        state.model,
+        prefill=fitting.fitted_prefill(prefill),
+        decode=fitting.fitted_decode(decode, state.prior.decode),
+    )
+    return _with_model(spec, state, model) if _has_moved(state.model, model) else state
+
+
+def like(state: SizingState, prior: WorkerModel) -> WorkerModel:
+    """A worker that differs from its prior as those differ that were seen."""
+    prefill = fitting.restored(fitting.saved(state.prefill), fitting.prefill_prior(prior.prefill).prior)
+    decode = fitting.restored(fitting.saved(state.decode), fitting.decode_prior(prior.decode).prior)
+    return replace(prior, prefill=fitting.fitted_prefill(prefill), decode=fitting.fitted_decode(decode, prior.decode))
+
+
+def resized(spec: SizingSpec, state: SizingState, kv_capacity_tokens: int) -> SizingState:
+    """The state with the KV room that workers really have."""
+    if state.model.kv_capacity_tokens == kv_capacity_tokens:
+        return state
+    prior = replace(state.prior, kv_capacity_tokens=kv_capacity_tokens)
+    return _with_model(spec, replace(state, prior=prior), replace(state.model, kv_capacity_tokens=kv_capacity_tokens))
+
+
+def saved(state: SizingState, now: float, epoch_s: float) -> str:
+    """What is worth keeping over a restart, at most 4 KiB."""
+    fits = {"p": fitting.saved(state.prefill), "d": fitting.saved(state.decode)}
+    room = MAX_SAVED_BYTES - len(json.dumps({**fits, "m": ""}, separators=(",", ":")))
+    kept = memory.saved(state.memory, now, epoch_s, limit=room * 3 // 4)  # quotes in it are escaped below
+    return json.dumps({**fits, "m": kept}, separators=(",", ":"))
+
+
+def restored(text: str, prior: WorkerModel, spec: SizingSpec, now: float, epoch_s: float) -> SizingState:
+    """A state from `saved` over the same prior; what is not understood starts anew."""
+    state = fresh(prior, spec)
+    try:
+        document = json.loads(text)
+        parts = {name: document[name] for name in ("p", "d", "m")}
+    except (ValueError, KeyError, TypeError):
+        return state
+    if not all(isinstance(part, str) for part in parts.values()):
+        return state
+    state = replace(
+        state,
+        prefill=fitting.restored(parts["p"], state.prefill.prior),
+        decode=fitting.restored(parts["d"], state.decode.prior),
+        memory=memory.restored(parts["m"], now, epoch_s),
+    )
+    return with_steps(spec, state, ())
+
+
+def unknown(why: str, seen: Observed) -> Observed:
+    """The same pools with demand unknown."""
+    return replace(seen, arrivals=Unknown(why), queued_tokens=Unknown(why), running=Unknown(why))
+
+
+def _with_model(spec: SizingSpec, state: SizingState, model: WorkerModel) -> SizingState:
+    sizer = SimulatedSizer(model, spec.targets, state.sizer.prefix_affinity, state.sizer.max_workers)
+    return replace(state, sizer=sizer)
+
+
+def _has_moved(before: WorkerModel, after: WorkerModel) -> bool:
+    return any(abs(b / a - 1.0) > MODEL_MOVED for a, b in zip(_typical(before), _typical(after), strict=True))
+
+
+def _typical(model: WorkerModel) -> tuple[float, ...]:
+    """Seconds of steps that tell models apart: small and large ones of each kind."""
+    prefill, decode = model.prefill, model.decode
+    return (
+        prefill.seconds(1, 1),
+        prefill.fixed_s + prefill.prompt_s(TYPICAL_PROMPT),
+        prefill.fixed_s + prefill.prompt_s(8 * TYPICAL_PROMPT),
+        decode.seconds(1, TYPICAL_CONTEXT),
+        decode.seconds(TYPICAL_BATCH, TYPICAL_BATCH * TYPICAL_CONTEXT),
+        decode.seconds(8 * TYPICAL_BATCH, 8 * TYPICAL_BATCH * TYPICAL_CONTEXT),
+    )

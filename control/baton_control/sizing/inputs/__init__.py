@@ -1,0 +1,6 @@
+"""What a sizing decision reads: observations, memory, the spec, the workload, and the model of one worker.
+
+Owns the values and where they come from.
+Never decides a size.
+Called by `simulator` and `decision`.
+"""

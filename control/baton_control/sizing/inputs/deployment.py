@@ -1,0 +1,124 @@
+"""From an LLMDeployment to what sizing is asked and to what a worker of it can probably do. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from baton_control.errors import ManifestError
+from baton_control.sizing.decision.budget import accelerators
+from baton_control.sizing.inputs.model_shape import LLAMA_8B, ModelShape, shape_from_config
+from baton_control.sizing.inputs.roofline import decode_times, prefill_times, worker_model
+from baton_control.sizing.inputs.sizing_spec import Bounds, Schedule, SizingSpec, Targets
+from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_control.spec.api import LLMDeployment, ScheduleSpec
+from baton_control.spec.pools import PoolSpec
+from baton_control.spec.quantities import Weekday
+from baton_control.worker_specs import pool_spec
+from baton_wire.messages.values import Role
+from baton_wire.rules import hardware
+from baton_wire.rules.hardware import Accelerator
+
+WEEKDAYS = tuple(Weekday)
+DEFAULT_SEQUENCES = 64
+DEFAULT_STEP_TOKENS = 8_192
+"""The workers' own defaults."""
+FLIP_S = 1.0
+"""From the order until new work goes by the new role: some tenths were measured (lab/faults.md)."""
+UNKNOWN_ACCELERATOR = hardware.H100
+"""A GPU of which nothing else is known."""
+
+
+def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
+    """Bounds, targets and budget of a deployment."""
+    spec = deployment.spec
+    return SizingSpec(
+        prefill=_bounds(deployment, Role.PREFILL),
+        decode=_bounds(deployment, Role.DECODE),
+        targets=Targets(
+            ttft_s=spec.slo.ttft.target,
+            tpot_s=spec.slo.tpot.target,
+            ttft_share=spec.slo.ttft.percentile / 100,
+            tpot_share=spec.slo.tpot.percentile / 100,
+        ),
+        max_accelerators=spec.autoscaling.budget.max_accelerators,
+        scale_to_zero_after_s=spec.autoscaling.scale_to_zero_after,
+        cost_of_miss=None if (by_cost := spec.autoscaling.scale_to_zero) is None else by_cost.cost_of_miss,
+        schedules=tuple(window for schedule in spec.autoscaling.schedules for window in _windows(schedule)),
+        flip_s=FLIP_S if spec.autoscaling.flips and _are_alike(deployment) else None,
+    )
+
+
+def _are_alike(deployment: LLMDeployment) -> bool:
+    """Whether a worker takes as much in either pool; where not, the templates are refused elsewhere."""
+    spec = deployment.spec
+    return (spec.prefill.accelerator, spec.prefill.tensor_parallel) == (
+        spec.decode.accelerator,
+        spec.decode.tensor_parallel,
+    )
+
+
+def worker_prior(
+    deployment: LLMDeployment, model_config: bytes | None, accelerator: Accelerator | None = None
+) -> WorkerModel:
+    """A worker by roofline. Without the model's config.json it is taken to be of middle size, until steps are seen."""
+    return worker_of_shape(deployment, _shape(model_config), accelerator)
+
+
+def worker_of_shape(
+    deployment: LLMDeployment, shape: ModelShape, accelerator: Accelerator | None = None
+) -> WorkerModel:
+    """A worker by roofline, of a model of that shape."""
+    spec = deployment.spec
+    context = spec.model.max_context_tokens
+    prefill, decode = (accelerator or _hardware(each) for each in (spec.prefill, spec.decode))
+    try:
+        model = worker_model(shape, decode, spec.decode.tensor_parallel, context_tokens=context)
+    except ManifestError:  # too large for the accelerator that is assumed: another one is there
+        roomy = replace(decode, memory_bytes=4.0 * shape.weight_bytes)
+        model = worker_model(shape, roomy, context_tokens=context)
+    return replace(
+        model,
+        prefill=prefill_times(shape, prefill, spec.prefill.tensor_parallel, context),
+        decode=decode_times(shape, decode, spec.decode.tensor_parallel, context),
+        max_sequences=spec.decode.engine.max_sequences or DEFAULT_SEQUENCES,
+        max_step_tokens=spec.prefill.engine.max_step_tokens or DEFAULT_STEP_TOKENS,
+        accelerators=(spec.prefill.tensor_parallel, spec.decode.tensor_parallel),
+    )
+
+
+def _hardware(pool: PoolSpec) -> Accelerator:
+    if pool.accelerator is None:
+        return hardware.CPU
+    known = pool.accelerator.type
+    return UNKNOWN_ACCELERATOR if known is None else hardware.ACCELERATORS[known.lower()]
+
+
+def _bounds(deployment: LLMDeployment, role: Role) -> Bounds:
+    replicas = pool_spec(deployment, role).replicas
+    each = accelerators(deployment, role)
+    price = accelerator.cost_per_hour if (accelerator := pool_spec(deployment, role).accelerator) else None
+    return Bounds(replicas.min, replicas.max, each, None if price is None else price * each)
+
+
+def _windows(schedule: ScheduleSpec) -> Iterator[Schedule]:
+    days = frozenset(WEEKDAYS.index(day) for day in schedule.days or WEEKDAYS)
+    for role, workers in ((Role.PREFILL, schedule.prefill), (Role.DECODE, schedule.decode)):
+        if workers is not None:
+            yield Schedule(role, workers, _minute(schedule.start), _minute(schedule.end), days)
+
+
+def _minute(time_of_day: str) -> int:
+    hours, minutes = time_of_day.split(":")
+    return int(hours) * 60 + int(minutes)
+
+
+def _shape(model_config: bytes | None) -> ModelShape:
+    if model_config is None:
+        return LLAMA_8B
+    try:
+        config = json.loads(model_config)
+        return shape_from_config("served", config) if isinstance(config, Mapping) else LLAMA_8B
+    except (ValueError, ManifestError):
+        return LLAMA_8B

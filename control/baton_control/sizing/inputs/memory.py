@@ -1,0 +1,151 @@
+"""What sizing remembers between decisions: a value that goes in and comes out. Safe to lose, small when saved.
+
+Losing it costs the history behind forecast and stabilisation: nothing shrinks until a new window was seen in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import msgspec
+
+from baton_control.sizing.decision.capacity import Mix
+from baton_control.sizing.decision.idle_gaps import KEPT, NO_GAPS, Gap, IdleGaps
+from baton_control.sizing.inputs.observations import Lateness
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_wire.messages.values import POOL_ROLES, Role
+
+HISTORY = 180
+"""Intervals of arrivals that are kept."""
+RECENT = 256
+"""Requests that are kept to draw from."""
+SAVED_SHAPES = 40
+MAX_SAVED_BYTES = 4096
+HOUR_S = 3600.0
+
+Orders = tuple[tuple[float, int], ...]
+"""(when they should be routable, how many), in the order in which they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What arrived in one interval."""
+
+    requests_per_s: float
+    prefill_workers: float
+    decode_workers: float
+    """That it filled, while each does as much as it can."""
+    mix: Mix | None = None
+    """Of that time; None: it is not known any more."""
+
+    def workers(self, role: Role) -> float:
+        return self.prefill_workers if role is Role.PREFILL else self.decode_workers
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMemory:
+    """Of one pool."""
+
+    needs: tuple[tuple[float, int], ...] = ()
+    """(when, workers that it needed with the margin for shrinking), over the stabilisation window"""
+    changed_s: float | None = None
+    orders: Orders = ()
+    """Workers asked for lately and when they should be routable."""
+    served: tuple[tuple[int, Lateness], ...] = ()
+    """In each interval, how many workers were routable and what clients saw"""
+
+
+@dataclass(frozen=True, slots=True)
+class SizingMemory:
+    """Of one deployment."""
+
+    since_s: float | None = None
+    """Since when arrivals have been known without a gap."""
+    last_arrival_s: float | None = None
+    """When a request last came or was last at work, or when watching began."""
+    unknown_intervals: int = 0
+    gaps: IdleGaps = NO_GAPS
+    history: tuple[Interval, ...] = ()
+    shapes: tuple[RequestShape, ...] = ()
+    mix: Mix | None = None
+    mix_s: float = 0.0
+    pools: Mapping[Role, PoolMemory] = field(default_factory=lambda: {role: PoolMemory() for role in POOL_ROLES})
+
+    def with_pool(self, role: Role, pool: PoolMemory) -> SizingMemory:
+        return replace(self, pools={**self.pools, role: pool})
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """What is kept of a memory. Times are ages in seconds; short names, because a status has little room."""
+
+    v: Literal[5]
+    at: float
+    last: float | None
+    mix: list[tuple[int, int, int]]
+    """(prompt, output, cached) tokens"""
+    pools: dict[Role, float | None]
+    """Since the last change."""
+    req: list[float]
+    work: dict[Role, list[float]]
+    gaps: list[tuple[int, float]] = []
+    """(seconds, late requests)"""
+    busy: tuple[float, int] = (0.0, 0)
+    """Requests per second in a mean of so many intervals with any."""
+
+
+def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
+    """The part worth keeping over a restart, as one line of JSON of at most `limit` bytes.
+
+    Times become ages. `epoch_s` is the wall clock, which another process can compare; without it `now` has to be.
+    """
+
+    def ago(at: float | None) -> int | None:
+        return None if at is None else round(now - at)
+
+    stride = max(1, len(memory.shapes) // SAVED_SHAPES)
+    shapes = memory.shapes[::stride][:SAVED_SHAPES]
+    history = memory.history
+    while True:
+        kept = _Saved(
+            v=5,
+            at=round(now if epoch_s is None else epoch_s),
+            last=ago(memory.last_arrival_s),
+            mix=[(shape.prompt_tokens, shape.output_tokens, shape.cached_tokens) for shape in shapes],
+            pools={role: ago(pool.changed_s) for role, pool in memory.pools.items()},
+            req=[float(f"{interval.requests_per_s:.3g}") for interval in history],
+            work={role: [float(f"{interval.workers(role):.3g}") for interval in history] for role in POOL_ROLES},
+            gaps=[(round(gap.seconds), float(f"{gap.late:.3g}")) for gap in memory.gaps.kept],
+            busy=(float(f"{memory.gaps.busy_per_s:.3g}"), memory.gaps.busy),
+        )
+        text = msgspec.json.encode(kept).decode()
+        if len(text) <= limit or not history:
+            return text
+        history = history[len(history) // 4 + 1 :]
+
+
+def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemory:
+    """A memory from `saved`; an empty one when the text is not what `saved` writes: it is safe to lose."""
+    try:
+        kept = msgspec.json.decode(text, type=_Saved)
+        history = tuple(
+            Interval(*each) for each in zip(kept.req, *(kept.work[role] for role in POOL_ROLES), strict=True)
+        )
+    except (ValueError, KeyError):  # msgspec's errors are of the former
+        return SizingMemory()
+    busy_per_s, busy = kept.busy
+    gaps = IdleGaps(tuple(Gap(*each) for each in kept.gaps)[-KEPT:], None, busy_per_s, busy)
+    gap = (now if epoch_s is None else epoch_s) - kept.at
+    if not 0 <= gap < HOUR_S:
+        return SizingMemory(gaps=gaps)  # habits of the load do not age within hours
+    pools = dict(SizingMemory().pools)
+    for role, changed in kept.pools.items():
+        pools[role] = PoolMemory(changed_s=None if changed is None else now - gap - changed)
+    return SizingMemory(
+        last_arrival_s=None if kept.last is None else now - gap - kept.last,
+        history=history[-HISTORY:],
+        shapes=tuple(RequestShape(*each) for each in kept.mix)[:RECENT],
+        pools=pools,
+        gaps=gaps,
+    )

@@ -1,0 +1,170 @@
+"""What sizing is told in each interval. Every reading is known, proven zero or unknown, has a time, and is in bounds.
+
+The functions that make readings from what came over a link refuse absurd values: they become Unknown with the
+reason, never a number. Who may send is decided before (authenticated links), how they travel elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from baton_control.sizing.inputs.request_shape import RequestShape
+from baton_wire.messages.measures import StepTiming
+from baton_wire.messages.values import Role
+
+MAX_RATE_PER_S = 1e5
+MAX_TOKENS = 1 << 21
+MAX_SAMPLE = 64
+STALE_S = 30.0
+STARTUPS = 8
+"""So many of the last starts are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A measured value that is not zero, or a zero that says nothing about demand."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenZero:
+    """Measured, complete and zero: there is no demand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Not measured, stale or incomplete. Never the same as zero: nothing is scaled down on it."""
+
+    why: str
+
+
+ParsePlan = Known | ProvenZero | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    """One engine step that a worker told of."""
+
+    role: Role
+    worker: str
+    timing: StepTiming
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Requests that came in an interval: accepted, queued and rejected ones alike."""
+
+    count: int
+    seconds: float
+    sample: tuple[RequestShape, ...]
+    """Some of them, drawn evenly; lengths of answers that still run are those of answers that ended lately."""
+
+    @property
+    def per_s(self) -> float:
+        return self.count / self.seconds
+
+
+ArrivalReading = Arrivals | ProvenZero | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """What clients saw of one pool lately."""
+
+    requests: int
+    late: float
+    """Of them, over the pool's target; who was not served is late."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSeen:
+    """One pool as it is."""
+
+    workers: int
+    """Started and not told to stop."""
+    routable: int | None
+    """Of those, what the gateway can use; None: unknown."""
+    startup_s: float | None = None
+    """How long a new worker takes until it is routable, a high quantile of what was measured; None: never measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that one decision is made from, apart from its memory."""
+
+    arrivals: ArrivalReading
+    prefill: PoolSeen
+    decode: PoolSeen
+    queued_tokens: ParsePlan = Unknown("not measured")  # frozen
+    """Prompt tokens that wait for a prefill step, at gateways and workers."""
+    running: ParsePlan = Unknown("not measured")  # frozen
+    """Sequences at work in the workers."""
+    served: Mapping[Role, Lateness] = field(default_factory=dict)
+    """In the last minute; a pool that nothing is known of is not in it."""
+    late: tuple[RequestShape, ...] = ()
+    """Lengths of requests that came earlier and became known only now: they waited for a first worker."""
+
+    def pool(self, role: Role) -> PoolSeen:
+        return self.prefill if role is Role.PREFILL else self.decode
+
+
+def arrivals_reading(
+    count: float | None, seconds: float, sample: Iterable[RequestShape], stamp_s: float, now: float
+) -> ArrivalReading:
+    """A reading from reported numbers. Unknown when any is missing, stale, not a number or out of bounds."""
+    if count is None:
+        return Unknown("arrivals were not reported")
+    if not (isfinite(stamp_s) and -5.0 <= now - stamp_s <= STALE_S):
+        return Unknown("the report of arrivals is stale")
+    if not (isfinite(count) and isfinite(seconds) and count >= 0 and 0.1 <= seconds <= 3600):
+        return Unknown("the report of arrivals is not a number of requests over a time")
+    if count == 0:
+        return ProvenZero()
+    if count / seconds > MAX_RATE_PER_S:
+        return Unknown(f"{count / seconds:.3g} req/s is not believed")
+    shapes = tuple(shape for shape in sample if _is_sane(shape))[:MAX_SAMPLE]
+    return Arrivals(int(count), seconds, shapes)
+
+
+def number_reading(value: float | None, what: str, low: float = 0.0, high: float = 1e12) -> ParsePlan:
+    """Known inside [low, high], proven zero at 0, else Unknown."""
+    if value is None or not isfinite(value) or not low <= value <= high:
+        return Unknown(f"{what}: {'not reported' if value is None else 'out of bounds'}")
+    return ProvenZero() if value == 0 else Known(value)
+
+
+def slow_start_s(last: Sequence[float]) -> float | None:
+    """The slowest but one of the last `STARTUPS` (the slowest of fewer), in seconds; None: none was measured."""
+    known = sorted(last[-STARTUPS:])
+    if not known:
+        return None
+    return known[-2] if len(known) == STARTUPS else known[-1]
+
+
+def merged_arrivals(readings: Iterable[ArrivalReading]) -> ArrivalReading:
+    """Arrivals of all gateways: one unknown part makes the whole unknown."""
+    total, seconds, sample = 0, 0.0, []
+    for reading in readings:
+        if isinstance(reading, Unknown):
+            return reading
+        if isinstance(reading, Arrivals):
+            total += reading.count
+            seconds = max(seconds, reading.seconds)
+            sample.append(reading.sample)
+    if total == 0:
+        return ProvenZero()
+    mixed = [shape for shapes in zip(*_cycled(sample), strict=True) for shape in shapes]
+    return Arrivals(total, seconds, tuple(mixed[:MAX_SAMPLE]))
+
+
+def _cycled(samples: list[tuple[RequestShape, ...]]) -> list[list[RequestShape]]:
+    longest = max((len(sample) for sample in samples), default=0)
+    return [[sample[i % len(sample)] for i in range(longest)] for sample in samples if sample]
+
+
+def _is_sane(shape: RequestShape) -> bool:
+    lengths = (shape.prompt_tokens, shape.output_tokens)
+    return all(1 <= tokens <= MAX_TOKENS for tokens in lengths) and 0 <= shape.cached_tokens <= shape.prompt_tokens

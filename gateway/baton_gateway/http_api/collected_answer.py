@@ -1,0 +1,50 @@
+"""The answer of one choice while it is collected: bytes of JSON strings, and no part of it twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
+from baton_gateway.http_api.json_pieces import GrowingText
+
+CALL_BYTES: Final = 512
+"""Of a call beside its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingCall:
+    """One call of a tool. `arguments` is JSON text as the model wrote it, which need not be valid."""
+
+    id: str
+    name: str
+    arguments: GrowingText = field(default_factory=GrowingText)
+
+
+@dataclass(slots=True)
+class GrowingAnswer:
+    """All parts of one choice so far. An absent thought is None, not empty."""
+
+    content: GrowingText = field(default_factory=GrowingText)
+    reasoning: GrowingText | None = None
+    calls: list[GrowingCall] = field(default_factory=list)
+
+    def take(self, parts: Sequence[AnswerPart]) -> int:
+        """Append parts. Returns the bytes that they take."""
+        size = 0
+        for part in parts:
+            if type(part) is ContentPart:  # as a rule
+                size += self.content.add(part.text)
+                continue
+            match part:
+                case ReasoningPart(text):
+                    if self.reasoning is None:
+                        self.reasoning = GrowingText()
+                    size += self.reasoning.add(text)
+                case CallPart(_, call_id, name):
+                    self.calls.append(GrowingCall(call_id, name))
+                    size += CALL_BYTES
+                case ArgumentsPart(number, text):
+                    size += self.calls[number].arguments.add(text)
+        return size

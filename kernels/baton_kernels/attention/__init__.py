@@ -1,0 +1,1 @@
+"""Attention over the paged KV pool: prefill, decode, RoPE and the writing of KV."""

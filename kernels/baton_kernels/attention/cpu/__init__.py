@@ -1,0 +1,1 @@
+"""Fast CPU paths of attention."""

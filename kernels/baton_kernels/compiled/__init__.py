@@ -1,0 +1,1 @@
+"""The compiler of CPU kernels: written in Python over typed vectors, made into code by LLVM."""

@@ -1,1 +1,0 @@
-"""Fast CPU paths, for the ops whose torch reference is too slow to serve with."""

@@ -1,0 +1,1 @@
+"""Dense layers: products with plain and quantised weights, norms and activations."""

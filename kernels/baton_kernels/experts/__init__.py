@@ -1,0 +1,1 @@
+"""Layers of experts: routing, sorting and the grouped products."""

@@ -1,2 +1,0 @@
-"""Triton kernels and their launchers, imported only when a tensor is on a GPU (or under the interpreter, by
-tests)."""

@@ -1,0 +1,1 @@
+"""KV blocks as bytes: copies, checksums, scales and units."""

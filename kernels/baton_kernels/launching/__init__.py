@@ -1,0 +1,1 @@
+"""How kernels of one stream are launched one after another."""

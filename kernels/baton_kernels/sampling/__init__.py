@@ -1,0 +1,1 @@
+"""Sampling of tokens: penalties, masks, truncation, noise and log probabilities."""

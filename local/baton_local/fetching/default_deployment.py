@@ -1,0 +1,56 @@
+"""The LLMDeployment that `baton up MODEL` stands for: one worker a pool, defaults, the source pinned. Pure."""
+
+from __future__ import annotations
+
+import yaml
+
+from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
+from baton_control.spec.manifest import parse_object
+from baton_local.fetching.model_argument import deployment_name
+from baton_wire.models.decoder_spec import DecoderSpec
+from baton_worker.building.block_budget import CPU_DEFAULT_BYTES, MEMORY_SHARE
+
+MOST_CONTEXT_TOKENS = 32_768
+"""Of a deployment that nobody wrote: longer contexts are asked for by name."""
+LEAST_CONTEXT_TOKENS = 512
+STEP = 16
+FLOAT32_BYTES = 4
+
+
+def context_tokens(config: DecoderSpec, asked: int | None, free_bytes: int | None) -> int:
+    """The context to serve: what is asked for, else what the model is made for and a CPU worker's KV memory holds.
+
+    A decode worker keeps one sequence of full length and room to land another. `free_bytes` None: not on a CPU.
+    Raises ModelConfigError for more than the model is made for.
+    """
+    if asked is not None:
+        return config.context_within(asked)
+    most = min(config.max_context_tokens, MOST_CONTEXT_TOKENS)
+    if free_bytes is not None:
+        budget = min(CPU_DEFAULT_BYTES, int(free_bytes * MEMORY_SHARE))
+        per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * FLOAT32_BYTES
+        fits = budget // 2 // per_token // STEP * STEP - STEP
+        most = min(most, max(fits, LEAST_CONTEXT_TOKENS))
+    return most
+
+
+def made_deployment(source: str, served_name: str, context: int, is_on_gpu: bool) -> LLMDeployment:
+    """Raises ManifestError where a name cannot stand in an LLMDeployment."""
+    pool = {"accelerator": {"resource": "nvidia.com/gpu"}} if is_on_gpu else {}
+    return parse_object(
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": deployment_name(served_name)},
+            "spec": {
+                "model": {"source": source, "servedName": served_name, "maxContextTokens": context},
+                **({"prefill": pool, "decode": pool} if pool else {}),
+            },
+        }
+    )
+
+
+def as_yaml(deployment: LLMDeployment) -> str:
+    """What was made, as a file for `baton up -f` or `kubectl apply`: only what has no default."""
+    plain = deployment.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return yaml.safe_dump(plain, sort_keys=False, width=118)

@@ -1,0 +1,128 @@
+"""Have a model on this machine: resolve its name, fetch it with the cluster's code, show how far that is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from baton_engine.model.servable import servable_config
+from baton_local.errors import LocalError, StartError
+from baton_local.fetching.model_argument import HubName
+from baton_local.fetching.model_cache import ModelCache
+from baton_local.progress_bar import ProgressBar
+from baton_model_fetch import hub, web
+from baton_model_fetch.cache_volume import ModelFolder
+from baton_model_fetch.credentials import Credentials
+from baton_model_fetch.errors import FetchError, SourceRefused
+from baton_model_fetch.fetching import Watch, fetch
+from baton_wire.models.errors import ModelError
+
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "hf": {"HF_TOKEN": "HF_TOKEN", "endpoint": "HF_ENDPOINT"},
+    "s3": {
+        **{name: name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION")},
+        "endpoint": "AWS_ENDPOINT_URL",
+    },
+    "oci": {"endpoint": "OCI_ENDPOINT"},
+}
+"""By scheme: files of credentials as a cluster's Secret has them, and the variables that they come from here."""
+
+
+class FetchFailedError(LocalError):
+    """The model could not be brought; asking again may help, and goes on where this ended."""
+
+
+def pinned(name: HubName, cache: ModelCache, environment: Mapping[str, str], is_fresh: bool) -> str:
+    """The name with its commit: the one of last time, unless there is none or a fresh one is wanted.
+
+    Raises StartError, FetchFailedError.
+    """
+    text = f"{name.repository}@{name.revision}"
+    known = None if is_fresh else cache.pin(text)
+    if known is not None:
+        _say(f"hf://{text} is commit {known}, as last time (--latest asks again)")
+        return name.pinned(known)
+    with _credentials("hf", environment) as credentials, _told_plainly(f"hf://{text}"):
+        commit = asyncio.run(_commit(name, credentials))
+    cache.remember(text, commit)
+    _say(f"hf://{text} is commit {commit}")
+    return name.pinned(commit)
+
+
+def fetched(source: str, cache: ModelCache, environment: Mapping[str, str]) -> ModelFolder:
+    """The folder with a pinned source's files, whole and checked. Raises StartError, FetchFailedError."""
+    model = cache.model(source)
+    if model.is_whole():
+        return model
+    scheme = source.partition("://")[0]
+    logging.getLogger("baton.fetch").setLevel(logging.ERROR)  # the bar says what the log would
+    with _credentials(scheme, environment) as credentials, _told_plainly(source), contextlib.ExitStack() as stack:
+        asyncio.run(fetch(source, model, credentials, _Shown(source, model, cache, stack)))
+    _say(f"{source} is at {model.model}")
+    return model
+
+
+class _Shown(Watch):
+    every_s = 0.2
+
+    def __init__(self, source: str, model: ModelFolder, cache: ModelCache, stack: contextlib.ExitStack) -> None:
+        self._source, self._model, self._cache, self._stack = source, model, cache, stack
+        self._bar: ProgressBar | None = None
+
+    def listed(self, total: int) -> None:
+        for gone in self._cache.make_room(self._model, total):
+            _say(f"{gone} was removed from the cache to make room")
+        name = self._source.partition("@")[0]
+        self._bar = self._stack.enter_context(ProgressBar(f"fetching {name}", total, "B"))
+
+    def described(self, config: Path) -> None:
+        try:
+            servable_config(config)
+        except ModelError as error:
+            raise StartError(f"{self._source} cannot be served: {error}") from error
+
+    def told(self, have: int, total: int, seconds: float) -> None:
+        if self._bar is not None:
+            self._bar.at(have)
+
+
+async def _commit(name: HubName, credentials: Credentials) -> str:
+    async with web.session(credentials.hosts) as session:
+        return await hub.commit_of(session, name.repository, name.revision, credentials)
+
+
+@contextlib.contextmanager
+def _credentials(scheme: str, environment: Mapping[str, str]) -> Iterator[Credentials]:
+    """What the environment has for a scheme, as the files that a cluster mounts; the folder goes at the end."""
+    found = {file: environment[name] for file, name in _NAMES[scheme].items() if environment.get(name)}
+    docker = Path(environment.get("DOCKER_CONFIG", str(Path.home() / ".docker"))) / "config.json"
+    if scheme == "oci" and docker.is_file() and '"auths"' in (text := docker.read_text(encoding="utf-8")):
+        found[".dockerconfigjson"] = text
+    if not found:
+        yield Credentials(None)
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-credentials-") as folder:  # its mode is 0700
+        for file, text in {**found, "sources": f"{scheme}://"}.items():
+            Path(folder, file).write_text(text, encoding="utf-8")
+        yield Credentials(Path(folder))
+
+
+@contextlib.contextmanager
+def _told_plainly(source: str) -> Iterator[None]:
+    try:
+        yield
+    except SourceRefused as error:
+        raise StartError(f"{source}: {error}") from error
+    except (FetchError, OSError) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise FetchFailedError(f"{source}: {said}; the same command goes on where this ended") from error
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"baton: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,105 @@
+"""From an LLMDeployment to the processes that should run here: rollout and WorkerSpec. Pure.
+
+The same decisions as on a cluster, made by the same functions; a *post* stands for what would be a Pod there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from baton_control.hashes import Revision
+from baton_control.names import gateway_name, worker_name
+from baton_control.rollout import Group, Limits, PoolChange, Step, Wanted, next_step
+from baton_control.sizing.decision.scaling import PoolNow
+from baton_control.spec.api import LLMDeployment
+from baton_control.worker_specs import Site, WorkerSpec, gateway_spec, worker_spec
+from baton_wire.messages.values import POOL_ROLES, Role
+
+Routable = Mapping[tuple[Role, str], int]
+"""Routable workers by role and template hash, as the gateway tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostSpec:
+    """One process that should run: its name and what it is made from."""
+
+    name: str
+    worker: WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The templates of one deployment on this machine."""
+
+    deployment: LLMDeployment
+    gateway: PostSpec
+    templates: dict[Role, WorkerSpec]
+
+    @property
+    def name(self) -> str:
+        return self.deployment.metadata.name
+
+
+def plan_fleet(deployment: LLMDeployment, site: Site) -> Fleet:
+    """All templates of a deployment. Raises UnsupportedError for what no worker can do yet."""
+    gateway = PostSpec(gateway_name(deployment.metadata.name), gateway_spec(deployment, site))
+    return Fleet(deployment, gateway, {role: worker_spec(deployment, role, site) for role in POOL_ROLES})
+
+
+def pools_now(running: Iterable[PostSpec], routable: Routable | None) -> dict[Role, PoolNow]:
+    """The pools when they are sized. `running`: workers that were started and not told to stop."""
+    counts = Counter(post.worker.role for post in running)
+    found: Counter[Role] = Counter()
+    for (role, _), count in (routable or {}).items():
+        found[role] += count
+    return {
+        role: PoolNow(counts[role], None if routable is None else min(found[role], counts[role])) for role in POOL_ROLES
+    }
+
+
+def roll(fleet: Fleet, wanted: Mapping[Role, int], running: Iterable[PostSpec], routable: Routable | None) -> Step:
+    """The next step towards the wanted numbers of workers. `routable` None: unknown, so that nothing is stopped."""
+    groups = Counter((post.worker.role, post.worker.revision) for post in running)
+    rollout = fleet.deployment.spec.rollout
+    return next_step(
+        {role: Wanted(fleet.templates[role].revision, wanted[role]) for role in POOL_ROLES},
+        tuple(
+            Group(
+                role,
+                revision,
+                count,
+                None if routable is None else min(count, routable.get((role, revision.template), 0)),
+            )
+            for (role, revision), count in groups.items()
+        ),
+        Limits(rollout.max_surge, rollout.max_unavailable),
+        rollout.paused,
+    )
+
+
+def new_posts(fleet: Fleet, role: Role, revision: Revision, count: int, taken: frozenset[str]) -> tuple[PostSpec, ...]:
+    """`count` posts with the lowest ordinals whose names are not taken."""
+    template = fleet.templates[role]
+    assert template.revision == revision, "only the current template starts new workers"
+    assert count > 0, "new posts are for workers that start"
+    posts: list[PostSpec] = []
+    ordinal = 0
+    while len(posts) < count:
+        name = worker_name(fleet.name, role, revision.template, ordinal)
+        if name not in taken:
+            posts.append(PostSpec(name, template))
+        ordinal += 1
+    return tuple(posts)
+
+
+def leaving_posts(
+    change: PoolChange, running: Iterable[PostSpec], usable: frozenset[str], started_s: Mapping[str, float]
+) -> tuple[PostSpec, ...]:
+    """Which posts go when a change stops workers: those that serve nothing first, then the youngest, whose caches hold
+    least.
+    """
+    of_group = [post for post in running if (post.worker.role, post.worker.revision) == (change.role, change.revision)]
+    of_group.sort(key=lambda post: (post.name in usable, -started_s.get(post.name, 0.0), post.name))
+    return tuple(of_group[: -change.workers])

@@ -1,0 +1,214 @@
+"""A process apart ends when it is to end, whatever it was at and whoever leaves, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import resource
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton_gateway.errors import ProcessNotStartedError
+from baton_gateway.helper_processes import piped_process as apart_pipes
+from baton_gateway.helper_processes.helper_process import NoAnswer, ProcessApart
+from baton_gateway.helper_processes.processor_time import ProcessorAllowance
+from baton_testing.gateway.apart_bytes import at_byte
+from baton_testing.gateway.gateway_process import until
+from baton_testing.processes import prepared as processes
+from baton_testing.processes.prepared import Prepared
+
+MODULE = "baton_testing.gateway.answering_module"
+LARGE = b"bytes 1000000"
+CHUNK = 64 << 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    support = os.pathsep.join([str(Path(processes.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch, Prepared([MODULE], extra={"PYTHONPATH": support}) as prepared:
+        patch.setenv("PYTHONPATH", support)
+        run = apart_pipes.run_module
+
+        def run_module(module: str, stdin: int, stdout: int, stderr: int) -> apart_pipes.StartedProcess:
+            if module == MODULE and prepared.can_start(("-m", module)):
+                return prepared.start(("-m", module), stdout, stderr, given=stdin)
+            return run(module, stdin, stdout, stderr)
+
+        patch.setattr(apart_pipes, "run_module", run_module)
+        yield
+
+
+@pytest.fixture
+async def apart() -> AsyncIterator[ProcessApart]:
+    apart = ProcessApart(MODULE, b"hello")
+    yield apart
+    await apart.kill()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_an_answer_is_cancelled_at_every_64_kib_and_nothing_is_left(
+    apart: ProcessApart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11's own processes are waited for through their pipes: of one that nobody reads for ever."""
+    monkeypatch.setattr(apart_pipes, "BUFFER_BYTES", CHUNK)
+    await apart.start()
+    before, tasks, pids = descriptors(), asyncio.all_tasks(), []
+    for place in range(1, 1_000_000, CHUNK):
+        assert apart.pid is not None
+        pids.append(apart.pid)
+        asked = asyncio.create_task(apart.ask(LARGE, 30.0))
+        at_byte(apart, place, asked.cancel)
+        await asyncio.wait([asked], timeout=30.0)
+        assert asked.cancelled()
+        assert not apart.is_running
+        assert await apart.ask(b"bytes 3", 30.0) == b"xxx"
+        assert await apart.hear(30.0) == b"done"
+    await until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    await until(lambda: descriptors() <= before)
+    assert asyncio.all_tasks() == tasks
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+async def test_a_process_is_killed_in_the_middle_of_an_answer(apart: ProcessApart, is_read: bool) -> None:
+    await apart.start()
+    process = apart._process
+    assert process is not None
+    come = asyncio.Event()
+    at_byte(apart, CHUNK, come.set)
+    asked = asyncio.create_task(apart.ask(b"bytes 8000000", 30.0))
+    await come.wait()
+    if not is_read:
+        os.kill(process.pid, signal.SIGSTOP)
+    killing = asyncio.create_task(apart.kill())
+    await asyncio.sleep(0)
+    killing.cancel()
+    assert await asked is NoAnswer.KILLED
+    assert not psutil.pid_exists(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("question", "limit_s", "expected"),
+    [
+        (b"spin", 0.1, NoAnswer.TOO_SLOW),
+        (b"sleep", 0.1, NoAnswer.STALLED),
+        (b"end", 30.0, NoAnswer.ENDED),
+        (b"kill", 30.0, NoAnswer.KILLED),
+    ],
+)
+async def test_a_question_without_an_answer_says_why(
+    apart: ProcessApart, question: bytes, limit_s: float, expected: NoAnswer
+) -> None:
+    await apart.start()
+    pid = apart.pid
+    assert pid is not None
+    assert await apart.ask(question, limit_s) is expected
+    assert not apart.is_running
+    await until(lambda: not psutil.pid_exists(pid))
+    assert await apart.ask(b"hello", 30.0) == b"done"
+
+
+async def test_a_process_that_died_while_nobody_asked_is_reaped_and_replaced(apart: ProcessApart) -> None:
+    await apart.start()
+    pid = apart.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not psutil.pid_exists(pid) and not apart.is_running)
+    assert await apart.ask(b"hello", 30.0) == b"done"
+    assert apart.pid != pid
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+async def test_a_process_that_cannot_be_forked_leaves_no_descriptor(
+    apart: ProcessApart, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> apart_pipes.StartedProcess:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(apart_pipes, "run_module", refused)
+        before = descriptors()
+        with pytest.raises(ProcessNotStartedError, match=os.strerror(number)):
+            await apart.ask(b"hello", 30.0)
+        assert descriptors() == before
+    assert await apart.ask(b"hello", 30.0) == b"done"
+
+
+async def test_without_descriptors_no_process_starts_and_afterwards_one_does(apart: ProcessApart) -> None:
+    before, limits = descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, limits[1]))
+    taken: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(6):
+            with pytest.raises(ProcessNotStartedError):
+                await apart.start()
+            os.close(taken.pop())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
+    assert descriptors() == before
+    assert await apart.ask(b"hello", 30.0) == b"done"
+
+
+async def test_a_module_that_does_not_come_up_is_no_process() -> None:
+    apart = ProcessApart("baton_testing.no_such_module", b"hello")
+    with pytest.raises(ProcessNotStartedError, match="it ended"):
+        await apart.start()
+    assert apart.pid is None
+
+
+async def test_what_a_process_writes_is_said_once_a_second(
+    apart: ProcessApart, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    for _ in range(3):
+        assert await apart.ask(b"write 500", 30.0) == b"written"
+        assert await apart.hear(30.0) == b"done"
+    await until(lambda: bool(caplog.messages))
+    await asyncio.sleep(2 * apart_pipes.QUOTE_AFTER_S)
+    [message] = caplog.messages
+    assert f"{MODULE} writes: " in message
+    assert message.count("panicked") > 1
+    assert len(message) < 2 * apart_pipes.QUOTED_CHARS
+
+
+def judged(spent_s: Callable[[float], float | None]) -> tuple[float, bool]:
+    """When a process is given up that may compute for 1 s, and whether for being slow."""
+    now, allowance = 0.0, ProcessorAllowance(1.0, 0.0, 0.0)
+    more_s: float | None = 1.0
+    while more_s is not None:
+        now += more_s
+        more_s = allowance.more_s(now, spent_s(now))
+    return now, allowance.is_used_up
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "expected"),
+    [
+        (lambda now: now, (1.0, True)),
+        (lambda now: 0.0, (1.0, False)),
+        (lambda now: min(now, 0.5), (1.5, False)),
+        (lambda now: 0.5 * now, (2.0, True)),
+        (lambda now: 0.05 * now, (5.0, False)),
+        (lambda now: None, (1.0, False)),
+    ],
+    ids=["computes", "is stopped", "is stopped half-way", "shares a processor", "is starved", "is gone"],
+)
+def test_a_process_has_its_limit_in_processor_time(
+    spent_s: Callable[[float], float | None], expected: tuple[float, bool]
+) -> None:
+    at_s, is_used_up = judged(spent_s)
+    assert (round(at_s, 1), is_used_up) == expected
