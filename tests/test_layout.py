@@ -78,39 +78,21 @@ def test_operator_is_the_standard_librarys() -> None:
 
 
 ONE_IDEA = {
-    "errors": "the tree of errors of one package",
-    "metrics": "what one process tells Prometheus",
-    "settings": "the flags of one process",
-    "service": "a role's part of the messenger, at either worker",
-    "machine": "the hand-over's machine, at either side",
-    "records": "what that machine asks for and keeps, at either side",
-    "peers": "the pair's links, at either side",
-    "transfer": "what runs that machine, at either side, and what builds it",
-    "landing": "where KV lands, and how UCX offers it",
-    "operator_link": "the link to whoever sizes the pools: messages and the gateway's end",
-    "gateway_links": "links that gateways dialled, as a worker and as the operator hold them",
-    "telemetry": "what a gateway tells of its load, and the same as a pass reads it",
-    "status": "how a deployment stands, on a cluster and on a laptop",
-    "attention": "one operation: the layer and its backend",
-    "linear": "one operation: the layer, its door and its backends",
-    "experts": "one operation: the layer, its door and its backend",
     "Settings": "the flags of one process",
     "Heartbeat": "a sign of life, with each link's own number",
     "Verify": "what is verified of KV: as a field of the API and as the transfer takes it",
 }
-"""Names of modules and public classes that stand in two packages or more, and the one idea that each stands for."""
+"""Public classes that stand in two packages or more, and the one idea that each stands for."""
 
 
-def test_a_name_stands_twice_only_for_one_idea() -> None:
+def test_a_public_class_has_one_name_and_one_place() -> None:
     places: dict[str, set[Path]] = {}
     for path, tree in trees():
         if path.parts[0] in PACKAGES and path.parts[0] != "kernels" and isinstance(tree, ast.Module):
-            names = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
-            for name in (path.stem, *names):
-                places.setdefault(name, set()).add(path)
-    kernels = {path.stem for path in python_files() if path.parts[0] == "kernels"}
-    twice = {name for name, found in places.items() if len(found) > 1 or name in kernels}
-    assert twice - {"__init__", "__main__"} == set(ONE_IDEA)
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+                    places.setdefault(node.name, set()).add(path)
+    assert {name for name, paths in places.items() if len(paths) > 1} == set(ONE_IDEA)
 
 
 def test_no_top_level_folder_is_a_package() -> None:
@@ -149,7 +131,7 @@ def test_no_module_is_named_like_one_of_the_standard_library_or_after_nothing() 
 def test_a_long_python_file_has_its_reason() -> None:
     lengths = {str(path): len((ROOT / path).read_bytes().splitlines()) for path in python_files()}
     assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
-    assert {path for path, lines in lengths.items() if lines > RULE_OF_THUMB_LINES} == set(LONGER)
+    assert {path for path, lines in lengths.items() if lines > RULE_OF_THUMB_LINES} <= set(LONGER)
 
 
 def test_every_module_says_what_it_owns() -> None:
@@ -157,18 +139,103 @@ def test_every_module_says_what_it_owns() -> None:
     assert silent == []
 
 
-def test_init_files_import_nothing() -> None:
+FACES: frozenset[str] = frozenset()
+"""Rooms whose `__init__.py` imports the room's public names. Such a room imports nothing heavy (tested below)."""
+
+
+def test_an_init_file_imports_nothing_unless_it_is_a_face() -> None:
     importing = [
-        str(path)
+        str(path.parent)
         for path, tree in trees()
-        if path.name == "__init__.py"
-        and any(isinstance(node, ast.Import | ast.ImportFrom) and not _is_future(node) for node in ast.walk(tree))
+        if path.name == "__init__.py" and any(_is_import(node) for node in ast.walk(tree))
     ]
-    assert importing == []
+    assert set(importing) <= FACES
 
 
-def _is_future(node: ast.AST) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+def _is_import(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module != "__future__"
+    return isinstance(node, ast.Import)
+
+
+IN_CIRCLES: frozenset[str] = frozenset(
+    {
+        "baton_kernels.dense.gpu.dequantise",
+        "baton_kernels.dense.mxfp4_weight",
+        "baton_kernels.experts.experts",
+        "baton_kernels.experts.gpu.expert_launches",
+        "baton_kernels.sampling.gpu.token_mask",
+        "baton_kernels.sampling.token_mask",
+        "baton_local.options",
+    }
+)
+"""Modules that still import each other in a circle, lazy imports included."""
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    imports = {_dotted(path): _imports_of(tree) for path, tree in trees() if path.parts[0] in PACKAGES}
+    graph = {module: {name for name in names if name in imports} for module, names in imports.items()}
+    circles = [sorted(circle) for circle in _circles(graph)]
+    assert [circle for circle in circles if not set(circle) & IN_CIRCLES] == []
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
+
+
+def _imports_of(tree: ast.AST) -> set[str]:
+    """Dotted names that a module imports anywhere, a name taken from a package as a module of it too."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected parts of two modules or more (Kosaraju)."""
+    backwards: dict[str, set[str]] = {module: set() for module in graph}
+    for module, targets in graph.items():
+        for target in targets:
+            backwards[target].add(module)
+    finished: list[str] = []
+    _visit_all(graph, list(graph), finished)
+    circles, seen = [], set[str]()
+    for module in reversed(finished):
+        if module not in seen:
+            part: list[str] = []
+            _visit(backwards, module, seen, part)
+            circles += [part] if len(part) > 1 else []
+    return circles
+
+
+def _visit_all(graph: dict[str, set[str]], modules: list[str], finished: list[str]) -> None:
+    seen: set[str] = set()
+    for module in modules:
+        if module not in seen:
+            _visit(graph, module, seen, finished)
+
+
+def _visit(graph: dict[str, set[str]], start: str, seen: set[str], finished: list[str]) -> None:
+    """Append every module reached from `start`, each after all that it reaches."""
+    seen.add(start)
+    path = [(start, iter(graph[start]))]
+    while path:
+        module, targets = path[-1]
+        for target in targets:
+            if target not in seen:
+                seen.add(target)
+                path.append((target, iter(graph[target])))
+                break
+        else:
+            finished.append(module)
+            path.pop()
+
+
+def test_a_circle_is_found() -> None:
+    assert [sorted(circle) for circle in _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}})] == [["b", "c"]]
 
 
 def test_nothing_executes_data() -> None:

@@ -260,7 +260,7 @@ PARTS: Final = (
 )
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=PARTS, metavar="|".join(PARTS))
     parts = parser.parse_args().parts

@@ -139,7 +139,7 @@ class StepTimes:
 class Bench:
     """Slot s holds blocks s · n … of the pool, whose contents are random."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         shape: str,
         blocks: int,

@@ -27,7 +27,7 @@ LOOK_S: Final = 0.05
 class PredictedGateway:
     """One process; `World` has the clock and the workers."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         point: Point,
         workload: Workload,

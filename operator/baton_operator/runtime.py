@@ -52,7 +52,7 @@ class Pace:
 class Runtime:
     """One active operator, for the namespaces of `custom`, which somebody else feeds."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         api: KubeApi,
         custom: CustomResources,

@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("lab/*.md")),
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TREE = (
-    "bench|charts|control|crds|decode_worker|docs|e2e|engine|examples|gateway|images|kernels|kv_transfer|local"
+    "bench|charts|control|crds|decode_worker|docs|e2e|engine|examples|gateway|images|kernels|kv_transfer|lab|local"
     "|model_fetch|operator|prefill_worker|scripts|simulate|tests|wire|worker"
 )
 NAMED = re.compile(rf"`((?:{TREE})/[\w./-]*[\w/])(?::\s+\w+)?`")
-"""A path from the root, as pages name files. The log is left out: it names files as they were."""
+"""A path from the root, as pages name files. The lab notebook is left out: it names files as they were."""
 
 
 @functools.cache
@@ -53,7 +58,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page.parent != ROOT / "docs" / "log"],
+    [page for page in PAGES if page.parent != ROOT / "lab"],
     ids=shown,
 )
 def test_files_that_a_page_names_are_there(page: Path) -> None:
@@ -61,7 +66,7 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     assert [path for path in named if not (ROOT / path).exists() and not list(ROOT.glob(f"{path}*"))] == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT / "docs" / "log"], ids=shown)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT / "lab"], ids=shown)
 def test_modules_that_a_page_names_without_their_folder_are_there(page: Path) -> None:
     spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
     named = [name for span in spans for name in re.findall(r"(?<![\w*])\w+\.py\b", span)]

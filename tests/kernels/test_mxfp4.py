@@ -84,9 +84,8 @@ def test_streamed_experts_equal_the_formula(count: int, per_token: int, hidden: 
 @pytest.mark.parametrize("tokens", [300, 2000])
 def test_every_tile_gives_the_same_sums_each_time(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers of an operand that is still being multiplied must not be used again: that showed in some runs only."""
-    from baton_kernels.experts.gpu import streamed_mxfp4
-
     from baton_kernels.experts.experts import Mxfp4Stacks, biased_experts, choose_experts
+    from baton_kernels.experts.gpu import streamed_mxfp4
     from baton_kernels.experts.gpu.streamed_mxfp4 import LARGE_TILES, WIDE_TILES, Mxfp4Config
 
     count, hidden, inner = 8, 2880, 1440

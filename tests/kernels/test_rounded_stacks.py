@@ -133,9 +133,8 @@ def test_rows_are_rounded_while_they_are_sorted(
     triton_device: str, form: str, columns: int, few_pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same codes and scales as of rows that are rounded first, and sorted after."""
-    from baton_kernels.experts.gpu import expert_sort
-
     from baton_kernels.dense.gpu.rounded_activations import quantise_groups, quantise_rows
+    from baton_kernels.experts.gpu import expert_sort
 
     monkeypatch.setattr(expert_sort, "FEW_PAIRS", few_pairs)
     monkeypatch.setattr(expert_sort, "CHUNK", 16)
@@ -225,7 +224,7 @@ tiles."""
 @pytest.mark.parametrize(
     ("routing", "tokens"), [("any", 3), ("any", 700), ("any", 4097), ("one", 129), ("one", 1025), ("few", 384)]
 )
-def test_rounded_experts_equal_the_formula(
+def test_rounded_experts_equal_the_formula(  # noqa: PLR0913
     form: str, count: int, per_token: int, hidden: int, inner: int, routing: str, tokens: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -255,9 +254,8 @@ def test_rounded_experts_equal_the_formula(
 @pytest.mark.parametrize("pairs", [-1, 0, 70_000])
 def test_the_border_is_the_one_that_is_written_down(form: str, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of pairs more than the border, or altogether: more than are sorted at once go in pieces."""
-    from baton_kernels.experts.gpu import rounded_stacks
-
     from baton_kernels.experts.experts import quantised_experts
+    from baton_kernels.experts.gpu import rounded_stacks
 
     monkeypatch.setattr(rounded_stacks, "ROUNDED_FROM", 20)
     gate_up, down = stacks(form, 8, 256, 128, "cuda")

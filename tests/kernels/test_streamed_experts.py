@@ -24,7 +24,6 @@ def test_pairs_are_sorted_by_expert_into_row_blocks(
 ) -> None:
     """With counts by chunk, or by looking at all pairs, up to some thousand."""
     from baton_kernels.experts.gpu import expert_sort
-
     from baton_kernels.experts.gpu.expert_sort import sort_by_expert
     from baton_kernels.experts.gpu.streamed_experts import sum_of_experts
 

@@ -248,7 +248,7 @@ def _key_id(field: bytes) -> str:
 # Drivers --------------------------------------------------------------------------------------------------------------
 
 
-async def dial_handshake(
+async def dial_handshake(  # noqa: PLR0913
     send: Send,
     receive: Receive,
     keys: KeySource,

@@ -1,7 +1,7 @@
 """A worker's configuration: command-line flags parsed once, at the edge, into one frozen value.
 
 The operator renders these flags (`baton_control.worker_specs`) and a test parses what it renders with this parser.
-Sizes that follow from the model (block counts) are decided in `capacity`, not here.
+Sizes that follow from the model (block counts) are decided in `building.block_budget`, not here.
 """
 
 from __future__ import annotations

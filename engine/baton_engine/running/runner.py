@@ -54,7 +54,7 @@ class _InFlight:
 class ModelRunner:
     """Implements `plan.Runner`. The pool's blocks are the scheduler's to give; slots are numbered [0, max_slots)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         loaded: LoadedModel,
         pool: KvPool,

@@ -23,7 +23,7 @@ from baton_kernels.ahead.compiling import compiled_together
 class StepGraphs:
     """Captured when made, for a worker that decodes, one that computes prompts for others, or one that does both."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model: Decoder,
         pool: KvPool,

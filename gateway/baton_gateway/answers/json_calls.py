@@ -17,7 +17,7 @@ _INSIDE = re.compile(r"[\s,:0-9A-Za-z+.-]*")
 _SCALAR = re.compile(r"[0-9A-Za-z+.-]*")
 
 
-def call_object(feed: TextFeed, names: Collection[str] | None = None) -> Steps[bool]:
+def call_object(feed: TextFeed, names: Collection[str] | None = None) -> Steps[bool]:  # noqa: C901
     """One call as an object of `name` and `arguments` or `parameters`, in any order. Whether it was one to its end.
 
     The feed holds; it is committed once the name is known and arguments begin. `names`: others are no calls.

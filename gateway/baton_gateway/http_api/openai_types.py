@@ -1,7 +1,7 @@
 """Bodies of the two generating endpoints to typed requests: every field has bounds, everything unknown is refused.
 
-What depends on the model (context length, token counts) is checked in `prepare`. docs/api-http.md lists the fields.
-"""
+What depends on the model (context length, token counts) is checked in `requests.preparing`. docs/api-http.md lists the fields.
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class _Endpoint:
 class HttpApi:
     """The request handler of an aiohttp low-level server."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         relay: Relay,
         table: WorkerTable,

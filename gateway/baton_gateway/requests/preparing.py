@@ -118,7 +118,7 @@ def completion_prompts(request: CompletionRequest, text: TextModel, limits: Mode
     return prompts
 
 
-def make_prompts(
+def make_prompts(  # noqa: PLR0913
     options: Options,
     encoded: Sequence[bytes],
     text: TextModel,
@@ -192,7 +192,7 @@ def _check_prompt_values(options: Options, tokens: int, is_chat: bool) -> None:
         raise invalid(field, message, "out_of_range")
 
 
-def _sampling(
+def _sampling(  # noqa: PLR0913
     options: Options,
     prompt_tokens: int,
     text: TextModel,

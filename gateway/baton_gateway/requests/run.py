@@ -118,7 +118,7 @@ class Choice:
         return all(old == new for old, new in zip(self.ids[entry.first_index :], entry.ids, strict=False))
 
 
-def start_legs(
+def start_legs(  # noqa: PLR0913
     run: Run,
     route: Route,
     prompt: Prompt,

@@ -127,7 +127,7 @@ class _SchemaReader:
         self._check_together(found, pointer)
         return found
 
-    def _keyword(
+    def _keyword(  # noqa: C901
         self, found: dict[str, Any], schema: dict[str, Any], keyword: str, content: Any, place: str, depth: int
     ) -> None:
         if keyword in NO_SAY or (keyword.startswith("x-") and keyword != "x-guidance"):

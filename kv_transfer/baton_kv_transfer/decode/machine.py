@@ -89,7 +89,7 @@ class DecodeHandovers:
         self._handovers[key] = DecodeHandover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s)
         return self._tell(peer, messages.wait(key, position))
 
-    def expected(
+    def expected(  # noqa: PLR0913
         self,
         key: HandoverKey,
         peer: bytes,

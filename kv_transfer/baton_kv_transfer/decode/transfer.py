@@ -56,7 +56,7 @@ def _ignore_duration(seconds: float) -> None:
 class DecodeTransfer:
     """Hand-overs from any number of prefill workers to this decode worker."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         epoch: bytes,

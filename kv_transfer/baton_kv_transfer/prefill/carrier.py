@@ -30,7 +30,7 @@ def ordinary_memory(length: int) -> memoryview:
 class PutCarrier:
     """Puts in order of arrival, a bounded number at once. Each ends in exactly one of `on_done` and `on_failed`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         source: KvSource,
         geometry: KvGeometry,

@@ -55,7 +55,7 @@ class PrefillTransferStats:
 class PrefillTransfer:
     """Hand-overs from this prefill worker to any number of decode workers."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         epoch: bytes,

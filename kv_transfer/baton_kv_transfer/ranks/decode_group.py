@@ -103,7 +103,7 @@ class DecodeGroup:
             )
         return actions
 
-    def expected(
+    def expected(  # noqa: PLR0913
         self,
         key: HandoverKey,
         peer: bytes,

@@ -1,6 +1,6 @@
 """The prefill side of hand-overs between workers of several ranks: a `PrefillHandovers` per rank, one outcome for all.
 
-A pure machine, as those that it drives; legs as in `group_decode`. A leg that fails ends all others, the gateway hears
+A pure machine, as those that it drives; legs as in `decode_group`. A leg that fails ends all others, the gateway hears
 of the hand-over once, and the blocks are released when no leg reads them any more.
 """
 

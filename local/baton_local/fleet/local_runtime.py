@@ -49,7 +49,7 @@ POLL_S = 0.05
 class LocalRuntime:
     """One running deployment."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         run: RunDir,
         fleet: Fleet,

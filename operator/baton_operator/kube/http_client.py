@@ -212,7 +212,7 @@ class HttpKubeApi:
             method, self._connection.server + path, params=query, data=data, headers=headers, timeout=timeout
         )
 
-    async def _call(
+    async def _call(  # noqa: PLR0913
         self,
         verb: str,
         method: str,
@@ -225,7 +225,7 @@ class HttpKubeApi:
     ) -> Manifest:
         return mapping_of(await self._answer(verb, method, resource, path, query, body, kind, deadline_s))
 
-    async def _answer(
+    async def _answer(  # noqa: PLR0913
         self,
         verb: str,
         method: str,

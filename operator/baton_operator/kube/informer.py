@@ -60,7 +60,7 @@ class Store(Protocol):
 class Informer:
     """Fills one cache from one namespace (None: from all)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         api: KubeApi,
         cache: Store,

@@ -92,7 +92,7 @@ class Pass:
 class Reconciler:
     """Passes for all deployments. `now` is the wall clock, for what people read; `clock` is monotonic, for waiting."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         api: KubeApi,
         caches: Caches,

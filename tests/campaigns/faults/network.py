@@ -180,7 +180,7 @@ class NetworkFleet:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """What is cut: (sender, receiver) pairs; `given_up` says whose gateway links must end when it lasts."""
+    """What is cut: (sender, receiver) pairs; the campaign says whose gateway links must end when it lasts."""
 
     label: str
     ways: tuple[tuple[str, str], ...]

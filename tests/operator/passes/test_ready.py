@@ -43,7 +43,7 @@ workers = st.lists(
 )
 
 
-def view(
+def view(  # noqa: PLR0913
     found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
     told: list[Trouble], is_reachable: bool | None, wakes: bool | None,
 ) -> View:  # fmt: skip
@@ -113,7 +113,7 @@ def kstatus(status: DeploymentStatus) -> str:
     st.sampled_from([True, True, False, None]),
     st.sampled_from([True, False, None]),
 )
-def test_ready_is_whether_a_request_would_be_answered(
+def test_ready_is_whether_a_request_would_be_answered(  # noqa: PLR0913
     found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
     told: list[Trouble], is_reachable: bool | None, wakes: bool | None,
 ) -> None:  # fmt: skip

@@ -112,7 +112,7 @@ def wake(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, par
     return SloDecision(pools, memory, False, {"parked": float(parked)})
 
 
-def _decide_pool(
+def _decide_pool(  # noqa: PLR0913
     spec: SizingSpec,
     role: Role,
     pool: PoolSeen,
@@ -224,7 +224,7 @@ def _wake_together(spec: SizingSpec, pools: dict[Role, PoolDecision]) -> dict[Ro
     }
 
 
-def _exchanged(
+def _exchanged(  # noqa: PLR0913
     spec: SizingSpec,
     seen: Observed,
     memory: SizingMemory,

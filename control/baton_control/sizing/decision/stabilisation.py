@@ -17,7 +17,7 @@ SPARE = 1.15
 it does not have to grow again at once, and another type of accelerator has to be this much cheaper."""
 
 
-def stabilised(
+def stabilised(  # noqa: PLR0913
     spec: SizingSpec,
     pool: PoolSeen,
     memory: PoolMemory,

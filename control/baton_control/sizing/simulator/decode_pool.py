@@ -27,7 +27,7 @@ def answers_alone(model: WorkerModel, workload: Workload) -> Floats:
     return np.asarray(model.hand_over_s + steps * linear + per_kv_s * steps * (steps - 1) / 2)
 
 
-def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats | None:
+def _with_room(model: WorkerModel, workload: Workload, workers: int) -> Floats | None:  # noqa: C901
     """The same, written out for speed; None when somebody would be preempted. Else `DecodeWorker` to the last digit."""
     arrivals = [*workload.arrival_s.tolist(), inf]
     tokens = workload.prompt_tokens.tolist()

@@ -25,7 +25,7 @@ Timed = tuple[float, int]
 """(latest start, request)"""
 
 
-def first_tokens(
+def first_tokens(  # noqa: C901
     model: WorkerModel,
     workload: Workload,
     workers: int,

@@ -31,7 +31,7 @@ STALL_S = 10.0
 class UcxWriter:
     """The way into one landing region."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         thread: UcxThread,
         target: UcxDescriptor,

@@ -87,7 +87,7 @@ class Told:
 
 
 class Worker:
-    """`role_service` and transfer of one role over an engine of its own."""
+    """The service and the transfer of one role over an engine of its own."""
 
     def __init__(self, fleet: Fleet, epoch: bytes, *, blocks: int, step_tokens: int, is_prefill: bool) -> None:
         model = fleet.model

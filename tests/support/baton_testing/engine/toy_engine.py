@@ -31,7 +31,7 @@ def key(number: int, attempt: int = 1) -> RequestKey:
     return RequestKey(number.to_bytes(16, "big"), attempt)
 
 
-def spec(
+def spec(  # noqa: PLR0913
     number: int,
     tokens: int | Sequence[int],
     *,

@@ -84,7 +84,7 @@ class PtxRegisters:
         before = self._held.get(name, numpy.zeros(self._threads, numpy.uint64))
         self._held[name] = numpy.where(active, value.astype(numpy.uint64), before)
 
-    def computed(self, parts: list[str], sources: list[str]) -> Any:
+    def computed(self, parts: list[str], sources: list[str]) -> Any:  # noqa: C901
         """What an instruction that only computes gives, by the parts of its name between dots."""
         name, kind = parts[0], parts[-1]
         if name == "mov":

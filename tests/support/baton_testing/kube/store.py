@@ -1,6 +1,6 @@
 """The store of an API server in memory: versions, identities, owners of fields, deletion, and the history for watches.
 
-Synchronous and without any client's rights; `kube_memory` is the client. Objects that are handed out or in are copied.
+Synchronous and without any client's rights; `memory` is the client. Objects that are handed out or in are copied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A small world of prefill and decode workers around the production hand-over machines, on one seeded event heap.
 
-Everything that is not a machine is played: engines that compute and reserve (`handover_nodes`), and here a gateway that
+Everything that is not a machine is played: engines that compute and reserve (`nodes`), and here a gateway that
 opens, cancels and retries, links that delay, break and come back, processes that die and return under a new epoch,
 writes that land late, bytes that flip. Violations of the invariants raise AssertionError where they happen.
 """

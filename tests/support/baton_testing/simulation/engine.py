@@ -60,7 +60,7 @@ class LaterExecutor(Executor):
 class SimEngine:
     """Turned by events instead of a thread. Everything that comes out goes through the service's callbacks."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         process: SimProcess,
         config: EngineConfig,

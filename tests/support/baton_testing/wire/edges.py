@@ -76,7 +76,7 @@ def _of_struct(name: str, kind: inspect.StructType, fields: list[Any], path: Pat
         yield from _of_value(f"{name}.{field.name}", field.type, fields[place], (*path, place))
 
 
-def _of_value(name: str, kind: inspect.Type, now: Any, path: Path) -> Iterator[Any]:
+def _of_value(name: str, kind: inspect.Type, now: Any, path: Path) -> Iterator[Any]:  # noqa: C901
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     for each in kinds:
         match each:
