@@ -15,11 +15,12 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from baton_kernels.sampling import token_mask
 from baton_kernels.sampling.gumbel import gumbel_noise
 from baton_kernels.sampling.integer_hash import mix32, signed, splitmix64
 from baton_kernels.sampling.logprobs import logprobs, logprobs_reference
 from baton_kernels.sampling.penalties import apply_bias, apply_penalties, apply_penalties_reference
-from baton_kernels.sampling.sampling import greedy, sample, sample_reference, token_mask
+from baton_kernels.sampling.sampling import greedy, sample, sample_reference
 from baton_kernels.sampling.sampling_inputs import Draws, Penalties, Truncation
 from baton_kernels.sampling.token_mask import forbid_tokens, forbid_tokens_reference, forbidding, looking, mask_words
 from baton_kernels.sampling.truncation import mask_top_k_top_p_min_p, mask_top_k_top_p_min_p_reference
