@@ -190,7 +190,7 @@ def test_every_source_has_its_turn_and_its_own_order(sources: list[str]) -> None
     for member, source in enumerate(sources):
         turns.add(source, member)
     assert len(turns) == len(sources)
-    taken = [member for _ in sources if (member := turns.take()) is not None]
+    taken = [taken_member for _ in sources if (taken_member := turns.take()) is not None]
     assert turns.take() is None
     assert len(turns) == 0
     for source in set(sources):

@@ -23,7 +23,7 @@ BEGINS_A_ROUND = 16
 HANDSHAKES_A_ROUND = 4
 """Connections begun in one round of the loop, without TLS and with it."""
 LOOKS_A_ROUND = 64
-"""Waiting connections looked at in one round for those that have left."""
+"""Waiting connections looked at in one round: those whose clients have left are closed and take no turn."""
 
 
 class _Client(enum.Enum):
@@ -57,9 +57,13 @@ class Newcomers:
 
     def add(self, newcomer: Newcomer) -> None:
         """Take over a connection that was just accepted."""
-        if not self._sort(newcomer):
-            self._silent[newcomer.sock] = newcomer
-            asyncio.get_running_loop().add_reader(newcomer.sock, self._heard, newcomer)
+        match _look(newcomer.sock):
+            case _Client.SILENT:
+                self._await_bytes(newcomer)
+            case _Client.SPOKE:
+                self._await_turn(newcomer)
+            case _Client.LEFT:
+                self._close(newcomer)
 
     def longest_silent(self, address: str | None = None) -> Newcomer | None:
         """The one that has waited longest without a byte: of this address, or of all."""
@@ -83,21 +87,18 @@ class Newcomers:
         if self._round is not None:
             self._round.cancel()
 
-    def _heard(self, newcomer: Newcomer) -> None:
-        """Something came from a silent client, or its end."""
-        if _look(newcomer.sock) is not _Client.SILENT:
-            self._forget(newcomer)
-            self._sort(newcomer)
+    def _await_bytes(self, newcomer: Newcomer) -> None:
+        self._silent[newcomer.sock] = newcomer
+        asyncio.get_running_loop().add_reader(newcomer.sock, self._heard, newcomer)
 
-    def _sort(self, newcomer: Newcomer) -> bool:
-        """Put it where it belongs, unless it is silent."""
-        client = _look(newcomer.sock)
-        if client is _Client.LEFT:
-            self._close(newcomer)
-        elif client is _Client.SPOKE:
-            self._turns.add(newcomer.address, newcomer)
-            self._keep_round()
-        return client is not _Client.SILENT
+    def _heard(self, newcomer: Newcomer) -> None:
+        """Something came from a silent client, or its end: which of them is looked at in its turn."""
+        self._forget(newcomer)
+        self._await_turn(newcomer)
+
+    def _await_turn(self, newcomer: Newcomer) -> None:
+        self._turns.add(newcomer.address, newcomer)
+        self._keep_round()
 
     def _keep_round(self) -> None:
         if self._round is None:
@@ -109,11 +110,14 @@ class Newcomers:
         for _ in range(LOOKS_A_ROUND):
             if begun == self._begins_a_round or (newcomer := self._turns.take()) is None:
                 break
-            if _look(newcomer.sock) is _Client.LEFT:
-                self._close(newcomer)
-            else:
-                begun += 1
-                self._begin(newcomer)
+            match _look(newcomer.sock):
+                case _Client.SPOKE:
+                    begun += 1
+                    self._begin(newcomer)
+                case _Client.LEFT:
+                    self._close(newcomer)
+                case _Client.SILENT:
+                    self._await_bytes(newcomer)
         if self._turns:
             self._keep_round()
 
@@ -128,7 +132,7 @@ class Newcomers:
 
 
 def _look(sock: socket.socket) -> _Client:
-    """Look at what a client has sent without taking it."""
+    """Look at what a client has sent without taking it. A reset is seen once: looking takes the error."""
     try:
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # reset; what it sent before could still be read
             return _Client.LEFT
