@@ -35,6 +35,9 @@ from baton_wire.listening.sockets import bind
 from baton_wire.stop_signals import handle_stop_signals
 
 BACKLOG = 1_024
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that tokenises or parses may keep the interpreter while the event loop waits for it. The loop waits
+after each system call, so the default of 5 ms would show in every write to a client."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 async def _run(settings: Settings, argv: list[str]) -> int:
     stopping = _stop_signal()
     tell_loop_errors(asyncio.get_running_loop(), logging.getLogger("baton.gateway"))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     sockets = child_sockets()
     if sockets is not None:
         await _serve_as_child(settings, argv, sockets, stopping)
