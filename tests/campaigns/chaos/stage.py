@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,23 @@ KV_BYTES = 16 << 20
 QUEUE_S = 20.0
 """Refusals are judged: not so long that nobody is ever refused."""
 REVIVE_S = 0.2
-CONNECT_S = 60.0
 
 
 class _Service(BehindProxies):
     """Its gateway keeps its port over restarts, and workers that are no processes of its own can be found too."""
 
-    def __init__(self, folder: Path, shape: Shape, starts: Starts) -> None:
-        super().__init__(folder, shape, starts)
+    def __init__(
+        self,
+        folder: Path,
+        shape: Shape,
+        start_proxies: Callable[[Worker], Coroutine[Any, Any, None]],
+        starts: Starts,
+    ) -> None:
+        super().__init__(folder, shape, start_proxies, starts)
         self.liars: list[LyingWorker] = []
         self.gateways = 0
 
     def publish(self) -> None:
-        """Proxies of new workers are there before anybody finds them: see `Stage.publish`."""
         super().publish()
         for liar in self.liars:
             path = self._discovery_file(liar.role.value)
@@ -89,8 +93,7 @@ class Stage:
             flags = (f"--api-keys={key_file(self._folder)}", f"--listen={PROXIES_HOST}:{port}", "--drain-s=2")
             workers = ("--dtype", "float32", "--kv-cache-bytes", str(KV_BYTES), "--drain-s", "2")
             shape = Shape(2, 2, gateway_flags=flags, worker_flags=workers, max_queue_s=QUEUE_S)
-            self.service = _Service(self._folder / "service", shape, prepared)
-            self._publish_through_loop()
+            self.service = _Service(self._folder / "service", shape, self._start_proxies, prepared)
             self._stack.push_async_callback(self._stop)
             await asyncio.to_thread(self.service.start)
             self._repairs["watch"] = asyncio.create_task(self._revive_forever())
@@ -116,19 +119,7 @@ class Stage:
         with bind(PROXIES_HOST, 0) as held:
             return int(held.getsockname()[1])
 
-    def _publish_through_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def publish() -> None:
-            for worker in self.service.workers:
-                asyncio.run_coroutine_threadsafe(self._stand_in(worker), loop).result(CONNECT_S)
-            _Service.publish(self.service)
-
-        self.service.publish = publish  # type: ignore[method-assign]
-
-    async def _stand_in(self, worker: Worker) -> None:
-        if worker.child.name in self._proxies:
-            return
+    async def _start_proxies(self, worker: Worker) -> None:
         ports = [port for port in (worker.port, worker.pair_port) if port is not None]
         proxies = [FaultyProxy() for _ in ports]
         for proxy, port in zip(proxies, ports, strict=True):

@@ -134,6 +134,10 @@ class Deployment:
         """Where a worker listens."""
         return "127.0.0.1"
 
+    def dialled_host(self, worker: Worker) -> str:
+        """Where peers dial a worker."""
+        return worker.host
+
     def held_port(self) -> int:
         """Where one of a worker's listeners is to be; 0: anywhere."""
         return 0
@@ -152,7 +156,7 @@ class Deployment:
         """Write who is there into the discovery files, each at once."""
         for role in ("prefill", "decode"):
             rows = [
-                {"host": w.host, "port": w.port, **({"pair_port": w.pair_port} if w.pair_port else {})}
+                {"host": self.dialled_host(w), "port": w.port, **({"pair_port": w.pair_port} if w.pair_port else {})}
                 for w in self.workers
                 if w.role == role
             ]
