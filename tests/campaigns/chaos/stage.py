@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 from collections.abc import Callable, Coroutine, Iterator
@@ -47,15 +46,13 @@ class _Service(BehindProxies):
         self.liars: list[LyingWorker] = []
         self.gateways = 0
 
-    def publish(self) -> None:
-        super().publish()
-        for liar in self.liars:
-            path = self._discovery_file(liar.role.value)
-            rows = [*json.loads(path.read_text()), {"host": PROXIES_HOST, "port": liar.port}]
-            if liar.role is Role.DECODE:
-                rows[-1]["pair_port"] = self.of_role("decode")[0].pair_port
-            path.with_suffix(".draft").write_text(json.dumps(rows))
-            path.with_suffix(".draft").replace(path)
+    def discovery_rows(self, role: str) -> list[dict[str, str | int]]:
+        rows = super().discovery_rows(role)
+        pair_port = next((w.pair_port for w in self.of_role("decode") if w.pair_port), None)
+        for liar in [each for each in self.liars if each.role.value == role]:
+            pair = {"pair_port": pair_port} if liar.role is Role.DECODE and pair_port else {}
+            rows.append({"host": PROXIES_HOST, "port": liar.port, **pair})
+        return rows
 
     def start_gateway_again(self) -> None:
         """In the place of one that has ended, on its port."""

@@ -36,8 +36,8 @@ _ALTERED = re.compile(r"^baton\w*_altered_frames_total\S* (\S+)$", re.M)
 class BehindProxies(Deployment):
     """Workers at an address of their own, whose peers dial their proxies.
 
-    `start_proxies` starts a worker's proxies, once, before the worker is published for the first time. It runs in the
-    event loop in which the deployment was made; all else that waits runs in other threads.
+    `start_proxies` starts the proxies of a worker that has announced itself, once, before the worker is published. It
+    runs in the event loop in which the deployment was made. `publish` waits for it, in another thread.
     """
 
     def __init__(
@@ -75,11 +75,12 @@ class BehindProxies(Deployment):
             each.close()
 
     def publish(self) -> None:
-        for worker in self.workers:
-            if worker.child.name not in self._proxied:
-                asyncio.run_coroutine_threadsafe(self._start_proxies(worker), self._loop).result(PROXIES_S)
-                self._proxied.add(worker.child.name)
-        super().publish()
+        with self._publishing:
+            for worker in self.workers:
+                if worker.port and worker.child.name not in self._proxied:
+                    asyncio.run_coroutine_threadsafe(self._start_proxies(worker), self._loop).result(PROXIES_S)
+                    self._proxied.add(worker.child.name)
+            super().publish()
 
 
 class TamperedDeployment:
