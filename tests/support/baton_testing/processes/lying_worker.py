@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from baton_testing.background_tasks import cancel
 from baton_testing.gateway.fake_worker import FakeWorker
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, byte_level
 from baton_testing.wire.raw_peer import gateway_peer
@@ -62,9 +63,10 @@ class LyingWorker(FakeWorker):
         self._lying = asyncio.create_task(self._lie())
 
     async def stop(self) -> None:
-        if self._lying is not None:
-            self._lying.cancel()
-        await super().stop()
+        try:
+            await cancel([] if self._lying is None else [self._lying])
+        finally:
+            await super().stop()
 
     def hello(self) -> Hello:
         return msgspec.structs.replace(self._copied, epoch=self.epoch)
