@@ -1,9 +1,10 @@
-"""Faults of the chaos rig that overlap: each lasts its time, and what was there before comes back with the last end."""
+"""Faults of the chaos rig: each lasts its time, also where faults overlap, and what was there before comes back."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,10 +12,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from baton_testing.gateway.fake_worker import FakeWorker
+from baton_testing.gateway.made_tokenizers import byte_level
 from baton_testing.processes.child_process import Child
 from baton_testing.processes.faulty_proxy import FaultyProxy
+from baton_testing.processes.lying_worker import LyingWorker
 from baton_testing.processes.shifted_clock import ShiftedClock
 from baton_testing.processes.soft_limits import SoftLimits
+from baton_testing.wire.raw_peer import gateway_peer
+from baton_wire.errors import BadFieldsError
+from baton_wire.keys import KeyDirectory, write_new_key
+from baton_wire.messages.gateway_link import Flip
+from baton_wire.messages.values import Role
 
 HOST = "127.0.0.1"
 
@@ -89,3 +98,24 @@ def test_steps_of_the_clock_at_the_same_time_add_up(tmp_path: Path) -> None:
         first.close()
         assert shift() == -60
     assert shift() == 0
+
+
+class _WorstLies(random.Random):
+    def random(self) -> float:
+        return 0.0
+
+
+async def test_a_lying_worker_sends_numbers_that_no_worker_may_send_and_goes_on(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    write_new_key(keys, "test")
+    copied = FakeWorker(Role.DECODE, byte_level(), KeyDirectory(keys), lambda request: [])
+    liar = LyingWorker(Role.DECODE, copied.hello(), byte_level().bundle(), copied.keys, _WorstLies())
+    await liar.start()
+    try:
+        for _ in range(2):
+            async with gateway_peer(f"http://{HOST}:{liar.port}", keys) as peer:
+                with pytest.raises(BadFieldsError, match="Tokens"):
+                    await peer.hear(Flip)  # which a worker never sends: everything is read
+    finally:
+        await liar.stop()

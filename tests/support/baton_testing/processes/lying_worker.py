@@ -10,6 +10,7 @@ import random
 import secrets
 from pathlib import Path
 
+import msgpack
 import msgspec
 from aiohttp import web
 
@@ -26,6 +27,7 @@ from baton_wire.messages.gateway_link import (
     Hello,
     Holding,
     LegFailed,
+    ToGateway,
     Tokens,
     ToWorker,
     WorkerState,
@@ -78,6 +80,11 @@ class LyingWorker(FakeWorker):
         free = self._copied.blocks_total if boasts else 0
         self._steps_told += self._draw.choice((0, 1, 1 << 20))
         return WorkerState(False, count, count, count, free, 0, self._steps_told % MOST, self._draw.choice((0.0, 9.0)))
+
+    async def send(self, link: web.WebSocketResponse, message: ToGateway) -> None:
+        """Also what its receiver refuses: a liar does not check its own fields."""
+        fields = msgspec.to_builtins(message, builtin_types=(bytes,))
+        await self.send_frame(link, msgpack.packb(fields, use_bin_type=True))
 
     async def _lie(self) -> None:
         while True:
