@@ -382,9 +382,8 @@ class RequestLife:
         at_fault = run.decode if is_kept else worker if is_gone else blamed(run, worker, reason)
         kept = keeper(run, at_fault, reason, delivered)
         cancels = [action for action in self._cancel_legs(run) if is_kept or action.worker != worker]
-        is_repeated = at_fault in run.avoid and not run.progressed
+        verdict = retry_delay(run, at_fault, reason, self._rules, self._budget, now)
         run.avoid |= {at_fault}
-        verdict = retry_delay(run, reason, self._rules, self._budget, now, is_repeated=is_repeated)
         if isinstance(verdict, Problem):
             run.state = RunState.DONE
             return [*cancels, *self._end(Outcome.FAILED, verdict)]
@@ -408,6 +407,7 @@ class RequestLife:
         for choice in sorted(run.choices):
             each = self._new_run(run.prompt, {choice})
             each.failures, each.losses, each.avoid = run.failures, run.losses, run.avoid
+            each.failed_by, each.failed_s, each.is_only_full = run.failed_by, run.failed_s, run.is_only_full
             each.refused_links, each.broken_links = run.refused_links, run.broken_links
             alone.append(each)
         self._close(run)

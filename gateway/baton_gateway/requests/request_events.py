@@ -26,6 +26,11 @@ class LifeRules:
 
     max_failures: int = 3
     """Attempts that workers failed (no room, internal error, corrupt KV) before the client is told."""
+    patience_s: float = 6.0
+    """For so long after its first failure a run comes back to the one worker that failed it, and no attempt counts: the
+    failures speak against the worker, not against the request, and another worker may be back soon. A pool that only
+    has no room is told at once.
+    """
     max_losses: int = 10
     """Attempts that ended because a worker went away."""
     backoff_s: float = 0.05
