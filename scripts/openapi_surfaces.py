@@ -14,7 +14,7 @@ from typing import Any
 from openapi_answers import Schema
 
 from baton_gateway.apis import messages_request, responses_request
-from baton_gateway.http_api import chat_messages, openai_fields, openai_types, tool_fields
+from baton_gateway.openai_api import chat_messages, openai_fields, openai_types, tool_fields
 
 Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
 

@@ -11,10 +11,10 @@ from bench.serving.predicted_worker import Machine
 
 from baton_control.sizing.inputs.workload import Workload
 from baton_gateway.requests.own_rounds import holding
-from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import LinkedWorker
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, own_prefill, pick
+from baton_gateway.workers.pool_load import is_backed_up, own_prefill
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick
 from baton_wire.messages.gateway_link import Holding, WorkerState
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.gateway_rounds import Urgency

@@ -18,9 +18,9 @@ from baton_gateway.errors import ProcessesDownError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.parent_death import die_with_parent
-from baton_gateway.parent_process import METRICS_VARIABLE, ChildSockets, GatewayProcesses, answer_parent, child_sockets
+from baton_gateway.parent_process import ChildSockets, GatewayProcesses, answer_parent, child_sockets
 from baton_gateway.reporting.admin_server import AdminServer
-from baton_gateway.reporting.metric_files import claim
+from baton_gateway.reporting.metric_files import METRICS_VARIABLE, claim
 from baton_gateway.reporting.metrics import shared_page
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer

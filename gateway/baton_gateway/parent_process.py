@@ -22,7 +22,7 @@ import msgspec
 
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.parent_death import PARENT_VARIABLE
-from baton_gateway.reporting.metric_files import absorb, reserve
+from baton_gateway.reporting.metric_files import METRICS_VARIABLE, absorb, reserve
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
@@ -30,7 +30,6 @@ from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
 _log = logging.getLogger("baton.gateway.processes")
 CHILD_VARIABLE = "BATON_GATEWAY_CHILD_SOCKETS"
 """File descriptors of the listening and the control socket, with a comma between."""
-METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 ANSWER_S = 2.0
 RESTART_S = 1.0
 START_S = 60.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.openai_fields import wrong_type
-from baton_gateway.http_api.openai_types import ChatRequest, parse_chat
+from baton_gateway.openai_api.openai_fields import wrong_type
+from baton_gateway.openai_api.openai_types import ChatRequest, parse_chat
 
 _MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?")
 

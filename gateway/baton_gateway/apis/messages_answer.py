@@ -13,11 +13,11 @@ import msgspec
 from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.apis.chat_body import renamed
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.answer_forms import AnswerForm, EventWriter
-from baton_gateway.http_api.collected_answer import GrowingAnswer
-from baton_gateway.http_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
-from baton_gateway.http_api.logprob_json import LogprobsJson
-from baton_gateway.http_api.response_encoding import AnswerHead, FinishedChoice, Usage, message_and_param
+from baton_gateway.openai_api.answer_forms import AnswerForm, EventWriter
+from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
+from baton_gateway.openai_api.logprob_json import LogprobsJson
+from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage, message_and_param
 
 _encode = msgspec.json.Encoder().encode
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from baton_gateway.apis.chat_body import ChatBody, text_part
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.http_api.chat_messages import MAX_MESSAGES, MAX_PARTS
-from baton_gateway.http_api.openai_fields import (
+from baton_gateway.openai_api.chat_messages import MAX_MESSAGES, MAX_PARTS
+from baton_gateway.openai_api.openai_fields import (
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
     Fields,
@@ -21,7 +21,7 @@ from baton_gateway.http_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.http_api.openai_types import MAX_STOPS, MAX_TOKEN_ID, MAX_TOKENS, ChatRequest
+from baton_gateway.openai_api.openai_types import MAX_STOPS, MAX_TOKEN_ID, MAX_TOKENS, ChatRequest
 
 _IGNORED = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",

@@ -14,9 +14,9 @@ import msgspec
 from baton_gateway.apis.chat_body import ChatBody, text_part
 from baton_gateway.apis.responses_answer import ResponsesForm
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.http_api.chat_messages import MAX_MESSAGES, MAX_PARTS
-from baton_gateway.http_api.json_pieces import EncodedJson
-from baton_gateway.http_api.openai_fields import (
+from baton_gateway.openai_api.chat_messages import MAX_MESSAGES, MAX_PARTS
+from baton_gateway.openai_api.json_pieces import EncodedJson
+from baton_gateway.openai_api.openai_fields import (
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
     Fields,
@@ -24,7 +24,7 @@ from baton_gateway.http_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.http_api.openai_types import MAX_LOGPROBS, MAX_TOKENS, ChatRequest, check_held
+from baton_gateway.openai_api.openai_types import MAX_LOGPROBS, MAX_TOKENS, ChatRequest, check_held
 
 _encode = msgspec.json.Encoder().encode
 _KEPT = "answers are not kept: send the whole conversation as 'input'"

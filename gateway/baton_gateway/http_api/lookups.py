@@ -18,9 +18,9 @@ from baton_gateway import errors
 from baton_gateway.errors import RefusedError
 from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S, HealthProblem, worst
 from baton_gateway.http_api.model_names import ModelNames
-from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.admin_server import METRICS_TYPE
 from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy, revisions
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.workers.linked_workers import WorkerTable
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.http_api.json_body import MAX_DEPTH, MAX_KEYS, JsonShape, count_quotes, json_shape, parse_object
+from baton_gateway.openai_api.json_body import MAX_DEPTH, MAX_KEYS, JsonShape, count_quotes, json_shape, parse_object
 
 NAMES = ("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config")
 """Fields of any of the endpoints that hold definitions."""

@@ -11,13 +11,13 @@ from typing import Any, TypeVar, TypeVarTuple
 from aiohttp import HttpVersion11, StreamReader, web
 
 from baton_gateway.errors import RefusedError, invalid, out_of_memory
-from baton_gateway.http_api.body_limits import BodyLimits
-from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
 from baton_gateway.http_api.parsed_part_cache import LEAST_BYTES, ParsedPartCache
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
+from baton_gateway.openai_api.json_body import json_shape, parse_object
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.text.returned_memory import MemoryReturn
+from baton_gateway.workers.request_limits import BodyLimits
 from baton_wire.listening.source_address import source_of
 
 T = TypeVar("T")

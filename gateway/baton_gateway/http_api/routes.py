@@ -23,26 +23,27 @@ from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
-from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm
-from baton_gateway.http_api.answer_writers import CollectingWriter, Hold
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
-from baton_gateway.http_api.json_pieces import PIECE_BYTES, JsonBytes, even_pieces
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
-from baton_gateway.http_api.openai_fields import UnknownFields
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
 from baton_gateway.http_api.refused_paths import refused_path
 from baton_gateway.http_api.request_body import RequestBody, holder_of
-from baton_gateway.http_api.response_encoding import error_body
-from baton_gateway.http_api.streaming_writer import STALL_S, StreamingWriter
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
+from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.http_api.tokenising import Tokenising
+from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
+from baton_gateway.openai_api.answer_writers import CollectingWriter, Hold
+from baton_gateway.openai_api.json_pieces import PIECE_BYTES, JsonBytes, even_pieces
+from baton_gateway.openai_api.openai_fields import UnknownFields
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from baton_gateway.openai_api.response_encoding import error_body
+from baton_gateway.openai_api.streaming_writer import STALL_S, StreamingWriter
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable

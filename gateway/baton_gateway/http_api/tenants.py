@@ -18,37 +18,13 @@ from typing import Annotated
 import msgspec
 
 from baton_gateway.errors import INVALID, Problem, RefusedError
-
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$")]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-
-
-class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tenant as its file names it. Its prefix cache is its own."""
-
-    name: Name
-    key_sha256: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=64)] = ()
-    weight: Annotated[float, msgspec.Meta(gt=0, le=1_000)] = 1.0
-    max_running: Positive | None = None
-    max_queued: Positive | None = None
-
-    @property
-    def salt(self) -> str:
-        """Separates this tenant's prefix caches from every other's; empty for the default tenant."""
-        return self.name if self.key_sha256 else ""
-
-    @property
-    def flow(self) -> bytes:
-        """What shares one turn at the workers, whichever gateway process asks them."""
-        return hashlib.sha256(f"tenant {self.name}".encode()).digest()[:16]
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 
 
 class TenantFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(min_length=1, max_length=10_000)]
 
 
-DEFAULT_TENANT = Tenant("default")
 MAX_FILE_BYTES = 4 << 20
 KEY_WORDS = "8 to 512 visible ASCII characters"
 _KEY = re.compile(r"[!-~]{8,512}")

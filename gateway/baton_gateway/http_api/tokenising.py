@@ -14,19 +14,20 @@ import msgspec
 from baton_gateway import errors
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import RefusedError, invalid
-from baton_gateway.http_api.answer_writers import Hold
-from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
 from baton_gateway.http_api.model_names import ModelNames
-from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields
-from baton_gateway.http_api.openai_types import ChatRequest, read_token_ids
-from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
-from baton_gateway.http_api.tenants import Tenant
-from baton_gateway.http_api.tool_fields import read_tool_use
-from baton_gateway.requests.preparing import ModelLimits, chat_prompt, chat_room, check_ids, conversation
+from baton_gateway.openai_api.answer_writers import Hold
+from baton_gateway.openai_api.chat_messages import ChatMessage, read_messages
+from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields
+from baton_gateway.openai_api.openai_types import ChatRequest, read_token_ids
+from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
+from baton_gateway.openai_api.tool_fields import read_tool_use
+from baton_gateway.requests.preparing import chat_prompt, chat_room, check_ids, conversation
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.text.encoding import PromptEncoder, PromptText
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
+from baton_gateway.workers.request_limits import ModelLimits
 from baton_wire.messages.values import PACKED_ID_BYTES, unpack_ids
 
 MAX_AT_ONCE = 256

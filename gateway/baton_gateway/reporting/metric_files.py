@@ -13,6 +13,8 @@ from pathlib import Path
 
 from prometheus_client.mmap_dict import MmapedDict
 
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Names the folder of these files in a process's environment."""
 COUNTING = ("counter", "histogram")
 """Kinds of files whose numbers outlive their process."""
 KINDS = (*COUNTING, "gauge_livesum")

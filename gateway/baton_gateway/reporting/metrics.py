@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from baton_gateway.http_api.response_encoding import Usage
-from baton_gateway.parent_process import METRICS_VARIABLE
+from baton_gateway.reporting.metric_files import METRICS_VARIABLE
+from baton_gateway.reporting.outcome import Outcome, RequestTotals
 from baton_gateway.reporting.telemetry import LoadTelemetry
-from baton_gateway.requests.request_events import Outcome, Route
 from baton_gateway.structured_outputs.format_compiler import Compiled
+from baton_gateway.workers.route import Route
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
 from baton_wire.session import AlteredFrames
 from baton_wire.sketch import Sketch
@@ -108,22 +108,13 @@ class GatewayMetrics:
             self._itl.observe((now - last_s) / tokens)
         times.last_s[choice] = now
 
-    def ended(
-        self,
-        times: RequestTimes,
-        outcome: Outcome,
-        usage: Usage,
-        attempts: int,
-        migrations: int,
-        conflicts: int,
-        now: float,
-    ) -> None:
+    def ended(self, times: RequestTimes, outcome: Outcome, totals: RequestTotals, now: float) -> None:
         self._requests[outcome].inc()
-        self._prompt_tokens.inc(usage.prompt_tokens)
-        self._completion_tokens.inc(usage.completion_tokens)
-        self._retries.inc(max(0, attempts - 1))
-        self._migrations.inc(migrations)
-        self._conflicts.inc(conflicts)
+        self._prompt_tokens.inc(totals.prompt_tokens)
+        self._completion_tokens.inc(totals.completion_tokens)
+        self._retries.inc(max(0, totals.attempts - 1))
+        self._migrations.inc(totals.migrations)
+        self._conflicts.inc(totals.conflicts)
         if outcome is Outcome.FINISHED:
             self._e2e.observe(now - times.arrived_s)
         if outcome is Outcome.CANCELLED and not times.has_token:

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.requests.full_room import Occupant, displaced
+from baton_gateway.requests.tenant import Tenant
 
 SPARE = 8
 """A part of so many of `max_running` is kept besides, for tenants with nothing at work."""

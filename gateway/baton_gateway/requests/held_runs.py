@@ -21,10 +21,9 @@ from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.model_line import LIGHT_SHARE, ModelLine
 from baton_gateway.requests.own_rounds import OwnTurns
 from baton_gateway.requests.request import Stage
-from baton_gateway.requests.request_events import PickRoute, Route
+from baton_gateway.requests.request_events import PickRoute
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import (
-    WorkerView,
+from baton_gateway.workers.pool_load import (
     free_sequences,
     is_backed_up,
     is_full,
@@ -32,6 +31,8 @@ from baton_gateway.workers.route import (
     num_slots,
     own_prefill,
 )
+from baton_gateway.workers.route import Route
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
 from baton_wire.rules.gateway_rounds import Urgency

@@ -11,16 +11,16 @@ import msgspec
 
 from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.answer_bounds import bytes_ahead, values_bytes
-from baton_gateway.http_api.answer_writers import AnswerWriter
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
-from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.openai_api.answer_bounds import bytes_ahead, values_bytes
+from baton_gateway.openai_api.answer_writers import AnswerWriter
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.reporting.metrics import RequestTimes
 from baton_gateway.requests.model_line import ModelLine
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Deliver, LifeRules, Prompt
 from baton_gateway.requests.run import Run
 from baton_gateway.requests.scored_prompts import ScoredPrompts
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.waiting_line import WaitRules
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel

@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.requests.tenant_work import Ahead, Part, TenantWork, ahead
-from baton_gateway.requests.waiting_line import FADING, PoolService, WaitBound, Work
+from baton_gateway.requests.waiting_line import FADING, WaitBound, Work
+from baton_gateway.workers.pool_load import PoolService
 
 FIRST_OUTPUT_TOKENS = 200.0
 """What an answer is taken to have until the first one has ended."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
-from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.live_request import LiveRequest, text_bytes
 from baton_gateway.requests.model_line import ModelLine
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.waiting_line import (
     STANDING_SHARE,
     WaitBound,
@@ -18,7 +18,7 @@ from baton_gateway.requests.waiting_line import (
     retry_after_s,
 )
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import num_prefill, pool_services
+from baton_gateway.workers.pool_load import num_prefill, pool_services
 
 CHARS_A_TOKEN = 4
 """Of text that is not tokenised yet. Sizes wrong by a factor change only how fast a line seems to grow."""

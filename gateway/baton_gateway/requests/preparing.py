@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from baton_gateway.answers.formats import AnswerFormat
 from baton_gateway.answers.parse_plan import ParsePlan, reading_of
 from baton_gateway.answers.tool_use import ToolMode, ToolUse
 from baton_gateway.errors import context_exceeded, invalid, unsupported
-from baton_gateway.http_api.answer_bounds import most_tokens
-from baton_gateway.http_api.chat_messages import ChatMessage
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Options
-from baton_gateway.http_api.prompting_fields import Prompting
+from baton_gateway.openai_api.answer_bounds import most_tokens
+from baton_gateway.openai_api.chat_messages import ChatMessage
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, Options
+from baton_gateway.openai_api.prompting_fields import Prompting
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import ChatRoom
+from baton_gateway.workers.request_limits import ModelLimits
 from baton_wire.messages.values import (
     MAX_MARK_IDS,
     PACKED_ID_BYTES,
@@ -42,14 +42,6 @@ MAX_END_IDS = 128
 """Of a model; beside them a client's fit into a message."""
 MAX_PROMPT_VALUES = 1 << 18
 """Log probabilities of prompts' tokens that one answer tells: they are all held until its first token."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """What every pair of workers of a revision can do."""
-
-    max_context_tokens: int
-    vocab_size: int
 
 
 def conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, prompting: Prompting) -> Conversation:

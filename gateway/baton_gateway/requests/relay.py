@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.answer_bounds import token_bytes
-from baton_gateway.http_api.answer_writers import AnswerWriter
-from baton_gateway.http_api.openai_types import ApiEndpoint, ChatRequest, CompletionRequest
-from baton_gateway.http_api.response_encoding import AnswerHead, ResponseHead, Usage
-from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.openai_api.answer_bounds import token_bytes
+from baton_gateway.openai_api.answer_writers import AnswerWriter
+from baton_gateway.openai_api.openai_types import ApiEndpoint, ChatRequest, CompletionRequest
+from baton_gateway.openai_api.response_encoding import AnswerHead, ResponseHead, Usage
 from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.reporting.outcome import Outcome, RequestTotals
 from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.live_request import (
@@ -32,7 +32,6 @@ from baton_gateway.requests.live_request import (
 from baton_gateway.requests.model_lines import ModelLines
 from baton_gateway.requests.parked import parked_that_leave
 from baton_gateway.requests.preparing import (
-    ModelLimits,
     chat_prompt,
     chat_reading,
     chat_room,
@@ -54,14 +53,12 @@ from baton_gateway.requests.request_events import (
     LegEnded,
     NoRevision,
     NoRoute,
-    Outcome,
     PickRoute,
     Prepare,
     Prepared,
     Prompt,
     PromptArrived,
     Refused,
-    Route,
     Routed,
     RoutesChanged,
     Send,
@@ -73,6 +70,7 @@ from baton_gateway.requests.request_failures import problem_of
 from baton_gateway.requests.retry_budget import RetryBudgets
 from baton_gateway.requests.routing import Routing
 from baton_gateway.requests.scored_prompts import echoed_prompts
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.structured_outputs.format_compiler import ShapeCompiler
 from baton_gateway.structured_outputs.output_format import OutputFormat
 from baton_gateway.text.encoding import PromptEncoder
@@ -82,6 +80,8 @@ from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.affinity import prefix_keys
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import ToWorker
+from baton_gateway.workers.request_limits import ModelLimits
+from baton_gateway.workers.route import Route
 from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget, Tokens
@@ -430,8 +430,8 @@ class Relay:
         completion_tokens = 0 if live.request.options.max_tokens == 0 else live.life.completion_tokens()
         life = live.life
         usage = Usage(life.prompt_tokens(), completion_tokens, live.reasoning_tokens(), life.cached_tokens())
-        counts = life.attempts, life.migrations, life.conflicts
-        self._metrics.ended(live.times, action.outcome, usage, *counts, now)
+        totals = RequestTotals(usage.prompt_tokens, completion_tokens, life.attempts, life.migrations, life.conflicts)
+        self._metrics.ended(live.times, action.outcome, totals, now)
         if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
             self._metrics.telemetry.unserved()
         line = self._lines.of(live)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.believed_tokens import entry_fault, scores_fault
 from baton_gateway.requests.request_events import (
     Action,
@@ -29,14 +30,12 @@ from baton_gateway.requests.request_events import (
     LifeRules,
     NoRevision,
     NoRoute,
-    Outcome,
     PickRoute,
     Prepare,
     Prepared,
     Prompt,
     PromptArrived,
     Refused,
-    Route,
     Routed,
     RoutesChanged,
     Send,
@@ -46,6 +45,7 @@ from baton_gateway.requests.request_events import (
 )
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.requests.run import Choice, Run, RunState, blamed, keeper, retry_delay, send_on, start_legs
+from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Cancel
 from baton_wire.messages.values import Finish, Reason, TokenEntry
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, replace
 
 from baton_gateway.errors import Problem
+from baton_gateway.reporting.outcome import Outcome
+from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget
 from baton_wire.messages.values import (
     MAX_VOCAB,
     PACKED_ID_BYTES,
-    Address,
     Finish,
     PromptLogprob,
     SamplingParams,
@@ -66,39 +66,6 @@ class Prompt:
 
     def ids(self) -> list[int]:
         return unpack_ids(self.packed)
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Who does it. `prefill` None: the decode worker prefills by itself."""
-
-    prefill: bytes | None
-    """Epochs name workers."""
-    decode: bytes
-    decode_address: Address | None
-    """Where `prefill` reaches `decode`; not None when `prefill` is given."""
-    own_s: float = 0.0
-    """Seconds that a prefill worker computes it; 0 while no prompt step was seen, when nothing waits by it."""
-    is_kept: bool = False
-    """`decode` is a prefill worker, where other prompts are in line."""
-    missing_tokens: int | None = None
-    """Of the prompt, what whoever computes it probably does not hold yet; None: nobody looked, so all of it."""
-
-    @property
-    def is_local(self) -> bool:
-        """A decode worker computes the prompt: prefill workers have nothing to do with it."""
-        return self.prefill is None and not self.is_kept
-
-
-class Outcome(enum.StrEnum):
-    """How a request ended; a closed set that also labels metrics."""
-
-    FINISHED = "finished"
-    REFUSED = "refused"
-    """Told so before any work was done for it."""
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    """The client went away or read too slowly."""
 
 
 # Events ---------------------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.requests.failing_workers import FailingWorkers
 from baton_gateway.requests.live_request import LiveRequest
-from baton_gateway.requests.request_events import PickRoute, Route
+from baton_gateway.requests.request_events import PickRoute
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, pick, revisions
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
 from baton_wire.messages.values import PairFingerprint
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.requests.request_events import Arrived, LifeRules, Prompt, Route, Send
+from baton_gateway.requests.request_events import Arrived, LifeRules, Prompt, Send
 from baton_gateway.requests.retry_budget import RetryBudget
+from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.values import PeerRef, Reason, TokenEntry, pack_ids
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from baton_gateway.http_api.json_pieces import EncodedJson
-from baton_gateway.http_api.logprob_json import CompletionLogprobs, PromptLogprobsJson
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Options
+from baton_gateway.openai_api.json_pieces import EncodedJson
+from baton_gateway.openai_api.logprob_json import CompletionLogprobs, PromptLogprobsJson
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, Options
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.choice_text import ChoiceText, TokenInfo
 from baton_gateway.text.revision_text import TextModel

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.waiting_line import FADING, WaitBound, Work
 
 

@@ -11,7 +11,9 @@ CoDel, 2012; Maurer, Fail at Scale, 2015). Each tenant's line of a model has a b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from baton_gateway.workers.pool_load import PoolService
 
 BOUND_TARGETS = 10.0
 """The longest wait without a setting, in TTFT targets."""
@@ -36,30 +38,6 @@ class Work:
 
     def __sub__(self, other: Work) -> Work:
         return Work(self.prompt_tokens - other.prompt_tokens, self.output_tokens - other.output_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolService:
-    """What waits at the workers of a pool, and how fast they serve it together."""
-
-    waiting_tokens: float = 0.0
-    tokens_per_s: float | None = None
-    """None: not measured."""
-    token_s: float | None = None
-    """Seconds a token takes at its fastest worker."""
-    is_limiting: bool = True
-    """Whether what comes has to wait for it at all: not where a decode worker has slots left."""
-
-    def empty(self) -> PoolService:
-        """As fast, with nothing that waits at its workers."""
-        return replace(self, waiting_tokens=0.0)
-
-    def wait_s(self, more_tokens: float) -> float | None:
-        """Until `more_tokens` besides those that wait have been served; None: unknown."""
-        tokens = self.waiting_tokens + more_tokens
-        if not self.is_limiting or tokens <= 0:
-            return 0.0
-        return tokens / self.tokens_per_s if self.tokens_per_s else None
 
 
 def predicted_wait_s(held: Work, prefill: PoolService, decode: PoolService) -> float | None:

@@ -23,8 +23,8 @@ from baton_gateway.errors import (
     tokenizer_failed,
     tokenizer_unavailable,
 )
+from baton_gateway.helper_processes.fair_turns import FairTurns
 from baton_gateway.helper_processes.process_lane import TURN_S, HealthProblem, ProcessHealth
-from baton_gateway.text.fair_turns import FairTurns
 from baton_gateway.text.retokenised_text import pieces_of
 from baton_gateway.text.returned_memory import return_memory
 from baton_gateway.text.revision_text import TextModel

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from baton_gateway.http_api.body_limits import BodyLimits, body_limits
-from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import TextModel
-from baton_gateway.workers.route import WorkerView
+from baton_gateway.workers.request_limits import BodyLimits, ModelLimits, body_limits
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.liveness import REPORT_S
 from baton_wire.messages.gateway_link import Cancel, Flip, Hello, Holding, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition

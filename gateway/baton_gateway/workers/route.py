@@ -13,72 +13,38 @@ from dataclasses import dataclass
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.requests.request_events import Route
-from baton_gateway.requests.waiting_line import PoolService
 from baton_gateway.workers.affinity import PrefixAffinity
+from baton_gateway.workers.pool_load import prefill_side, token_s
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
-from baton_wire.rules.prompt_order import BUSY_S, busy_s
-from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, PrefillSide, placement, prompts_s
+from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, placement
 
-FULL_S = 0.1
-"""A wait for slots that is shorter may be that for the next step."""
 FOR_PROMPTS = 0.125
 """Of a prefill worker's slots, those that answers never take: prompts are computed in them."""
-APART_S = 5.0
-"""A worker whose own line is so much longer than another's is stuck, or does not say what is so."""
 SEQUENCE_COST_TOKENS = 64
 """One more sequence on a decode worker weighs as much as so many prompt tokens that it would have to receive."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerView:
-    """A linked worker as routing sees it."""
+class Route:
+    """Who does it. `prefill` None: the decode worker prefills by itself."""
 
-    epoch: bytes
-    role: Role
-    served_name: str
-    fingerprint: PairFingerprint
-    pair_address: Address | None
-    """Where prefill workers reach it; a decode worker has one."""
-    max_context_tokens: int
-    max_choices: int
-    block_tokens: int
-    blocks_total: int
-    blocks_free: int | None
-    """None: not reported yet."""
-    load_sequences: int = 0
-    """Running, waiting, and sent since the last report."""
-    load_tokens: int = 0
-    """Prompt tokens still to be computed or received."""
-    prompt_tokens: int = 0
-    """Of these, the ones to be computed."""
-    running: int = 0
-    """Sequences at the last report."""
-    waiting: int = 0
-    """Requests that wait there for slots or blocks: those of the last report, and sent since if there were any, or
-    beyond its slots."""
-    max_sequences: int = 1
-    rows: int = 0
-    """Sequences that decoded in its last step."""
-    keeps_answers: bool = False
-    """A prefill worker that also decodes what it prefilled."""
-    is_draining: bool = False
-    is_suspect: bool = False
-    token_s: float | None = None
-    """Seconds per prompt token; None: no prompt step was seen."""
-    more_token_s: float | None = None
-    """Seconds that one more token adds to a step."""
-    step_s: float = 0.0
-    rows_s: float | None = None
-    """A step of a decode worker's rows without prompts; None: not seen."""
-    least_rows_s: float | None = None
-    """The shortest such step that was seen."""
-    piece_token_s: float | None = None
-    """What a prompt token adds to such a step; None: not seen."""
-    coming_tokens_s: float = 0.0
-    """Prompt tokens a second that come to it to be computed."""
-    gateways: int = 1
-    """Processes that send to it, as it told."""
+    prefill: bytes | None
+    """Epochs name workers."""
+    decode: bytes
+    decode_address: Address | None
+    """Where `prefill` reaches `decode`; not None when `prefill` is given."""
+    own_s: float = 0.0
+    """Seconds that a prefill worker computes it; 0 while no prompt step was seen, when nothing waits by it."""
+    is_kept: bool = False
+    """`decode` is a prefill worker, where other prompts are in line."""
+    missing_tokens: int | None = None
+    """Of the prompt, what whoever computes it probably does not hold yet; None: nobody looked, so all of it."""
+
+    @property
+    def is_local(self) -> bool:
+        """A decode worker computes the prompt: prefill workers have nothing to do with it."""
+        return self.prefill is None and not self.is_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +75,7 @@ class RoutePolicy:
 
 def revisions(workers: Sequence[WorkerView], served_name: str, policy: RoutePolicy) -> dict[PairFingerprint, int]:
     """Fingerprints under which this model can be served now, with the number of usable workers that decode."""
-    usable = [worker for worker in workers if worker.served_name == served_name and _is_usable(worker)]
+    usable = [worker for worker in workers if worker.served_name == served_name and worker.is_usable]
     prefill = {worker.fingerprint for worker in usable if worker.role is Role.PREFILL}
     found: dict[PairFingerprint, int] = {}
     for worker in usable:
@@ -123,7 +89,7 @@ def pick(
     query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePolicy, affinity: PrefixAffinity, draw: float
 ) -> Route | Problem:
     """Choose the pair for a run. `draw` in [0, 1) breaks ties."""
-    fitting = [worker for worker in workers if worker.fingerprint == query.fingerprint and _is_usable(worker)]
+    fitting = [worker for worker in workers if worker.fingerprint == query.fingerprint and worker.is_usable]
     large = [worker for worker in fitting if _can_hold(worker, query)]
     decode = _best([worker for worker in large if worker.role is Role.DECODE], query, affinity, draw)
     prefill = _best([worker for worker in large if worker.role is Role.PREFILL], query, affinity, draw)
@@ -134,7 +100,7 @@ def pick(
             return Route(kept.epoch, there.epoch, there.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
         missing = _missing(prefill, query, affinity)
-        own_s = missing * _token_s(prefill, fitting)
+        own_s = missing * token_s(prefill, fitting)
         match _placement(query, prefill, decode, affinity, policy.targets):
             case Placement.HERE:
                 return _local(decode, query, affinity)
@@ -151,130 +117,6 @@ def pick(
     return errors.no_workers()
 
 
-def is_backed_up(
-    workers: Sequence[WorkerView], fingerprint: PairFingerprint, ttft_s: float, tpot_s: float | None = None
-) -> bool:
-    """Every prefill worker of the revision has as much work as prompts may find there; False if unknown.
-
-    One that has computed nothing yet is taken to be as fast as the others. One that decodes, too, computes prompts in
-    pieces that keep `tpot_s`.
-    """
-    usable = _usable(workers, Role.PREFILL, fingerprint)
-    return bool(usable) and all(_work_s(worker, usable, tpot_s) > busy_s(ttft_s) for worker in usable)
-
-
-def own_prefill(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> float:
-    """This gateway's part of the prefill workers that prompts of the revision can go to."""
-    return sum(1 / worker.gateways for worker in _usable(workers, Role.PREFILL, fingerprint))
-
-
-def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_tokens: float) -> bool:
-    """The same of the decode workers: what waits at each for slots or blocks is work for so long. `output_tokens`: of
-    a sequence, as a rule.
-    """
-    usable = _usable(workers, Role.DECODE, fingerprint)
-    return bool(usable) and all(decode_wait_s(worker, output_tokens) > BUSY_S for worker in usable)
-
-
-def decode_wait_s(worker: WorkerView, output_tokens: float) -> float:
-    """Until its slots have taken in what waits there now; 0 where nothing waits or nothing runs."""
-    running = worker.running
-    if worker.load_sequences - worker.waiting >= worker.max_sequences:  # sent since the report, and more than its slots
-        running = worker.max_sequences
-    if not worker.waiting or not running:
-        return 0.0
-    return worker.waiting * output_tokens * worker.step_s / running
-
-
-def free_sequences(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
-    """Slots of the revision's decode workers that nobody has or is about to have."""
-    usable = _usable(workers, Role.DECODE, fingerprint)
-    return sum(max(0, worker.max_sequences - worker.load_sequences) for worker in usable)
-
-
-def num_prefill(workers: Sequence[WorkerView], served_name: str) -> float:
-    """This gateway's part of a model's prefill workers, of all its revisions."""
-    prefill = (each for each in workers if each.served_name == served_name and each.role is Role.PREFILL)
-    return sum(1 / worker.gateways for worker in prefill if _is_usable(worker))
-
-
-def num_slots(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
-    """Sequences that the revision's decode workers run at once."""
-    return sum(worker.max_sequences for worker in _usable(workers, Role.DECODE, fingerprint))
-
-
-def least_prompts_s(workers: Sequence[WorkerView], fingerprint: PairFingerprint, tpot_s: float | None) -> float:
-    """Seconds that the prefill worker with the least to do computes what it has; 0 if unknown."""
-    usable = _usable(workers, Role.PREFILL, fingerprint)
-    return min((_work_s(worker, usable, tpot_s) for worker in usable), default=0.0)
-
-
-def _usable(workers: Sequence[WorkerView], role: Role, fingerprint: PairFingerprint) -> list[WorkerView]:
-    fitting = (each for each in workers if each.role is role and each.fingerprint == fingerprint)
-    return [worker for worker in fitting if _is_usable(worker)]
-
-
-def pool_services(
-    workers: Sequence[WorkerView], served_name: str, output_tokens: float
-) -> tuple[PoolService, PoolService]:
-    """How the prefill and the decode workers of a model serve now, by what they reported.
-
-    A prefill pool serves as many tokens a second as its workers' own steps took. A decode worker makes one token a
-    step for each running sequence; it limits only where it has let others wait. Workers far behind the others of their
-    pool count for nothing, neither what they have nor what they serve.
-    """
-    usable = [each for each in workers if each.served_name == served_name and _is_usable(each)]
-    prefill = [each for each in usable if each.role is Role.PREFILL]
-    known = [each.more_token_s for each in prefill if each.more_token_s is not None]
-    usual = sum(known) / max(1, len(known))
-    times = [usual if each.more_token_s is None else each.more_token_s for each in prefill]
-    abreast = _abreast([each.load_tokens * seconds for each, seconds in zip(prefill, times, strict=True)])
-    rate = sum(1 / times[place] for place in abreast) if all(times) else None
-    load = sum(prefill[place].load_tokens for place in abreast)
-    there = PoolService(load, rate, min(times, default=None) or None, is_limiting=bool(prefill))
-    decode = [each for each in usable if each.role is Role.DECODE]
-    waits = [decode_wait_s(each, output_tokens) for each in decode]
-    is_limiting = bool(decode) and all(wait_s > FULL_S for wait_s in waits)
-    decode = [decode[place] for place in _abreast(waits)]
-    running = sum(each.running / each.step_s for each in decode if each.step_s > 0)
-    waiting = sum(each.waiting for each in decode) * output_tokens
-    return there, PoolService(waiting, running or None, None, is_limiting)
-
-
-def _abreast(waits_s: Sequence[float]) -> list[int]:
-    """The places of those whose own line is not far longer than the shortest: only there does anybody go."""
-    least_s = min(waits_s, default=0.0)
-    return [place for place, wait_s in enumerate(waits_s) if wait_s <= least_s + APART_S]
-
-
-def _token_s(worker: WorkerView, others: Sequence[WorkerView]) -> float:
-    """Seconds per prompt token; until its first step as other prefill workers take, 0 while none was seen of any."""
-    if worker.token_s is not None:
-        return worker.token_s
-    known = [each.token_s for each in others if each.role is Role.PREFILL and each.token_s is not None]
-    return sum(known) / max(1, len(known))
-
-
-def _work_s(worker: WorkerView, others: Sequence[WorkerView], tpot_s: float | None) -> float:
-    """Seconds until it has computed the prompts that it has; 0 if unknown."""
-    if tpot_s is None or not worker.rows:
-        return worker.load_tokens * _token_s(worker, others)
-    return prompts_s(_prefill_side(worker, 0), worker.load_tokens, tpot_s) or 0.0
-
-
-def _prefill_side(worker: WorkerView, missing: int, *, may_keep: bool = False, has_slot: bool = False) -> PrefillSide:
-    """What a prompt of so many missing tokens meets there."""
-    return PrefillSide(
-        *(worker.token_s, worker.more_token_s, worker.load_tokens, missing),
-        may_keep=may_keep,
-        rows=worker.rows,
-        base_s=worker.rows_s,
-        piece_token_s=worker.piece_token_s,
-        coming_tokens_s=worker.coming_tokens_s,
-        has_slot=has_slot,
-    )
-
-
 def _placement(
     query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: LatencyTargets | None
 ) -> Placement:
@@ -282,7 +124,7 @@ def _placement(
     if targets is None:
         return Placement.HANDED_OVER
     may_keep, has_slot = _may_keep(prefill, query), _has_slot(prefill, query)
-    there = _prefill_side(prefill, _missing(prefill, query, affinity), may_keep=may_keep, has_slot=has_slot)
+    there = prefill_side(prefill, _missing(prefill, query, affinity), may_keep=may_keep, has_slot=has_slot)
     here = DecodeSide(
         *(decode.load_sequences, decode.rows_s, decode.piece_token_s, decode.prompt_tokens),
         missing_tokens=_missing(decode, query, affinity),
@@ -317,10 +159,6 @@ def _has_slot(prefill: WorkerView, query: RouteQuery) -> bool:
 def _missing(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> int:
     """Tokens that a worker would have to compute; at least one."""
     return max(1, query.tokens - min(query.tokens, affinity.known_tokens(worker.epoch, query.prefix)))
-
-
-def _is_usable(worker: WorkerView) -> bool:
-    return not worker.is_draining and not worker.is_suspect
 
 
 def _may_go_local(policy: RoutePolicy) -> bool:

@@ -18,8 +18,8 @@ from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, worker_spec
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
 from baton_gateway.answers.formats import AS_FOUND, FormatNames
-from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import load_text_model
+from baton_gateway.workers.request_limits import ModelLimits
 from baton_local.argument_types import device, integer, volume
 from baton_local.batch.answers import Answers
 from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress

@@ -13,17 +13,17 @@ from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.answers.tool_grammars import is_bound
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.http_api.collected_answer import GrowingAnswer
-from baton_gateway.http_api.json_pieces import GrowingText
-from baton_gateway.http_api.logprob_json import CompletionLogprobs, LogprobsJson, logprobs_json
-from baton_gateway.http_api.openai_types import (
+from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.json_pieces import GrowingText
+from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson, logprobs_json
+from baton_gateway.openai_api.openai_types import (
     ApiEndpoint,
     ChatRequest,
     CompletionRequest,
     parse_chat,
     parse_completion,
 )
-from baton_gateway.http_api.response_encoding import (
+from baton_gateway.openai_api.response_encoding import (
     FinishedChoice,
     ResponseHead,
     Usage,
@@ -31,7 +31,6 @@ from baton_gateway.http_api.response_encoding import (
     response_body,
 )
 from baton_gateway.requests.preparing import (
-    ModelLimits,
     chat_prompt,
     chat_reading,
     chat_room,
@@ -47,6 +46,7 @@ from baton_gateway.text.encoding import PromptText, encode_prompt
 from baton_gateway.text.generation_defaults import OF_THE_API
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
+from baton_gateway.workers.request_limits import ModelLimits
 from baton_local.batch.lines import BadLine, BatchLine, answer_line
 from baton_wire.messages.values import Finish, RequestKey
 

@@ -20,9 +20,9 @@ import msgspec
 
 from baton_gateway.errors import INVALID, Problem
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.http_api.body_limits import body_limits
-from baton_gateway.http_api.json_body import json_shape, parse_object
-from baton_gateway.http_api.response_encoding import error_body
+from baton_gateway.openai_api.json_body import json_shape, parse_object
+from baton_gateway.openai_api.response_encoding import error_body
+from baton_gateway.workers.request_limits import body_limits
 from baton_local.batch.lenient_id import lenient_id
 from baton_local.errors import StartError
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.body_limits import LARGEST_BODY_BYTES, SMALLEST_BODY_BYTES, body_limits
-from baton_gateway.http_api.json_body import MAX_KEYS, json_shape, parse_object
-from baton_gateway.http_api.response_encoding import error_body
+from baton_gateway.openai_api.json_body import MAX_KEYS, json_shape, parse_object
+from baton_gateway.openai_api.response_encoding import error_body
+from baton_gateway.workers.request_limits import LARGEST_BODY_BYTES, SMALLEST_BODY_BYTES, body_limits
 
 TRICKY = st.text(st.sampled_from('"\\:,[]{}/ué😀\n x'), max_size=12)
 VALUES = st.recursive(

@@ -17,12 +17,12 @@ from baton_gateway.apis.messages_answer import message_error_body
 from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api import routes
-from baton_gateway.http_api.answer_bounds import MAX_ANSWER_TOKENS, MAX_ANSWER_VALUES, check_answer, most_tokens
-from baton_gateway.http_api.answer_writers import CollectedAnswer, CollectingWriter
-from baton_gateway.http_api.collected_answer import GrowingAnswer
-from baton_gateway.http_api.json_pieces import PIECE_BYTES, EncodedJson, even_pieces, json_pieces
-from baton_gateway.http_api.openai_types import ApiEndpoint, parse_completion
-from baton_gateway.http_api.response_encoding import (
+from baton_gateway.openai_api.answer_bounds import MAX_ANSWER_TOKENS, MAX_ANSWER_VALUES, check_answer, most_tokens
+from baton_gateway.openai_api.answer_writers import CollectedAnswer, CollectingWriter
+from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.json_pieces import PIECE_BYTES, EncodedJson, even_pieces, json_pieces
+from baton_gateway.openai_api.openai_types import ApiEndpoint, parse_completion
+from baton_gateway.openai_api.response_encoding import (
     MAX_MESSAGE_CHARS,
     AnswerHead,
     FinishedChoice,

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from baton_gateway.http_api import request_body
-from baton_gateway.http_api.json_body import JsonShape, parse_object
 from baton_gateway.http_api.request_body import INLINE_BYTES
+from baton_gateway.openai_api.json_body import JsonShape, parse_object
 from baton_testing.gateway.gateway_process import RunningGateway
 
 

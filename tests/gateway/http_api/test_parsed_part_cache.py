@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from baton_gateway.apis.messages_request import parse_message
 from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.json_body import MAX_DEPTH, MAX_KEYS, JsonShape, json_shape, parse_object
-from baton_gateway.http_api.openai_fields import UnknownFields
-from baton_gateway.http_api.openai_types import parse_chat, parse_completion
 from baton_gateway.http_api.parsed_part_cache import LEAST_BYTES, NAMES, ParsedPartCache, PartedBody
+from baton_gateway.openai_api.json_body import MAX_DEPTH, MAX_KEYS, JsonShape, json_shape, parse_object
+from baton_gateway.openai_api.openai_fields import UnknownFields
+from baton_gateway.openai_api.openai_types import parse_chat, parse_completion
 
 MOST = 50_000
 TEXT = st.text(st.sampled_from('"\\:,[]{}/ué😀\n x'), max_size=12)

@@ -11,11 +11,11 @@ import pytest
 
 from baton_gateway.answers.output_parts import ContentPart
 from baton_gateway.apis.responses_request import parse_response
-from baton_gateway.http_api.answer_bounds import VALUE_BYTES, token_bytes
-from baton_gateway.http_api.json_pieces import PIECE_BYTES
-from baton_gateway.http_api.openai_types import ApiEndpoint
-from baton_gateway.http_api.response_encoding import AnswerHead, ResponseHead, Usage
-from baton_gateway.http_api.streaming_writer import (
+from baton_gateway.openai_api.answer_bounds import VALUE_BYTES, token_bytes
+from baton_gateway.openai_api.json_pieces import PIECE_BYTES
+from baton_gateway.openai_api.openai_types import ApiEndpoint
+from baton_gateway.openai_api.response_encoding import AnswerHead, ResponseHead, Usage
+from baton_gateway.openai_api.streaming_writer import (
     MAX_BUFFERED_BYTES,
     MERGE_ABOVE_BYTES,
     STALL_S,

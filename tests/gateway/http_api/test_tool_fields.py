@@ -8,7 +8,7 @@ import pytest
 
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolMode
 from baton_gateway.errors import RefusedError
-from baton_gateway.http_api.openai_types import ChatRequest, parse_chat
+from baton_gateway.openai_api.openai_types import ChatRequest, parse_chat
 
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}

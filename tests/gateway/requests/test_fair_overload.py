@@ -19,10 +19,10 @@ import aiohttp
 import pytest
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.requests.admission import AdmissionLimits
 from baton_gateway.requests.live_request import RelayRules
 from baton_gateway.requests.request_events import LifeRules
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import running_gateway, until
 from baton_testing.gateway.virtual_pool import Client, VirtualPool

@@ -13,11 +13,13 @@ import aiohttp
 import pytest
 
 from baton_gateway import errors
-from baton_gateway.http_api.tenants import DEFAULT_TENANT
 from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.request import Stage
-from baton_gateway.requests.request_events import PickRoute, Route
-from baton_gateway.workers.route import WorkerView, is_backed_up
+from baton_gateway.requests.request_events import PickRoute
+from baton_gateway.requests.tenant import DEFAULT_TENANT
+from baton_gateway.workers.pool_load import is_backed_up
+from baton_gateway.workers.route import Route
+from baton_gateway.workers.worker_view import WorkerView
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
 from baton_wire.messages.measures import StepTiming

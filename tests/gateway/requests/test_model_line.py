@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.requests.model_line import ABOUT_S, LIGHT_SHARE, RECENT_S, ModelLine
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.tenant_work import Ahead, Part, ahead
-from baton_gateway.requests.waiting_line import PoolService, Work
+from baton_gateway.requests.waiting_line import Work
+from baton_gateway.workers.pool_load import PoolService
 
 A, B, C = Tenant("a"), Tenant("b"), Tenant("c")
 HEAVY = Tenant("heavy", weight=100.0)

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from baton_gateway import errors
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.live_request import tell_failure
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import (
@@ -18,7 +19,6 @@ from baton_gateway.requests.request_events import (
     LifeRules,
     NoRevision,
     NoRoute,
-    Outcome,
     Prepared,
     Prompt,
     Refused,

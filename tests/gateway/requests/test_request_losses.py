@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from baton_gateway import errors
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.request_events import (
     NoRoute,
-    Outcome,
     Prepared,
     Prompt,
     RoutesChanged,

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton_gateway.requests.waiting_line import (
-    PoolService,
-    WaitBound,
-    WaitRules,
-    Work,
-    predicted_wait_s,
-    retry_after_s,
-)
-from baton_gateway.workers.route import WorkerView, decode_wait_s, is_full, pool_services
+from baton_gateway.requests.waiting_line import WaitBound, WaitRules, Work, predicted_wait_s, retry_after_s
+from baton_gateway.workers.pool_load import PoolService, decode_wait_s, is_full, pool_services
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Role
 
 TARGET_S = 0.5

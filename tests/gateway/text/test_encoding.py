@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from baton_gateway.errors import RefusedError, TurnTimeoutError
+from baton_gateway.helper_processes.fair_turns import FairTurns
 from baton_gateway.text.encoding import (
     COUNTED_TWICE,
     INLINE_CHARS,
@@ -20,7 +21,6 @@ from baton_gateway.text.encoding import (
     PromptText,
     encode_prompt,
 )
-from baton_gateway.text.fair_turns import FairTurns
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash, byte_level, metaspace
 from baton_wire.messages.values import pack_ids, unpack_ids

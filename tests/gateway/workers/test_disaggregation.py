@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick, revisions
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
 from baton_wire.rules.prompt_placement import LatencyTargets
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from baton_gateway.errors import Problem
-from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick, revisions
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
 
 PRINT = PairFingerprint(1, "a" * 64, "float32", "float32", 2, 2, 8, "b" * 64, "c" * 64)

@@ -15,20 +15,21 @@ from typing import Any, Protocol, cast
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import GatewayError, Problem, RefusedError
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.admission import AdmissionLimits
 from baton_gateway.requests.live_request import LiveRequest, RelayRules
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request import RequestLife
-from baton_gateway.requests.request_events import End, LifeRules, Outcome, PickRoute, Route, Routed
+from baton_gateway.requests.request_events import End, LifeRules, PickRoute, Routed
 from baton_gateway.requests.run import Run, RunState
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.structured_outputs.output_format import OutputFormat
 from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.links import ToWorker
-from baton_gateway.workers.route import RoutePolicy
+from baton_gateway.workers.route import Route, RoutePolicy
 from baton_kv_transfer.handover import HandoverKey
 from baton_testing.engine import toy_grammars
 from baton_testing.engine.runners import VOCABULARY

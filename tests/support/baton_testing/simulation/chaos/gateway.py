@@ -14,13 +14,14 @@ from typing import Any, Protocol, cast
 from baton_gateway.errors import ProcessNotStartedError, RefusedError, TurnTimeoutError
 from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.http_api.lookups import Lookups
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
-from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.admission import AdmissionLimits
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.request import Stage
-from baton_gateway.requests.request_events import End, Outcome
+from baton_gateway.requests.request_events import End
 from baton_gateway.requests.run import RunState
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.structured_outputs.format_compiler import ShapeCompiler
 from baton_gateway.text.choice_text import Increment
 from baton_gateway.text.template_renderer import TemplateRenderer

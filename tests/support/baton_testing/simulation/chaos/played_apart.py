@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
+from baton_gateway.helper_processes import fair_turns
 from baton_gateway.helper_processes import helper_process as process_apart
 from baton_gateway.helper_processes import piped_process as apart_pipes
 from baton_gateway.helper_processes import process_lane as apart_lane
@@ -26,7 +27,7 @@ from baton_gateway.helper_processes.piped_process import BUFFER_BYTES
 from baton_gateway.http_api import lookups
 from baton_gateway.structured_outputs import format_compiler as shape_compiler
 from baton_gateway.structured_outputs.output_format import OutputFormat, ShapeAnswer, ShapeKind
-from baton_gateway.text import fair_turns, template_renderer
+from baton_gateway.text import template_renderer
 from baton_gateway.text import tokenizer_process as tokenizer_apart
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.template_main import Question as TemplateQuestion

@@ -13,11 +13,20 @@ from baton_engine.scheduling.events import Computed, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import OpenSlot, StepPlan
 from baton_gateway.errors import Problem
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.request import RequestLife
-from baton_gateway.requests.request_events import Action, Arrived, Deliver, End, Event, Outcome, Route, Send, WorkerLost
+from baton_gateway.requests.request_events import (
+    Action,
+    Arrived,
+    Deliver,
+    End,
+    Event,
+    Send,
+    WorkerLost,
+)
 from baton_gateway.requests.routing import Routing
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, pick
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick
 from baton_prefill_worker.service import PrefillService
 from baton_testing.engine.runners import ToyRunner
 from baton_wire.liveness import Liveness, PeerState

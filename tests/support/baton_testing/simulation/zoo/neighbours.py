@@ -11,15 +11,15 @@ from aiohttp import web
 from baton_gateway import errors
 from baton_gateway.errors import RefusedError
 from baton_gateway.http_api.lookups import Lookups
-from baton_gateway.http_api.tenants import DEFAULT_TENANT
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.model_lines import ModelLines
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.run import Run, RunState
+from baton_gateway.requests.tenant import DEFAULT_TENANT
 from baton_gateway.requests.waiting_line import WaitBound, predicted_wait_s
 from baton_gateway.text.chat_template import RenderedChat
 from baton_gateway.text.template_renderer import TemplateRenderer
-from baton_gateway.workers.route import pool_services
+from baton_gateway.workers.pool_load import pool_services
 from baton_testing.simulation.chaos.plan import ChaosScenario, Weather, chaos_scenario
 from baton_testing.simulation.chaos.world import ChaosWorld
 from baton_testing.simulation.zoo.zoo import Mutant

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.http_api.openai_fields import Fields, wrong_type
+from baton_gateway.openai_api.openai_fields import Fields, wrong_type
 from baton_gateway.structured_outputs.output_format import (
     MAX_DEFINITION_BYTES,
     OutputFormat,

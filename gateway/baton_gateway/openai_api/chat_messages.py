@@ -6,10 +6,10 @@ from typing import Any
 
 from baton_gateway.answers.json_calls import MAX_NAME_CHARS
 from baton_gateway.errors import RefusedError, invalid, unsupported
-from baton_gateway.http_api.json_body import json_shape, parse_object
-from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
-from baton_gateway.http_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS
-from baton_gateway.http_api.tool_results import ToolResults
+from baton_gateway.openai_api.json_body import json_shape, parse_object
+from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
+from baton_gateway.openai_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS
+from baton_gateway.openai_api.tool_results import ToolResults
 
 MAX_MESSAGES = 2_048
 MAX_PARTS = 1_024

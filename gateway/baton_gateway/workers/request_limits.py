@@ -1,4 +1,4 @@
-"""How large a request's body may be, from what the models can take. Pure.
+"""What a request may bring, from what the linked workers can take: tokens of a model, bytes and values of a body. Pure.
 
 Nothing that any linked model could answer is refused for its size, up to `LARGEST_BODY_BYTES`.
 """
@@ -19,8 +19,16 @@ UNKNOWN_CONTEXT_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What every pair of workers of a revision can do."""
+
+    max_context_tokens: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Of any body while these models are linked."""
+    """The limits of any body while these models are linked."""
 
     max_bytes: int
     max_values: int

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from baton_gateway.http_api.json_pieces import EncodedJson
-from baton_gateway.http_api.openai_types import ApiEndpoint
+from baton_gateway.openai_api.json_pieces import EncodedJson
+from baton_gateway.openai_api.openai_types import ApiEndpoint
 from baton_gateway.text.choice_text import TokenInfo
 from baton_gateway.text.revision_text import TextModel
 from baton_wire.messages.values import PromptLogprob

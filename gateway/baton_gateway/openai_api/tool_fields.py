@@ -9,7 +9,7 @@ import msgspec
 
 from baton_gateway.answers.tool_use import NO_TOOLS, Tool, ToolMode, ToolUse
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.http_api.openai_fields import Fields, wrong_type
+from baton_gateway.openai_api.openai_fields import Fields, wrong_type
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 << 10

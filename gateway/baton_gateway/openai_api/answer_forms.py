@@ -10,9 +10,9 @@ from typing import Protocol
 
 from baton_gateway.answers.output_parts import AnswerPart
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.json_pieces import JsonBytes
-from baton_gateway.http_api.logprob_json import LogprobsJson
-from baton_gateway.http_api.response_encoding import AnswerHead, ChunkWriter, FinishedChoice, Usage, response_body
+from baton_gateway.openai_api.json_pieces import JsonBytes
+from baton_gateway.openai_api.logprob_json import LogprobsJson
+from baton_gateway.openai_api.response_encoding import AnswerHead, ChunkWriter, FinishedChoice, Usage, response_body
 
 
 class EventWriter(Protocol):

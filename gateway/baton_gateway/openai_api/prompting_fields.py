@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import invalid
-from baton_gateway.http_api.chat_messages import ChatMessage
-from baton_gateway.http_api.openai_fields import Fields, wrong_type
+from baton_gateway.openai_api.chat_messages import ChatMessage
+from baton_gateway.openai_api.openai_fields import Fields, wrong_type
 
 MAX_KWARGS_BYTES = 16 << 10
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
-from baton_gateway.http_api.json_pieces import GrowingText
+from baton_gateway.openai_api.json_pieces import GrowingText
 
 CALL_BYTES: Final = 512
 """Of a call beside its arguments."""

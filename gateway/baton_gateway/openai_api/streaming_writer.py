@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from baton_gateway.answers.output_parts import AnswerPart, ContentPart, joined
 from baton_gateway.errors import Problem, out_of_memory
-from baton_gateway.http_api.answer_bounds import VALUE_BYTES
-from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm, EventWriter
-from baton_gateway.http_api.answer_writers import AnswerCharge, Hold, hold_freely
-from baton_gateway.http_api.json_pieces import PIECE_BYTES, EncodedJson, JsonBytes, even_pieces
-from baton_gateway.http_api.logprob_json import CompletionLogprobs
-from baton_gateway.http_api.response_encoding import AnswerHead, Usage
+from baton_gateway.openai_api.answer_bounds import VALUE_BYTES
+from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm, EventWriter
+from baton_gateway.openai_api.answer_writers import AnswerCharge, Hold, hold_freely
+from baton_gateway.openai_api.json_pieces import PIECE_BYTES, EncodedJson, JsonBytes, even_pieces
+from baton_gateway.openai_api.logprob_json import CompletionLogprobs
+from baton_gateway.openai_api.response_encoding import AnswerHead, Usage
 from baton_gateway.text.choice_text import Increment, TokenInfo
 
 MAX_BUFFERED_BYTES = 256 << 10

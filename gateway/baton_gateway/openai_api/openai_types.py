@@ -13,9 +13,9 @@ from typing import Any
 from baton_gateway.answers.tool_grammars import is_bound
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.http_api.answer_bounds import check_answer
-from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
-from baton_gateway.http_api.openai_fields import (
+from baton_gateway.openai_api.answer_bounds import check_answer
+from baton_gateway.openai_api.chat_messages import ChatMessage, read_messages
+from baton_gateway.openai_api.openai_fields import (
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
     Fields,
@@ -25,9 +25,9 @@ from baton_gateway.http_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.http_api.output_format_fields import check_free_to_end, read_shape
-from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
-from baton_gateway.http_api.tool_fields import read_tool_use
+from baton_gateway.openai_api.output_format_fields import check_free_to_end, read_shape
+from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
+from baton_gateway.openai_api.tool_fields import read_tool_use
 from baton_gateway.structured_outputs.output_format import OutputFormat
 
 MAX_CHOICES = 16
