@@ -129,7 +129,7 @@ class GatewayServer:
     def ailments(self) -> list[HealthProblem]:
         """What is wrong with the processes apart."""
         now = time.monotonic()
-        sources = self._templates, self.relay.shapes, self.relay.encoder, self.links.texts
+        sources = self._templates, self.relay.prompts.compiler, self.relay.prompts.encoder, self.links.texts
         return [ailment for source in sources for ailment in source.ailments(now)]
 
     async def start(self, listening: socket.socket) -> None:
@@ -139,7 +139,7 @@ class GatewayServer:
         self._http = BoundedServer(self.api.handle, _connections(self._settings), _log, not_http)
         self._http.begin(listening, None if self._certificate is None else self._certificate.context)
         self._tasks = [
-            asyncio.create_task(self.relay.shapes.start()),
+            asyncio.create_task(self.relay.prompts.compiler.start()),
             asyncio.create_task(self.api.watch_streams()),
             asyncio.create_task(self._every_second()),
             asyncio.create_task(self._look_at_processes()),
@@ -167,7 +167,7 @@ class GatewayServer:
             await self._http.end(SHUTDOWN_S)
         await self.links.stop()
         await self._templates.stop()
-        await self.relay.shapes.stop()
+        await self.relay.prompts.compiler.stop()
 
     async def _every_second(self) -> None:
         while True:
@@ -186,7 +186,7 @@ class GatewayServer:
     async def _look_at_processes(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            await asyncio.gather(self._templates.look(), self.relay.shapes.look(), self.links.texts.look())
+            await asyncio.gather(self._templates.look(), self.relay.prompts.compiler.look(), self.links.texts.look())
 
     def _refresh_certificate(self) -> None:
         """Take a renewed certificate; a wrong one changes nothing."""

@@ -113,7 +113,7 @@ class HttpApi:
         self._streams: set[tuple[LiveRequest, StreamingWriter]] = set()
         self._names = names = ModelNames(table, aliases)
         self._lookups = lookups = Lookups(table, names, policy, metrics, ailments)
-        self._tokenising = Tokenising(table, names, templates, relay.encoder)
+        self._tokenising = Tokenising(table, names, templates, relay.prompts.encoder)
         self._endpoints = {
             "/v1/chat/completions": _Endpoint(("POST",), self._chat),
             "/v1/completions": _Endpoint(("POST",), self._completions),

@@ -21,7 +21,7 @@ from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields
 from baton_gateway.openai_api.openai_types import ChatRequest, read_token_ids
 from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
 from baton_gateway.openai_api.tool_fields import read_tool_use
-from baton_gateway.requests.preparing import chat_prompt, chat_room, check_ids, conversation
+from baton_gateway.requests.preparing import build_conversation, chat_prompt, chat_room, check_ids
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.text.encoding import PromptEncoder, PromptText
 from baton_gateway.text.revision_text import TextModel
@@ -120,7 +120,7 @@ class Tokenising:
             is_rendered = not request.adds_special_tokens
             prompt = PromptText(text, request.content, is_rendered, limits.max_context_tokens, "prompt")
         else:
-            asked = conversation(request.content, request.tool_use, request.prompting)
+            asked = build_conversation(request.content, request.tool_use, request.prompting)
             rendered = await self._templates.render(text.bundle, asked, tenant.name, chat_room(text, limits))
             prompt = chat_prompt(rendered, text, limits, request.adds_special_tokens)
         [packed] = await self._encoder.encode([prompt], tenant.name)
@@ -135,7 +135,7 @@ class Tokenising:
     async def count(self, chat: ChatRequest, tenant: Tenant) -> bytes:
         """The answer of `/v1/messages/count_tokens`: tokens of a chat's prompt. Raises RefusedError."""
         text, limits = self._served(chat.options.model)
-        asked = conversation(chat.messages, chat.tool_use, chat.prompting)
+        asked = build_conversation(chat.messages, chat.tool_use, chat.prompting)
         rendered = await self._templates.render(text.bundle, asked, tenant.name, chat_room(text, limits))
         [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
         return _encode({"input_tokens": len(packed) // PACKED_ID_BYTES})

@@ -89,7 +89,7 @@ class GatewayMetrics:
         self._queue.observe(now - times.arrived_s)
 
     def routed(self, route: Route) -> None:
-        name = "kept" if route.is_kept else "local" if route.is_local else "disaggregated"
+        name = "kept" if route.is_prefill_local else "local" if route.is_decode_local else "disaggregated"
         self._routes[name].inc()
 
     def leg_failed(self, reason: Reason) -> None:

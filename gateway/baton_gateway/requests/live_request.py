@@ -165,7 +165,7 @@ def answer_effort(request: ChatRequest | CompletionRequest) -> int:
     return 1 + (request.options.logprobs or 0) // ALTERNATIVES_A_SEQUENCE
 
 
-def tell_failure(life: RequestLife, problem: Problem | None, now: float, request_id: str = "") -> None:
+def log_failure(life: RequestLife, problem: Problem | None, now: float, request_id: str = "") -> None:
     """A line for whoever has to find out why a client was told of a failure: which workers, in which state, no text."""
     runs = "; ".join(_account(run, now) for run in life.last_runs[:MOST_TOLD]) or "no run"
     if (more := len(life.last_runs) - MOST_TOLD) > 0:
@@ -179,9 +179,11 @@ def tell_failure(life: RequestLife, problem: Problem | None, now: float, request
 
 
 def _account(run: Run, now: float) -> str:
-    prefill, decode, kept = (epoch.hex()[:8] if epoch else "-" for epoch in (run.prefill, run.decode, run.kept))
+    prefill, decode, retained = (
+        epoch.hex()[:8] if epoch else "-" for epoch in (run.prefill, run.decode, run.retained_by)
+    )
     moved = f"moved {now - run.moved_s:.1f} s ago" if run.attempt else "never sent to workers"
     return (
-        f"{run.state.name.lower()}, attempt {run.attempt}, prefill {prefill}, decode {decode}, kept by {kept}, "
+        f"{run.state.name.lower()}, attempt {run.attempt}, prefill {prefill}, decode {decode}, retained by {retained}, "
         f"landed {run.landed}, {run.failures} failures, {run.losses} losses, {moved}"
     )

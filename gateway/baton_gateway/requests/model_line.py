@@ -212,7 +212,7 @@ class ModelLine:
         """Whether another tenant has asked of late, and so may ask again any moment."""
         return any(name != tenant and now - at_s <= ABOUT_S for name, at_s in (self._latest, self._before))
 
-    def told_before(self, tenant: str, tokens: float) -> float:
+    def sent_before(self, tenant: str, tokens: float) -> float:
         """Prompt tokens at the workers that go before so many of this tenant in fair turns there."""
         owner = self._tenants.get(tenant)
         own = 0.0 if owner is None else owner.told_tokens

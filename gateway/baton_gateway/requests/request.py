@@ -44,7 +44,16 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
-from baton_gateway.requests.run import Choice, Run, RunState, blamed, keeper, retry_delay, send_on, start_legs
+from baton_gateway.requests.run import (
+    Choice,
+    Run,
+    RunState,
+    decide_retry,
+    retaining_worker,
+    retarget,
+    start_legs,
+    worker_at_fault,
+)
 from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Cancel
 from baton_wire.messages.values import Finish, Reason, TokenEntry
@@ -175,7 +184,7 @@ class RequestLife:
             total_tokens=prompt.num_tokens + prompt.sampling.max_tokens,
             choices=len(run.choices),
             avoid=run.avoid,
-            kept=run.kept,
+            retained_by=run.retained_by,
             is_first=not run.has_run,
         )
 
@@ -196,10 +205,10 @@ class RequestLife:
         run.moved_s = run.sent_s = now
         self.attempts += 1
         self.migrations += bool(self._forced(run))
-        kept, run.kept = run.kept, None
-        if kept is not None and kept == route.prefill:
-            return [*send_on(run, route, self.deadline_s - now), self._start_legs(run, route, now)[0]]
-        cancels = [] if kept is None else [Send(kept, Cancel(run.request, run.attempt - 1))]
+        retained_by, run.retained_by = run.retained_by, None
+        if retained_by is not None and retained_by == route.prefill:
+            return [retarget(run, route, self.deadline_s - now), self._start_legs(run, route, now)[0]]
+        cancels = [] if retained_by is None else [Send(retained_by, Cancel(run.request, run.attempt - 1))]
         run.base, run.asked = len(self._forced(run)), frozenset(run.choices)
         return [*cancels, *self._start_legs(run, route, now)]
 
@@ -354,16 +363,16 @@ class RequestLife:
         run = self._runs.get(message.request)
         if run is None or run.attempt != message.attempt:
             return []
-        if run.kept == event.worker and not message.kept:
-            run.kept = None
+        if run.retained_by == event.worker and not message.kept:
+            run.retained_by = None
         if not run.uses(event.worker):
             return []
-        return self._fail(run, event.worker, message.reason, now, is_kept=message.kept)
+        return self._fail(run, event.worker, message.reason, now, is_retained=message.kept)
 
     def _worker_lost(self, event: WorkerLost, now: float) -> list[Action]:
         actions: list[Action] = []
         for run in self._runs.values():
-            run.kept = None if run.kept == event.worker else run.kept
+            run.retained_by = None if run.retained_by == event.worker else run.retained_by
         for run in [run for run in self._runs.values() if run.uses(event.worker)]:
             if run.ends_links(event.is_refusal, now):
                 return [*actions, *self._end(Outcome.FAILED, errors.links_ended())]
@@ -373,23 +382,23 @@ class RequestLife:
         return actions
 
     def _fail(
-        self, run: Run, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_kept: bool = False
+        self, run: Run, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_retained: bool = False
     ) -> list[Action]:
         """The attempt is over: stop its other leg, then try again within the rules, each choice from where its client
         stands.
         """
         delivered = max(len(self._choices[choice].ids) for choice in run.choices)
-        at_fault = run.decode if is_kept else worker if is_gone else blamed(run, worker, reason)
-        kept = keeper(run, at_fault, reason, delivered)
-        cancels = [action for action in self._cancel_legs(run) if is_kept or action.worker != worker]
+        at_fault = run.decode if is_retained else worker if is_gone else worker_at_fault(run, worker, reason)
+        retained_by = retaining_worker(run, at_fault, reason, delivered)
+        cancels = [action for action in self._cancel_legs(run) if is_retained or action.worker != worker]
         is_repeated = at_fault in run.avoid and not run.progressed
         run.avoid |= {at_fault}
-        verdict = retry_delay(run, reason, self._rules, self._budget, now, is_repeated=is_repeated)
+        verdict = decide_retry(run, reason, self._rules, self._budget, now, is_repeated=is_repeated)
         if isinstance(verdict, Problem):
             run.state = RunState.DONE
             return [*cancels, *self._end(Outcome.FAILED, verdict)]
-        run.kept = kept
-        cancels = [action for action in cancels if action.worker != kept]
+        run.retained_by = retained_by
+        cancels = [action for action in cancels if action.worker != retained_by]
         run.unrouted_since = None
         runs = self._split(run)
         if verdict <= 0:
@@ -402,7 +411,7 @@ class RequestLife:
     def _split(self, run: Run) -> list[Run]:
         """The run itself, or one run for each of its choices when they no longer begin with the same ids."""
         begun = any(self._choices[choice].ids for choice in run.choices)
-        if run.kept is not None or len(run.choices) == 1 or not begun:
+        if run.retained_by is not None or len(run.choices) == 1 or not begun:
             return [run]
         alone = []
         for choice in sorted(run.choices):

@@ -209,8 +209,8 @@ class PickRoute:
     choices: int
     avoid: frozenset[bytes]
     """Workers that failed this run: chosen only if there is no other."""
-    kept: bytes | None = None
-    """The prefill worker that has the KV already: nobody else prefills as long as it is there."""
+    retained_by: bytes | None = None
+    """The prefill worker that retains the KV: no other worker prefills while it is linked."""
     is_first: bool = False
     """No worker has had the run yet."""
 

@@ -42,7 +42,7 @@ class Routing:
         assert live.fingerprint is not None
         prefix, avoid = live.prefixes[action.prompt], action.avoid | self.failing.avoided(now)
         query = RouteQuery(
-            live.fingerprint, action.tokens, action.total_tokens, action.choices, avoid, prefix, action.kept
+            live.fingerprint, action.tokens, action.total_tokens, action.choices, avoid, prefix, action.retained_by
         )
         return self._pick(query, policy)
 

@@ -1,4 +1,4 @@
-"""Which workers take a run: filter → score → pick over a snapshot of the linked workers. Pure; ties are broken by a
+"""Chooses the workers of a run: filter → score → pick over a snapshot of the linked workers. Pure; ties are broken by a
 passed-in draw.
 
 Workers fit when their pair fingerprints are equal; a request is bound to one fingerprint (its *revision*) before it is
@@ -14,42 +14,41 @@ from dataclasses import dataclass
 from baton_gateway import errors
 from baton_gateway.errors import Problem
 from baton_gateway.workers.affinity import PrefixAffinity
-from baton_gateway.workers.pool_load import prefill_side, token_s
+from baton_gateway.workers.pool_load import prompt_token_s, view_prefill_side
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
-from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, placement
+from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, choose_placement
 
 FOR_PROMPTS = 0.125
-"""Of a prefill worker's slots, those that answers never take: prompts are computed in them."""
+"""The share of a prefill worker's slots that is reserved for prompts; answers never take it."""
 SEQUENCE_COST_TOKENS = 64
-"""One more sequence on a decode worker weighs as much as so many prompt tokens that it would have to receive."""
+"""One more sequence on a decode worker weighs as much as this many prompt tokens that it would have to receive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who does it. `prefill` None: the decode worker prefills by itself."""
+    """The workers of a run, named by their epochs. `prefill` None: `decode` computes the prompt, too."""
 
     prefill: bytes | None
-    """Epochs name workers."""
     decode: bytes
     decode_address: Address | None
     """Where `prefill` reaches `decode`; not None when `prefill` is given."""
     own_s: float = 0.0
-    """Seconds that a prefill worker computes it; 0 while no prompt step was seen, when nothing waits by it."""
-    is_kept: bool = False
-    """`decode` is a prefill worker, where other prompts are in line."""
+    """Seconds that a prefill worker computes the prompt; 0 while no prompt step was seen: such a run never waits."""
+    is_prefill_local: bool = False
+    """`decode` is a prefill worker, where other prompts are queued."""
     missing_tokens: int | None = None
-    """Of the prompt, what whoever computes it probably does not hold yet; None: nobody looked, so all of it."""
+    """Tokens of the prompt that its worker probably has not cached; None: unknown, so all of them."""
 
     @property
-    def is_local(self) -> bool:
-        """A decode worker computes the prompt: prefill workers have nothing to do with it."""
-        return self.prefill is None and not self.is_kept
+    def is_decode_local(self) -> bool:
+        """Whether a decode worker computes the prompt, so that prefill workers have no part in it."""
+        return self.prefill is None and not self.is_prefill_local
 
 
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
-    """What a run needs."""
+    """A run that needs workers."""
 
     fingerprint: PairFingerprint
     tokens: int
@@ -58,14 +57,14 @@ class RouteQuery:
     avoid: frozenset[bytes]
     prefix: tuple[bytes, ...] = ()
     """Chained hashes of the prompt's beginning, shortest first (see `affinity`)."""
-    kept: bytes | None = None
-    """The prefill worker that has the KV already."""
+    retained_by: bytes | None = None
+    """The prefill worker that retains the run's KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutePolicy:
-    """`disaggregate` False: decode workers prefill for themselves. `decode_locally`: they also do when no prefill
-    worker is there. `targets`: they also do when that serves these better (see `prompt_placement`).
+    """When decode workers compute prompts. `disaggregate` False: always. `decode_locally`: while no prefill worker is
+    usable. `targets`: where that meets these targets better (see `prompt_placement`).
     """
 
     disaggregate: bool = True
@@ -74,15 +73,15 @@ class RoutePolicy:
 
 
 def revisions(workers: Sequence[WorkerView], served_name: str, policy: RoutePolicy) -> dict[PairFingerprint, int]:
-    """Fingerprints under which this model can be served now, with the number of usable workers that decode."""
+    """The revisions under which this model can be served now, with the number of usable workers that decode."""
     usable = [worker for worker in workers if worker.served_name == served_name and worker.is_usable]
     prefill = {worker.fingerprint for worker in usable if worker.role is Role.PREFILL}
-    found: dict[PairFingerprint, int] = {}
+    counts: dict[PairFingerprint, int] = {}
     for worker in usable:
         is_pair = worker.role is Role.DECODE and (worker.fingerprint in prefill or _may_go_local(policy))
         if is_pair or worker.keeps_answers:
-            found[worker.fingerprint] = found.get(worker.fingerprint, 0) + 1
-    return found
+            counts[worker.fingerprint] = counts.get(worker.fingerprint, 0) + 1
+    return counts
 
 
 def pick(
@@ -93,71 +92,75 @@ def pick(
     large = [worker for worker in fitting if _can_hold(worker, query)]
     decode = _best([worker for worker in large if worker.role is Role.DECODE], query, affinity, draw)
     prefill = _best([worker for worker in large if worker.role is Role.PREFILL], query, affinity, draw)
-    kept = next((each for each in workers if each.epoch == query.kept and not each.is_suspect), None)
-    if kept is not None:  # a draining one too: it finishes what it has; one that flipped hands nothing to itself
-        others = [worker for worker in large if worker.role is Role.DECODE and worker is not kept]
-        if (there := _best(others, query, affinity, draw)) is not None:
-            return Route(kept.epoch, there.epoch, there.pair_address)
+    retaining = next((worker for worker in workers if worker.epoch == query.retained_by), None)
+    if retaining is not None and not retaining.is_suspect:  # also if it drains; never to itself, if it has flipped
+        others = [worker for worker in large if worker.role is Role.DECODE and worker is not retaining]
+        if (target := _best(others, query, affinity, draw)) is not None:
+            return Route(retaining.epoch, target.epoch, target.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
         missing = _missing(prefill, query, affinity)
-        own_s = missing * token_s(prefill, fitting)
-        match _placement(query, prefill, decode, affinity, policy.targets):
-            case Placement.HERE:
+        own_s = missing * prompt_token_s(prefill, fitting)
+        match _place(query, prefill, decode, affinity, policy.targets):
+            case Placement.DECODE_LOCAL:
                 return _local(decode, query, affinity)
-            case Placement.KEPT:
-                return Route(None, prefill.epoch, None, own_s, is_kept=True, missing_tokens=missing)
-            case Placement.HANDED_OVER:
+            case Placement.PREFILL_LOCAL:
+                return Route(None, prefill.epoch, None, own_s, is_prefill_local=True, missing_tokens=missing)
+            case Placement.DISAGGREGATED:
                 return Route(prefill.epoch, decode.epoch, decode.pair_address, own_s, missing_tokens=missing)
     if decode is not None and _may_go_local(policy):
         return _local(decode, query, affinity)
-    if decode is None and prefill is not None and _can_keep(prefill, query):
+    if decode is None and prefill is not None and _can_decode(prefill, query):
         return _local(prefill, query, affinity)
     if _would_fit_if_larger(fitting, large):
         return errors.too_long_for_workers()
     return errors.no_workers()
 
 
-def _placement(
+def _place(
     query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: LatencyTargets | None
 ) -> Placement:
-    """Without targets every prompt is handed over."""
+    """Where the prompt is computed and its answer decoded. Without targets every prompt is disaggregated."""
     if targets is None:
-        return Placement.HANDED_OVER
-    may_keep, has_slot = _may_keep(prefill, query), _has_slot(prefill, query)
-    there = prefill_side(prefill, _missing(prefill, query, affinity), may_keep=may_keep, has_slot=has_slot)
-    here = DecodeSide(
-        *(decode.load_sequences, decode.rows_s, decode.piece_token_s, decode.prompt_tokens),
+        return Placement.DISAGGREGATED
+    may_decode, has_slot = _may_decode(prefill, query), _has_slot(prefill, query)
+    missing = _missing(prefill, query, affinity)
+    prefill_side = view_prefill_side(prefill, missing, may_decode=may_decode, has_slot=has_slot)
+    decode_side = DecodeSide(
+        rows=decode.load_sequences,
+        base_s=decode.rows_s,
+        token_s=decode.piece_token_s,
+        queued_tokens=decode.prompt_tokens,
         missing_tokens=_missing(decode, query, affinity),
         coming_tokens_s=decode.coming_tokens_s,
         least_s=decode.least_rows_s,
         has_slot=decode.load_sequences < decode.max_sequences,
     )
-    return placement(there, here, targets)
+    return choose_placement(prefill_side, decode_side, targets)
 
 
 def _local(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> Route:
     return Route(None, worker.epoch, None, missing_tokens=_missing(worker, query, affinity))
 
 
-def _can_keep(prefill: WorkerView, query: RouteQuery) -> bool:
+def _can_decode(prefill: WorkerView, query: RouteQuery) -> bool:
     return prefill.keeps_answers and query.total_tokens <= prefill.max_context_tokens
 
 
-def _may_keep(prefill: WorkerView, query: RouteQuery) -> bool:
-    """Rows leave room for the prompts that come: half of the slots, and as many blocks as the answer may need."""
+def _may_decode(prefill: WorkerView, query: RouteQuery) -> bool:
+    """Whether its rows leave room for arriving prompts: half of the slots, and blocks for the whole answer."""
     return _has_slot(prefill, query) and 2 * (prefill.rows + query.choices) <= prefill.max_sequences
 
 
 def _has_slot(prefill: WorkerView, query: RouteQuery) -> bool:
-    """It has slots besides those that prompts need while they are computed, and blocks for the answer."""
+    """Whether it has a slot besides those that are reserved for prompts, and blocks for the answer."""
     blocks = -(-query.total_tokens // prefill.block_tokens)
     has_blocks = prefill.blocks_free is None or prefill.blocks_free >= blocks
     taken = prefill.load_sequences + query.choices
-    return _can_keep(prefill, query) and taken <= (1.0 - FOR_PROMPTS) * prefill.max_sequences and has_blocks
+    return _can_decode(prefill, query) and taken <= (1.0 - FOR_PROMPTS) * prefill.max_sequences and has_blocks
 
 
 def _missing(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> int:
-    """Tokens that a worker would have to compute; at least one."""
+    """Tokens of the prompt that the worker would have to compute; at least one."""
     return max(1, query.tokens - min(query.tokens, affinity.known_tokens(worker.epoch, query.prefix)))
 
 
@@ -172,7 +175,7 @@ def _can_hold(worker: WorkerView, query: RouteQuery) -> bool:
 
 
 def _would_fit_if_larger(fitting: Sequence[WorkerView], large: Sequence[WorkerView]) -> bool:
-    """Every role is there, and one of them only with workers that are too small."""
+    """Whether both roles have workers, and only small ones in one of them."""
     roles = {worker.role for worker in fitting}
     return roles == {Role.PREFILL, Role.DECODE} and {worker.role for worker in large} != roles
 
@@ -187,11 +190,11 @@ def _best(workers: Sequence[WorkerView], query: RouteQuery, affinity: PrefixAffi
 
 
 def _score(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> tuple[bool, bool, float]:
-    """Smaller is better: not avoided, has room now, least work until this run is served."""
+    """(avoided, full, work until this run is served): smaller is better."""
     missing = query.tokens - min(query.tokens, affinity.known_tokens(worker.epoch, query.prefix))
     blocks = -(-missing // worker.block_tokens)
     is_full = worker.blocks_free is not None and worker.blocks_free < blocks
     if worker.role is Role.DECODE and worker.load_sequences + query.choices > worker.max_sequences:
-        is_full = True  # it waits there until a whole answer ends, however much of its prompt is there
+        is_full = True  # it waits until a whole answer ends, however much of its prompt is cached
     sequences = worker.load_sequences * SEQUENCE_COST_TOKENS if worker.role is Role.DECODE else 0
     return worker.epoch in query.avoid, is_full, float(worker.load_tokens + missing + sequences)

@@ -28,17 +28,16 @@ class WorkerView:
     load_tokens: int = 0
     """Prompt tokens still to be computed or received."""
     prompt_tokens: int = 0
-    """Of these, the ones to be computed."""
+    """Prompt tokens still to be computed by this worker."""
     running: int = 0
     """Sequences at the last report."""
     waiting: int = 0
-    """Requests that wait there for slots or blocks: those of the last report, and sent since if there were any, or
-    beyond its slots."""
+    """Requests that wait for slots or blocks: those of the last report, and those sent since that found no slot."""
     max_sequences: int = 1
     rows: int = 0
-    """Sequences that decoded in its last step."""
+    """Sequences that it decoded in its last step."""
     keeps_answers: bool = False
-    """A prefill worker that also decodes what it prefilled."""
+    """Whether this prefill worker may decode prompts that it computed (prefill-local)."""
     is_draining: bool = False
     is_suspect: bool = False
     token_s: float | None = None
@@ -47,15 +46,15 @@ class WorkerView:
     """Seconds that one more token adds to a step."""
     step_s: float = 0.0
     rows_s: float | None = None
-    """A step of a decode worker's rows without prompts; None: not seen."""
+    """Seconds of a decode worker's step without prompts; None: not seen."""
     least_rows_s: float | None = None
     """The shortest such step that was seen."""
     piece_token_s: float | None = None
-    """What a prompt token adds to such a step; None: not seen."""
+    """Seconds that a prompt token adds to such a step; None: not seen."""
     coming_tokens_s: float = 0.0
-    """Prompt tokens a second that come to it to be computed."""
+    """Prompt tokens a second that arrive to be computed."""
     gateways: int = 1
-    """Processes that send to it, as it told."""
+    """Gateway processes that send to it, as it reported."""
 
     @property
     def is_usable(self) -> bool:

@@ -31,13 +31,14 @@ from baton_gateway.openai_api.response_encoding import (
     response_body,
 )
 from baton_gateway.requests.preparing import (
+    Preparation,
+    bind_thought,
+    build_conversation,
     chat_prompt,
-    chat_reading,
     chat_room,
     completion_prompts,
-    conversation,
     make_prompts,
-    thought_of,
+    plan_parsing,
 )
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes
@@ -228,13 +229,12 @@ class Desk:
                 raise unsupported("n", f"this engine computes at most {self._max_choices} choices at once")
             encoded, reading = await self._encode(request)
             limit = request.max_thinking_tokens if isinstance(request, ChatRequest) else None
-            thought = thought_of(reading, limit, False, self._text)
+            thought = bind_thought(reading, limit, False, self._text)
             digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
             seed = int.from_bytes(digest[:8], "big") >> 1
             field_name = "messages" if is_chat else "prompt"
-            prompts = make_prompts(
-                *(options, encoded, self._text, self._limits, field_name, seed, "", self._defaults), thought=thought
-            )
+            preparation = Preparation(options, field_name, self._text, self._limits, self._defaults, seed, "")
+            prompts = make_prompts(preparation, encoded, thought=thought)
         except RefusedRequestError as refusal:
             return Refusal.of(line.custom_id, refusal.problem)
         head = ResponseHead(
@@ -253,10 +253,10 @@ class Desk:
         else:
             if is_bound(request.tool_use):
                 raise unsupported("tools", "a batch follows no grammars: tools are not strict, and the model chooses")
-            asked = conversation(request.messages, request.tool_use, request.prompting)
+            conversation = build_conversation(request.messages, request.tool_use, request.prompting)
             room = chat_room(self._text, self._limits)
-            rendered = await self._templates.render(self._text.bundle, asked, room=room)
-            reading = chat_reading(request, rendered, self._text.answer_format)
+            rendered = await self._templates.render(self._text.bundle, conversation, room=room)
+            reading = plan_parsing(request, rendered, self._text.answer_format)
             prompts = [chat_prompt(rendered, self._text, self._limits)]
         packed = [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]
         return packed, reading

@@ -45,7 +45,11 @@ async def is_idle(gateway: RunningGateway) -> None:
     server = gateway.server
     await until(lambda: server.relay.num_live == 0 and server._admission.num_running == 0)
     await until(lambda: not server.budget.used_bytes and not server.api._tokenising._at_work)
-    all_turns = [server._templates._short.turns, server._templates._long.turns, server.relay.shapes._lane.turns]
+    all_turns = [
+        server._templates._short.turns,
+        server._templates._long.turns,
+        server.relay.prompts.compiler._lane.turns,
+    ]
     await until(lambda: not any(turns.held_s(time.monotonic()) for turns in all_turns))
 
 

@@ -22,7 +22,7 @@ from baton_gateway.openai_api.streaming_writer import (
     TURN_BYTES,
     StreamingWriter,
 )
-from baton_gateway.requests.relay import FLUSH_S, Relay
+from baton_gateway.requests.answer_flushes import FLUSH_S, AnswerFlushes
 from baton_gateway.text.choice_text import Increment, TokenInfo
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_testing.gateway.gateway_process import tokenizer
@@ -254,10 +254,8 @@ async def test_many_streams_are_written_in_several_turns_of_the_loop() -> None:
 
     lives = {ticket: SimpleNamespace(ticket=ticket, sink=AnswerWriter(ticket)) for ticket in range(64)}
     loop = SimpleNamespace(time=lambda: now[0], call_soon=later.append)
-    relay: Any = SimpleNamespace(_touched=dict(lives), _by_ticket=lives, _loop=loop)
-    relay._flush = lambda: Relay._flush(relay)
-    relay._flush()
-    turns = 1
+    AnswerFlushes(cast(Any, loop), lives).schedule().update(cast(Any, lives))
+    turns = 0
     while later:
         before = len(written)
         later.pop(0)()

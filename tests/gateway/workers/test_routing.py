@@ -201,6 +201,6 @@ def test_a_route_is_plain_data() -> None:
 
 def test_a_worker_that_flipped_hands_nothing_over_to_itself() -> None:
     """It keeps the KV of a prompt from before, and is a decode worker now."""
-    asked = query(kept=b"D1")
+    asked = query(retained_by=b"D1")
     assert choose(worker("P1"), worker("D1"), worker("D2", load_sequences=9), asked=asked) == "D1 D2"
     assert choose(worker("P1"), worker("D1"), asked=asked) == "P1 D1"

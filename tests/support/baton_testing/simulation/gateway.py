@@ -130,7 +130,7 @@ class SimGateway(SimProcess):
             self.relay = self.relay_class(self.table, self.admission, cast(Any, None), METRICS, self.rules, dice)
         self.relay._routing = parts.routing(self.table, dice)
         self.relay.gateway = self
-        self.relay.shapes = cast(Any, SimShapes())
+        self.relay.prompts.compiler = cast(Any, SimShapes())
         self.used: dict[int, set[bytes]] = {}
         """Workers of each request, by ticket."""
         self._ends: dict[bytes, LinkEnd] = {}
@@ -258,7 +258,7 @@ class SimGateway(SimProcess):
         may_be_local = self.rules.route.decode_locally or self.rules.route.targets is not None
         is_local = route.prefill is None and not is_kept and not may_be_local
         require(not is_local, "I9", "a prefill was put on a decode worker against the policy")
-        self.world.placed["kept" if route.is_kept else "here" if route.is_local else "handed over"] += 1
+        self.world.placed[_placement(route)] += 1
         names = " and ".join(self._ends[epoch].other.process.name for epoch in workers)
         self.note(f"run {action.run.hex()[-4:]} of request {number} to {names}")
 
@@ -297,6 +297,12 @@ class SimGateway(SimProcess):
             numbers = [client.plan.number for client in self.open_clients]
             return f"{self.name}: requests {numbers}, runs {len(relay._by_run)}, running {running}"
         return None
+
+
+def _placement(route: Route) -> str:
+    if route.is_prefill_local:
+        return "prefill local"
+    return "decode local" if route.is_decode_local else "disaggregated"
 
 
 def _accept(peer: SimProcess, connection: Connection) -> None:

@@ -150,15 +150,15 @@ class ChaosGateway(SimGateway):
         self.text = replace(TEXT, bundle=BUNDLE, apart=tokenizer)
         with self.loop.entered():
             templates: TemplateRenderer = parts.templates(RENDER_S)
-            self.relay.shapes = ShapeCompiler(METRICS.shaped, COMPILE_S)
-        self.relay._templates = templates
+            self.relay.prompts.compiler = ShapeCompiler(METRICS.shaped, COMPILE_S)
+        self.relay.prompts.templates = templates
         self.relay._lines = parts.lines(self.table, self.admission)
         self.awaits: dict[LiveRequest, Await] = {}
         """Of requests that prepare, what they wait for now."""
         templates.render = self._noted(Await.RENDERING, templates.render)  # type: ignore[method-assign]
         tokenizer.encode = self._noted(Await.TOKENISING, tokenizer.encode)  # type: ignore[method-assign]
-        self.relay.shapes.compile = self._noted(Await.COMPILING, self.relay.shapes.compile)  # type: ignore[method-assign]
-        self._sources = templates, self.relay.shapes, self.relay.encoder, tokenizer
+        self.relay.prompts.compiler.compile = self._noted(Await.COMPILING, self.relay.prompts.compiler.compile)  # type: ignore[method-assign]
+        self._sources = templates, self.relay.prompts.compiler, self.relay.prompts.encoder, tokenizer
         self.lookups: Lookups = parts.lookups(self.table, cast(Any, None), self.rules.route, METRICS, self._ailments)
         self.later(LOOK_S, self._look)
 

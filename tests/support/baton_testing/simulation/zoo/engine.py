@@ -251,9 +251,9 @@ class LeavesTheSiblingLeg(RequestLife):
     """sglang#29482: one leg fails and the other is joined for half an hour."""
 
     def _fail(
-        self, run: Any, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_kept: bool = False
+        self, run: Any, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_retained: bool = False
     ) -> list[Action]:
-        actions = super()._fail(run, worker, reason, now, is_gone, is_kept)
+        actions = super()._fail(run, worker, reason, now, is_gone, is_retained)
         return [a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Cancel))]
 
 
