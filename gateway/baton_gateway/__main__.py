@@ -166,17 +166,18 @@ def _stop_signal() -> asyncio.Event:
 
 def _bind_all(settings: Settings) -> tuple[list[socket.socket], socket.socket | None]:
     """One listening socket for every process, and the admin's."""
-    first = _listen("--listen", settings.host, settings.port)
+    host, asked_port = settings.listen
+    first = _listen("--listen", host, asked_port)
     if settings.processes == 1:
         listening = [first]
     else:
         # Bound alone first: a port that another program serves must not be shared by mistake.
         port = first.getsockname()[1]
         first.close()
-        listening = [_listen("--listen", settings.host, port, shared=True) for _ in range(settings.processes)]
-    if settings.admin_host is None:
+        listening = [_listen("--listen", host, port, shared=True) for _ in range(settings.processes)]
+    if settings.admin_listen is None:
         return listening, None
-    return listening, _listen("--admin-listen", settings.admin_host, settings.admin_port)
+    return listening, _listen("--admin-listen", *settings.admin_listen)
 
 
 def _listen(flag: str, host: str, port: int, shared: bool = False) -> socket.socket:
@@ -198,10 +199,10 @@ async def _announce(
         admin_port = admin_socket.getsockname()[1]
     if settings.announce is None:
         return
-    port = listening.getsockname()[1]
-    told = Announcement(os.getpid(), settings.host, port, admin_port=admin_port, role="gateway")
+    host, port = settings.listen[0], listening.getsockname()[1]
+    announcement = Announcement(os.getpid(), host, port, admin_port=admin_port, role="gateway")
     try:
-        announce(settings.announce, told)
+        announce(settings.announce, announcement)
     except OSError as error:
         raise SettingsError(f"--announce: {settings.announce}: {error.strerror or error}") from error
 
