@@ -64,7 +64,7 @@ class PredictedGateway:
         return self._free_s
 
     def reported(self, epoch: bytes, state: WorkerState) -> None:
-        self.linked[epoch].reported(state)
+        self.linked[epoch].record_report(state)
         self.look()
 
     def arrived(self, request: int) -> None:
@@ -127,9 +127,9 @@ class PredictedGateway:
 
     def _send(self, request: int, route: Route) -> None:
         prompt = int(self._workload.prompt_tokens[request])
-        self.linked[route.decode].sent(prompt, is_computed=route.prefill is None)
+        self.linked[route.decode].record_sent(prompt, is_computed=route.prefill is None)
         if route.prefill is not None:
-            self.linked[route.prefill].sent(prompt)
+            self.linked[route.prefill].record_sent(prompt)
         self.local += route.is_decode_local
         self.kept += route.is_prefill_local
         self._send_to(request, route)

@@ -47,7 +47,7 @@ class LetIn:
     _wait_s: float | None = None
 
     def __post_init__(self) -> None:
-        lines: Any = self.pool.relay._lines
+        lines: Any = self.pool.relay._loads
         decide = lines.overload
 
         def overload(*arguments: Any) -> Problem | None:

@@ -1,4 +1,4 @@
-"""Counts requests: what metrics, telemetry and the model's line are to know of a prompt, an end and the backlog."""
+"""Counts requests: what metrics, telemetry and the model's load are to know of a prompt, an end and the backlog."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton_gateway.openai_api.response_encoding import Usage
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.reporting.outcome import Outcome, RequestTotals
 from baton_gateway.requests.live_request import LiveRequest
-from baton_gateway.requests.model_line import ModelLine
+from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request_events import End, PickRoute
 from baton_wire.messages.measures import Backlog
 
@@ -21,7 +21,7 @@ def count_prompt(metrics: GatewayMetrics, live: LiveRequest, action: PickRoute, 
     live.times.prompt_tokens = action.tokens
 
 
-def count_end(metrics: GatewayMetrics, line: ModelLine, live: LiveRequest, action: End, now: float) -> Usage:
+def count_end(metrics: GatewayMetrics, load: ModelLoad, live: LiveRequest, action: End, now: float) -> Usage:
     """The request ended. Returns its usage as the client reads it."""
     life, options = live.life, live.request.options
     completion_tokens = 0 if options.max_tokens == 0 else life.completion_tokens()
@@ -30,9 +30,9 @@ def count_end(metrics: GatewayMetrics, line: ModelLine, live: LiveRequest, actio
     metrics.ended(live.times, action.outcome, totals, now)
     if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
         metrics.telemetry.unserved()
-    line.leaves(live.ticket, now)
+    load.remove(live.ticket, now)
     if action.outcome is Outcome.FINISHED and live.prompts:
-        line.ended(completion_tokens / (len(live.prompts) * options.n))
+        load.record_output(completion_tokens / (len(live.prompts) * options.n))
     return usage
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from baton_gateway.errors import Problem
 from baton_gateway.requests.live_request import LiveRequest
-from baton_gateway.requests.model_line import LIGHT_SHARE, ModelLine
+from baton_gateway.requests.model_load import LIGHT_SHARE, ModelLoad
 from baton_gateway.requests.own_rounds import OwnRounds
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute
@@ -66,11 +66,11 @@ class RunRouter(Protocol):
         ...
 
     def may_grow(self, live: LiveRequest, sequences: int) -> bool:
-        """Whether admission lets this many more sequences of the request run."""
+        """Return whether admission lets this many more sequences of the request run."""
         ...
 
-    def line_of(self, live: LiveRequest) -> ModelLine:
-        """All requests for the model of this one."""
+    def load_of(self, live: LiveRequest) -> ModelLoad:
+        """The load of the request's model."""
         ...
 
 
@@ -81,8 +81,8 @@ class HeldRuns:
         self._table = table
         self._rounds = OwnRounds(table)
         self._router = router
-        self._lines: dict[PairFingerprint, ModelLine] = {}
-        """The model's line of each revision with a queue."""
+        self._loads: dict[PairFingerprint, ModelLoad] = {}
+        """The model's load of each revision with a queue."""
         self._ttft_s = 0.0
         self._tpot_s: float | None = None
         """The latest request's; all requests of a deployment have the same targets."""
@@ -120,11 +120,11 @@ class HeldRuns:
         if not self._has_to_wait(live, action, route, fingerprint):
             return False
         queue = self._queues.setdefault(fingerprint, PromptOrder(ttft_s))
-        tenant, self._lines[fingerprint] = live.tenant, self._router.line_of(live)
+        tenant, self._loads[fingerprint] = live.tenant, self._router.load_of(live)
         queue.push((live, action), live.life.arrived_s, route.own_s, tenant.name, tenant.weight)
         self._urgent[fingerprint] = queue.urgency()
         self._rounds.announce(self._urgent, asyncio.get_running_loop().time())
-        if self._router.line_of(live).sequences(tenant.name):
+        if self._router.load_of(live).sequences(tenant.name):
             self._check_later()
         else:
             self._check_soon()  # it goes first, and there may be room for it now
@@ -149,13 +149,13 @@ class HeldRuns:
         return self._rounds.wait_s(fingerprint) != 0.0
 
     def _goes_ahead(self, live: LiveRequest, action: PickRoute, route: Route, fingerprint: PairFingerprint) -> bool:
-        """Whether the run need not wait although every worker is busy: all are busy for long, and in their fair turns
-        it has no more before it than a prompt may. So one other tenant's long prompt holds up no other tenant.
+        """Return whether the run goes although every worker is busy: all are busy for long, and in their fair turns it
+        has no more before it than a prompt may. So one tenant's long prompt holds up no other tenant.
         """
-        line, tenant = self._router.line_of(live), live.tenant
-        if not line.is_shared(tenant.name, asyncio.get_running_loop().time()):
+        load, tenant = self._router.load_of(live), live.tenant
+        if not load.is_shared(tenant.name, asyncio.get_running_loop().time()):
             return False
-        before_s = line.sent_before(tenant.name, action.tokens) * route.own_s / max(1, action.tokens)
+        before_s = load.sent_before(tenant.name, action.tokens) * route.own_s / max(1, action.tokens)
         if before_s > busy_s(self._ttft_s):
             return False
         return least_prompts_s(self._table.views(), fingerprint, self._tpot_s) > LONG_SHARE * self._ttft_s
@@ -163,18 +163,18 @@ class HeldRuns:
     def _waits_for_slots(
         self, live: LiveRequest, action: PickRoute, views: Sequence[WorkerView], fingerprint: PairFingerprint
     ) -> bool:
-        """Whether the run has to wait for slots of decode workers."""
-        line, tenant = self._router.line_of(live), live.tenant
-        if line.is_shared(tenant.name, asyncio.get_running_loop().time()):
-            own, light = line.sequences(tenant.name), LIGHT_SHARE * num_slots(views, fingerprint)
-            if not own and line.most_sequences() > light:
+        """Return whether the run has to wait for slots of decode workers."""
+        load, tenant = self._router.load_of(live), live.tenant
+        if load.is_shared(tenant.name, asyncio.get_running_loop().time()):
+            own, light = load.sequences(tenant.name), LIGHT_SHARE * num_slots(views, fingerprint)
+            if not own and load.most_sequences() > light:
                 return False
-            if own > light and not may_take(own, action.choices, _free(line, views, fingerprint), TENANT_GREED):
+            if own > light and not may_take(own, action.choices, _free(load, views, fingerprint), TENANT_GREED):
                 return True
-        return is_full(views, fingerprint, self._router.line_of(live).output_tokens)
+        return is_full(views, fingerprint, self._router.load_of(live).output_tokens)
 
     def _has_room(self, chosen: bytes, fingerprint: PairFingerprint) -> bool:
-        """Whether the chosen worker or any other has room. Usually the chosen one does, which is cheaper to check."""
+        """Return whether any worker has room. Usually the chosen one does, which is cheaper to check alone."""
         worker = self._table.get(chosen)
         targets = self._ttft_s, self._tpot_s
         if worker is not None and worker.token_s and not is_backed_up((worker.view(),), fingerprint, *targets):
@@ -205,7 +205,7 @@ class HeldRuns:
             if not queue:
                 self._queues.pop(fingerprint, None)
                 self._urgent.pop(fingerprint, None)
-                self._lines.pop(fingerprint, None)
+                self._loads.pop(fingerprint, None)
         self._rounds.announce(self._urgent, now)
         self._release_pieces()
         self._check_later()
@@ -227,14 +227,14 @@ class HeldRuns:
     def _leads(self, fingerprint: PairFingerprint, workers: float, now: float) -> Callable[[str], float]:
         """A function from a tenant to how far it is ahead of its fair share. Infinite: it has its share of the slots
         and waits for its own sequences to end, which holds up no other tenant."""
-        line, views = self._lines[fingerprint], self._table.views()
-        free, light = _free(line, views, fingerprint), LIGHT_SHARE * num_slots(views, fingerprint)
+        load, views = self._loads[fingerprint], self._table.views()
+        free, light = _free(load, views, fingerprint), LIGHT_SHARE * num_slots(views, fingerprint)
 
         def lead(tenant: str) -> float:
-            own = line.sequences(tenant)
+            own = load.sequences(tenant)
             if own > light and not may_take(own, 1, free, TENANT_GREED):
                 return math.inf
-            return line.lead(tenant, workers, now)
+            return load.lead(tenant, workers, now)
 
         return lead
 
@@ -249,7 +249,7 @@ class HeldRuns:
     def _weighted_sequences(self, ticket: int) -> float:
         """Sequences that the request's tenant has at work, divided by its weight."""
         live, _ = self._pieces[ticket][0]
-        return self._router.line_of(live).sequences(live.tenant.name) / live.tenant.weight
+        return self._router.load_of(live).sequences(live.tenant.name) / live.tenant.weight
 
     def _release_piece(self, ticket: int) -> bool:
         pieces = self._pieces[ticket]
@@ -282,10 +282,10 @@ class HeldRuns:
         self._timer = asyncio.get_running_loop().call_later(min(LOOK_S, soonest_s), self.release_ready)
 
 
-def _free(line: ModelLine, views: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
+def _free(load: ModelLoad, views: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
     """Free slots of the decode workers. Where no other gateway sends to them, this process also knows the sequences
     that ended since their last report."""
     free = free_sequences(views, fingerprint)
     if any(worker.gateways > 1 for worker in views):
         return free
-    return max(free, num_slots(views, fingerprint) - line.num_sequences)
+    return max(free, num_slots(views, fingerprint) - load.num_sequences)

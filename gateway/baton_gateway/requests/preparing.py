@@ -46,7 +46,7 @@ MAX_PROMPT_VALUES = 1 << 18
 
 
 def build_conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, prompting: Prompting) -> Conversation:
-    """What the model's template renders. Tools that must not be called are left out."""
+    """Build what the model's template renders. Tools that must not be called are left out."""
     tools = () if tool_use.mode is ToolMode.NONE else tool_use.tools
     return Conversation(
         messages=tuple(messages),
@@ -114,7 +114,7 @@ def completion_prompts(request: CompletionRequest, text: TextModel, limits: Mode
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What all prompts of one request are checked against and filled in with."""
+    """The values that all prompts of one request are checked against and filled in with."""
 
     options: Options
     field: str

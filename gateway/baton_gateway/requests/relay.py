@@ -27,9 +27,9 @@ from baton_gateway.requests.live_request import (
     log_failure,
     num_sequences,
 )
-from baton_gateway.requests.model_line import ModelLine
-from baton_gateway.requests.model_lines import ModelLines
-from baton_gateway.requests.parked import parked_that_leave
+from baton_gateway.requests.model_load import ModelLoad
+from baton_gateway.requests.model_loads import ModelLoads
+from baton_gateway.requests.parked_requests import select_parked_evictions
 from baton_gateway.requests.prompt_builder import PromptBuilder
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import (
@@ -56,7 +56,7 @@ from baton_gateway.requests.request_events import (
     Tick,
     WorkerLost,
 )
-from baton_gateway.requests.request_failures import problem_of
+from baton_gateway.requests.request_failures import to_problem
 from baton_gateway.requests.retry_budget import RetryBudgets
 from baton_gateway.requests.routing import Routing
 from baton_gateway.requests.tenant import Tenant
@@ -96,7 +96,7 @@ class Relay:
         self._budgets = RetryBudgets()
         self._dice = dice or random.SystemRandom()
         self._routing = Routing(table, self._dice)
-        self._lines = ModelLines(table, admission)
+        self._loads = ModelLoads(table, admission)
         self.prompts = PromptBuilder(table, templates, metrics, self._dice)
         self.held = HeldRuns(table, self)
         self.worker_reported = self.held.release_ready
@@ -141,13 +141,13 @@ class Relay:
         Its wait is predicted first, because that changes nothing: only a request that may join the queue evicts others.
         """
         now = self._loop.time()
-        work, sequences, at_once = self._lines.expected(request), num_sequences(request), request.options.n
+        work, sequences, at_once = self._loads.expected(request), num_sequences(request), request.options.n
         effort, is_own_quota = answer_effort(request), self._admission.quota_turns(tenant, at_once) > 0
         verdict: tuple[int, Verdict] | Problem | None
-        verdict = self._lines.overload(request, tenant, work, self._rules.wait, now)
+        verdict = self._loads.overload(request, tenant, work, self._rules.wait, now)
         if verdict is None:
-            for displaced in self._admission.displaced_by(tenant, sequences, at_once, effort):
-                self._evict(self._by_ticket[displaced])
+            for evicted in self._admission.select_evictions(tenant, sequences, at_once, effort):
+                self._evict(self._by_ticket[evicted])
             verdict = self._admission.offer(tenant, sequences, now, at_once, effort)
         if isinstance(verdict, Problem):
             self._metrics.refused(is_demand=not is_own_quota)
@@ -157,9 +157,9 @@ class Relay:
         life = self._new_life(request.options.n, tenant, now)
         live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now), request_id)
         self._by_ticket[ticket] = live
-        line = self._lines.of(live)
-        line.joins(ticket, work, tenant, now=now)
-        if line.is_shared(tenant.name, now):
+        load = self._loads.of(live)
+        load.add(ticket, work, tenant, now=now)
+        if load.is_shared(tenant.name, now):
             life.flow = tenant.flow  # a tenant that asks alone has a turn for each of its requests
         if turn is Verdict.ADMITTED:
             self._admit_one(ticket)
@@ -237,7 +237,7 @@ class Relay:
         live = self._by_run.get(message.request)
         if live is not None:
             self._metrics.leg_failed(message.reason)
-            self._routing.failing.failed(epoch, message.reason, self._loop.time())
+            self._routing.failing.record(epoch, message.reason, self._loop.time())
             self._feed(live, LegEnded(epoch, message))
 
     def unsent(self, message: ToWorker, refusal: BadFieldsError) -> None:
@@ -262,9 +262,9 @@ class Relay:
         """Report the request's sequences at work to admission: each that ended may let another one in."""
         if live.ticket in self._by_ticket:
             at_work = live.life.sequences_at_work
-            self._lines.of(live).at_work(live.ticket, at_work)
+            self._loads.of(live).set_running(live.ticket, at_work)
             if at_work:
-                self._admit(self._admission.at_work(live.ticket, at_work))
+                self._admit(self._admission.set_running(live.ticket, at_work))
 
     def _carry_out(self, live: LiveRequest, actions: list[Action], now: float) -> None:
         rest = iter(actions)
@@ -291,7 +291,7 @@ class Relay:
 
     def _problem(self, error: BaseException, field: str | None = None) -> Problem:
         """The client's error for a failure in this process; `field`: the prompt's, while that is prepared."""
-        return problem_of(error, field, self._complaints)
+        return to_problem(error, field, self._complaints)
 
     def _end_broken(self, live: LiveRequest, error: BaseException, rest: Iterator[Action], now: float) -> None:
         """End a request that this process failed; messages to workers that were still due are sent."""
@@ -305,7 +305,7 @@ class Relay:
     def _deliver(self, live: LiveRequest, action: Deliver, now: float) -> None:
         self._metrics.delivered(live.times, action.choice, len(action.ids), now)
         if action.is_first:
-            self._lines.of(live).answered(live.ticket)
+            self._loads.of(live).mark_answered(live.ticket)
         if action.is_first and live.scores is not None and not live.scores.is_complete(live.prompt_of(action.choice)):
             self._feed(live, Refused(errors.internal_error()))  # workers send the prompt's log probabilities first
             return
@@ -321,7 +321,7 @@ class Relay:
                 message = action.message
                 is_computed = isinstance(message, Prefill) or message.prefill_epoch is None
                 tokens = len(message.tokens) // 4 if action.missing_tokens is None else action.missing_tokens
-                worker.sent(tokens, len(message.choices), is_computed=is_computed)
+                worker.record_sent(tokens, len(message.choices), is_computed=is_computed)
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
 
@@ -336,7 +336,7 @@ class Relay:
         self._admit(self._admission.leave(live.ticket))
         if not self._by_ticket:
             self._idle.set()
-        usage = count_end(self._metrics, self._lines.of(live), live, action, now)
+        usage = count_end(self._metrics, self._loads.of(live), live, action, now)
         if action.outcome is Outcome.FAILED:
             log_failure(live.life, action.problem, now, live.request_id)
         if action.outcome is not Outcome.CANCELLED:
@@ -353,7 +353,7 @@ class Relay:
     async def _prepare(self, live: LiveRequest) -> None:
         event: Event
         try:
-            revision = self._routing.revision(live.request.options.model, self._rules.route)
+            revision = self._routing.choose_revision(live.request.options.model, self._rules.route)
             if isinstance(revision, Problem):
                 event = self._park(live, revision)
             else:
@@ -366,10 +366,10 @@ class Relay:
     def _park(self, live: LiveRequest, problem: Problem) -> NoRevision | Refused:
         """Keep the request until workers appear, or refuse it or others where too many are parked."""
         parked = [other for other in self._by_ticket.values() if other.life.is_parked and other is not live]
-        leaving = parked_that_leave(live, parked, self._rules.max_parked, self._rules.max_parked_bytes)
-        if leaving is None:
+        evicted = select_parked_evictions(live, parked, self._rules.max_parked, self._rules.max_parked_bytes)
+        if evicted is None:
             return Refused(errors.no_workers(self._admission.retry_after_s(live.tenant)))
-        for other in leaving:
+        for other in evicted:
             self._feed(other, Refused(errors.no_workers(self._admission.retry_after_s(other.tenant))))
         self.on_parked()
         return NoRevision(problem)
@@ -393,28 +393,28 @@ class Relay:
         return route if isinstance(route, Route) else None
 
     def may_grow(self, live: LiveRequest, sequences: int) -> bool:
-        """Whether admission lets this many more sequences of the request run."""
+        """Return whether admission lets this many more sequences of the request run."""
         return self._admission.may_grow(live.ticket, sequences)
 
-    def line_of(self, live: LiveRequest) -> ModelLine:
-        """All requests for the model of this one."""
-        return self._lines.of(live)
+    def load_of(self, live: LiveRequest) -> ModelLoad:
+        """The load of the request's model."""
+        return self._loads.of(live)
 
     def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
         prefix = live.prefixes[action.prompt]
         if isinstance(route, Problem):
             self.on_parked()
-            return NoRoute(action.run, route, self._routing.is_outlived(live, self._rules.route))
+            return NoRoute(action.run, route, self._routing.is_superseded(live, self._rules.route))
         if live.life.attempts == 0:
             count_prompt(self._metrics, live, action, self._routing.cached_tokens(prefix))
-        self._routing.took(route, prefix)
+        self._routing.record(route, prefix)
         self._metrics.routed(route)
         self._by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)
-        line = self._lines.of(live)
-        line.told(live.ticket)
+        load = self._loads.of(live)
+        load.mark_sent(live.ticket)
         if action.is_first:
-            line.sent(live.tenant, route.own_s, route.missing_tokens or action.tokens, self._loop.time())
+            load.record_prefill(live.tenant, route.own_s, route.missing_tokens or action.tokens, self._loop.time())
         return Routed(action.run, route)
 
     # Timers -----------------------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ class Relay:
         if live is not None:
             now = self._loop.time()
             self._metrics.admitted(live.times, now)
-            self._lines.of(live).begins(ticket, now)
+            self._loads.of(live).admit(ticket, now)
             self._feed(live, Admitted())
 
     def _keep_admission_timer(self) -> None:

@@ -72,11 +72,11 @@ class Run:
 
     @property
     def has_run(self) -> bool:
-        """Whether workers had it before, perhaps as part of another run that it was split from."""
+        """Return whether workers had it before, perhaps as part of another run that it was split from."""
         return self.attempt + self.failures + self.losses > 0
 
     def uses(self, worker: bytes) -> bool:
-        """Whether losing this worker ends the attempt."""
+        """Return whether losing this worker ends the attempt."""
         if self.state is not RunState.RUNNING:
             return False
         return worker == self.decode or (worker == self.prefill and not self.landed)
@@ -115,7 +115,7 @@ class Choice:
     run: Run | None = None
 
     def repeats(self, entry: TokenEntry) -> bool:
-        """Whether the entry repeats delivered tokens unchanged. It leaves no gap."""
+        """Return whether the entry repeats delivered tokens unchanged. The entry leaves no gap."""
         return all(old == new for old, new in zip(self.ids[entry.first_index :], entry.ids, strict=False))
 
 

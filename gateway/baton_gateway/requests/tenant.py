@@ -28,7 +28,7 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def flow(self) -> bytes:
-        """What shares one turn at the workers, whichever gateway process asks them."""
+        """The id under which all requests of the tenant share one turn at the workers, from every gateway process."""
         return hashlib.sha256(f"tenant {self.name}".encode()).digest()[:16]
 
 

@@ -26,7 +26,7 @@ class PoolService:
     token_s: float | None = None
     """Seconds per token at its fastest worker."""
     is_limiting: bool = True
-    """Whether new requests wait for this pool at all: not while a decode worker has free slots."""
+    """New requests wait for this pool. False while a decode worker has free slots."""
 
     def empty(self) -> PoolService:
         """The same pool with nothing waiting at its workers."""
@@ -43,7 +43,7 @@ class PoolService:
 def is_backed_up(
     workers: Sequence[WorkerView], fingerprint: PairFingerprint, ttft_s: float, tpot_s: float | None = None
 ) -> bool:
-    """Whether every prefill worker of the revision has as much work as a prompt may find there; False if unknown.
+    """Return whether every prefill worker of the revision has as much work as a prompt may find; False if unknown.
 
     A worker that has computed nothing yet is assumed to be as fast as the others. One that also decodes computes
     prompts in pieces that keep `tpot_s`.
@@ -58,8 +58,8 @@ def own_prefill(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> 
 
 
 def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_tokens: float) -> bool:
-    """Whether sequences wait for long at every decode worker of the revision. `output_tokens`: a sequence's usual
-    length.
+    """Return whether sequences wait for long at every decode worker of the revision. `output_tokens`: a sequence's
+    usual length.
     """
     usable = _usable(workers, Role.DECODE, fingerprint)
     return bool(usable) and all(decode_wait_s(worker, output_tokens) > BUSY_S for worker in usable)
@@ -156,7 +156,7 @@ def _work_s(worker: WorkerView, others: Sequence[WorkerView], tpot_s: float | No
 def view_prefill_side(
     worker: WorkerView, missing: int, *, may_decode: bool = False, has_slot: bool = False
 ) -> PrefillSide:
-    """What a prompt with `missing` uncached tokens meets at the worker."""
+    """The load that a prompt with `missing` uncached tokens meets at the worker."""
     return PrefillSide(
         token_s=worker.token_s,
         more_token_s=worker.more_token_s,

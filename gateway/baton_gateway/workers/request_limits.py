@@ -1,4 +1,4 @@
-"""What a request may bring, from what the linked workers can take: tokens of a model, bytes and values of a body. Pure.
+"""Limits of requests by what the linked workers can take: tokens of a model, bytes and values of a body. Pure.
 
 Nothing that any linked model could answer is refused for its size, up to `LARGEST_BODY_BYTES`.
 """
@@ -20,7 +20,7 @@ UNKNOWN_CONTEXT_TOKENS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What every pair of workers of a revision can do."""
+    """The limits that every pair of workers of a revision can serve."""
 
     max_context_tokens: int
     vocab_size: int

@@ -42,7 +42,7 @@ class Route:
 
     @property
     def is_decode_local(self) -> bool:
-        """Whether a decode worker computes the prompt, so that prefill workers have no part in it."""
+        """A decode worker computes the prompt, and prefill workers have no part in it."""
         return self.prefill is None and not self.is_prefill_local
 
 
@@ -147,12 +147,12 @@ def _can_decode(prefill: WorkerView, query: RouteQuery) -> bool:
 
 
 def _may_decode(prefill: WorkerView, query: RouteQuery) -> bool:
-    """Whether its rows leave room for arriving prompts: half of the slots, and blocks for the whole answer."""
+    """Return whether its rows leave room for arriving prompts: half of the slots, and blocks for the whole answer."""
     return _has_slot(prefill, query) and 2 * (prefill.rows + query.choices) <= prefill.max_sequences
 
 
 def _has_slot(prefill: WorkerView, query: RouteQuery) -> bool:
-    """Whether it has a slot besides those that are reserved for prompts, and blocks for the answer."""
+    """Return whether it has a slot besides those that are reserved for prompts, and blocks for the answer."""
     blocks = -(-query.total_tokens // prefill.block_tokens)
     has_blocks = prefill.blocks_free is None or prefill.blocks_free >= blocks
     taken = prefill.load_sequences + query.choices
@@ -175,7 +175,7 @@ def _can_hold(worker: WorkerView, query: RouteQuery) -> bool:
 
 
 def _would_fit_if_larger(fitting: Sequence[WorkerView], large: Sequence[WorkerView]) -> bool:
-    """Whether both roles have workers, and only small ones in one of them."""
+    """Return whether both roles have workers, but one role has only workers that are too small."""
     roles = {worker.role for worker in fitting}
     return roles == {Role.PREFILL, Role.DECODE} and {worker.role for worker in large} != roles
 

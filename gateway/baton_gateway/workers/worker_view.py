@@ -37,7 +37,7 @@ class WorkerView:
     rows: int = 0
     """Sequences that it decoded in its last step."""
     keeps_answers: bool = False
-    """Whether this prefill worker may decode prompts that it computed (prefill-local)."""
+    """A prefill worker that may decode prompts that it computed (prefill-local)."""
     is_draining: bool = False
     is_suspect: bool = False
     token_s: float | None = None

@@ -14,7 +14,7 @@ import pytest
 
 from baton_gateway import errors
 from baton_gateway.requests.held_runs import HeldRuns
-from baton_gateway.requests.model_line import ModelLine
+from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute
 from baton_gateway.requests.tenant import DEFAULT_TENANT
@@ -65,7 +65,7 @@ class Gate:
             hello=SimpleNamespace(epoch=b"prefill"),
             send=lambda message: self.told.append(message.rank),
         )
-        self.line = ModelLine()
+        self.line = ModelLoad()
         self.held = HeldRuns(cast(Any, self), self)
 
     def get(self, epoch: bytes) -> Any:
@@ -84,7 +84,7 @@ class Gate:
     def may_grow(self, live: Any, sequences: int) -> bool:
         return True
 
-    def line_of(self, live: Any) -> ModelLine:
+    def load_of(self, live: Any) -> ModelLoad:
         return self.line
 
     def release(self, live: Any, action: PickRoute) -> Route:
@@ -152,9 +152,9 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
         decode = replace(decode, load_sequences=decode.load_sequences + action.choices)
         return ROUTE
 
-    line = ModelLine()
+    line = ModelLoad()
     router = SimpleNamespace(
-        choose=lambda live, action: ROUTE, release=run_it, may_grow=lambda live, n: True, line_of=lambda live: line
+        choose=lambda live, action: ROUTE, release=run_it, may_grow=lambda live, n: True, load_of=lambda live: line
     )
     held = HeldRuns(cast(Any, table), cast(Any, router))
     for number in range(20):
@@ -237,7 +237,7 @@ async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:
 async def test_answers_that_are_kept_do_not_wait_for_full_decode_workers() -> None:
     full = view(0, epoch=b"decode", role=Role.DECODE, running=10, waiting=100, step_s=0.05)
     gate = Gate(view(FREE), full)
-    gate.line.ended(100.0)
+    gate.line.record_output(100.0)
     assert not gate.takes(run(1), route=KEPT)
     assert gate.takes(run(2), route=ROUTE), "its answer has no slot"
     gate.held.release_ready()

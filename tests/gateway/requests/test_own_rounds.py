@@ -30,7 +30,7 @@ class Fleet:
             worker = LinkedWorker(
                 cast(Any, hello), Address("h", 1), text, self._sender(epoch), clock=lambda: self.now, state=STATE
             )
-            worker.reported(STATE)
+            worker.record_report(STATE)
             assert self.table.add(worker)
         self.turns = OwnRounds(self.table)
 
@@ -65,7 +65,7 @@ def test_another_worker_hears_once_the_first_is_gone_or_drains() -> None:
     assert [epoch for epoch, _ in fleet.tell(urgency)] == [b"1", b"2"]
     draining = fleet.table.get(b"2")
     assert draining is not None
-    draining.reported(replace(STATE, draining=True))
+    draining.record_report(replace(STATE, draining=True))
     assert [epoch for epoch, _ in fleet.tell(urgency)] == [b"2", b"3"]
 
 
@@ -78,7 +78,7 @@ def test_a_turn_ends_with_as_much_work_as_the_workers_do_meanwhile() -> None:
     assert fleet.turns.wait_s(PRINT) == SILENT_S
     keeper = fleet.table.get(b"1")
     assert keeper is not None
-    keeper.reported(STATE)
+    keeper.record_report(STATE)
     assert fleet.turns.wait_s(PRINT) == 0.0, "another round"
 
 

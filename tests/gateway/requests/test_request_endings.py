@@ -66,7 +66,8 @@ def test_a_failure_before_any_worker_had_the_request_says_so(caplog: pytest.LogC
     log_failure(drive.life, drive.ends[0].problem, drive.now)
     [line] = caplog.messages
     assert line.endswith(
-        "unrouted, attempt 0, prefill -, decode -, retained by -, landed False, 0 failures, 0 losses, never sent to workers"
+        "unrouted, attempt 0, prefill -, decode -, retained by -, landed False, 0 failures, 0 losses, "
+        "never sent to workers"
     )
 
 

@@ -265,7 +265,7 @@ def test_workers_that_keep_going_away_are_given_up_in_the_end() -> None:
 
 
 def outlived(run: bytes) -> NoRoute:
-    return NoRoute(run, errors.no_workers(), is_outlived=True)
+    return NoRoute(run, errors.no_workers(), is_superseded=True)
 
 
 def test_a_request_whose_revision_went_before_its_first_token_is_prepared_for_another() -> None:

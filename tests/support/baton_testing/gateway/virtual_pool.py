@@ -359,7 +359,7 @@ class VirtualPool:
             step_s = self.step_s if worker.steps else 0.0
             state = WorkerState(False, running, len(worker.waiting), 0, 1 << 20, 0, worker.steps, step_s)
         with self.loop.entered():
-            worker.linked.reported(state)
+            worker.linked.record_report(state)
             self.relay.worker_reported()
         if again_s is not None:
             self.heap.after(again_s, lambda: self._report(worker, again_s))

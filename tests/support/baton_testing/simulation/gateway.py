@@ -204,7 +204,7 @@ class SimGateway(SimProcess):
         if worker is None:
             return
         known, role = worker.state, worker.role
-        worker.reported(state)
+        worker.record_report(state)
         if known is None or known.draining != state.draining or worker.role is not role:
             self.relay.worker_changed()
         self.relay.worker_reported()

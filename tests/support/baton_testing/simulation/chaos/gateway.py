@@ -152,7 +152,7 @@ class ChaosGateway(SimGateway):
             templates: TemplateRenderer = parts.templates(RENDER_S)
             self.relay.prompts.compiler = ShapeCompiler(METRICS.shaped, COMPILE_S)
         self.relay.prompts.templates = templates
-        self.relay._lines = parts.lines(self.table, self.admission)
+        self.relay._loads = parts.loads(self.table, self.admission)
         self.awaits: dict[LiveRequest, Await] = {}
         """Of requests that prepare, what they wait for now."""
         templates.render = self._noted(Await.RENDERING, templates.render)  # type: ignore[method-assign]
@@ -320,7 +320,7 @@ class ChaosGateway(SimGateway):
         if left is None and len(self.apart.running) > 5:
             left = f"{self.name}: {len(self.apart.running)} processes apart"
         if left is None:
-            held = [line.held for line in self.relay._lines._lines.values() if len(line)]
+            held = [line.held for line in self.relay._loads._loads.values() if len(line)]
             left = f"{self.name}: lines {held}" if held else None
         return left
 

@@ -6,21 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.requests.full_room import Occupant, displaced
+from baton_gateway.requests.fair_eviction import Newcomer, TenantUsage, select_evictions
 
 Places = dict[str, list[int]]
 """Sizes of each tenant's places, the oldest first; tickets are numbered through."""
+NEW = Newcomer("new", 1.0, 1)
 
 
 def leaving(limit: int, size: int, places: Places, own: int = 0, weights: dict[str, float] | None = None) -> object:
     weights = weights or {}
     tickets = iter(range(1, 10_000))
     numbered = {name: [(next(tickets), each) for each in sizes] for name, sizes in places.items()}
-    occupants = {
-        name: Occupant(weights.get(name, 1.0), sum(size for _, size in of), reversed(of))
+    usages = {
+        name: TenantUsage(weights.get(name, 1.0), sum(size for _, size in of), reversed(of))
         for name, of in numbered.items()
     }
-    return displaced(limit, "new", weights.get("new", 1.0), size, occupants, own)
+    return select_evictions(limit, Newcomer("new", weights.get("new", 1.0), size), usages, own)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,9 @@ def test_the_newest_of_whoever_has_the_most_for_its_weight_gives_way(
 
 
 def test_what_may_not_leave_stays_and_still_counts() -> None:
-    fixed = Occupant(1.0, 4, iter(()))
-    assert displaced(4, "new", 1.0, 1, {"a": fixed}) is None
-    assert displaced(6, "new", 1.0, 1, {"a": fixed, "b": Occupant(1.0, 2, iter([(9, 1), (8, 1)]))}) == [9]
+    fixed = TenantUsage(1.0, 4, iter(()))
+    assert select_evictions(4, NEW, {"a": fixed}) is None
+    assert select_evictions(6, NEW, {"a": fixed, "b": TenantUsage(1.0, 2, iter([(9, 1), (8, 1)]))}) == [9]
 
 
 @given(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_gateway.requests.waiting_line import WaitBound, WaitRules, Work, predicted_wait_s, retry_after_s
+from baton_gateway.requests.wait_prediction import WaitBound, WaitRules, Work, predict_wait_s, retry_after_s
 from baton_gateway.workers.pool_load import PoolService, decode_wait_s, is_full, pool_services
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Role
@@ -35,7 +35,7 @@ FREE = PoolService(is_limiting=False)
 def test_the_wait_is_tokens_by_rate_of_the_slower_pool_and_unknown_is_not_zero(
     held: Work, there: PoolService, then: PoolService, wait_s: float | None
 ) -> None:
-    assert predicted_wait_s(held, there, then) == wait_s
+    assert predict_wait_s(held, there, then) == wait_s
 
 
 def test_a_burst_may_wait_ten_targets_and_a_line_that_stands_only_for_who_is_in_time() -> None:

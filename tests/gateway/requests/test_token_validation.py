@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from baton_gateway.requests.believed_tokens import entry_fault, scores_fault
 from baton_gateway.requests.request_events import Arrived, LegEnded, Prompt, PromptArrived
+from baton_gateway.requests.token_validation import find_entry_fault, find_logprobs_fault
 from baton_testing.gateway.request_drive import D1, D2, P1, P2, PROMPT, REQUEST, Drive, started
 from baton_wire.messages.gateway_link import LegFailed, PromptLogprobs
 from baton_wire.messages.values import (
@@ -43,18 +43,18 @@ def entry(*ids: int, first: int = 0, logprobs: tuple[TokenLogprob, ...] | None =
     ],
 )
 def test_tokens_that_cannot_be_are_named(said: TokenEntry, named: str) -> None:
-    assert named in (entry_fault(said, prompt()) or "")
-    assert entry_fault(entry(5, VOCAB - 1, first=6), prompt()) is None
+    assert named in (find_entry_fault(said, prompt()) or "")
+    assert find_entry_fault(entry(5, VOCAB - 1, first=6), prompt()) is None
 
 
 @pytest.mark.parametrize("value", LIES)
 def test_log_probabilities_that_are_none_are_not_taken(value: float) -> None:
     wanted, good = prompt(logprobs=2), TokenLogprob(-0.5, ((3, -0.5), (4, -math.inf)))
-    assert entry_fault(entry(5, logprobs=(good,)), wanted) is None
+    assert find_entry_fault(entry(5, logprobs=(good,)), wanted) is None
     for bad in (TokenLogprob(value, ()), TokenLogprob(-0.5, ((3, value),)), TokenLogprob(-0.5, ((VOCAB, -0.5),))):
-        assert entry_fault(entry(5, logprobs=(bad,)), wanted) is not None
-    assert entry_fault(entry(5), wanted) is not None
-    assert entry_fault(entry(5, 6, logprobs=(good,)), wanted) is not None
+        assert find_entry_fault(entry(5, logprobs=(bad,)), wanted) is not None
+    assert find_entry_fault(entry(5), wanted) is not None
+    assert find_entry_fault(entry(5, 6, logprobs=(good,)), wanted) is not None
 
 
 @pytest.mark.parametrize("value", LIES)
@@ -63,11 +63,11 @@ def test_log_probabilities_of_a_prompt_that_cannot_be_are_not_taken(value: float
         return PromptLogprobs(REQUEST, 1, first, tuple(PromptLogprob(each, 1, ()) for each in of))
 
     wanted = prompt(prompt_logprobs=0)
-    assert scores_fault(scores(1, -1.0, -2.0), wanted) is None
-    assert scores_fault(scores(1, -1.0, value), wanted) is not None
-    assert scores_fault(scores(2, -1.0, -2.0), wanted) is not None
-    assert scores_fault(scores(1 << 20, -1.0), wanted) is not None
-    assert scores_fault(scores(1, -1.0), prompt()) is not None
+    assert find_logprobs_fault(scores(1, -1.0, -2.0), wanted) is None
+    assert find_logprobs_fault(scores(1, -1.0, value), wanted) is not None
+    assert find_logprobs_fault(scores(2, -1.0, -2.0), wanted) is not None
+    assert find_logprobs_fault(scores(1 << 20, -1.0), wanted) is not None
+    assert find_logprobs_fault(scores(1, -1.0), prompt()) is not None
 
 
 def test_a_request_of_a_worker_that_lies_goes_on_elsewhere_from_what_was_true() -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from baton_gateway.reporting.telemetry import worker_measures
-from baton_gateway.workers.believed_state import believed, hello_fault, is_step
+from baton_gateway.workers.state_validation import clamp_state, find_hello_fault, is_plausible_step
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, until
 from baton_testing.kv_transfer.builders import fingerprint
@@ -26,7 +26,7 @@ MOST = 1 << 40
 
 def test_what_can_be_so_is_taken_as_it_is() -> None:
     for state in (HONEST, replace(HONEST, turn=HeldTurn(1, 2)), replace(HONEST, turn=HeldTurn(None, 1), timings=())):
-        assert believed(state, HELLO) == (state, ())
+        assert clamp_state(state, HELLO) == (state, ())
 
 
 @pytest.mark.parametrize(
@@ -49,20 +49,20 @@ def test_what_can_be_so_is_taken_as_it_is() -> None:
     ids=lambda value: next(iter(value)),
 )
 def test_what_cannot_be_so_is_brought_within_bounds_and_named(changes: Any, becomes: Any) -> None:
-    state, doubts = believed(replace(HONEST, **changes), HELLO)
+    state, doubts = clamp_state(replace(HONEST, **changes), HELLO)
     assert state == replace(HONEST, **becomes)
     (doubt,) = doubts
     assert doubt.startswith(next(iter(changes)))
 
 
 def test_a_step_has_something_in_it_and_takes_a_time() -> None:
-    assert is_step(STEP)
-    assert not is_step(replace(STEP, prefill_tokens=0, decode_rows=0))
+    assert is_plausible_step(STEP)
+    assert not is_plausible_step(replace(STEP, prefill_tokens=0, decode_rows=0))
 
 
 def test_a_pool_that_holds_no_context_is_no_workers() -> None:
-    assert hello_fault(HELLO) is None
-    assert "blocks_total" in (hello_fault(replace(HELLO, blocks_total=0)) or "")
+    assert find_hello_fault(HELLO) is None
+    assert "blocks_total" in (find_hello_fault(replace(HELLO, blocks_total=0)) or "")
 
 
 async def test_load_that_is_not_believed_is_unknown_to_who_sizes_the_pools(
@@ -73,11 +73,11 @@ async def test_load_that_is_not_believed_is_unknown_to_who_sizes_the_pools(
     lie = replace(liar.state(), running=MOST, waiting=MOST, waiting_tokens=MOST, blocks_free=MOST)
     for link in list(liar._links):
         await liar.send(link, lie)
-    await until(lambda: worker.doubted)
+    await until(lambda: worker.has_implausible_load)
     (measures,) = (each for each in worker_measures(list(gateway.server.table.all())) if each.epoch == liar.epoch)
     assert (measures.running, measures.waiting, measures.waiting_tokens, measures.blocks_free) == (None,) * 4
     view = worker.view()
     assert (view.running, view.blocks_free) == (liar.max_sequences, liar.blocks_total)
-    assert "a worker's state is not believed" in caplog.text
+    assert "a worker's state is implausible" in caplog.text
     await liar.report()
-    await until(lambda: not worker.doubted)
+    await until(lambda: not worker.has_implausible_load)
