@@ -87,7 +87,7 @@ async def _serve_alone(settings: Settings, argv: list[str], stopping: asyncio.Ev
 
 
 def _settle() -> None:
-    """Freeze what start-up allocated: a full collection would look at it again and hold every stream up for 30 ms."""
+    """Freeze the objects of start-up: a full collection would visit them again and delay every stream by 30 ms."""
     gc.collect()
     gc.freeze()
 
@@ -107,10 +107,10 @@ async def _serve_with_children(settings: Settings, argv: list[str], stopping: as
 
 
 async def _is_started(processes: GatewayProcesses, stopping: asyncio.Event) -> bool:
-    """False: asked to stop meanwhile. Raises ProcessesDownError."""
-    starting, told = asyncio.create_task(processes.start()), asyncio.create_task(stopping.wait())
-    await asyncio.wait((starting, told), return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
+    """Start the processes; False: the gateway was asked to stop meanwhile. Raises ProcessesDownError."""
+    starting, asked = asyncio.create_task(processes.start()), asyncio.create_task(stopping.wait())
+    await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
     if starting.done():
         starting.result()
         return True
@@ -171,7 +171,7 @@ def _bind_all(settings: Settings) -> tuple[list[socket.socket], socket.socket | 
     if settings.processes == 1:
         listening = [first]
     else:
-        # Bound alone first: a port that another program serves must not be shared by mistake.
+        # Bound exclusively first: a port that another program serves must not be shared by mistake.
         port = first.getsockname()[1]
         first.close()
         listening = [_listen("--listen", host, port, shared=True) for _ in range(settings.processes)]
@@ -192,7 +192,7 @@ def _listen(flag: str, host: str, port: int, shared: bool = False) -> socket.soc
 async def _announce(
     settings: Settings, listening: socket.socket, admin: AdminServer, admin_socket: socket.socket | None
 ) -> None:
-    """Start the admin listener, then write where this gateway listens, whole or not at all."""
+    """Start the admin listener, then write atomically where this gateway listens."""
     admin_port = None
     if admin_socket is not None:
         await admin.start(admin_socket)

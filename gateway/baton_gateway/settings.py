@@ -55,7 +55,7 @@ class Settings:
     generation_defaults: str
     """`on`: requests that leave sampling open get what the model's generation_config.json says; `off`: the API's."""
     unknown_fields: UnknownFields
-    """What happens to a request body's unknown fields."""
+    """Unknown fields of a request's body are refused or ignored."""
     slo_ttft_s: float
     slo_tpot_s: float
     max_request_duration_s: float
@@ -184,7 +184,7 @@ class Flag:
     default: str | int | float | None
     help: str
     in_file: bool = False
-    """Whether the configuration file may set it."""
+    """The configuration file may set it."""
     is_required: bool = False
 
     @property

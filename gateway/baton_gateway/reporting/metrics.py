@@ -1,7 +1,7 @@
 """The gateway's metrics. Label values come from closed sets only; nothing that a client sends becomes one.
 
 Several processes on one port write to shared files (prometheus_client's multiprocess mode, switched on by an
-environment variable before this is imported); a page then shows all of them together.
+environment variable before this is imported); a page then shows the metrics of all processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RequestTimes:
 
     arrived_s: float
     prompt_tokens: int = 0
-    """Of the latest prompt that was routed."""
+    """Tokens of the latest prompt that was routed."""
     has_token: bool = False
     first_s: dict[int, float] = field(default_factory=dict)
     last_s: dict[int, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What clients saw of one kind, in seconds: told once, kept for whoever scrapes, asks or sizes."""
+    """One latency that clients saw, in seconds, for `/metrics`, `/state` and the operator's summaries."""
 
     histogram: Histogram
     recent: Sketch
@@ -78,8 +78,8 @@ class GatewayMetrics:
         return RequestTimes(now)
 
     def refused(self, *, is_demand: bool = True) -> None:
-        """Refused by admission, before there was a request to speak of. `is_demand`: more workers would serve it, which
-        they do not where its tenant is at its quota.
+        """Admission refused a request on arrival. `is_demand`: more workers would serve it, so its tenant is not at its
+        own quota.
         """
         if is_demand:
             self.telemetry.refused()
@@ -118,7 +118,7 @@ class GatewayMetrics:
         if outcome is Outcome.FINISHED:
             self._e2e.observe(now - times.arrived_s)
         if outcome is Outcome.CANCELLED and not times.has_token:
-            self.ttft.recent.add(now - times.arrived_s)  # it waited for at least so long
+            self.ttft.recent.add(now - times.arrived_s)  # a lower bound of its wait
         for choice, tokens in times.tokens.items():
             self.telemetry.output(now, times.prompt_tokens, tokens)
             if tokens > 1:
@@ -139,7 +139,7 @@ class GatewayMetrics:
     def lagged(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
-    def now_at_work(self, running: int, waiting: int, linked: dict[Role, int]) -> None:
+    def sample(self, running: int, waiting: int, linked: dict[Role, int]) -> None:
         """Sampled once a second."""
         self._running.set(running)
         self._waiting.set(waiting)

@@ -11,7 +11,7 @@ class Outcome(enum.StrEnum):
 
     FINISHED = "finished"
     REFUSED = "refused"
-    """Told so before any work was done for it."""
+    """Refused before any work was done for it."""
     FAILED = "failed"
     CANCELLED = "cancelled"
     """The client went away or read too slowly."""
@@ -19,7 +19,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestTotals:
-    """What one request took from its arrival to its end."""
+    """Tokens and attempts of one request from its arrival to its end."""
 
     prompt_tokens: int
     completion_tokens: int
