@@ -37,7 +37,7 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import OpenSlot, StepPlan
-from baton_gateway.structured_outputs.definition import definition_of
+from baton_gateway.structured_outputs.grammar_builder import definition_of
 from baton_gateway.structured_outputs.output_format import json_shape
 from baton_wire.messages.values import RequestKey, SamplingParams
 

@@ -20,7 +20,7 @@ from bench.structured.json_schema_suite import SuiteCase, keywords, suite_cases
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.structured_outputs.definition import definition_of
+from baton_gateway.structured_outputs.grammar_builder import definition_of
 from baton_gateway.structured_outputs.output_format import json_shape
 from baton_gateway.structured_outputs.schema_keywords import ENFORCED, REFUSED
 

@@ -33,7 +33,7 @@ from bench.structured.made_schemas import made_schema
 
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_gateway.errors import RefusedError
-from baton_gateway.structured_outputs.definition import definition_of
+from baton_gateway.structured_outputs.grammar_builder import definition_of
 from baton_gateway.structured_outputs.output_format import json_shape
 from baton_testing.engine.grammars import END, VOCAB, sampling_of, token_bytes
 from baton_testing.engine.models import write_random_model

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from baton_gateway.answers.call_syntax import HERMES, WRITTEN, WrittenCalls
 from baton_gateway.answers.formats import AnswerFormat
 from baton_gateway.answers.harmony import ASSISTANT, CHANNEL, CHANNELS, ENDS, MESSAGE, START
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
-from baton_gateway.answers.written_calls import HERMES, WRITTEN, WrittenCalls
 from baton_gateway.errors import unsupported
 from baton_gateway.structured_outputs.lark import containing, literal, marked
 from baton_gateway.structured_outputs.object_rules import writes_members

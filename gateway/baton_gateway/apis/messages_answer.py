@@ -14,7 +14,7 @@ from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPa
 from baton_gateway.apis.chat_body import renamed
 from baton_gateway.errors import Problem
 from baton_gateway.openai_api.answer_forms import AnswerForm, EventWriter
-from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.collected_message import GrowingAnswer
 from baton_gateway.openai_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
 from baton_gateway.openai_api.logprob_json import LogprobsJson
 from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage, message_and_param

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from baton_gateway.errors import ProcessNotStartedError, TurnTimeoutError
-from baton_gateway.helper_processes.fair_turns import FairTurns
+from baton_gateway.helper_processes.fair_lock import FairTurns
 from baton_gateway.helper_processes.helper_process import ProcessApart
 
 T = TypeVar("T")

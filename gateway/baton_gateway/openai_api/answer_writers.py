@@ -12,7 +12,7 @@ from typing import Protocol
 
 from baton_gateway.errors import Problem, RefusedError, internal_error, out_of_memory
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
-from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.collected_message import GrowingAnswer
 from baton_gateway.openai_api.json_pieces import EncodedJson, JsonBytes
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson
 from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage

@@ -14,7 +14,7 @@ import msgspec
 
 from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.errors import Problem
-from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.collected_message import GrowingAnswer
 from baton_gateway.openai_api.json_pieces import EncodedJson, JsonBytes, json_pieces
 from baton_gateway.openai_api.logprob_json import LogprobsJson, logprobs_json
 from baton_gateway.openai_api.openai_types import ApiEndpoint

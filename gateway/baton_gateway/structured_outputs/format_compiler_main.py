@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from baton_gateway.helper_processes.helper_main import answer_questions
-from baton_gateway.structured_outputs.definition import answers_of
+from baton_gateway.structured_outputs.grammar_builder import answers_of
 from baton_gateway.structured_outputs.output_format import OutputFormat
 
 MAX_MEMORY_BYTES = 1 << 30

@@ -20,7 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 import msgspec
 
-from baton_gateway.text.retokenised_text import SpelledTokens, without_guard
+from baton_gateway.text.special_token_escape import SpelledTokens, without_guard
 
 MAX_RENDERED_CHARS = 8 << 20
 OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))

@@ -23,11 +23,11 @@ from baton_gateway.errors import (
     tokenizer_failed,
     tokenizer_unavailable,
 )
-from baton_gateway.helper_processes.fair_turns import FairTurns
+from baton_gateway.helper_processes.fair_lock import FairTurns
 from baton_gateway.helper_processes.process_lane import TURN_S, HealthProblem, ProcessHealth
-from baton_gateway.text.retokenised_text import pieces_of
 from baton_gateway.text.returned_memory import return_memory
 from baton_gateway.text.revision_text import TextModel
+from baton_gateway.text.special_token_escape import pieces_of
 from baton_gateway.text.tokenizer_process import EncodeText, TokenizerApart
 from baton_wire.messages.values import pack_ids
 

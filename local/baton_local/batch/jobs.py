@@ -13,7 +13,7 @@ from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.answers.tool_grammars import is_bound
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.collected_message import GrowingAnswer
 from baton_gateway.openai_api.json_pieces import GrowingText
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson, logprobs_json
 from baton_gateway.openai_api.openai_types import (

@@ -18,7 +18,7 @@ from baton_gateway.answers.output_parts import WholeAnswer, WholeCall, whole_ans
 from baton_gateway.answers.parse_plan import reading_of
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import RefusedError
-from baton_gateway.structured_outputs.definition import definition_of
+from baton_gateway.structured_outputs.grammar_builder import definition_of
 from baton_testing.engine.tiny_llama import FOLDER
 from baton_testing.gateway.answer_transcripts import RENDERERS, same
 

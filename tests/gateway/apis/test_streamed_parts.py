@@ -19,7 +19,7 @@ from baton_gateway.apis.messages_answer import MESSAGES, UNPARSED
 from baton_gateway.apis.responses_answer import ResponsesForm
 from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.openai_api.answer_forms import AnswerForm
-from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.collected_message import GrowingAnswer
 from baton_gateway.openai_api.openai_types import ApiEndpoint
 from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, ResponseHead, Usage
 

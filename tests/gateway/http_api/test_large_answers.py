@@ -19,7 +19,7 @@ from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api import routes
 from baton_gateway.openai_api.answer_bounds import MAX_ANSWER_TOKENS, MAX_ANSWER_VALUES, check_answer, most_tokens
 from baton_gateway.openai_api.answer_writers import CollectedAnswer, CollectingWriter
-from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.collected_message import GrowingAnswer
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES, EncodedJson, even_pieces, json_pieces
 from baton_gateway.openai_api.openai_types import ApiEndpoint, parse_completion
 from baton_gateway.openai_api.response_encoding import (

@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.structured_outputs.definition import definition_of
+from baton_gateway.structured_outputs.grammar_builder import definition_of
 from baton_gateway.structured_outputs.json_schema import check_schema
 from baton_gateway.structured_outputs.lark import MAX_BLANKS
 from baton_gateway.structured_outputs.output_format import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_engine.grammars.grammar_compiler import _parser_limits
-from baton_gateway.structured_outputs.definition import ANSWER_OPTIONS, answers_of
+from baton_gateway.structured_outputs.grammar_builder import ANSWER_OPTIONS, answers_of
 from baton_gateway.structured_outputs.json_schema import check_schema
 from baton_gateway.structured_outputs.output_format import json_shape
 from baton_gateway.structured_outputs.plain_schema import MAX_INTEGER, MAX_ITEMS, MAX_LENGTH, is_plain

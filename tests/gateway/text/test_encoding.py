@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from baton_gateway.errors import RefusedError, TurnTimeoutError
-from baton_gateway.helper_processes.fair_turns import FairTurns
+from baton_gateway.helper_processes.fair_lock import FairTurns
 from baton_gateway.text.encoding import (
     COUNTED_TWICE,
     INLINE_CHARS,

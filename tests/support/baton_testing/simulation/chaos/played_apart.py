@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from baton_gateway.helper_processes import fair_turns
+from baton_gateway.helper_processes import fair_lock
 from baton_gateway.helper_processes import helper_process as process_apart
 from baton_gateway.helper_processes import piped_process as apart_pipes
 from baton_gateway.helper_processes import process_lane as apart_lane
@@ -54,7 +54,7 @@ SHORTER: tuple[tuple[ModuleType, str, float], ...] = (
     (lookups, "NOT_READY_S", 8.0),
     (lookups, "WEDGED_S", 14.0),
 )
-TIMED = (apart_lane, fair_turns, shape_compiler, template_renderer, tokenizer_apart)
+TIMED = (apart_lane, fair_lock, shape_compiler, template_renderer, tokenizer_apart)
 """Modules that look at the clock of the machine."""
 BUNDLE = Bundle("0" * 64, "", "{% for message in messages %}{{ message['content'] }}{% endfor %}", {}, ())
 PADDING = "~"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from baton_gateway.text.chat_template import CompiledTemplate, Conversation, RenderedChat, TemplateRefusalError
 from baton_gateway.text.encoding import PromptText, encode_prompt
-from baton_gateway.text.retokenised_text import SpelledTokens, pieces_of, without_guard
 from baton_gateway.text.revision_text import TextModel, load_text_model
+from baton_gateway.text.special_token_escape import SpelledTokens, pieces_of, without_guard
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.text.text_store import TextStore
 from baton_gateway.text.tokenizer_process import EncodeText
