@@ -14,9 +14,16 @@ from urllib.parse import unquote
 
 from baton_gateway.structured_outputs.format_errors import refused, step
 from baton_gateway.structured_outputs.pattern import PatternError, check_writable, common_pattern
-from baton_gateway.structured_outputs.property_names import NameRule, name_rule
 from baton_gateway.structured_outputs.schema_closure import PartError, check_ends, check_patterns, resolve_one_of
-from baton_gateway.structured_outputs.schema_keywords import ENFORCED, FORMATS, NO_SAY, REFUSED, TYPES
+from baton_gateway.structured_outputs.schema_keywords import (
+    ENFORCED,
+    FORMATS,
+    NO_SAY,
+    REFUSED,
+    TYPES,
+    NameRule,
+    name_rule,
+)
 
 MAX_DEPTH = 64
 MAX_SCHEMAS = 20_000
