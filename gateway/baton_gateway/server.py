@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 
-from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProblem, worst
+from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProblem, longest_lasting
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.endpoints import not_http
 from baton_gateway.http_api.memory_budget import MemoryBudget
@@ -112,7 +112,7 @@ class GatewayServer:
             workers=tuple(worker_report(worker) for worker in self.table.all()),
             ttft=self.metrics.ttft.whole.data(),
             tpot=self.metrics.tpot.whole.data(),
-            ailment=str(worst(self.health_problems(), NOT_READY_S) or ""),
+            ailment=str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
         )
 
     def ailments(self) -> list[HealthProblem]:

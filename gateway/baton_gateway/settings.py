@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from baton_gateway.answers.formats import AUTO, CALL_NAMES, THOUGHT_NAMES, FormatNames
+from baton_gateway.answers.formats import AUTO, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES, FormatNames
 from baton_gateway.http_api.cors import is_origin
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source, parse_source

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from baton_gateway.answers.formats import HARMONY
 from baton_gateway.answers.harmony import ASSISTANT, CHANNEL, MESSAGE, NAMESPACE, START, TO
-from baton_gateway.structured_outputs.object_rules import MemberForm
+from baton_gateway.structured_outputs.object_rules import MemberSyntax
 
 HERMES = "hermes"
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenCalls:
+class CallSyntax:
     """The calls of one answer: `begin`, each between `open` and `close` with `separator` between them, `end`."""
 
     before: str
@@ -27,7 +27,7 @@ class WrittenCalls:
     end: str = ""
     first: str = ""
     """What may stand before all of it."""
-    members: MemberForm | None = None
+    members: MemberSyntax | None = None
     """How arguments are written; None: as JSON."""
     mark: str = ""
     """Where calls begin within text: the beginning of `open` or of `begin`, or something before them."""
@@ -39,44 +39,44 @@ class WrittenCalls:
 
 _MARK = "<tool_call>"
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-WRITTEN: Mapping[str, WrittenCalls] = {
-    HERMES: WrittenCalls(
+CALL_SYNTAX: Mapping[str, CallSyntax] = {
+    HERMES: CallSyntax(
         '\n{"name": "', '", "arguments": ', open=_MARK, close="}\n</tool_call>", separator="\n", mark=_MARK
     ),
-    "qwen3_coder": WrittenCalls(
+    "qwen3_coder": CallSyntax(
         "\n<function=",
         ">\n",
         open=_MARK,
         close="</function>\n</tool_call>",
-        members=MemberForm("<parameter=", ">\n", "\n</parameter>\n", closes="</parameter>"),
+        members=MemberSyntax("<parameter=", ">\n", "\n</parameter>\n", closes="</parameter>"),
         separator="\n",
         mark=_MARK,
     ),
-    "glm": WrittenCalls(
+    "glm": CallSyntax(
         "",
         "\n",
         open=_MARK,
         close="</tool_call>",
-        members=MemberForm("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", closes="</arg_value>"),
+        members=MemberSyntax("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", closes="</arg_value>"),
         separator="\n",
         mark=_MARK,
     ),
-    "llama3_json": WrittenCalls(
+    "llama3_json": CallSyntax(
         '{"name": "', '", "parameters": ', close="}", separator="; ", mark="<|python_tag|>", bare="{"
     ),
-    "pythonic": WrittenCalls(
+    "pythonic": CallSyntax(
         "",
         "(",
         close=")",
         begin="[",
         separator=", ",
         end="]",
-        members=MemberForm("", "=", "", ", "),
+        members=MemberSyntax("", "=", "", ", "),
         mark="<|python_start|>",
         bare="[",
         silent=("<|python_end|>",),
     ),
-    "mistral": WrittenCalls(
+    "mistral": CallSyntax(
         '{"name": "',
         '", "arguments": ',
         close="}",
@@ -85,8 +85,8 @@ WRITTEN: Mapping[str, WrittenCalls] = {
         end="]",
         mark="[TOOL_CALLS]",
     ),
-    "mistral_args": WrittenCalls("", "[ARGS]", open="[TOOL_CALLS]", mark="[TOOL_CALLS]"),
-    "deepseek_v3": WrittenCalls(
+    "mistral_args": CallSyntax("", "[ARGS]", open="[TOOL_CALLS]", mark="[TOOL_CALLS]"),
+    "deepseek_v3": CallSyntax(
         "function<｜tool▁sep｜>",
         "\n```json\n",
         open="<｜tool▁call▁begin｜>",
@@ -97,7 +97,7 @@ WRITTEN: Mapping[str, WrittenCalls] = {
         mark="<｜tool▁call▁begin｜>",
         silent=_DEEPSEEK,
     ),
-    "deepseek_v31": WrittenCalls(
+    "deepseek_v31": CallSyntax(
         "",
         "<｜tool▁sep｜>",
         open="<｜tool▁call▁begin｜>",
@@ -107,7 +107,7 @@ WRITTEN: Mapping[str, WrittenCalls] = {
         mark="<｜tool▁call▁begin｜>",
         silent=_DEEPSEEK,
     ),
-    HARMONY: WrittenCalls(
+    HARMONY: CallSyntax(
         "",
         f" <|constrain|>json{MESSAGE}",
         open=f"{CHANNEL}commentary{TO}{NAMESPACE}",

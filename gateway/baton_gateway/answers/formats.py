@@ -21,20 +21,20 @@ NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtMarks:
+class ReasoningMarks:
     """Between what a model thinks, before it answers."""
 
     start: str
     end: str
 
 
-THOUGHTS: Mapping[str, ThoughtMarks] = {
-    "think": ThoughtMarks("<think>", "</think>"),
-    "mistral": ThoughtMarks("[THINK]", "[/THINK]"),
-    "seed": ThoughtMarks("<seed:think>", "</seed:think>"),
+REASONING_FORMATS: Mapping[str, ReasoningMarks] = {
+    "think": ReasoningMarks("<think>", "</think>"),
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+    "seed": ReasoningMarks("<seed:think>", "</seed:think>"),
 }
-HARMONY_THOUGHTS = ThoughtMarks(f"{CHANNEL}analysis{MESSAGE}", ENDS[0])
-CALLS: Mapping[str, CallFormat] = {
+HARMONY_REASONING = ReasoningMarks(f"{CHANNEL}analysis{MESSAGE}", ENDS[0])
+TOOL_CALL_FORMATS: Mapping[str, CallFormat] = {
     "hermes": JsonCalls(("<tool_call>",), "</tool_call>"),
     "llama3_json": BareJsonCalls(("<|python_tag|>",), (";", ",")),
     "pythonic": PythonCalls(("<|python_start|>",), ("<|python_end|>",)),
@@ -114,17 +114,17 @@ class AnswerFormat:
         """Everything that the reader looks for, in pieces that are told apart by special tokens."""
         if self.is_harmony:
             return frozenset((START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS))
-        found = set(_texts(THOUGHTS[self.thoughts])) if self.thoughts is not None else set()
+        found = set(_texts(REASONING_FORMATS[self.thoughts])) if self.thoughts is not None else set()
         if with_calls:  # calls that must come may be written as Hermes
-            found |= {text for name in (self.calls, "hermes") if name for text in _texts(CALLS[name])}
+            found |= {text for name in (self.calls, "hermes") if name for text in _texts(TOOL_CALL_FORMATS[name])}
         return frozenset(found)
 
 
 UNKNOWN_FORMAT = AnswerFormat()
 AUTO = "auto"
 """The model's template tells."""
-CALL_NAMES = (AUTO, NONE, *CALLS, HARMONY)
-THOUGHT_NAMES = (AUTO, NONE, *THOUGHTS, HARMONY)
+TOOL_FORMAT_NAMES = (AUTO, NONE, *TOOL_CALL_FORMATS, HARMONY)
+REASONING_FORMAT_NAMES = (AUTO, NONE, *REASONING_FORMATS, HARMONY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class FormatNames:
 
     def __post_init__(self) -> None:
         """Raises ValueError for names that are not known, and for Harmony with another one."""
-        for value, allowed in ((self.calls, CALL_NAMES), (self.thoughts, THOUGHT_NAMES)):
+        for value, allowed in ((self.calls, TOOL_FORMAT_NAMES), (self.thoughts, REASONING_FORMAT_NAMES)):
             if value not in allowed:
                 raise ValueError(f"{value[:64]!r} is none of {', '.join(allowed)}")
         others = {self.calls, self.thoughts} - {AUTO}
@@ -145,7 +145,7 @@ class FormatNames:
 
     def of(self, template: str) -> AnswerFormat:
         """The format of a model with this chat template."""
-        found = find_format(template)
+        found = detect_format(template)
         if HARMONY in (self.calls, self.thoughts):
             return AnswerFormat(HARMONY, HARMONY)
         if found.is_harmony and (self.calls, self.thoughts) != (AUTO, AUTO):
@@ -155,21 +155,21 @@ class FormatNames:
         return AnswerFormat(None if thoughts == NONE else thoughts, None if calls == NONE else calls)
 
 
-AS_FOUND = FormatNames()
+DETECTED_FORMATS = FormatNames()
 
 
-def find_format(template: str) -> AnswerFormat:
+def detect_format(template: str) -> AnswerFormat:
     """What a chat template tells of its model's answers."""
     calls = next((name for marks, name in _IN_TEMPLATES if all(mark in template for mark in marks)), None)
     if CHANNEL in template:
         return AnswerFormat(HARMONY, HARMONY)
-    thoughts = next((name for name, marks in THOUGHTS.items() if marks.end in template), None)
+    thoughts = next((name for name, marks in REASONING_FORMATS.items() if marks.end in template), None)
     return AnswerFormat(thoughts, calls)
 
 
-def known_marks() -> frozenset[str]:
+def reasoning_marks() -> frozenset[str]:
     """Marks of thoughts of all formats: workers may be told their ids."""
-    return frozenset(text for marks in (*THOUGHTS.values(), HARMONY_THOUGHTS) for text in _texts(marks))
+    return frozenset(text for marks in (*REASONING_FORMATS.values(), HARMONY_REASONING) for text in _texts(marks))
 
 
 def _texts(row: object) -> Iterator[str]:

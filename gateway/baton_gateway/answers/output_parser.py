@@ -8,10 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from baton_gateway.answers.call_formats import CallFormat
-from baton_gateway.answers.formats import CALLS, THOUGHTS, AnswerFormat, ThoughtMarks
+from baton_gateway.answers.formats import REASONING_FORMATS, TOOL_CALL_FORMATS, AnswerFormat, ReasoningMarks
 from baton_gateway.answers.harmony import Harmony
 from baton_gateway.answers.json_calls import is_json
-from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart, joined
+from baton_gateway.answers.output_parts import (
+    AnswerPart,
+    ArgumentsPart,
+    CallPart,
+    ContentPart,
+    ReasoningPart,
+    merge_parts,
+)
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed, TextSpan
 from baton_gateway.answers.tool_use import Tool
 
@@ -25,9 +32,9 @@ def new_call_id() -> str:
     return "".join(secrets.choice(_ID_CHARS) for _ in range(ID_LENGTH))
 
 
-def opens_thought(form: AnswerFormat, prompt: str) -> bool:
+def opens_reasoning(form: AnswerFormat, prompt: str) -> bool:
     """Whether a prompt ends where a thought has begun, as some templates begin it."""
-    marks = THOUGHTS.get(form.thoughts or "")
+    marks = REASONING_FORMATS.get(form.thoughts or "")
     return marks is not None and prompt.rstrip().endswith(marks.start)
 
 
@@ -42,10 +49,10 @@ class OutputParser:
         single: bool = False,
         call_id: Callable[[], str] = new_call_id,
         *,
-        calls_alone: bool = False,
+        calls_only: bool = False,
     ) -> None:
         """`tools`: what may be called; without any nothing is read as a call. `is_thinking`: the prompt opened a
-        thought. `single`: the answer is over after one call. `calls_alone`: a grammar lets nothing but calls come, so
+        thought. `single`: the answer is over after one call. `calls_only`: a grammar lets nothing but calls come, so
         what is none is the beginning of one that was cut.
         """
         self._feed = TextFeed()
@@ -53,15 +60,15 @@ class OutputParser:
         self._tokens = {token: text for text, token in form.tokens}
         self._tools = {tool.name: tool for tool in tools}
         self._single = single
-        self._calls_alone = calls_alone
+        self._calls_alone = calls_only
         self._call_id = call_id
         self._calls = 0
         self._arguments: list[str] = []
         """Of the last call, in pieces."""
         self.is_over = False
         """The one call that there may be is complete."""
-        marks = THOUGHTS.get(form.thoughts or "")
-        calls = CALLS.get(form.calls or "") if tools else None
+        marks = REASONING_FORMATS.get(form.thoughts or "")
+        calls = TOOL_CALL_FORMATS.get(form.calls or "") if tools else None
         self._steps: Steps[None] | None = self._harmony() if form.is_harmony else self._answer(marks, calls)
         self._go_on()
 
@@ -119,7 +126,7 @@ class OutputParser:
         return [replace(each, kind=SpanKind.MARK) if each.kind is SpanKind.CONTENT else each for each in spans]
 
     def parts(self, spans: Sequence[TextSpan]) -> tuple[AnswerPart, ...]:
-        return tuple(joined([self._part(span) for span in spans if span.kind is not SpanKind.MARK]))
+        return tuple(merge_parts([self._part(span) for span in spans if span.kind is not SpanKind.MARK]))
 
     def _part(self, span: TextSpan) -> AnswerPart:
         match span.kind:
@@ -145,7 +152,7 @@ class OutputParser:
     def _harmony(self) -> Steps[None]:
         self.is_over = yield from Harmony(bool(self._tools)).read(self._feed, self._single)
 
-    def _answer(self, marks: ThoughtMarks | None, calls: CallFormat | None) -> Steps[None]:
+    def _answer(self, marks: ReasoningMarks | None, calls: CallFormat | None) -> Steps[None]:
         feed = self._feed
         if marks is not None:
             yield from self._thought(marks)
@@ -164,7 +171,7 @@ class OutputParser:
             else:
                 yield from self._read_calls(calls, mark)
 
-    def _thought(self, marks: ThoughtMarks) -> Steps[None]:
+    def _thought(self, marks: ReasoningMarks) -> Steps[None]:
         feed = self._feed
         if not feed.is_thinking:
             if not (yield from feed.starts(marks.start, after_blanks=True)):

@@ -81,7 +81,7 @@ def whole_answer(parts: Iterable[AnswerPart]) -> WholeAnswer:
     return answer
 
 
-def joined(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+def merge_parts(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
     """The same parts, neighbours of one kind as one."""
     found: list[AnswerPart] = []
     for begin, end in _runs(parts):

@@ -15,7 +15,7 @@ from baton_gateway.answers.call_formats import Tools, call_name, finish_call
 from baton_gateway.answers.json_calls import MAX_NAME_CHARS, is_json
 from baton_gateway.answers.text_feed import MAX_STRING_CHARS, SpanKind, Steps, TextFeed
 from baton_gateway.answers.tool_use import Tool
-from baton_gateway.structured_outputs.object_rules import is_text
+from baton_gateway.structured_outputs.object_rules import is_string_schema
 
 _STRING_REST = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _JSON_BEGINS = ("", "{", "[", '"')
@@ -130,7 +130,7 @@ class TaggedCalls:
 def _is_text(tool: Tool | None, key: str) -> bool:
     """Whether an argument is a string and nothing else."""
     properties = (tool.parameters or {}).get("properties") if tool is not None else None
-    return isinstance(properties, Mapping) and is_text(properties.get(key))
+    return isinstance(properties, Mapping) and is_string_schema(properties.get(key))
 
 
 def _escaped(text: str) -> str:

@@ -44,7 +44,7 @@ class TextSpan:
     told: str
 
 
-def possible_beginning(text: str, marks: Sequence[str]) -> int:
+def partial_match_length(text: str, marks: Sequence[str]) -> int:
     """Length of the longest end of `text` that begins one of the marks, without being all of it."""
     longest = 0
     for mark in marks:
@@ -250,7 +250,7 @@ class TextFeed:
             if self._ended:
                 self._pass(self._text, kind, write)
                 return None
-            free = self._text[: len(self._text) - possible_beginning(self._text, marks)]
+            free = self._text[: len(self._text) - partial_match_length(self._text, marks)]
             self._pass(_stripped(free) if strip and marks else free, kind, write)
             yield
 

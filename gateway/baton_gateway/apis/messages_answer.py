@@ -14,7 +14,7 @@ from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPa
 from baton_gateway.apis.chat_body import renamed
 from baton_gateway.errors import Problem
 from baton_gateway.openai_api.answer_forms import AnswerForm, EventWriter
-from baton_gateway.openai_api.collected_message import GrowingAnswer
+from baton_gateway.openai_api.collected_message import CollectedMessage
 from baton_gateway.openai_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
 from baton_gateway.openai_api.logprob_json import LogprobsJson
 from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage, message_and_param
@@ -70,7 +70,7 @@ class _MessagesForm:
 MESSAGES: AnswerForm = _MessagesForm()
 
 
-def _blocks(answer: GrowingAnswer) -> list[dict[str, Any]]:
+def _blocks(answer: CollectedMessage) -> list[dict[str, Any]]:
     blocks = [] if answer.reasoning is None else [_thinking(answer.reasoning)]
     blocks += [_text(answer.content)] if answer.content else []
     return blocks + [_tool_use(call.id, call.name, _input(call.arguments)) for call in answer.calls]

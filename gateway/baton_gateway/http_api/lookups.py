@@ -16,7 +16,7 @@ from aiohttp import web
 
 from baton_gateway import errors
 from baton_gateway.errors import RefusedError
-from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S, HealthProblem, worst
+from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S, HealthProblem, longest_lasting
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.reporting.admin_server import METRICS_TYPE
 from baton_gateway.reporting.metrics import GatewayMetrics
@@ -40,14 +40,14 @@ class Lookups:
         names: ModelNames,
         policy: RoutePolicy,
         metrics: GatewayMetrics,
-        ailments: Callable[[], list[HealthProblem]],
+        health_problems: Callable[[], list[HealthProblem]],
     ) -> None:
         self.policy = policy
         self.is_draining = False
         self._table = table
         self._names = names
         self._metrics = metrics
-        self._ailments = ailments
+        self._ailments = health_problems
         self._started = int(time.time())
         self._openapi = resources.files(__package__).joinpath("openapi.json").read_bytes()
         self._version = _encode({"version": _version()})
@@ -73,19 +73,19 @@ class Lookups:
 
     async def live(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         """Whether this process is worth keeping: one of its own processes may be down for a while, but not for long."""
-        ailment = worst(self._ailments(), WEDGED_S)
+        ailment = longest_lasting(self._ailments(), WEDGED_S)
         return _text(200, "ok") if ailment is None else _text(503, str(ailment))
 
     async def ready(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         """Ready to answer, if only with 503: nothing about workers."""
         if self.is_draining:
             return _text(503, "draining")
-        ailment = worst(self._ailments(), NOT_READY_S)
+        ailment = longest_lasting(self._ailments(), NOT_READY_S)
         return _text(200, "ok") if ailment is None else _text(503, str(ailment))
 
     async def routable(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         """Whether a request that came now would be served at once."""
-        if (ailment := worst(self._ailments(), NOT_READY_S)) is not None:
+        if (ailment := longest_lasting(self._ailments(), NOT_READY_S)) is not None:
             return _text(503, str(ailment))
         views = self._table.views()
         is_routable = any(revisions(views, name, self.policy) for name in self._table.served_names())

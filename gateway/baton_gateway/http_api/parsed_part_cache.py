@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.openai_api.json_body import MAX_DEPTH, MAX_KEYS, JsonShape, count_quotes, json_shape, parse_object
+from baton_gateway.openai_api.json_body import MAX_DEPTH, MAX_KEYS, JsonCounts, count_json, count_quotes, parse_object
 
 NAMES = ("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config")
 """Fields of any of the endpoints that hold definitions."""
@@ -35,17 +35,17 @@ _encode = msgspec.json.Encoder().encode
 class _Part:
     value: Any
     """Shared by all requests that bring it: nobody changes it."""
-    shape: JsonShape
+    shape: JsonCounts
 
 
 @dataclass(frozen=True, slots=True)
-class PartedBody:
+class SplitBody:
     """A body whose definitions are known."""
 
     rest: bytes
     """An object with `null` in their places."""
-    rest_shape: JsonShape
-    shape: JsonShape
+    rest_shape: JsonCounts
+    shape: JsonCounts
     """Of the whole body."""
     values: dict[str, Any]
     """The definitions, by their fields."""
@@ -63,7 +63,7 @@ class ParsedPartCache:
         self._parts: OrderedDict[bytes, _Part] = OrderedDict()
         self.kept_bytes = 0
 
-    def apart(self, body: bytes, max_values: int) -> PartedBody | None:
+    def apart(self, body: bytes, max_values: int) -> SplitBody | None:
         """None: the body is to be read whole, because it has no such part, or because something is wrong with it."""
         try:
             fields = _take_apart(body)
@@ -81,14 +81,14 @@ class ParsedPartCache:
             return None
         rest = b"{" + b",".join([_encode(name) + b":" + bytes(raw) for name, raw in fields.items()]) + b"}"
         try:
-            rest_shape = json_shape(rest, max_values)
+            rest_shape = count_json(rest, max_values)
         except RefusedError:
             return None
         shape = _together(rest_shape, [part.shape for part in parts.values()])
         is_within = shape.values <= max_values and shape.keys <= MAX_KEYS and shape.depth <= MAX_DEPTH
         if not is_within or count_quotes(body) != shape.quotes:  # a key that came twice is missing in the parts
             return None
-        return PartedBody(rest, rest_shape, shape, {name: part.value for name, part in parts.items()})
+        return SplitBody(rest, rest_shape, shape, {name: part.value for name, part in parts.items()})
 
     def _part(self, text: bytes, max_values: int) -> _Part | None:
         if (known := self._parts.get(text)) is not None:
@@ -96,11 +96,11 @@ class ParsedPartCache:
             return known
         alone = b'{"":' + text + b"}"
         try:
-            around = json_shape(alone, max_values)
+            around = count_json(alone, max_values)
             value = parse_object(alone, around)[""]
         except RefusedError:
             return None
-        part = _Part(value, JsonShape(around.values - 1, around.keys - 1, around.depth - 1, around.quotes - 2))
+        part = _Part(value, JsonCounts(around.values - 1, around.keys - 1, around.depth - 1, around.quotes - 2))
         self._parts[text] = part
         self.kept_bytes += _size(text, part)
         while self.kept_bytes > self._max_kept_bytes:
@@ -111,8 +111,8 @@ class ParsedPartCache:
 _NULL = msgspec.Raw(b"null")
 
 
-def _together(rest: JsonShape, parts: list[JsonShape]) -> JsonShape:
-    return JsonShape(
+def _together(rest: JsonCounts, parts: list[JsonCounts]) -> JsonCounts:
+    return JsonCounts(
         values=rest.values + sum(part.values for part in parts),
         keys=rest.keys + sum(part.keys for part in parts),
         depth=max(rest.depth, *(1 + part.depth for part in parts)),

@@ -14,7 +14,7 @@ from baton_gateway.errors import RefusedError, invalid, out_of_memory
 from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
 from baton_gateway.http_api.parsed_part_cache import LEAST_BYTES, ParsedPartCache
-from baton_gateway.openai_api.json_body import json_shape, parse_object
+from baton_gateway.openai_api.json_body import count_json, parse_object
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.workers.request_limits import BodyLimits
@@ -59,7 +59,7 @@ class RequestBody:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.charged.give_back()
-        self._memory.used(self.charged.size)
+        self._memory.request_ended(self.charged.size)
 
     async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
         """The JSON object that the body is. Raises RefusedError."""
@@ -70,7 +70,7 @@ class RequestBody:
             if parted is not None:
                 self._take(VALUE_BYTES * parted.shape.values)
                 return parted.read()
-        shape = await self._aside(len(body), json_shape, body, limits.max_values)
+        shape = await self._aside(len(body), count_json, body, limits.max_values)
         self._take(VALUE_BYTES * shape.values)
         return await self._aside(len(body), parse_object, body, shape)
 

@@ -34,7 +34,7 @@ from baton_gateway.http_api.request_body import RequestBody, holder_of
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
-from baton_gateway.openai_api.answer_writers import CollectingWriter, Hold
+from baton_gateway.openai_api.answer_writers import ChargeMemory, CollectingWriter
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES, JsonBytes, even_pieces
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -277,7 +277,7 @@ class HttpApi:
         parsed: ChatRequest | CompletionRequest,
         form: AnswerForm,
         tenant: Tenant,
-        hold: Hold,
+        hold: ChargeMemory,
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         sink = CollectingWriter(form, hold)
@@ -328,7 +328,7 @@ class HttpApi:
         parsed: ChatRequest | CompletionRequest,
         form: AnswerForm,
         tenant: Tenant,
-        hold: Hold,
+        hold: ChargeMemory,
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         sink = StreamingWriter(exchange.id, form, hold)

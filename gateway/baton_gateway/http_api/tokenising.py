@@ -15,7 +15,7 @@ from baton_gateway import errors
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import RefusedError, invalid
 from baton_gateway.http_api.model_names import ModelNames
-from baton_gateway.openai_api.answer_writers import Hold
+from baton_gateway.openai_api.answer_writers import ChargeMemory
 from baton_gateway.openai_api.chat_messages import ChatMessage, read_messages
 from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields
 from baton_gateway.openai_api.openai_types import ChatRequest, read_token_ids
@@ -112,7 +112,7 @@ class Tokenising:
             if not self._at_work[holder]:
                 del self._at_work[holder]
 
-    async def tokenize(self, raw: dict[str, Any], tenant: Tenant, hold: Hold) -> bytes:
+    async def tokenize(self, raw: dict[str, Any], tenant: Tenant, hold: ChargeMemory) -> bytes:
         """The answer's body. A text of far more tokens than the context holds is refused. Raises RefusedError."""
         request = parse_tokenize(raw)
         text, limits = self._served(request.model)
@@ -140,7 +140,7 @@ class Tokenising:
         [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
         return _encode({"input_tokens": len(packed) // PACKED_ID_BYTES})
 
-    async def detokenize(self, raw: dict[str, Any], tenant: Tenant, hold: Hold) -> bytes:
+    async def detokenize(self, raw: dict[str, Any], tenant: Tenant, hold: ChargeMemory) -> bytes:
         """The answer's body. Raises RefusedError."""
         request = parse_detokenize(raw)
         text, limits = self._served(request.model)

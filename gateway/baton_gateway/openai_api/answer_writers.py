@@ -12,7 +12,7 @@ from typing import Protocol
 
 from baton_gateway.errors import Problem, RefusedError, internal_error, out_of_memory
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
-from baton_gateway.openai_api.collected_message import GrowingAnswer
+from baton_gateway.openai_api.collected_message import CollectedMessage
 from baton_gateway.openai_api.json_pieces import EncodedJson, JsonBytes
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson
 from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage
@@ -21,11 +21,11 @@ from baton_gateway.text.choice_text import Increment
 MARGIN_BYTES = 64 << 10
 """What a growing answer charges at least at once."""
 
-Hold = Callable[[int], bool]
+ChargeMemory = Callable[[int], bool]
 """Charges bytes to the memory budget until the request has ended; False where they are not free."""
 
 
-def hold_freely(size: int) -> bool:
+def charge_nothing(size: int) -> bool:
     """Where nothing is charged."""
     return True
 
@@ -35,7 +35,7 @@ class AnswerCharge:
 
     __slots__ = ("_charged", "_hold", "_size")
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: ChargeMemory) -> None:
         self._hold = hold
         self._size = self._charged = 0
 
@@ -87,7 +87,7 @@ class AnswerWriter(Protocol):
 @dataclass(slots=True)
 class _Collected:
     logprobs: LogprobsJson | None
-    answer: GrowingAnswer = field(default_factory=GrowingAnswer)
+    answer: CollectedMessage = field(default_factory=CollectedMessage)
     finish: str = ""
     stop: str | None = None
     prompt: EncodedJson | None = None
@@ -111,7 +111,7 @@ class CollectedAnswer:
 class CollectingWriter:
     """Keeps everything, as bytes; `done` resolves to the whole answer or the problem."""
 
-    def __init__(self, form: AnswerForm = OPENAI, hold: Hold = hold_freely) -> None:
+    def __init__(self, form: AnswerForm = OPENAI, hold: ChargeMemory = charge_nothing) -> None:
         self._form = form
         self.done: asyncio.Future[CollectedAnswer | Problem] = asyncio.get_running_loop().create_future()
         self._answer: AnswerHead | None = None
@@ -141,7 +141,7 @@ class CollectingWriter:
         if self.done.done():
             return
         collected = self._choices[choice]
-        size = collected.answer.take(increment.told)
+        size = collected.answer.take(increment.output_parts)
         if increment.tokens and collected.logprobs is not None:
             size += collected.logprobs.add(increment.tokens)
         if increment.finish is not None:

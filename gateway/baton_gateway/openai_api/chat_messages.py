@@ -6,7 +6,7 @@ from typing import Any
 
 from baton_gateway.answers.json_calls import MAX_NAME_CHARS
 from baton_gateway.errors import RefusedError, invalid, unsupported
-from baton_gateway.openai_api.json_body import json_shape, parse_object
+from baton_gateway.openai_api.json_body import count_json, parse_object
 from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
 from baton_gateway.openai_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS
 
@@ -123,7 +123,7 @@ def _parsed(arguments: str) -> Any:
     """
     body = arguments.encode() or b"{}"
     try:
-        return parse_object(body, json_shape(body, len(body)))
+        return parse_object(body, count_json(body, len(body)))
     except RefusedError:
         return arguments
 

@@ -14,7 +14,7 @@ CALL_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class GrowingCall:
+class CollectedCall:
     """One call of a tool. `arguments` is JSON text as the model wrote it, which need not be valid."""
 
     id: str
@@ -23,12 +23,12 @@ class GrowingCall:
 
 
 @dataclass(slots=True)
-class GrowingAnswer:
+class CollectedMessage:
     """All parts of one choice so far. An absent thought is None, not empty."""
 
     content: GrowingText = field(default_factory=GrowingText)
     reasoning: GrowingText | None = None
-    calls: list[GrowingCall] = field(default_factory=list)
+    calls: list[CollectedCall] = field(default_factory=list)
 
     def take(self, parts: Sequence[AnswerPart]) -> int:
         """Append parts. Returns the bytes that they take."""
@@ -43,7 +43,7 @@ class GrowingAnswer:
                         self.reasoning = GrowingText()
                     size += self.reasoning.add(text)
                 case CallPart(_, call_id, name):
-                    self.calls.append(GrowingCall(call_id, name))
+                    self.calls.append(CollectedCall(call_id, name))
                     size += CALL_BYTES
                 case ArgumentsPart(number, text):
                     size += self.calls[number].arguments.add(text)

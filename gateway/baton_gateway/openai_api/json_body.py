@@ -28,7 +28,7 @@ MAX_NAMED_BYTES = 64 << 10
 """In a longer body a duplicate key is refused without saying which: the search for it runs in Python."""
 
 
-def parse_object(body: bytes, shape: JsonShape) -> dict[str, Any]:
+def parse_object(body: bytes, shape: JsonCounts) -> dict[str, Any]:
     """Parse a body of this shape. Raises RefusedError."""
     try:
         value = msgspec.json.decode(body)
@@ -48,7 +48,7 @@ def parse_object(body: bytes, shape: JsonShape) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonShape:
+class JsonCounts:
     """What a text that is valid JSON has between its strings. Of any other text these are just counts."""
 
     values: int
@@ -59,7 +59,7 @@ class JsonShape:
     """That begin or end a string, a key among them."""
 
 
-def json_shape(body: bytes, max_values: int) -> JsonShape:
+def count_json(body: bytes, max_values: int) -> JsonCounts:
     """Count without parsing. Raises RefusedError for too many values or levels."""
     plain = _unescaped(body)
     quotes = plain.count(b'"')
@@ -77,7 +77,7 @@ def json_shape(body: bytes, max_values: int) -> JsonShape:
     keys = between.count(b":")
     if keys > MAX_KEYS:
         raise _broken(f"The body has more than {MAX_KEYS} keys, which is the most that is allowed.", "too_many_values")
-    return JsonShape(values, keys, depth, quotes)
+    return JsonCounts(values, keys, depth, quotes)
 
 
 def count_quotes(text: bytes) -> int:

@@ -39,7 +39,7 @@ class ChatLogprobs:
                 entries += b","
             top = info.logprob.top
             number, *numbers = _numbers([max(value, _LEAST) for value in (info.logprob.logprob, *(p for _, p in top))])
-            _, head, tail = text.json_of(info.token)
+            _, head, tail = text.token_json_of(info.token)
             entries += b'%b%b%b,"top_logprobs":[' % (head, number, tail)
             entries += b",".join([_alternative(token, p, text) for (token, _), p in zip(top, numbers, strict=True)])
             entries += b"]}"
@@ -74,7 +74,7 @@ class CompletionLogprobs:
             if self._tokens:
                 for column in self._columns:
                     column += b","
-            self._tokens += self._text.json_of(info.token).text
+            self._tokens += self._text.token_json_of(info.token).text
             self._offsets += b"%d" % info.text_offset
             if info.logprob is None:
                 self._values += b"null"
@@ -83,7 +83,7 @@ class CompletionLogprobs:
             top = info.logprob.top
             number, *numbers = _numbers([info.logprob.logprob, *(value for _, value in top)])
             self._values += number
-            names = [self._text.json_of(token).text for token, _ in top]
+            names = [self._text.token_json_of(token).text for token, _ in top]
             entries = dict(zip(names, numbers, strict=True))  # two tokens may have one text
             self._tops += b"{%b}" % b",".join([b"%b:%b" % entry for entry in entries.items()])
         return self.size - before
@@ -137,7 +137,7 @@ class PromptLogprobsJson:
         return EncodedJson(b"[", self._entries, b"]")
 
     def _ranked(self, token: int, logprob: bytes, rank: int) -> bytes:
-        text = self._text.json_of(token).text
+        text = self._text.token_json_of(token).text
         return b'"%d":{"logprob":%b,"rank":%d,"decoded_token":%b}' % (token, logprob, rank, text)
 
 
@@ -151,7 +151,7 @@ def logprobs_json(endpoint: ApiEndpoint, text: TextModel) -> LogprobsJson:
 
 
 def _alternative(token: int, logprob: bytes, text: TextModel) -> bytes:
-    _, head, tail = text.json_of(token)
+    _, head, tail = text.token_json_of(token)
     return b"%b%b%b}" % (head, logprob, tail)
 
 

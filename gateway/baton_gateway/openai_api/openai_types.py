@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton_gateway.answers.tool_grammars import is_bound
+from baton_gateway.answers.tool_grammars import is_constrained
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.openai_api.answer_bounds import check_answer
@@ -25,7 +25,7 @@ from baton_gateway.openai_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.openai_api.output_format_fields import check_free_to_end, read_shape
+from baton_gateway.openai_api.output_format_fields import check_may_end, read_output_format
 from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
 from baton_gateway.openai_api.tool_fields import read_tool_use
 from baton_gateway.structured_outputs.output_format import OutputFormat
@@ -144,8 +144,8 @@ def parse_chat(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUS
     options = _options(fields, legacy if max_tokens is None else max_tokens, logprobs, unknown)
     if options.shape is not None and tool_use.callable:
         raise unsupported(options.shape.field, "beside tools that may be called; 'tool_choice' may be 'none'")
-    if is_bound(tool_use):
-        check_free_to_end("tools", options.ignore_eos, options.min_tokens)
+    if is_constrained(tool_use):
+        check_may_end("tools", options.ignore_eos, options.min_tokens)
     check_held("max_tokens" if max_tokens is None else "max_completion_tokens", options)
     return ChatRequest(options, messages, tool_use, prompting, max_thinking_tokens)
 
@@ -206,10 +206,10 @@ def _options(
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", 64) or "",
-        shape=read_shape(fields),
+        shape=read_output_format(fields),
     )
     if options.shape is not None:
-        check_free_to_end(options.shape.field, options.ignore_eos, options.min_tokens)
+        check_may_end(options.shape.field, options.ignore_eos, options.min_tokens)
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     for name, reason, harmless in _NOT_SERVED:
         fields.refuse(name, reason, harmless)

@@ -14,7 +14,7 @@ import msgspec
 
 from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.errors import Problem
-from baton_gateway.openai_api.collected_message import GrowingAnswer
+from baton_gateway.openai_api.collected_message import CollectedMessage
 from baton_gateway.openai_api.json_pieces import EncodedJson, JsonBytes, json_pieces
 from baton_gateway.openai_api.logprob_json import LogprobsJson, logprobs_json
 from baton_gateway.openai_api.openai_types import ApiEndpoint
@@ -101,7 +101,7 @@ class Usage:
 class FinishedChoice:
     """One choice of a response that is not streamed."""
 
-    answer: GrowingAnswer
+    answer: CollectedMessage
     logprobs: LogprobsJson | None
     finish: str
     prompt: EncodedJson | None = None
@@ -149,7 +149,7 @@ def response_body(head: ResponseHead, choices: Sequence[FinishedChoice], usage: 
     return json_pieces(body | {"choices": entries, "usage": usage.fields()})
 
 
-def message_fields(answer: GrowingAnswer) -> dict[str, Any]:
+def message_fields(answer: CollectedMessage) -> dict[str, Any]:
     """The `message` of a choice. Content is null beside calls when there is none."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning is not None:

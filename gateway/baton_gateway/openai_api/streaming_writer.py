@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from baton_gateway.answers.output_parts import AnswerPart, ContentPart, joined
+from baton_gateway.answers.output_parts import AnswerPart, ContentPart, merge_parts
 from baton_gateway.errors import Problem, out_of_memory
 from baton_gateway.openai_api.answer_bounds import VALUE_BYTES
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm, EventWriter
-from baton_gateway.openai_api.answer_writers import AnswerCharge, Hold, hold_freely
+from baton_gateway.openai_api.answer_writers import AnswerCharge, ChargeMemory, charge_nothing
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES, EncodedJson, JsonBytes, even_pieces
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs
 from baton_gateway.openai_api.response_encoding import AnswerHead, Usage
@@ -51,7 +51,9 @@ class StreamingWriter:
     `closed` when the last byte of the stream has been handed to the connection.
     """
 
-    def __init__(self, request_id: str | None = None, form: AnswerForm = OPENAI, hold: Hold = hold_freely) -> None:
+    def __init__(
+        self, request_id: str | None = None, form: AnswerForm = OPENAI, hold: ChargeMemory = charge_nothing
+    ) -> None:
         """`request_id`: named where the stream ends in an error."""
         self._form = form
         self._request_id = request_id
@@ -114,7 +116,7 @@ class StreamingWriter:
         pending = self._pending.get(choice)
         if pending is None:
             pending = self._pending[choice] = _Pending()
-        pending.parts += increment.told
+        pending.parts += increment.output_parts
         size = len(increment.text)
         if increment.tokens:
             pending.tokens += increment.tokens
@@ -228,7 +230,7 @@ class StreamingWriter:
         if not self._begun[choice]:
             self._begun[choice] = True
             events += self._writer.beginning(choice)
-        told = joined(pending.parts)
+        told = merge_parts(pending.parts)
         logprobs = self._answer.logprobs() if pending.tokens or pending.echo is not None else None
         if logprobs is None:
             for part in told:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton_gateway.answers.formats import AnswerFormat
-from baton_gateway.answers.parse_plan import ParsePlan, reading_of
+from baton_gateway.answers.parse_plan import ParsePlan, plan_parsing
 from baton_gateway.answers.tool_use import ToolMode, ToolUse
 from baton_gateway.errors import context_exceeded, invalid, unsupported
 from baton_gateway.openai_api.answer_bounds import most_tokens
@@ -24,7 +24,7 @@ from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
-from baton_gateway.text.template_renderer import ChatRoom
+from baton_gateway.text.template_renderer import PromptBudget
 from baton_gateway.workers.request_limits import ModelLimits
 from baton_wire.messages.values import (
     MAX_MARK_IDS,
@@ -61,7 +61,7 @@ def build_conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, promp
 def plan_parsing(request: ChatRequest, rendered: RenderedChat, form: AnswerFormat) -> ParsePlan:
     """Decide how the answer to a chat is parsed. Raises RefusedError for an answer that could not be parsed."""
     continued = request.messages[-1]["content"] if request.prompting.continue_final_message else None
-    return reading_of(form, request.tool_use, rendered.text, continued)
+    return plan_parsing(form, request.tool_use, rendered.text, continued)
 
 
 def bind_thought(plan: ParsePlan | None, max_tokens: int | None, is_bound: bool, text: TextModel) -> Thought | None:

@@ -1,10 +1,10 @@
-"""Special tokens that a client spells out in a chat: they stay the letters that they are.
+"""Keeps special tokens that a client spells in a chat from becoming special tokens: they stay letters.
 
-A template writes a model's special tokens as text, and the tokenizer finds them there. It would find a client's too: a
-turn could be ended, and another one begun, by whoever wrote a document that is quoted. So the rendered text is cut
-within each token that a client spelled. No piece has it whole, and the pieces are tokenised one by one.
+A template writes a model's special tokens as text, and the tokenizer recognises them there. It would recognise a
+client's too: the author of a quoted document could end a turn and begin another one. So the rendered text is cut within
+each token that a client spelled. No piece contains it whole, and the pieces are tokenised one by one.
 
-While the template runs, a character that the client did not use stands at each cut.
+While the template runs, a separator marks each cut: a character that the client did not use.
 """
 
 from __future__ import annotations
@@ -15,53 +15,56 @@ from itertools import accumulate
 from typing import Any
 
 _UNUSED = (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF900))
-"""Characters that no text should have, and then those for private use."""
-_MOST_CHARS = 64
-"""Of a token that are looked for: what only begins as one is cut too, and stays the same text."""
+"""Candidates for separators: noncharacters, then characters for private use."""
+_MAX_TOKEN_CHARS = 64
+"""Only this many characters of a token are compared. A text that merely begins like one is cut too, without effect."""
 
 
-class SpelledTokens:
-    """Finds these tokens in values of a request."""
+class SpecialTokenEscape:
+    """Finds special tokens in the values of a request, and marks where to cut them."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        # A single character cannot be cut.
-        pattern = _any_of(sorted({token[:_MOST_CHARS] for token in tokens if len(token) > 1}))
+        # A token of one character cannot be cut.
+        pattern = _alternatives(sorted({token[:_MAX_TOKEN_CHARS] for token in tokens if len(token) > 1}))
         self._pattern = re.compile(pattern) if pattern else None
 
-    def guard(self, *values: Any) -> str | None:
-        """A character for `guarded`, which stands nowhere in the values; None: they spell no token."""
+    def choose_separator(self, *values: Any) -> str | None:
+        """Return a character that the values do not contain; empty: there is none. None: they spell no token."""
         if self._pattern is None or not any(self._pattern.search(text) for text in _texts(values)):
             return None
         used = set().union(*_texts(values))
         return next((chr(code) for code in _UNUSED if chr(code) not in used), "")
 
-    def guarded(self, value: Any, guard: str) -> Any:
-        """The value with `guard` within each token that its texts spell, keys of objects included."""
+    def insert_separators(self, value: Any, separator: str) -> Any:
+        """Return the value with a separator within each token that its texts spell, keys of objects included."""
         match value:
             case str():
-                return self._guarded(value, guard)
+                return self._separate(value, separator)
             case list() | tuple():
-                return type(value)(self.guarded(each, guard) for each in value)
+                return type(value)(self.insert_separators(item, separator) for item in value)
             case dict():
-                return {self._guarded(key, guard): self.guarded(each, guard) for key, each in value.items()}
+                return {
+                    self._separate(key, separator): self.insert_separators(item, separator)
+                    for key, item in value.items()
+                }
         return value
 
-    def _guarded(self, text: str, guard: str) -> str:
+    def _separate(self, text: str, separator: str) -> str:
         assert self._pattern is not None
         places = [0]
-        while (found := self._pattern.search(text, places[-1])) is not None:
-            places.append(found.start() + 1)
-        return guard.join(text[begin:end] for begin, end in zip(places, (*places[1:], len(text)), strict=True))
+        while (match := self._pattern.search(text, places[-1])) is not None:
+            places.append(match.start() + 1)
+        return separator.join(text[begin:end] for begin, end in zip(places, (*places[1:], len(text)), strict=True))
 
 
-def without_guard(text: str, guard: str) -> tuple[str, tuple[int, ...]]:
-    """The text, and the places where the guard stood in it."""
-    pieces = text.split(guard)
+def remove_separators(text: str, separator: str) -> tuple[str, tuple[int, ...]]:
+    """Return the text without separators, and the places where they stood."""
+    pieces = text.split(separator)
     return "".join(pieces), tuple(accumulate(map(len, pieces[:-1])))
 
 
-def pieces_of(text: str, cuts: tuple[int, ...]) -> list[str]:
-    """The text cut at these places."""
+def split_at_cuts(text: str, cuts: tuple[int, ...]) -> list[str]:
+    """Return the pieces of a text that is cut at these places."""
     return [text[begin:end] for begin, end in zip((0, *cuts), (*cuts, len(text)), strict=True)]
 
 
@@ -70,24 +73,27 @@ def _texts(value: Any) -> Iterator[str]:
         case str():
             yield value
         case list() | tuple():
-            for each in value:
-                yield from _texts(each)
+            for item in value:
+                yield from _texts(item)
         case dict():
             yield from value
-            for each in value.values():
-                yield from _texts(each)
+            for item in value.values():
+                yield from _texts(item)
 
 
-def _any_of(texts: list[str]) -> str:
-    """A pattern for one of the texts, which are sorted. What they begin with alike stands once: a hundred tokens that
-    differ in their last characters cost no more than one.
+def _alternatives(texts: list[str]) -> str:
+    """Return a pattern that matches any of the sorted texts.
+
+    A shared prefix stands once: a hundred tokens that differ in their last characters cost no more than one.
     """
-    ways: list[str] = []
+    branches: list[str] = []
     begin = 0
     while begin < len(texts):
         first = texts[begin][:1]
         end = next((place for place in range(begin, len(texts)) if texts[place][:1] != first), len(texts))
-        rest = _any_of([text[1:] for text in texts[begin:end]]) if first else ""
-        ways.append(re.escape(first) + rest)
+        rest = _alternatives([text[1:] for text in texts[begin:end]]) if first else ""
+        branches.append(re.escape(first) + rest)
         begin = end
-    return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})" if ways else ""
+    if len(branches) == 1:
+        return branches[0]
+    return f"(?:{'|'.join(branches)})" if branches else ""

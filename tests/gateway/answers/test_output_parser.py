@@ -17,7 +17,7 @@ from baton_gateway.answers.output_parts import (
     ReasoningPart,
     WholeAnswer,
     WholeCall,
-    joined,
+    merge_parts,
     whole_answer,
 )
 from baton_gateway.answers.text_feed import MAX_BLANKS
@@ -146,8 +146,8 @@ def test_the_beginning_of_a_mark_is_content_where_text_may_come(text: str) -> No
 def test_where_calls_come_alone_the_beginning_of_a_mark_is_a_mark() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     for text in ("<tool", '<tool_call>{"name": "ge', "<thi"):
-        assert told(text, calls_alone=True) == called()
-    assert told(f"{call}\n<tool_c", calls_alone=True) == called(("f", "{}"))
+        assert told(text, calls_only=True) == called()
+    assert told(f"{call}\n<tool_c", calls_only=True) == called(("f", "{}"))
 
 
 def test_without_tools_nothing_is_a_call() -> None:
@@ -198,11 +198,11 @@ def test_parts_of_one_kind_are_joined_and_no_others() -> None:
         ArgumentsPart(0, "1"), ArgumentsPart(0, "2"), CallPart(1, "y", "f"), CallPart(2, "z", "f"),
         ArgumentsPart(2, "3"),
     ]  # fmt: skip
-    assert joined(parts) == [
+    assert merge_parts(parts) == [
         ContentPart("ab"), ReasoningPart("c"), ContentPart("d"), CallPart(0, "x", "f"), ArgumentsPart(0, "12"),
         CallPart(1, "y", "f"), CallPart(2, "z", "f"), ArgumentsPart(2, "3"),
     ]  # fmt: skip
-    assert joined([]) == []
+    assert merge_parts([]) == []
 
 
 def test_ids_of_calls_are_what_every_template_takes() -> None:

@@ -20,7 +20,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from baton_gateway import parent_process
 from baton_gateway.errors import TokenizerError, is_panic, library_error
-from baton_gateway.helper_processes import piped_process as apart_pipes
+from baton_gateway.helper_processes import piped_process
 from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S
 from baton_gateway.http_api import tokenising
 from baton_gateway.parent_process import GatewayProcesses
@@ -136,7 +136,7 @@ async def test_without_descriptors_chats_are_told_at_once_and_probes_say_what_is
     server = client.gateway.server
     lane = server._templates._short
 
-    def refused(*_: object) -> apart_pipes.StartedProcess:
+    def refused(*_: object) -> piped_process.StartedProcess:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     async def probe(path: str) -> tuple[int, str]:
@@ -144,7 +144,7 @@ async def test_without_descriptors_chats_are_told_at_once_and_probes_say_what_is
             return got.status, await got.text()
 
     with monkeypatch.context() as patch:
-        patch.setattr(apart_pipes, "run_module", refused)
+        patch.setattr(piped_process, "run_module", refused)
         assert lane.process.pid is not None
         os.kill(lane.process.pid, signal.SIGKILL)
         await until(lambda: not lane.process.is_running)

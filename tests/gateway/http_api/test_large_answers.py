@@ -19,7 +19,7 @@ from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api import routes
 from baton_gateway.openai_api.answer_bounds import MAX_ANSWER_TOKENS, MAX_ANSWER_VALUES, check_answer, most_tokens
 from baton_gateway.openai_api.answer_writers import CollectedAnswer, CollectingWriter
-from baton_gateway.openai_api.collected_message import GrowingAnswer
+from baton_gateway.openai_api.collected_message import CollectedMessage
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES, EncodedJson, even_pieces, json_pieces
 from baton_gateway.openai_api.openai_types import ApiEndpoint, parse_completion
 from baton_gateway.openai_api.response_encoding import (
@@ -266,7 +266,7 @@ def test_what_is_encoded_is_not_copied_into_a_body() -> None:
 
 
 def test_the_body_of_a_long_answer_is_its_own_bytes() -> None:
-    answer = GrowingAnswer()
+    answer = CollectedMessage()
     answer.take([ContentPart("x" * 1_000)] * 1_000)
     head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
     pieces = response_body(head, [FinishedChoice(answer, None, "stop")], Usage(1, 1))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from baton_gateway.apis.messages_request import parse_message
 from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.parsed_part_cache import LEAST_BYTES, NAMES, ParsedPartCache, PartedBody
-from baton_gateway.openai_api.json_body import MAX_DEPTH, MAX_KEYS, JsonShape, json_shape, parse_object
+from baton_gateway.http_api.parsed_part_cache import LEAST_BYTES, NAMES, ParsedPartCache, SplitBody
+from baton_gateway.openai_api.json_body import MAX_DEPTH, MAX_KEYS, JsonCounts, count_json, parse_object
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_gateway.openai_api.openai_types import parse_chat, parse_completion
 
@@ -35,15 +35,15 @@ BODIES = st.builds(
 LONG = json.dumps({"type": "json_schema", "x": ["y" * LEAST_BYTES]})
 
 
-def whole(body: bytes) -> tuple[JsonShape, dict[str, Any]] | Problem:
+def whole(body: bytes) -> tuple[JsonCounts, dict[str, Any]] | Problem:
     try:
-        shape = json_shape(body, MOST)
+        shape = count_json(body, MOST)
         return shape, parse_object(body, shape)
     except RefusedError as refusal:
         return refusal.problem
 
 
-def apart(known: ParsedPartCache, body: bytes) -> PartedBody | None:
+def apart(known: ParsedPartCache, body: bytes) -> SplitBody | None:
     """Read twice: the second time all parts are known."""
     known.apart(body, MOST)
     return known.apart(body, MOST)
@@ -104,7 +104,7 @@ def test_bounds_count_the_known_parts_too() -> None:
         data = json.dumps({"tools": [LONG, field], "rest": rest}).encode()
         sound = True
         try:
-            json_shape(data, most)
+            count_json(data, most)
         except RefusedError:
             sound = False
         for _ in range(2):
@@ -134,7 +134,7 @@ def test_short_parts_and_conversations_are_not_kept() -> None:
 def test_what_nobody_sent_for_longest_is_forgotten() -> None:
     known = ParsedPartCache(max_kept_bytes=10 * (LEAST_BYTES + 200))
 
-    def send(number: int) -> PartedBody | None:
+    def send(number: int) -> SplitBody | None:
         return known.apart(json.dumps({"tools": [f"{number}", "x" * LEAST_BYTES]}).encode(), MOST)
 
     first = send(0)
