@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from baton_gateway.answers.formats import AUTO, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES, FormatNames
+from baton_gateway.answers.formats import FormatNames
 from baton_gateway.http_api.cors import is_origin
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source, parse_source
+from baton_wire.rules.answer_formats import AUTO, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 N = TypeVar("N", int, float)
 DAY_S = 86_400

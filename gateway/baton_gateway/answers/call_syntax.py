@@ -1,40 +1,40 @@
-"""How models of each format write calls: what stands around names and arguments, for the grammars that force it."""
+"""The exact syntax of each format's tool calls, for the grammars that force it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_gateway.answers.formats import HARMONY
 from baton_gateway.answers.harmony import ASSISTANT, CHANNEL, MESSAGE, NAMESPACE, START, TO
 from baton_gateway.structured_outputs.object_rules import MemberSyntax
+from baton_wire.rules.answer_formats import HARMONY
 
 HERMES = "hermes"
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The calls of one answer: `begin`, each between `open` and `close` with `separator` between them, `end`."""
+    """The syntax of the calls of one answer: `begin`, calls from `open` to `close` with `separator` between, `end`."""
 
     before: str
-    """Between `open` and the name."""
+    """The text between `open` and the name."""
     between: str
-    """Between name and arguments."""
+    """The text between name and arguments."""
     open: str = ""
     close: str = ""
     separator: str = ""
     begin: str = ""
     end: str = ""
     first: str = ""
-    """What may stand before all of it."""
+    """Text that may stand before everything."""
     members: MemberSyntax | None = None
-    """How arguments are written; None: as JSON."""
+    """The syntax of arguments; None: JSON."""
     mark: str = ""
-    """Where calls begin within text: the beginning of `open` or of `begin`, or something before them."""
-    bare: str = ""
-    """With what an answer begins that is calls without a mark."""
-    silent: tuple[str, ...] = ()
-    """Marks that may stand in the text before and behind calls."""
+    """The mark at which calls begin within text: the beginning of `open` or `begin`, or a text before them."""
+    bare_prefix: str = ""
+    """The beginning of an answer that consists of calls without a mark."""
+    ignored: tuple[str, ...] = ()
+    """Marks that may stand in the text before and after calls."""
 
 
 _MARK = "<tool_call>"
@@ -62,7 +62,7 @@ CALL_SYNTAX: Mapping[str, CallSyntax] = {
         mark=_MARK,
     ),
     "llama3_json": CallSyntax(
-        '{"name": "', '", "parameters": ', close="}", separator="; ", mark="<|python_tag|>", bare="{"
+        '{"name": "', '", "parameters": ', close="}", separator="; ", mark="<|python_tag|>", bare_prefix="{"
     ),
     "pythonic": CallSyntax(
         "",
@@ -73,8 +73,8 @@ CALL_SYNTAX: Mapping[str, CallSyntax] = {
         end="]",
         members=MemberSyntax("", "=", "", ", "),
         mark="<|python_start|>",
-        bare="[",
-        silent=("<|python_end|>",),
+        bare_prefix="[",
+        ignored=("<|python_end|>",),
     ),
     "mistral": CallSyntax(
         '{"name": "',
@@ -95,7 +95,7 @@ CALL_SYNTAX: Mapping[str, CallSyntax] = {
         separator="\n",
         end=_DEEPSEEK[1],
         mark="<｜tool▁call▁begin｜>",
-        silent=_DEEPSEEK,
+        ignored=_DEEPSEEK,
     ),
     "deepseek_v31": CallSyntax(
         "",
@@ -105,7 +105,7 @@ CALL_SYNTAX: Mapping[str, CallSyntax] = {
         begin=_DEEPSEEK[0],
         end=_DEEPSEEK[1],
         mark="<｜tool▁call▁begin｜>",
-        silent=_DEEPSEEK,
+        ignored=_DEEPSEEK,
     ),
     HARMONY: CallSyntax(
         "",

@@ -1,4 +1,4 @@
-"""How the answer to one request will be read, decided once from the request, the model's format and the prompt."""
+"""The plan for parsing the answers to one request, made once from the request, the model's format and the prompt."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from baton_gateway.structured_outputs.output_format import OutputFormat
 
 @dataclass(frozen=True, slots=True)
 class ParsePlan:
-    """What readers of a request's choices are made with."""
+    """The parameters of the parsers of a request's choices."""
 
     form: AnswerFormat
     tools: tuple[Tool, ...] = ()
     is_thinking: bool = False
-    """The prompt opened a thought."""
+    """Whether the prompt opened reasoning."""
     is_answering: bool = False
-    """The prompt ends behind a thought, or within an answer: under a grammar no thought comes any more."""
-    single: bool = False
-    shape: OutputFormat | None = None
-    """What calls are bound by; None: by nothing."""
+    """Whether the prompt ends after reasoning, or within an answer: under a grammar no reasoning may follow."""
+    single_call: bool = False
+    output_format: OutputFormat | None = None
+    """The format that constrains calls; None: they are free."""
     calls_only: bool = False
-    """A grammar lets nothing but calls come."""
+    """Whether a grammar allows nothing but calls."""
 
-    def reader(self) -> OutputParser:
-        """A reader for one choice."""
-        return OutputParser(self.form, self.tools, self.is_thinking, self.single, calls_only=self.calls_only)
+    def make_parser(self) -> OutputParser:
+        """Build the parser of one choice."""
+        return OutputParser(self.form, self.tools, self.is_thinking, self.single_call, calls_only=self.calls_only)
 
     @property
-    def thought_marks(self) -> tuple[str, str] | None:
-        """What begins and ends a thought; None: the model has none that is known."""
+    def reasoning_marks(self) -> tuple[str, str] | None:
+        """The marks that begin and end reasoning; None: the model has no known ones."""
         if self.form.is_harmony:
             return HARMONY_REASONING.start, HARMONY_REASONING.end
         marks = REASONING_FORMATS.get(self.form.thoughts or "")
@@ -42,14 +42,14 @@ class ParsePlan:
 
 
 def plan_parsing(form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: str | None) -> ParsePlan:
-    """How an answer to this prompt is read. `continued`: the beginning of the answer that the prompt ends with.
+    """Plan the parsing of answers to a prompt. `continued`: the beginning of an answer with which the prompt ends.
 
-    Raises RefusedError for tools whose calls could not be read.
+    Raises RefusedError for tools whose calls could not be parsed.
     """
     if is_constrained(tool_use):
         form = constrained_format(form, tool_use)
     elif tool_use.callable and form.calls is None:
-        raise unsupported("tools", "it is not known how this model writes calls; 'tool_choice' may require one")
+        raise unsupported("tools", "this model's format of calls is not known; 'tool_choice' may require one")
     marks = REASONING_FORMATS.get(form.thoughts or "")
     if continued is None:
         is_thinking = opens_reasoning(form, prompt)
@@ -57,8 +57,14 @@ def plan_parsing(form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: 
     else:
         is_thinking = marks is not None and continued.rfind(marks.start) > continued.rfind(marks.end)
         is_answering = not is_thinking and bool(continued.strip())
-    single = bool(tool_use.callable) and not tool_use.parallel
-    shape = tool_format(form, tool_use) if is_constrained(tool_use) else None
+    single_call = bool(tool_use.callable) and not tool_use.parallel
+    output_format = tool_format(form, tool_use) if is_constrained(tool_use) else None
     return ParsePlan(
-        form, tool_use.callable, is_thinking, is_answering, single, shape, tool_use.mode is ToolMode.REQUIRED
+        form,
+        tool_use.callable,
+        is_thinking,
+        is_answering,
+        single_call,
+        output_format,
+        tool_use.mode is ToolMode.REQUIRED,
     )

@@ -100,7 +100,7 @@ class LiveRequest:
                 options.skip_special_tokens,
                 not is_chat,
                 len(self.echoes[prompt]) if self.echoes else 0,
-                self.reading.reader() if self.reading is not None else None,
+                self.reading.make_parser() if self.reading is not None else None,
                 options.include_stop_str_in_output,
             )
             for prompt in range(len(self.prompts))

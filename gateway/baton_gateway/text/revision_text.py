@@ -175,7 +175,7 @@ def _load_text_model(data: bytes, expected_hash: str, formats: FormatNames) -> T
     eos = bundle.special_tokens.get("eos_token")
     eos_id = tokenizer.token_to_id(eos) if eos else None
     eos_ids = dict.fromkeys([*bundle.eos_ids, *([] if eos_id is None else [eos_id])])
-    form = formats.of(bundle.chat_template or "")
+    form = formats.resolve(bundle.chat_template or "")
     longest = longest_token_bytes(bundle.tokenizer_json)
     special = special_tokens(tokenizer)
     bundle = replace(bundle, control_tokens=tuple(special.values()))
@@ -187,7 +187,7 @@ def text_model_of_process(
     process: TokenizerProcess, loaded: LoadedTokenizer, formats: FormatNames = DETECTED_FORMATS
 ) -> TextModel | None:
     """Build the model of a tokenizer that a helper process loaded; None if its decoder needs the tokenizer here."""
-    form = formats.of(loaded.bundle.chat_template or "")
+    form = formats.resolve(loaded.bundle.chat_template or "")
     pieces = _pieces(loaded.special_tokens, loaded.decoder, loaded.tokens.get, form)
     if any(group.table is None for group in pieces.values()):
         return None

@@ -92,7 +92,7 @@ class Job:
                     options.skip_special_tokens,
                     not is_chat,
                     len(echo),
-                    reading.reader() if reading is not None else None,
+                    reading.make_parser() if reading is not None else None,
                     options.include_stop_str_in_output,
                 ),
                 None if options.logprobs is None else logprobs_json(head.endpoint, text),

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from baton_gateway.answers.formats import HARMONY, TOOL_CALL_FORMATS, AnswerFormat
+from baton_gateway.answers.formats import TOOL_CALL_FORMATS, AnswerFormat
 from baton_gateway.answers.output_parts import WholeAnswer, WholeCall, whole_answer
 from baton_gateway.answers.parse_plan import plan_parsing
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
@@ -21,6 +21,7 @@ from baton_gateway.errors import RefusedError
 from baton_gateway.structured_outputs.grammar_builder import build_grammar
 from baton_testing.engine.tiny_llama import FOLDER
 from baton_testing.gateway.answer_transcripts import RENDERERS, same
+from baton_wire.rules.answer_formats import HARMONY
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -72,7 +73,7 @@ def with_tokens(form: AnswerFormat) -> AnswerFormat:
 
 
 def definition(form: AnswerFormat, use: ToolUse) -> str:
-    shape = plan_parsing(form, use, "", None).shape
+    shape = plan_parsing(form, use, "", None).output_format
     assert shape is not None
     return build_grammar(shape)
 
@@ -119,7 +120,7 @@ def decoded(ids: list[int], with_marks: bool = False) -> str:
 
 
 def read(form: AnswerFormat, use: ToolUse, text: str) -> WholeAnswer:
-    reader = plan_parsing(form, use, "", None).reader()
+    reader = plan_parsing(form, use, "", None).make_parser()
     return whole_answer([*reader.push(text), *reader.end()])
 
 
@@ -353,7 +354,7 @@ def test_where_calls_must_come_no_text_of_a_call_that_was_cut_is_content(form: A
                 assert names == [call.name for call in whole.calls][: len(names)]
                 if dice.random() < 0.9:
                     continue
-                reader = reading.reader()
+                reader = reading.make_parser()
                 parts = [part for character in text[:end] for part in reader.push(character)]
                 pieces = whole_answer([*parts, *reader.end()])
                 assert pieces.content == ""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.answers.formats import HARMONY, AnswerFormat
+from baton_gateway.answers.formats import AnswerFormat
 from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.errors import BundleError, RefusedError
 from baton_gateway.helper_processes.helper_process import NoAnswer
@@ -29,6 +29,7 @@ from baton_testing.gateway.made_tokenizers import (
     sentencepiece,
     word_pieces,
 )
+from baton_wire.rules.answer_formats import HARMONY
 
 MAKERS: dict[str, Callable[[], MadeTokenizer]] = {
     "byte_level": byte_level,
@@ -104,7 +105,7 @@ async def test_a_decoder_that_needs_its_tokenizer_has_it_in_this_process(store: 
 
 @pytest.mark.parametrize("thoughts", ["think", "mistral", "seed", HARMONY])
 async def test_marks_of_thoughts_are_known_without_asking(thoughts: str, store: TextStore) -> None:
-    marks = ParsePlan(AnswerFormat(thoughts)).thought_marks
+    marks = ParsePlan(AnswerFormat(thoughts)).reasoning_marks
     assert marks is not None
     apart = await loaded(store, "thinking")
     assert [apart.mark_ids(mark) for mark in marks] == [here("thinking").mark_ids(mark) for mark in marks]

@@ -342,7 +342,7 @@ def check_spans(text: str, spans: Sequence[TextSpan]) -> None:
             marks.append(span.raw)
             continue
         check_marks(marks)
-        assert span.kind is SpanKind.ARGUMENTS or span.kind is SpanKind.NAME or span.told == span.raw
+        assert span.kind is SpanKind.ARGUMENTS or span.kind is SpanKind.NAME or span.text == span.raw
     check_marks(marks)
     assert place == len(text), "the end is missing"
 
