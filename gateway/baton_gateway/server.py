@@ -115,11 +115,11 @@ class GatewayServer:
             ailment=str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
         )
 
-    def ailments(self) -> list[HealthProblem]:
+    def health_problems(self) -> list[HealthProblem]:
         """The problems of the helper processes."""
         now = time.monotonic()
         sources = self._templates, self.relay.prompts.compiler, self.relay.prompts.encoder, self.links.texts
-        return [ailment for source in sources for ailment in source.ailments(now)]
+        return [problem for source in sources for problem in source.health_problems(now)]
 
     async def start(self, listening: socket.socket) -> None:
         """Serve the listening socket until `stop`, which closes it."""
@@ -175,7 +175,9 @@ class GatewayServer:
     async def _watch_helpers(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            await asyncio.gather(self._templates.look(), self.relay.prompts.compiler.look(), self.links.texts.look())
+            await asyncio.gather(
+                self._templates.recheck(), self.relay.prompts.compiler.recheck(), self.links.texts.recheck()
+            )
 
     def _refresh_certificate(self) -> None:
         """Take a renewed certificate; an invalid one changes nothing."""

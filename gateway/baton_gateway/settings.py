@@ -231,10 +231,15 @@ FLAGS = (
         "while no prefill worker is routable (default %(default)s)",
         in_file=True,
     ),
-    Flag("tool-format", _choice(*CALL_NAMES), AUTO, "how models write calls (default: detected from their template)"),
+    Flag(
+        "tool-format",
+        _choice(*TOOL_FORMAT_NAMES),
+        AUTO,
+        "how models write calls (default: detected from their template)",
+    ),
     Flag(
         "reasoning-format",
-        _choice(*THOUGHT_NAMES),
+        _choice(*REASONING_FORMAT_NAMES),
         AUTO,
         "how models write thoughts (default: detected from their template)",
     ),

@@ -66,7 +66,7 @@ class OutputParser:
         self._arguments: list[str] = []
         """The last call's arguments, in pieces."""
         self.is_over = False
-        """Whether the only call that is allowed is complete."""
+        """True if the only call that is allowed is complete."""
         marks = REASONING_FORMATS.get(form.thoughts or "")
         calls = TOOL_CALL_FORMATS.get(form.calls or "") if tools else None
         self._steps: Steps[None] | None = self._read_harmony() if form.is_harmony else self._read(marks, calls)
@@ -96,7 +96,7 @@ class OutputParser:
 
     @property
     def has_whole_call(self) -> bool:
-        """Whether the last call's arguments are complete JSON."""
+        """True if the last call's arguments are complete JSON."""
         return self.has_calls and is_json("".join(self._arguments))
 
     def push(self, text: str) -> tuple[AnswerPart, ...]:

@@ -19,14 +19,14 @@ class ParsePlan:
     form: AnswerFormat
     tools: tuple[Tool, ...] = ()
     is_thinking: bool = False
-    """Whether the prompt opened reasoning."""
+    """True if the prompt opened reasoning."""
     is_answering: bool = False
-    """Whether the prompt ends after reasoning, or within an answer: under a grammar no reasoning may follow."""
+    """True if the prompt ends after reasoning, or within an answer: under a grammar no reasoning may follow."""
     single_call: bool = False
     output_format: OutputFormat | None = None
     """The format that constrains calls; None: they are free."""
     calls_only: bool = False
-    """Whether a grammar allows nothing but calls."""
+    """True if a grammar allows nothing but calls."""
 
     def make_parser(self) -> OutputParser:
         """Build the parser of one choice."""
@@ -41,7 +41,7 @@ class ParsePlan:
         return None if marks is None else (marks.start, marks.end)
 
 
-def plan_parsing(form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: str | None) -> ParsePlan:
+def make_parse_plan(form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: str | None) -> ParsePlan:
     """Plan the parsing of answers to a prompt. `continued`: the beginning of an answer with which the prompt ends.
 
     Raises RefusedError for tools whose calls could not be parsed.

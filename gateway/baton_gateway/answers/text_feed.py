@@ -73,7 +73,7 @@ class TextFeed:
         self._spans: list[TextSpan] = []
         self._held: list[TextSpan] | None = None
         self.is_thinking = False
-        """Whether the text that comes now is reasoning."""
+        """True if the text that comes now is reasoning."""
         self.num_names = 0
         """Calls so far."""
         self._tokens: re.Pattern[str] | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ToolMode(enum.StrEnum):
-    """Whether a tool may or must be called."""
+    """Modes of calling tools: never, at the model's choice, or always."""
 
     NONE = "none"
     AUTO = "auto"
@@ -25,7 +25,7 @@ class Tool:
     parameters: Mapping[str, Any] | None
     """JSON Schema of the arguments; None: any object."""
     strict: bool
-    """Whether the arguments are constrained to `parameters`."""
+    """True if the arguments are constrained to `parameters`."""
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates expect it, without `strict`, which models do not know."""
@@ -46,7 +46,7 @@ class ToolUse:
     named: str | None = None
     """The only tool that may be called, with mode REQUIRED."""
     parallel: bool = True
-    """Whether one answer may have several calls."""
+    """True if one answer may have several calls."""
 
     @property
     def callable(self) -> tuple[Tool, ...]:

@@ -35,7 +35,7 @@ class NoAnswer(enum.Enum):
 
     @property
     def is_external(self) -> bool:
-        """Whether the cause lies outside: it says nothing about the question."""
+        """True if the cause is external: it says nothing about the question."""
         return self in (NoAnswer.STALLED, NoAnswer.KILLED)
 
 
@@ -89,7 +89,7 @@ class HelperProcess:
         return await self._exchange(self._process, None, within_s)
 
     async def ping(self) -> bool:
-        """Whether the process answers, after a start if it does not run. Raises ProcessNotStartedError."""
+        """Return True if the process answers, after a start if it does not run. Raises ProcessNotStartedError."""
         return not isinstance(await self.ask(self._probe, START_S), NoAnswer)
 
     def kill_nowait(self) -> None:

@@ -63,7 +63,7 @@ class PipedProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether its pipes are open; the process may have ended a moment ago."""
+        """True if its pipes are open; the process may have ended a moment ago."""
         return not self._is_killed
 
     @property

@@ -23,7 +23,7 @@ WEDGED_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HealthProblem:
-    """What is wrong with a helper process, and for how long."""
+    """A problem of a helper process, and how long it has lasted."""
 
     description: str
     lasting_s: float
@@ -39,7 +39,7 @@ def longest_lasting(problems: list[HealthProblem], at_least_s: float) -> HealthP
 
 
 class ProcessHealth:
-    """Whether a helper process serves, judged by the outcomes of its questions. Pure."""
+    """The health of a helper process, judged by the outcomes of its questions. Pure."""
 
     def __init__(self, name: str, max_hold_s: float) -> None:
         """`max_hold_s`: a question that has run for longer will never end."""

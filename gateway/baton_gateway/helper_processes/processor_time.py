@@ -34,7 +34,7 @@ class ProcessorAllowance:
         self._before_s = used_s
         self._seen_s = 0.0
         self.is_used_up = False
-        """Whether the process has used all of its processor time."""
+        """True if the process has used all of its processor time."""
 
     def next_check_s(self, now: float, used_s: float | None) -> float | None:
         """Return the time until the next check; None: the process is out of time."""

@@ -25,7 +25,7 @@ class Endpoint:
     methods: tuple[str, ...]
     handler: Handler
     is_open: bool = False
-    """Whether it is served without an API key: probes and monitoring."""
+    """True if it is served without an API key: probes and monitoring."""
     error_form: ErrorForm = error_body
     key_header: str | None = None
     """A header that may carry the API key if there is no `Authorization`."""

@@ -1,7 +1,7 @@
-"""The public HTTP server: raw paths to handlers, bodies within limits, answers and errors as OpenAI's API has them.
+"""The handler of HTTP requests: paths to handlers, bodies within limits, answers and errors in the form of their API.
 
-Authorisation and routing look at the raw request target, compared as it is: whatever is not exactly a known path does
-not exist. No header of a client steers anything but its own tenant.
+Authorisation and routing use the raw request target: a path that is not exactly a known one does not exist. A client's
+headers decide nothing but its tenant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.helper_processes.process_lane import HealthProblem
-from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
+from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, choose_request_id
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
 from baton_gateway.http_api.endpoints import Endpoint, ErrorForm, find_unsupported, messages_endpoint, problem_response
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
@@ -53,14 +53,14 @@ from baton_wire.listening.complaints import Complaints
 _log = logging.getLogger("baton.gateway.http")
 
 IGNORED_HEADER = "X-Baton-Ignored"
-"""Names fields of the body that nobody knows, where they are not refused."""
+"""Names unknown fields of the body if they are ignored."""
 CLIENT_GONE = 499
-"""Only in metrics: the client hung up before its answer was complete."""
+"""A status for metrics alone: the client hung up before its answer was complete."""
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **SERVER}
 
-Asked = tuple[ChatRequest | CompletionRequest, AnswerForm]
-Parse = Callable[[dict[str, object], UnknownFields], Asked]
+ParsedRequest = tuple[ChatRequest | CompletionRequest, AnswerForm]
+Parse = Callable[[dict[str, object], UnknownFields], ParsedRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class HttpApi:
         self._metrics = parts.metrics
         self._pacing = LoopPacing()
         self._streams: set[tuple[LiveRequest, StreamingWriter]] = set()
-        self._names = names = ModelNames(table, aliases)
-        self._lookups = lookups = Lookups(table, names, policy, metrics, ailments)
-        self._tokenising = Tokenising(table, names, templates, relay.prompts.encoder)
+        self._names = names = ModelNames(parts.table, options.aliases)
+        self._lookups = lookups = Lookups(parts.table, names, options.policy, parts.metrics, health_problems)
+        self._tokenising = Tokenising(parts.table, names, parts.templates, parts.relay.prompts.encoder)
         self._endpoints = {
             "/v1/chat/completions": Endpoint(("POST",), self._chat),
             "/v1/completions": Endpoint(("POST",), self._completions),
@@ -132,7 +132,7 @@ class HttpApi:
         self._model = Endpoint(("GET",), lookups.model)
 
     def methods(self) -> dict[str, tuple[str, ...]]:
-        """The paths that are served, with their methods."""
+        """Return the served paths with their methods."""
         return {path: endpoint.methods for path, endpoint in self._endpoints.items()} | {
             f"{MODELS}/{{id}}": self._model.methods
         }
@@ -145,7 +145,7 @@ class HttpApi:
 
     @property
     def is_draining(self) -> bool:
-        """Nothing new is begun."""
+        """True once no new request begins."""
         return self._lookups.is_draining
 
     def drain(self) -> None:
@@ -164,10 +164,10 @@ class HttpApi:
             return response
         finally:
             self._metrics.answered(status)
-            self._access_log.answered(exchange, request.method, status, clock())
+            self._access_log.log(exchange, request.method, status, clock())
 
     def _exchange(self, request: web.BaseRequest, now: float) -> Exchange:
-        own_id = request_id(request.headers.get(ID_HEADER))
+        own_id = choose_request_id(request.headers.get(ID_HEADER))
         return Exchange(
             own_id, now, {ID_HEADER: own_id} | cors_headers(request.headers.get("Origin"), self._options.origins)
         )
@@ -182,7 +182,9 @@ class HttpApi:
                     return web.Response(status=204, headers=SERVER | preflight_headers(endpoint.methods))
                 if request.method not in endpoint.methods:
                     raise RefusedError(errors.method_not_allowed(endpoint.methods))
-                tenant = DEFAULT_TENANT if endpoint.is_open else self._tenants.of(endpoint.credentials(request))
+                tenant = (
+                    DEFAULT_TENANT if endpoint.is_open else self._tenants.authenticate(endpoint.credentials(request))
+                )
                 exchange.tenant = tenant.name
                 return await endpoint.handler(request, tenant)
             except RefusedError as refusal:
@@ -200,11 +202,11 @@ class HttpApi:
         while True:
             await asyncio.sleep(1.0)
             now = asyncio.get_running_loop().time()
-            for live, sink in list(self._streams):
-                if sink.is_stalled(now):
+            for live, writer in list(self._streams):
+                if writer.is_stalled(now):
                     self._metrics.stalled()
                     self._relay.client_gone(live)
-                    sink.abort()
+                    writer.abort()
 
     # Routing ----------------------------------------------------------------------------------------------------------
 
@@ -238,33 +240,33 @@ class HttpApi:
         return await self._generate(request, tenant, lambda raw, unknown: (parse_message(raw, unknown), MESSAGES))
 
     async def _count_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._tokenising.place(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
+        with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             chat = parse_counted(await body.read_object(self._table.body_limits), self._options.unknown_fields)
             _name_ignored(request[EXCHANGE], chat)
             answer = await self._tokenising.count(chat, tenant)
         return web.Response(body=answer, headers=JSON)
 
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._tokenising.place(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
+        with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
             return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._tokenising.place(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
+        with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
             return await self._send(request, [await self._tokenising.detokenize(raw, tenant, body.charged.take)])
 
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
-        """What the request brings, held for its holder."""
+        """Return the request's body, charged to its holder."""
         return RequestBody(
             request, holder_of(request, tenant), self._budget, self._memory, self._parsing, self._cache, self._pacing
         )
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:
-            asked, form = parse(await body.read_object(self._table.body_limits), self._options.unknown_fields)
-            _name_ignored(request[EXCHANGE], asked)
-            parsed = self._names.resolve(asked)
+            request_as_sent, form = parse(await body.read_object(self._table.body_limits), self._options.unknown_fields)
+            _name_ignored(request[EXCHANGE], request_as_sent)
+            parsed = self._names.resolve(request_as_sent)
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:
@@ -277,13 +279,13 @@ class HttpApi:
         parsed: ChatRequest | CompletionRequest,
         form: AnswerForm,
         tenant: Tenant,
-        hold: ChargeMemory,
+        charge: ChargeMemory,
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
-        sink = CollectingWriter(form, hold)
-        live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
+        writer = CollectingWriter(form, charge)
+        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id)
         try:
-            result = await sink.done
+            result = await writer.done
         finally:
             self._relay.client_gone(live)
         if isinstance(result, Problem):
@@ -294,7 +296,7 @@ class HttpApi:
         return await self._send(request, body)
 
     async def _send(self, request: web.BaseRequest, pieces: Sequence[JsonBytes]) -> web.StreamResponse:
-        """An answer that may be large: written piece by piece, as fast as its client takes them."""
+        """Send an answer that may be large: piece by piece, as fast as its client takes them."""
         size = sum(map(len, pieces))
         if size <= PIECE_BYTES:
             return web.Response(body=b"".join(pieces), headers=JSON)
@@ -328,14 +330,14 @@ class HttpApi:
         parsed: ChatRequest | CompletionRequest,
         form: AnswerForm,
         tenant: Tenant,
-        hold: ChargeMemory,
+        charge: ChargeMemory,
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
-        sink = StreamingWriter(exchange.id, form, hold)
-        live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
-        entry = (live, sink)
+        writer = StreamingWriter(exchange.id, form, charge)
+        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id)
+        entry = (live, writer)
         try:
-            if (problem := await sink.opened) is not None:
+            if (problem := await writer.opened) is not None:
                 raise RefusedError(problem)
             response = web.StreamResponse(headers=_STREAM | exchange.headers)
             is_chunked = request.version >= HttpVersion11
@@ -345,9 +347,9 @@ class HttpApi:
             transport = request.transport
             if transport is None:
                 raise ConnectionResetError("the client is gone")
-            sink.attach(transport, is_chunked)
+            writer.attach(transport, is_chunked)
             self._streams.add(entry)
-            await sink.closed
+            await writer.closed
             if transport.is_closing():
                 raise ConnectionResetError("the client is gone")
             await self._finish(response)
@@ -360,6 +362,6 @@ class HttpApi:
             self._relay.client_gone(live)
 
 
-def _name_ignored(exchange: Exchange, asked: ChatRequest | CompletionRequest) -> None:
-    if asked.options.ignored:
-        exchange.headers[IGNORED_HEADER] = ", ".join(asked.options.ignored)
+def _name_ignored(exchange: Exchange, parsed: ChatRequest | CompletionRequest) -> None:
+    if parsed.options.ignored:
+        exchange.headers[IGNORED_HEADER] = ", ".join(parsed.options.ignored)

@@ -1,5 +1,6 @@
-"""Fields that say what an answer must look like: OpenAI's `response_format`, vLLM's `structured_outputs`, and the
-`guided_…` fields that came before it. At most one of them is given.
+"""Fields with an answer's format: OpenAI's `response_format`, vLLM's `structured_outputs`, and its older `guided_…`.
+
+A request may have at most one.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from baton_gateway.structured_outputs.output_format import (
 SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ANY_OBJECT = {"type": "object"}
 _OLD_NAMES = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-"""To the fields of `structured_outputs`."""
+"""Older names of the fields of `structured_outputs`."""
 
 
 def read_output_format(fields: Fields) -> OutputFormat | None:
-    """Takes the fields from a body. Raises RefusedError."""
-    found = list(_shapes(fields))
-    if len(found) > 1:
-        names = " and ".join(f"'{shape.field}'" for shape in found[:2])
-        raise invalid(found[1].field, f"{names} exclude each other: an answer has one shape.")
-    return found[0] if found else None
+    """Read the format from a body's fields. Raises RefusedError."""
+    formats = list(_formats(fields))
+    if len(formats) > 1:
+        names = " and ".join(f"'{output_format.field}'" for output_format in formats[:2])
+        raise invalid(formats[1].field, f"{names} exclude each other: an answer has one format.")
+    return formats[0] if formats else None
 
 
 def check_may_end(field: str, ignore_eos: bool, min_tokens: int) -> None:
-    """Raises RefusedError for options that keep an answer from ending where its shape does."""
+    """Check that an answer may end where its format ends. Raises RefusedError for options against that."""
     if ignore_eos:
         raise unsupported("ignore_eos", f"'{field}' says where the answer ends")
     if min_tokens:
         raise unsupported("min_tokens", f"'{field}' says where the answer ends")
 
 
-def _shapes(fields: Fields) -> Iterator[OutputFormat]:
+def _formats(fields: Fields) -> Iterator[OutputFormat]:
     if (form := fields.take("response_format")) is not None:
         yield from _response_format(form)
     if (outputs := fields.take("structured_outputs")) is not None:
@@ -55,11 +56,11 @@ def _shapes(fields: Fields) -> Iterator[OutputFormat]:
             yield json_format(_ANY_OBJECT, "structured_outputs.json_object")
         for name in _OLD_NAMES.values():
             if (value := inner.take(name)) is not None:
-                yield _shape(name, value, f"structured_outputs.{name}")
+                yield _read_definition(name, value, f"structured_outputs.{name}")
         inner.end()
     for old, name in _OLD_NAMES.items():
         if (value := fields.take(old)) is not None:
-            yield _shape(name, value, old)
+            yield _read_definition(name, value, old)
 
 
 def _response_format(form: Any) -> Iterator[OutputFormat]:
@@ -94,9 +95,9 @@ def _json_schema(value: Any) -> OutputFormat:
     return json_format(schema, f"{path}.schema", is_strict)
 
 
-def _shape(name: str, value: Any, field: str) -> OutputFormat:
+def _read_definition(name: str, value: Any, field: str) -> OutputFormat:
     if name == "json":
-        return json_format(_decoded(value, field) if isinstance(value, str) else value, field)
+        return json_format(_decode(value, field) if isinstance(value, str) else value, field)
     if name == "choice":
         if not isinstance(value, list) or any(not isinstance(choice, str) for choice in value):
             raise wrong_type(field, "a list of strings")
@@ -106,7 +107,7 @@ def _shape(name: str, value: Any, field: str) -> OutputFormat:
     return text_format(FormatKind.REGEX if name == "regex" else FormatKind.LARK, value, field)
 
 
-def _decoded(text: str, field: str) -> Any:
+def _decode(text: str, field: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

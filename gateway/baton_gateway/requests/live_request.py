@@ -109,7 +109,7 @@ class LiveRequest:
 
     def reasoning_tokens(self) -> int | None:
         """Tokens of thoughts so far; None: they cannot be told apart."""
-        if self.reading is None or self.reading.thought_marks is None:
+        if self.reading is None or self.reading.reasoning_marks is None:
             return None
         return sum(text.reasoning_tokens for text in self.texts)
 

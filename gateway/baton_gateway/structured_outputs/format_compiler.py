@@ -26,7 +26,7 @@ COMPILE_S = 1.0
 MAX_CACHE_BYTES = 8 << 20
 """Bytes of cached results, grammars and refusals alike."""
 _ENTRY_BYTES = 512
-"""What a cached result takes besides its text."""
+"""Bytes of a cached result besides its text."""
 _TRIES = 2
 """A process may have been killed from outside."""
 

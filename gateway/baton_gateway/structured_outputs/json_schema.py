@@ -44,7 +44,7 @@ _PAIRS = (("minItems", "maxItems"), ("minLength", "maxLength"), ("minProperties"
 
 
 class CheckedSchema:
-    """A schema for the compiler, and where each of its parts stands in the client's schema."""
+    """A schema for the compiler, with the place of each of its parts in the client's schema."""
 
     def __init__(self, schema: dict[str, Any], pointers: dict[int, str]) -> None:
         self.schema = schema

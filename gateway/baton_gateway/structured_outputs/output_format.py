@@ -43,7 +43,7 @@ class NamedSchema(msgspec.Struct, frozen=True):
     """The request's field that errors name."""
     definition: msgspec.Raw
     is_strict: bool = False
-    """Whether an unknown `format` is refused rather than ignored."""
+    """True if an unknown `format` is refused rather than ignored."""
     rule: str = ""
     """The name of its rule in a composed grammar."""
     members: MemberSyntax | None = None
@@ -87,7 +87,7 @@ class CompileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     message: str = ""
     code: str = ""
     is_provisional: bool = False
-    """Whether the compiler has still to check the grammar; another result follows."""
+    """True if the compiler has still to check the grammar; another result follows."""
 
 
 def named_schema(

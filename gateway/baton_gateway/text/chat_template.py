@@ -103,7 +103,7 @@ class CompiledTemplate:
             raise TemplateFailureError(f"the chat template does not compile: {error}") from error
         self._variables = frozenset(variables - environment.globals.keys())
         self._writes_objects: bool | None = None
-        """Whether the template takes arguments of calls as objects; None: not tried yet."""
+        """True if the template takes arguments of calls as objects; None: not tried yet."""
 
     def render(self, conversation: Conversation, special_tokens: dict[str, str]) -> RenderedChat:
         """Render the prompt. Raises TemplateRefusalError or TemplateFailureError."""

@@ -42,7 +42,7 @@ class Increment:
     parts: tuple[AnswerPart, ...] | None = None
     """The parts of the answer that became clear; None: all of the text is content."""
     has_calls: bool = False
-    """Whether the choice has called a tool so far. After a stop string: whether the last call was complete."""
+    """True if the choice has called a tool so far. After a stop string: whether the last call was complete."""
 
     @property
     def output_parts(self) -> tuple[AnswerPart, ...]:

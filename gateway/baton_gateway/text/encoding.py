@@ -57,7 +57,7 @@ class PromptText:
     model: TextModel
     text: str
     is_rendered: bool
-    """Whether it is a rendered chat, which has its special tokens already."""
+    """True if it is a rendered chat, which has its special tokens already."""
     max_tokens: int
     field: str
     """The request's field that errors name."""

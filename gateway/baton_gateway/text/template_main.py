@@ -44,7 +44,7 @@ class RenderAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """The request's field that was refused."""
     failure: str | None = None
     is_unknown: bool = False
-    """Whether the process has dropped the template: it needs the source again."""
+    """True if the process has dropped the template: it needs the source again."""
 
 
 class Templates:

@@ -64,12 +64,12 @@ class PromptBudget:
 
 @dataclass(slots=True)
 class _TemplateState:
-    """What is known about the behaviour of a template."""
+    """The known behaviour of a template."""
 
     is_sound: bool = False
-    """Whether it has rendered something: later failures are then the fault of those messages."""
+    """True if it has rendered something: later failures are then the fault of those messages."""
     keeps_all_text: bool | None = None
-    """Whether it writes everything that users say; None: not tried yet."""
+    """True if it writes everything that users say; None: not tried yet."""
     broken_until_s: float = 0.0
 
 

@@ -27,7 +27,7 @@ from baton_gateway.text.tokenizer_process import (
 )
 
 MAX_MEMORY_BYTES = 4 << 30
-"""Of address space; a vocabulary of 256,000 tokens takes some 300 MB while it loads."""
+"""The limit on address space; a vocabulary of 256,000 tokens takes some 300 MB while it loads."""
 LARGE_QUESTION_BYTES = 128 << 10
 
 

@@ -55,7 +55,7 @@ class DecodeIds(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadedTokenizer(msgspec.Struct, frozen=True, tag=True):
-    """What a text model needs from its tokenizer besides tokenising."""
+    """The properties of a tokenizer that a text model needs besides tokenising."""
 
     bundle: Bundle
     """The bundle without the tokenizer's JSON."""

@@ -134,7 +134,7 @@ class Job:
         else:
             increment = choice.text.push(event.ids, event.logprobs, event.finish)
             choice.drawn += len(event.ids)
-        choice.answer.take(increment.output_parts)
+        choice.answer.add(increment.output_parts)
         if choice.logprobs is not None:
             choice.logprobs.add(increment.tokens)
         if increment.finish is not None:
@@ -221,8 +221,8 @@ class Desk:
             options = request.options
             if options.stream:
                 raise unsupported("stream", "an answer in a file is not streamed")
-            if options.shape is not None:
-                raise unsupported(options.shape.field, "a batch follows no schemas and grammars")
+            if options.output_format is not None:
+                raise unsupported(options.output_format.field, "a batch follows no schemas and grammars")
             if options.model not in self._names:
                 raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:
@@ -255,7 +255,7 @@ class Desk:
                 raise unsupported("tools", "a batch follows no grammars: tools are not strict, and the model chooses")
             conversation = build_conversation(request.messages, request.tool_use, request.prompting)
             room = chat_room(self._text, self._limits)
-            rendered = await self._templates.render(self._text.bundle, conversation, room=room)
+            rendered = await self._templates.render(self._text.bundle, conversation, budget=room)
             reading = plan_parsing(request, rendered, self._text.answer_format)
             prompts = [chat_prompt(rendered, self._text, self._limits)]
         packed = [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from baton_gateway.answers.formats import TOOL_CALL_FORMATS, AnswerFormat
 from baton_gateway.answers.output_parts import WholeAnswer, WholeCall, whole_answer
-from baton_gateway.answers.parse_plan import plan_parsing
+from baton_gateway.answers.parse_plan import make_parse_plan
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import RefusedError
 from baton_gateway.structured_outputs.grammar_builder import build_grammar
@@ -73,7 +73,7 @@ def with_tokens(form: AnswerFormat) -> AnswerFormat:
 
 
 def definition(form: AnswerFormat, use: ToolUse) -> str:
-    shape = plan_parsing(form, use, "", None).output_format
+    shape = make_parse_plan(form, use, "", None).output_format
     assert shape is not None
     return build_grammar(shape)
 
@@ -120,7 +120,7 @@ def decoded(ids: list[int], with_marks: bool = False) -> str:
 
 
 def read(form: AnswerFormat, use: ToolUse, text: str) -> WholeAnswer:
-    reader = plan_parsing(form, use, "", None).make_parser()
+    reader = make_parse_plan(form, use, "", None).make_parser()
     return whole_answer([*reader.push(text), *reader.end()])
 
 
@@ -274,14 +274,14 @@ def test_arguments_that_a_format_cannot_write_come_as_json(parameters: dict[str,
     for call in read(form, required, text).calls:
         jsonschema.validate(json.loads(call.arguments), parameters)
     with pytest.raises(RefusedError) as refusal:
-        plan_parsing(form, ToolUse(tools, ToolMode.AUTO), "", None)
+        make_parse_plan(form, ToolUse(tools, ToolMode.AUTO), "", None)
     assert refusal.value.problem.param == "tools[0].function.strict"
 
 
 def test_a_strict_tool_is_refused_where_it_is_not_known_how_calls_are_written() -> None:
     for form in (AnswerFormat(), HARMONY_FORM):  # the latter of a vocabulary without its marks
         with pytest.raises(RefusedError):
-            plan_parsing(form, ToolUse(TOOLS, ToolMode.AUTO), "", None)
+            make_parse_plan(form, ToolUse(TOOLS, ToolMode.AUTO), "", None)
 
 
 ARGUMENTS: dict[str, Any] = {
@@ -343,7 +343,7 @@ def test_where_calls_must_come_no_text_of_a_call_that_was_cut_is_content(form: A
     """`max_tokens` may end an answer within a mark or a name. Whole or in pieces, the parts are the same."""
     dice = random.Random(f"cut {form}")
     for use in (ToolUse(TOOLS, ToolMode.REQUIRED), ToolUse(TOOLS, ToolMode.REQUIRED, "get_weather")):
-        reading = plan_parsing(form, use, "", None)
+        reading = make_parse_plan(form, use, "", None)
         for _ in range(DRAWS):
             text = draw(dice, definition(form, use))
             whole = read(form, use, text)

@@ -49,7 +49,7 @@ def finish_of(parts: list[AnswerPart]) -> str:
 
 def whole(form: AnswerForm, parts: list[AnswerPart], finish: str) -> dict[str, Any]:
     answer = CollectedMessage()
-    answer.take(parts)
+    answer.add(parts)
     choice = FinishedChoice(answer, None, finish)
     return dict(json.loads(b"".join(form.body(ANSWER, [choice], USAGE))))
 

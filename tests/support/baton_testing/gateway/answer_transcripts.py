@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton_gateway.answers.formats import HARMONY, TOOL_CALL_FORMATS, AnswerFormat
+from baton_gateway.answers.formats import TOOL_CALL_FORMATS, AnswerFormat
 from baton_gateway.answers.output_parser import OutputParser
 from baton_gateway.answers.output_parts import AnswerPart, WholeAnswer, WholeCall, whole_answer
 from baton_gateway.answers.text_feed import SpanKind, TextSpan
 from baton_gateway.answers.tool_use import Tool
+from baton_wire.rules.answer_formats import HARMONY
 
 FAMILIES = (*TOOL_CALL_FORMATS, HARMONY)
 FIELDS: dict[str, dict[str, Any]] = {

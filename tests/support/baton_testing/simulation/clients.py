@@ -102,7 +102,9 @@ class SimClient:
             include_usage=False,
             continuous_usage=False,
             cache_salt="",
-            shape=None if plan.pattern is None else OutputFormat(FormatKind.REGEX, "structured_outputs", plan.pattern),
+            output_format=None
+            if plan.pattern is None
+            else OutputFormat(FormatKind.REGEX, "structured_outputs", plan.pattern),
         )
         return CompletionRequest(options, (plan.tokens,), echo=False)
 

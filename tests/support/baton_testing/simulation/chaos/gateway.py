@@ -150,7 +150,7 @@ class ChaosGateway(SimGateway):
         self.text = replace(TEXT, bundle=BUNDLE, process=tokenizer)
         with self.loop.entered():
             templates: TemplateRenderer = parts.templates(RENDER_S)
-            self.relay.prompts.compiler = ShapeCompiler(METRICS.shaped, COMPILE_S)
+            self.relay.prompts.compiler = FormatCompiler(METRICS.shaped, COMPILE_S)
         self.relay.prompts.templates = templates
         self.relay._loads = parts.loads(self.table, self.admission)
         self.awaits: dict[LiveRequest, Await] = {}
@@ -159,7 +159,9 @@ class ChaosGateway(SimGateway):
         tokenizer.encode = self._noted(Await.TOKENISING, tokenizer.encode)  # type: ignore[method-assign]
         self.relay.prompts.compiler.compile = self._noted(Await.COMPILING, self.relay.prompts.compiler.compile)  # type: ignore[method-assign]
         self._sources = templates, self.relay.prompts.compiler, self.relay.prompts.encoder, tokenizer
-        self.lookups: Lookups = parts.lookups(self.table, cast(Any, None), self.rules.route, METRICS, self._ailments)
+        self.lookups: Lookups = parts.lookups(
+            self.table, cast(Any, None), self.rules.route, METRICS, self._health_problems
+        )
         self.later(LOOK_S, self._look)
 
     def _noted(self, what: Await, call: Callable[..., Awaitable[Any]]) -> Any:
