@@ -49,7 +49,7 @@ def parse_message(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.RE
     return _parse(fields, body, unknown, max_tokens)
 
 
-def parse_counted(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
+def parse_token_count(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
     """Parse the body of `count_tokens`: a message without options of the answer. Raises RefusedError as above."""
     return _parse(Fields(raw), ChatBody(), unknown)
 
@@ -86,8 +86,8 @@ def _read_messages(value: Any, body: ChatBody) -> None:
         raise wrong_type("messages", "a list of messages")
     if not 1 <= len(value) <= MAX_MESSAGES:
         raise invalid("messages", f"'messages' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
-    for place, entry in enumerate(value):
-        _read_message(entry, f"messages[{place}]", body)
+    for index, entry in enumerate(value):
+        _read_message(entry, f"messages[{index}]", body)
     if body.last is not None and body.last["role"] == "assistant":  # the client wrote the beginning of the answer
         body.set_fields(continue_final_message=True)
 
@@ -103,8 +103,8 @@ def _read_message(value: Any, path: str, body: ChatBody) -> None:
     if isinstance(content, str):
         body.add_text(path, role, [text_part(check_text(content, f"{path}.content", MAX_TEXT_CHARS))])
         return
-    for place, block in enumerate(_blocks(content, f"{path}.content")):
-        _read_block(block, role, f"{path}.content[{place}]", body)
+    for index, block in enumerate(_blocks(content, f"{path}.content")):
+        _read_block(block, role, f"{path}.content[{index}]", body)
 
 
 def _blocks(value: Any, path: str) -> list[Any]:
@@ -153,7 +153,7 @@ def _texts(value: Any, path: str) -> list[dict[str, Any]]:
         return [text_part(check_text(value, path, MAX_TEXT_CHARS))]
     if value == []:
         return []
-    return [_text_block(block, f"{path}[{place}]") for place, block in enumerate(_blocks(value, path))]
+    return [_text_block(block, f"{path}[{index}]") for index, block in enumerate(_blocks(value, path))]
 
 
 def _text_block(value: Any, path: str) -> dict[str, Any]:

@@ -103,8 +103,8 @@ def _read_input(value: Any, body: ChatBody) -> None:
         raise wrong_type("input", "a string or a list of items")
     if not 1 <= len(value) <= MAX_MESSAGES:
         raise invalid("input", f"'input' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
-    for place, item in enumerate(value):
-        _read_item(item, f"input[{place}]", body)
+    for index, item in enumerate(value):
+        _read_item(item, f"input[{index}]", body)
     if body.last is None:
         raise invalid("input", "'input' has nothing to answer.")
 
@@ -153,7 +153,7 @@ def _texts(value: Any, path: str) -> list[dict[str, Any]]:
         raise wrong_type(path, "a string or a list of text parts")
     if len(value) > MAX_PARTS:
         raise invalid(path, f"'{path}' has {len(value)} parts; at most {MAX_PARTS} are allowed.", "too_long")
-    return [_text(part, f"{path}[{place}]") for place, part in enumerate(value)]
+    return [_text(part, f"{path}[{index}]") for index, part in enumerate(value)]
 
 
 def _text(value: Any, path: str) -> dict[str, Any]:
@@ -241,9 +241,9 @@ def _read_logprobs(fields: Fields, body: ChatBody) -> None:
         include = []
     if not isinstance(include, list):
         raise wrong_type("include", "a list of strings")
-    for place, name in enumerate(include):
+    for index, name in enumerate(include):
         if name not in INCLUDABLE:
-            raise unsupported(f"include[{place}]", f"must be one of {', '.join(INCLUDABLE)}")
+            raise unsupported(f"include[{index}]", f"must be one of {', '.join(INCLUDABLE)}")
     if _LOGPROBS in include or top:
         body.set_fields(logprobs=True, top_logprobs=top)
 

@@ -30,7 +30,7 @@ class ModelNames:
         name = self._aliases.get(asked)
         return asked if name is None or asked in self._table.served_names() else name
 
-    def listed(self) -> dict[str, str]:
+    def list_names(self) -> dict[str, str]:
         """Return all names of linked models with their served names; the served names come first."""
         served = self._table.served_names()
         known = {name: name for name in served}
@@ -38,10 +38,8 @@ class ModelNames:
 
     def resolve(self, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
         """Return the request with the served name of its model."""
-        asked = request.options.model
-        served = self.served(asked)
-        return (
-            request
-            if served == asked
-            else replace(request, options=replace(request.options, model=served, alias=asked))
-        )
+        name = request.options.model
+        served = self.served(name)
+        if served == name:
+            return request
+        return replace(request, options=replace(request.options, model=served, alias=name))

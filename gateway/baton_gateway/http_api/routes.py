@@ -17,7 +17,7 @@ from aiohttp import HttpVersion11, web
 
 from baton_gateway import errors
 from baton_gateway.apis.messages_answer import MESSAGES
-from baton_gateway.apis.messages_request import parse_counted, parse_message
+from baton_gateway.apis.messages_request import parse_message, parse_token_count
 from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.errors import Problem, RefusedError, invalid
@@ -241,7 +241,7 @@ class HttpApi:
 
     async def _count_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
-            chat = parse_counted(await body.read_object(self._table.body_limits), self._options.unknown_fields)
+            chat = parse_token_count(await body.read_object(self._table.body_limits), self._options.unknown_fields)
             _name_ignored(request[EXCHANGE], chat)
             answer = await self._tokenising.count(chat, tenant)
         return web.Response(body=answer, headers=JSON)

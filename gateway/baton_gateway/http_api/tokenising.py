@@ -113,7 +113,7 @@ class Tokenising:
     async def tokenize(self, raw: dict[str, Any], tenant: Tenant, charge: ChargeMemory) -> bytes:
         """Return the answer's body. Raises RefusedError, also for a text of far more tokens than the context holds."""
         request = parse_tokenize(raw)
-        text, limits = self._served(request.model)
+        text, limits = self._find_model(request.model)
         if isinstance(request.content, str):
             is_rendered = not request.adds_special_tokens
             prompt = PromptText(text, request.content, is_rendered, limits.max_context_tokens, "prompt")
@@ -132,7 +132,7 @@ class Tokenising:
 
     async def count(self, request: ChatRequest, tenant: Tenant) -> bytes:
         """Return the answer of `/v1/messages/count_tokens`: the tokens of a chat's prompt. Raises RefusedError."""
-        text, limits = self._served(request.options.model)
+        text, limits = self._find_model(request.options.model)
         chat = build_conversation(request.messages, request.tool_use, request.prompting)
         rendered = await self._templates.render(text.bundle, chat, tenant.name, chat_room(text, limits))
         [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
@@ -141,13 +141,13 @@ class Tokenising:
     async def detokenize(self, raw: dict[str, Any], tenant: Tenant, charge: ChargeMemory) -> bytes:
         """Return the answer's body. Raises RefusedError."""
         request = parse_detokenize(raw)
-        text, limits = self._served(request.model)
+        text, limits = self._find_model(request.model)
         check_ids(request.tokens, limits, "tokens")
         if not charge(len(request.tokens) * STRING_BYTES):
             raise RefusedError(errors.out_of_memory())
         return _encode({"prompt": await self._encoder.decode(text, request.tokens, "tokens", tenant.name)})
 
-    def _served(self, model: str | None) -> tuple[TextModel, ModelLimits]:
+    def _find_model(self, model: str | None) -> tuple[TextModel, ModelLimits]:
         """Return text and limits of a model that some worker serves. Raises RefusedError."""
         served = self._table.served_names()
         if not served:
@@ -157,7 +157,7 @@ class Tokenising:
             raise invalid("model", "'model' is required: several models are served.", "missing_required_parameter")
         model_text = self._table.text_of(self._names.served(name))
         if model_text is None:
-            raise RefusedError(errors.model_not_found(name, list(self._names.listed())))
+            raise RefusedError(errors.model_not_found(name, list(self._names.list_names())))
         return model_text
 
 

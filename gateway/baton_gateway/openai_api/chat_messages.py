@@ -35,7 +35,7 @@ def read_messages(value: Any) -> tuple[ChatMessage, ...]:
             "messages", f"'messages' has {parts} parts; at most {MAX_PARTS_IN_ALL} are allowed in all.", "too_long"
         )
     results = ToolResults()
-    messages = tuple(_message(entry, f"messages[{place}]", results) for place, entry in enumerate(value))
+    messages = tuple(_message(entry, f"messages[{index}]", results) for index, entry in enumerate(value))
     results.end_turn()
     return messages
 
@@ -93,7 +93,7 @@ def _calls(value: Any, path: str, results: ToolResults) -> ChatMessage:
         raise wrong_type(path, "a list of calls")
     if len(value) > MAX_TOOLS:
         raise invalid(path, f"'{path}' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
-    return {"tool_calls": [_call(entry, f"{path}[{place}]", results) for place, entry in enumerate(value)]}
+    return {"tool_calls": [_call(entry, f"{path}[{index}]", results) for index, entry in enumerate(value)]}
 
 
 def _call(value: Any, path: str, results: ToolResults) -> dict[str, Any]:
@@ -114,10 +114,10 @@ def _call(value: Any, path: str, results: ToolResults) -> dict[str, Any]:
     arguments = check_text(inner.require("arguments"), f"{path}.function.arguments", MAX_TEXT_CHARS)
     inner.end()
     results.call(call_id, name, f"{path}.id")
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _parsed(arguments)}}
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _parse_arguments(arguments)}}
 
 
-def _parsed(arguments: str) -> Any:
+def _parse_arguments(arguments: str) -> Any:
     """Parse arguments into an object, which templates write in their own way.
 
     Arguments that the model wrote wrong stay text, and so do those that parsing would change: with a duplicate key.
@@ -144,7 +144,7 @@ def _content(value: Any, path: str) -> str:
         raise invalid(path, f"'{path}' must not be an empty list.")
     if len(value) > MAX_PARTS:
         raise invalid(path, f"'{path}' has {len(value)} parts; at most {MAX_PARTS} are allowed.", "too_long")
-    return "\n".join(_part(part, f"{path}[{place}]") for place, part in enumerate(value))
+    return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(value))
 
 
 def _part(value: Any, path: str) -> str:
@@ -172,7 +172,7 @@ class ToolResults:
     def call(self, call_id: str, name: str, path: str) -> None:
         """Record a call. `path`: the place of its id. Raises RefusedError if another call of this turn has the id."""
         if call_id in self._waiting:
-            raise _refused(path, call_id, "is the id of two calls of one turn; each needs its own")
+            raise _refuse(path, call_id, "is the id of two calls of one turn; each needs its own")
         self._names[call_id] = name
         self._waiting[call_id] = path
 
@@ -185,10 +185,10 @@ class ToolResults:
             self._answered.add(call_id)
             return self._names[call_id]
         if call_id in self._answered:
-            raise _refused(path, call_id, "has a result already; each call has one")
+            raise _refuse(path, call_id, "has a result already; each call has one")
         if call_id in self._names:
-            raise _refused(path, call_id, "is an earlier turn's call; its result must directly follow that turn")
-        raise _refused(path, call_id, "is not the id of a call in an earlier assistant's message")
+            raise _refuse(path, call_id, "is an earlier turn's call; its result must directly follow that turn")
+        raise _refuse(path, call_id, "is not the id of a call in an earlier assistant's message")
 
     def end_turn(self) -> None:
         """End a turn: no further result may come. Raises RefusedError for a call without a result."""
@@ -196,9 +196,9 @@ class ToolResults:
             call_id, path = next(iter(self._waiting.items()))
             more = f" (nor have {len(self._waiting) - 1} more)" if len(self._waiting) > 1 else ""
             rule = "each call needs one, directly after the turn that called"
-            raise _refused(path, call_id, f"has no result{more}; {rule}")
+            raise _refuse(path, call_id, f"has no result{more}; {rule}")
         self._answered.clear()
 
 
-def _refused(path: str, call_id: str, what: str) -> RefusedError:
+def _refuse(path: str, call_id: str, what: str) -> RefusedError:
     return invalid(path, f"'{path}': {call_id[:_SHOWN_CHARS]!r} {what}.")

@@ -61,7 +61,7 @@ class JsonCounts:
 
 def count_json(body: bytes, max_values: int) -> JsonCounts:
     """Count without parsing. Raises RefusedError for too many values or levels."""
-    plain = _unescaped(body)
+    plain = _remove_escapes(body)
     quotes = plain.count(b'"')
     if quotes > 4 * (max_values + 1):  # a key and a string for each value
         raise _too_many(max_values)
@@ -82,10 +82,10 @@ def count_json(body: bytes, max_values: int) -> JsonCounts:
 
 def count_quotes(text: bytes) -> int:
     """Count the quotes that begin or end a string."""
-    return _unescaped(text).count(b'"')
+    return _remove_escapes(text).count(b'"')
 
 
-def _unescaped(text: bytes) -> bytes:
+def _remove_escapes(text: bytes) -> bytes:
     """Remove escapes, so that every remaining quote begins or ends a string."""
     return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
 

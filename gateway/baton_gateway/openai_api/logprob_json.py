@@ -127,16 +127,16 @@ class PromptLogprobsJson:
         for token, logprob in zip(ids, logprobs, strict=True):
             top = logprob.top[:alternatives]
             number, *numbers = _numbers([logprob.logprob, *(value for _, value in top)])
-            entries = {token: self._ranked(token, number, logprob.rank)}
+            entries = {token: self._encode_ranked(token, number, logprob.rank)}
             for rank, ((other, _), value) in enumerate(zip(top, numbers, strict=True), 1):
                 if other not in entries:
-                    entries[other] = self._ranked(other, value, rank)
+                    entries[other] = self._encode_ranked(other, value, rank)
             self._entries += b",{%b}" % b",".join(entries.values())
 
     def value(self) -> EncodedJson:
         return EncodedJson(b"[", self._entries, b"]")
 
-    def _ranked(self, token: int, logprob: bytes, rank: int) -> bytes:
+    def _encode_ranked(self, token: int, logprob: bytes, rank: int) -> bytes:
         text = self._text.token_json_of(token).text
         return b'"%d":{"logprob":%b,"rank":%d,"decoded_token":%b}' % (token, logprob, rank, text)
 

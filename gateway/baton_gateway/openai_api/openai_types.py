@@ -176,7 +176,7 @@ def _options(
     stream = fields.flag("stream", False)
     prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if prompt_logprobs is not None and stream:
-        raise unsupported("prompt_logprobs", "a stream has no place for them; use 'echo' with 'logprobs'")
+        raise unsupported("prompt_logprobs", "a stream has no field for them; use 'echo' with 'logprobs'")
     alternatives = [count for count in (prompt_logprobs, logprobs if echo else None) if count is not None]
     include_usage, continuous_usage = _stream_options(fields.take("stream_options"), stream)
     options = Options(
@@ -244,7 +244,7 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
             raise invalid(
                 "prompt", f"'prompt' has {len(value)} entries; at most {MAX_PROMPTS} are allowed.", "too_long"
             )
-        return tuple(_one_prompt(entry, f"prompt[{place}]") for place, entry in enumerate(value))
+        return tuple(_one_prompt(entry, f"prompt[{index}]") for index, entry in enumerate(value))
     return (read_token_ids(value, "prompt"),)
 
 
@@ -264,7 +264,7 @@ def read_token_ids(value: Any, path: str) -> tuple[int, ...]:
         raise invalid(path, f"'{path}' must not be empty.")
     if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
         return tuple(value)
-    return tuple(check_integer(token, f"{path}[{place}]", 0, MAX_TOKEN_ID) for place, token in enumerate(value))
+    return tuple(check_integer(token, f"{path}[{index}]", 0, MAX_TOKEN_ID) for index, token in enumerate(value))
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -276,7 +276,7 @@ def _stops(value: Any) -> tuple[str, ...]:
         raise wrong_type("stop", "a string or a list of strings")
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"'stop' has {len(stops)} entries; at most {MAX_STOPS} are allowed.", "too_long")
-    return tuple(_stop(stop, "stop" if is_one else f"stop[{place}]") for place, stop in enumerate(stops))
+    return tuple(_stop(stop, "stop" if is_one else f"stop[{index}]") for index, stop in enumerate(stops))
 
 
 def _stop(value: Any, name: str) -> str:

@@ -53,11 +53,11 @@ def _tools(value: Any) -> tuple[Tool, ...]:
     if value and (size := len(msgspec.json.encode(value))) > MAX_TOOLS_BYTES:
         message = f"'tools' has {size} bytes of JSON; at most {MAX_TOOLS_BYTES} are allowed."
         raise invalid("tools", message, "too_long")
-    tools = tuple(_tool(entry, f"tools[{place}]") for place, entry in enumerate(value))
+    tools = tuple(_tool(entry, f"tools[{index}]") for index, entry in enumerate(value))
     seen: set[str] = set()
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if tool.name in seen:
-            path = f"tools[{place}].function.name"
+            path = f"tools[{index}].function.name"
             raise invalid(path, f"'{path}' is the name of another tool: '{tool.name}'.")
         seen.add(tool.name)
     return tools

@@ -15,7 +15,7 @@ import msgspec
 from baton_gateway.errors import ProcessNotStartedError, RefusedError, TurnTimeoutError, grammars_unavailable, invalid
 from baton_gateway.helper_processes.helper_process import START_S, HelperProcess, NoAnswer
 from baton_gateway.helper_processes.process_lane import HealthProblem, ProcessLane
-from baton_gateway.structured_outputs.format_errors import refused
+from baton_gateway.structured_outputs.format_errors import schema_error
 from baton_gateway.structured_outputs.output_format import CompileResult, FormatKind, OutputFormat
 from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.values import Grammar
@@ -179,5 +179,5 @@ def _read_result(output_format: OutputFormat, body: bytes | NoAnswer) -> Compile
 
 def _too_complex(output_format: OutputFormat) -> CompileResult:
     """Return the refusal of a definition that was too slow or ended the process. It is cached, so not tried again."""
-    problem = refused(output_format.field, "", "it is too complex to compile").problem
+    problem = schema_error(output_format.field, "", "it is too complex to compile").problem
     return CompileResult(None, problem.param, problem.message, problem.code or "")

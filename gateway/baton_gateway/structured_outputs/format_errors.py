@@ -12,11 +12,11 @@ def step(pointer: str, token: str | int) -> str:
     return f"{pointer}/{str(token).replace('~', '~0').replace('/', '~1')}"
 
 
-def refused(field: str, pointer: str, reason: str) -> RefusedError:
+def schema_error(field: str, pointer: str, reason: str) -> RefusedError:
     """Build the refusal of `field`. `pointer`: the place within the field; empty: all of it."""
-    place = f"'{field}'" if not pointer else f"'{field}' at '{_clipped(pointer)}'"
+    place = f"'{field}'" if not pointer else f"'{field}' at '{_clip(pointer)}'"
     return invalid(field, f"{place}: {reason}.", "invalid_schema")
 
 
-def _clipped(pointer: str) -> str:
+def _clip(pointer: str) -> str:
     return pointer if len(pointer) <= _MAX_POINTER else f"{pointer[:_MAX_POINTER]}…"

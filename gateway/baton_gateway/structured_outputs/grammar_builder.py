@@ -14,7 +14,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.structured_outputs.format_errors import refused
+from baton_gateway.structured_outputs.format_errors import schema_error
 from baton_gateway.structured_outputs.json_schema import CheckedSchema, check_schema
 from baton_gateway.structured_outputs.lark import check_lark, json_options, json_term, literal
 from baton_gateway.structured_outputs.object_rules import build_member_rules
@@ -77,8 +77,8 @@ def _grammars(output_format: OutputFormat) -> Iterator[tuple[str, bool]]:
         until = time.thread_time() + _BLAME_S
         for named in output_format.schemas:
             if (culprit := _find_culprit(_check(named), until)) is not None:
-                raise refused(named.field, *culprit)
-        raise refused(output_format.field, "", problem)
+                raise schema_error(named.field, *culprit)
+        raise schema_error(output_format.field, "", problem)
     yield grammar, False
 
 
@@ -88,7 +88,9 @@ def _json_grammars(output_format: OutputFormat) -> Iterator[tuple[str, bool]]:
     if len(grammar) <= MAX_GRAMMAR_CHARS and is_plain(checked.schema):
         yield grammar, True
     if (problem := _find_problem(grammar)) is not None:
-        raise refused(output_format.field, *(_find_culprit(checked, time.thread_time() + _BLAME_S) or ("", problem)))
+        raise schema_error(
+            output_format.field, *(_find_culprit(checked, time.thread_time() + _BLAME_S) or ("", problem))
+        )
     yield grammar, False
 
 
@@ -112,14 +114,14 @@ def _translate_pattern(output_format: OutputFormat) -> str:
     try:
         return translate_pattern(output_format.source, expands_classes=True)
     except PatternError as error:
-        raise refused(output_format.field, "", str(error)) from error
+        raise schema_error(output_format.field, "", str(error)) from error
 
 
 def _check_client_lark(output_format: OutputFormat) -> None:
     try:
         check_lark(output_format.source)
     except PatternError as error:
-        raise refused(output_format.field, "", str(error)) from error
+        raise schema_error(output_format.field, "", str(error)) from error
 
 
 def _find_problem(grammar: str, is_tried: bool = False) -> str | None:

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from baton_gateway.structured_outputs.format_errors import refused, step
+from baton_gateway.structured_outputs.format_errors import schema_error, step
 from baton_gateway.structured_outputs.pattern import PatternError, find_unwritable, translate_pattern
 from baton_gateway.structured_outputs.schema_closure import PartError, check_finite, check_patterns, resolve_one_of
 from baton_gateway.structured_outputs.schema_keywords import (
@@ -88,14 +88,14 @@ class _SchemaReader:
             "anyOf": self._schemas,
             "oneOf": self._schemas,
             **dict.fromkeys(_COUNTS, self._count),
-            **dict.fromkeys(_BOUNDS, self._bound),
+            **dict.fromkeys(_BOUNDS, self._number),
         }
 
     def read(self) -> dict[str, Any]:
         _check_depth(self._root, self._field)
         root = self._schema(self._root, "", 0)
         if root is False:
-            raise refused(self._field, "", "no answer can be valid")
+            raise schema_error(self._field, "", "no answer can be valid")
         queue = list(self._names)
         for target in queue:  # grows while it is read
             self._definitions[self._names[target]] = self._schema(self._target(target), target, 0)
@@ -113,7 +113,7 @@ class _SchemaReader:
         return result
 
     def _refuse(self, pointer: str, reason: str) -> Exception:
-        return refused(self._field, pointer, reason)
+        return schema_error(self._field, pointer, reason)
 
     # One schema -------------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class _SchemaReader:
             raise self._refuse(pointer, problem)
         return text
 
-    def _number(self, value: Any, pointer: str) -> int | float:
+    def _number(self, value: Any, pointer: str, _depth: int = 0) -> int | float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self._refuse(pointer, "it must be a number")
         if abs(value) > MAX_NUMBER:
@@ -278,9 +278,6 @@ class _SchemaReader:
         if len(digits) > MAX_NUMBER_DIGITS or exponent < -MAX_NUMBER_DIGITS:
             raise self._refuse(pointer, f"a number may have {MAX_NUMBER_DIGITS} digits")
         return value
-
-    def _bound(self, value: Any, pointer: str, _depth: int) -> int | float:
-        return self._number(value, pointer)
 
     def _multiple_of(self, value: Any, pointer: str, _depth: int) -> int | float:
         number = self._number(value, pointer)
@@ -400,4 +397,4 @@ def _check_depth(value: Any, field: str) -> None:
         ]
         if not level:
             return
-    raise refused(field, "", f"it is nested more than {MAX_DEPTH} deep")
+    raise schema_error(field, "", f"it is nested more than {MAX_DEPTH} deep")

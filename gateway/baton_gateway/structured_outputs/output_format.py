@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from baton_gateway.structured_outputs.format_errors import refused
+from baton_gateway.structured_outputs.format_errors import schema_error
 from baton_gateway.structured_outputs.lark import MAX_BLANKS
 from baton_gateway.structured_outputs.object_rules import MemberSyntax
 from baton_wire.messages.values import Grammar
@@ -96,7 +96,7 @@ def named_schema(
     """Build a named schema. Raises RefusedError for a schema that is too long."""
     definition = _encode(schema)
     if len(definition) > MAX_DEFINITION_BYTES:
-        raise refused(field, "", f"it has {len(definition)} bytes; at most {MAX_DEFINITION_BYTES} are allowed")
+        raise schema_error(field, "", f"it has {len(definition)} bytes; at most {MAX_DEFINITION_BYTES} are allowed")
     return NamedSchema(field, msgspec.Raw(definition), is_strict, rule, members)
 
 
@@ -109,19 +109,19 @@ def text_format(kind: FormatKind, source: str, field: str) -> OutputFormat:
     """Build the format of an expression or a client's grammar. Raises RefusedError if it is empty or too long."""
     size = len(source.encode())
     if not 1 <= size <= MAX_DEFINITION_BYTES:
-        raise refused(field, "", f"it has {size} bytes; 1 to {MAX_DEFINITION_BYTES} are allowed")
+        raise schema_error(field, "", f"it has {size} bytes; 1 to {MAX_DEFINITION_BYTES} are allowed")
     return OutputFormat(kind, field, source)
 
 
 def choice_format(choices: Sequence[str], field: str) -> OutputFormat:
     """Build the format of a list of texts. Raises RefusedError for too many choices, empty ones and long ones."""
     if not 1 <= len(choices) <= MAX_CHOICES:
-        raise refused(field, "", f"it has {len(choices)} choices; 1 to {MAX_CHOICES} are allowed")
+        raise schema_error(field, "", f"it has {len(choices)} choices; 1 to {MAX_CHOICES} are allowed")
     if sum(len(choice.encode()) for choice in choices) > MAX_DEFINITION_BYTES:
-        raise refused(field, "", f"its choices have more than {MAX_DEFINITION_BYTES} bytes together")
+        raise schema_error(field, "", f"its choices have more than {MAX_DEFINITION_BYTES} bytes together")
     for index, choice in enumerate(choices):
         if not choice:
-            raise refused(f"{field}[{index}]", "", "a choice must not be empty")
+            raise schema_error(f"{field}[{index}]", "", "a choice must not be empty")
     return OutputFormat(FormatKind.CHOICE, field, choices=tuple(dict.fromkeys(choices)))
 
 
@@ -135,5 +135,5 @@ def composed_format(
     """
     size = len(lark.encode()) + sum(len(bytes(schema.definition)) for schema in schemas)
     if size > MAX_COMPOSED_BYTES:
-        raise refused(field, "", f"it has {size} bytes; at most {MAX_COMPOSED_BYTES} are allowed")
+        raise schema_error(field, "", f"it has {size} bytes; at most {MAX_COMPOSED_BYTES} are allowed")
     return OutputFormat(FormatKind.COMPOSED, field, lark, schemas=tuple(schemas), tokens=tokens)

@@ -48,9 +48,9 @@ def _is_plain_part(part: dict[str, Any], inner: list[Any]) -> bool:
     """Return True if a part is plain, apart from the schemas within it, which are added to `inner`."""
     kind = part.get("type")
     if "enum" in part:
-        return part.keys() <= _ENUM and _are_of(part["enum"], kind)
+        return part.keys() <= _ENUM and _have_type(part["enum"], kind)
     if "const" in part:
-        return part.keys() <= _CONST and _are_of([part["const"]], kind)
+        return part.keys() <= _CONST and _have_type([part["const"]], kind)
     if "anyOf" in part:
         cases = part["anyOf"]
         inner += cases
@@ -72,7 +72,7 @@ def _is_plain_part(part: dict[str, Any], inner: list[Any]) -> bool:
     return len(part) == 1 and ("$ref" in part or kind in ("number", "boolean", "null"))
 
 
-def _are_of(values: list[Any], kind: Any) -> bool:
+def _have_type(values: list[Any], kind: Any) -> bool:
     """Return True for texts, small integers, booleans and null that have the named type, if one is named."""
     if not all(isinstance(value, str | bool | None) or _is_small_integer(value) for value in values):
         return False

@@ -172,7 +172,7 @@ class CompiledTemplate:
 
     def _render(self, variables: dict[str, Any]) -> str:
         try:
-            return _bounded(self._template.generate(**variables))
+            return _join_bounded(self._template.generate(**variables))
         except MemoryError as error:
             raise TemplateFailureError("the chat template needs too much memory") from error
         except (TemplateFailureError, TemplateRefusalError):
@@ -213,7 +213,7 @@ def _cut_after(rendered: str, message: dict[str, Any]) -> str:
     return rendered[: begin + len(content.lstrip())]
 
 
-def _bounded(parts: Any) -> str:
+def _join_bounded(parts: Any) -> str:
     texts = []
     size = 0
     for part in parts:
