@@ -19,7 +19,7 @@ from baton_wire.messages.values import Role
 
 BOUNDED = {
     "PrefixAffinity._seen": "65,536 beginnings",
-    "ShapeCompiler._kept": "by bytes",
+    "FormatCompiler._kept": "by bytes",
     "KnownParts._parts": "by bytes",
     "AnswerLengths._ended": "a few for each length",
     "AnswerLengths._curves": "a few for each length",

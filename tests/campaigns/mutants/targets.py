@@ -25,7 +25,7 @@ TARGETS = (
     Target("gateway/baton_gateway/requests/request.py", _REQUESTS),
     Target("gateway/baton_gateway/requests/run.py", _REQUESTS),
     Target("gateway/baton_gateway/requests/admission.py", _REQUESTS),
-    Target("gateway/baton_gateway/requests/waiting_line.py", _REQUESTS),
+    Target("gateway/baton_gateway/requests/wait_prediction.py", _REQUESTS),
     Target("gateway/baton_gateway/requests/held_runs.py", _REQUESTS),
     Target("gateway/baton_gateway/requests/routing.py", _REQUESTS),
     Target("gateway/baton_gateway/workers/route.py", _REQUESTS),

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from baton_gateway.parent_process import METRICS_VARIABLE
-from baton_gateway.reporting.metric_files import FILE_BYTES, absorb, claim, reserve
+from baton_gateway.reporting.metric_files import FILE_BYTES, METRICS_VARIABLE, absorb, claim, reserve
 from baton_gateway.reporting.metrics import shared_page
 
 NAMES = {"counter": "requests_total", "gauge_livesum": "requests_running"}

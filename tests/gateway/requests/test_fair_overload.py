@@ -19,10 +19,10 @@ import aiohttp
 import pytest
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.requests.admission import AdmissionLimits
 from baton_gateway.requests.live_request import RelayRules
 from baton_gateway.requests.request_events import LifeRules
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import running_gateway, until
 from baton_testing.gateway.virtual_pool import Client, VirtualPool
@@ -146,11 +146,11 @@ def test_keyless_requests_are_one_tenants_whatever_they_say() -> None:
     with virtual_pool(limits=AdmissionLimits(max_running=2, max_queued=4)) as pool:
         clients = [pool.ask(DEFAULT_TENANT, 100, 20, cache_salt=f"salt {number}") for number in range(9)]
         assert refused(clients) == Counter({"queue_full": 3})
-        assert len(pool.admission._lines) == 1
-        line = next(iter(pool.relay._lines._lines.values()))
+        assert len(pool.admission._queues) == 1
+        line = next(iter(pool.relay._loads._loads.values()))
         assert line.num_tenants == 1
         pool.run(9.0)
-        assert (len(pool.admission._lines), line.num_tenants) == (0, 0)
+        assert (len(pool.admission._queues), line.num_tenants) == (0, 0)
 
 
 def test_who_gives_way_in_a_full_queue_is_told_and_the_newcomer_is_served() -> None:
@@ -228,15 +228,15 @@ def test_nothing_of_a_tenant_is_left_when_its_requests_are_gone(ask: str) -> Non
                     assert client.live is not None
                     pool.relay.client_gone(client.live)
         pool.run(60.0)
-        line = next(iter(pool.relay._lines._lines.values()))
+        line = next(iter(pool.relay._loads._loads.values()))
         assert len(clients) == 120
-        assert (line.num_tenants, len(line), pool.admission.num_running, pool.admission._lines) == (0, 0, 0, {})
+        assert (line.num_tenants, len(line), pool.admission.num_running, pool.admission._queues) == (0, 0, 0, {})
 
 
 def test_a_refusal_says_about_what_the_wait_would_have_been() -> None:
     """Every tenth one that would be refused is let in."""
     with virtual_pool() as pool:
-        lines: Any = pool.relay._lines
+        lines: Any = pool.relay._loads
         decide: Callable[..., Problem | None] = lines.overload
         waits: list[tuple[float, Client]] = []
         refusals: list[Problem] = []

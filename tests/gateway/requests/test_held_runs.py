@@ -13,11 +13,14 @@ import aiohttp
 import pytest
 
 from baton_gateway import errors
-from baton_gateway.http_api.tenants import DEFAULT_TENANT
 from baton_gateway.requests.held_runs import HeldRuns
+from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request import Stage
-from baton_gateway.requests.request_events import PickRoute, Route
-from baton_gateway.workers.route import WorkerView, is_backed_up
+from baton_gateway.requests.request_events import PickRoute
+from baton_gateway.requests.tenant import DEFAULT_TENANT
+from baton_gateway.workers.pool_load import is_backed_up
+from baton_gateway.workers.route import Route
+from baton_gateway.workers.worker_view import WorkerView
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
 from baton_wire.messages.measures import StepTiming
@@ -30,7 +33,7 @@ BUSY, FREE = 600, 400
 """Tokens: more and less than half a second."""
 ROUTE = Route(b"prefill", b"decode", None)
 LOCAL = Route(None, b"decode", None)
-KEPT = Route(None, b"prefill", None, is_kept=True)
+KEPT = Route(None, b"prefill", None, is_prefill_local=True)
 
 
 def view(load: int, revision: str = "a", token_s: float | None = TOKEN_S, **more: Any) -> WorkerView:
@@ -62,7 +65,8 @@ class Gate:
             hello=SimpleNamespace(epoch=b"prefill"),
             send=lambda message: self.told.append(message.rank),
         )
-        self.held = HeldRuns(cast(Any, self), self._let_go, choose=lambda live, action: self.route)
+        self.line = ModelLoad()
+        self.held = HeldRuns(cast(Any, self), self)
 
     def get(self, epoch: bytes) -> Any:
         chosen = next((each for each in self.pool if each.epoch == epoch), None)
@@ -74,7 +78,16 @@ class Gate:
     def views(self) -> list[WorkerView]:
         return self.pool
 
-    def _let_go(self, live: Any, action: PickRoute) -> Route:
+    def choose(self, live: Any, action: PickRoute) -> Any:
+        return self.route
+
+    def may_grow(self, live: Any, sequences: int) -> bool:
+        return True
+
+    def load_of(self, live: Any) -> ModelLoad:
+        return self.line
+
+    def release(self, live: Any, action: PickRoute) -> Route:
         self.gone.append(action.run[0])
         busy = view(BUSY, live.fingerprint, gateways=self.pool[0].gateways)
         self.pool = [busy, *(v for v in self.pool if v.fingerprint != live.fingerprint)]
@@ -90,12 +103,12 @@ class Gate:
     ) -> bool:
         life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s, stage=stage, sequences_at_work=0)
         live: Any = SimpleNamespace(fingerprint=revision, life=life, tenant=DEFAULT_TENANT)
-        return self.held.takes(live, action, route, TTFT_S)
+        return self.held.holds(live, action, route, TTFT_S)
 
     def free_one_at_a_time(self, times: int) -> list[int]:
         for _ in range(times):
             self.pool = [view(FREE, gateways=self.pool[0].gateways)]
-            self.held.look()
+            self.held.release_ready()
         return self.gone
 
 
@@ -139,10 +152,14 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
         decode = replace(decode, load_sequences=decode.load_sequences + action.choices)
         return ROUTE
 
-    held = HeldRuns(cast(Any, table), run_it)
+    line = ModelLoad()
+    router = SimpleNamespace(
+        choose=lambda live, action: ROUTE, release=run_it, may_grow=lambda live, n: True, load_of=lambda live: line
+    )
+    held = HeldRuns(cast(Any, table), cast(Any, router))
     for number in range(20):
         action = replace(run(number), choices=4)
-        if not held.takes(cast(Any, large), action, ROUTE, TTFT_S):
+        if not held.holds(cast(Any, large), action, ROUTE, TTFT_S):
             run_it(large, action)
     assert gone == list(range(8)), "32 of 40 slots: four times what it leaves"
     assert len(held) == 12
@@ -152,13 +169,13 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
         life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0),
         tenant=DEFAULT_TENANT,
     )
-    assert not held.takes(cast(Any, small), run(99), ROUTE, TTFT_S)
+    assert not held.holds(cast(Any, small), run(99), ROUTE, TTFT_S)
     large.life.sequences_at_work -= 8
     decode = replace(decode, load_sequences=decode.load_sequences - 8)
-    held.look()
+    held.release_ready()
     assert gone == list(range(10)), "as some end, others begin"
     large.life.stage = Stage.ENDED
-    held.look()
+    held.release_ready()
     assert len(held) == 0
 
 
@@ -166,16 +183,16 @@ async def test_runs_go_in_order_one_for_each_room() -> None:
     gate = Gate(view(BUSY))
     assert gate.takes(run(1))
     assert gate.takes(run(2))
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == []
     gate.pool = [view(FREE)]
     assert gate.takes(run(3)), "others came first"
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == [1], "it made the worker busy"
     gate.pool = [view(FREE)]
-    gate.held.look()
+    gate.held.release_ready()
     gate.pool = [view(FREE)]
-    gate.held.look()
+    gate.held.release_ready()
     assert (gate.gone, len(gate.held)) == ([1, 2, 3], 0)
     gate.pool = [view(FREE)]
     assert not gate.takes(run(4))
@@ -220,26 +237,26 @@ async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:
 async def test_answers_that_are_kept_do_not_wait_for_full_decode_workers() -> None:
     full = view(0, epoch=b"decode", role=Role.DECODE, running=10, waiting=100, step_s=0.05)
     gate = Gate(view(FREE), full)
-    gate.held._output_tokens = lambda live: 100.0
+    gate.line.record_output(100.0)
     assert not gate.takes(run(1), route=KEPT)
     assert gate.takes(run(2), route=ROUTE), "its answer has no slot"
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == []
     gate.route = LOCAL
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == [], "nor has it with its prompt computed there"
     gate.route = KEPT
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == [2]
 
 
 async def test_a_run_goes_while_all_are_busy_once_a_decode_worker_would_compute_it() -> None:
     gate = Gate(view(BUSY))
     assert gate.takes(run(1))
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == []
     gate.route = LOCAL
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == [1]
 
 
@@ -322,7 +339,7 @@ async def test_what_arrives_waits_for_what_others_hold() -> None:
     assert gate.takes(run(1)), "others hold prompts"
     assert not gate.takes(run(2), route=LOCAL), "which go elsewhere"
     gate.turn_in_s = 0.0
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == [1]
     assert not gate.takes(run(3), "b", route=ROUTE), "no worker keeps turns for this revision"
 
@@ -340,5 +357,5 @@ async def test_a_turn_is_for_what_prefill_workers_compute(route: Route, is_their
 async def test_late_prompts_are_told_as_late() -> None:
     gate = Gate(view(BUSY))
     assert gate.takes(run(1), age_s=TTFT_S)
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.told == [0, 2]

@@ -8,12 +8,12 @@ from baton_gateway.requests.request_events import (
     LifeRules,
     Prepared,
     Prompt,
-    Route,
     Routed,
     StopFound,
     Tick,
     WorkerLost,
 )
+from baton_gateway.workers.route import Route
 from baton_testing.gateway.request_drive import D1, DEADLINE_S, P1, P2, PROMPT, Drive, started
 from baton_wire.messages.gateway_link import Prefill, Reserve
 from baton_wire.messages.values import Address, Finish, Reason, SamplingParams, pack_ids, unpack_ids

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from baton_gateway import errors
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.request_events import (
     NoRoute,
-    Outcome,
     Prepared,
     Prompt,
     RoutesChanged,
@@ -309,7 +309,7 @@ def test_workers_that_keep_going_away_are_given_up_in_the_end() -> None:
 
 
 def outlived(run: bytes) -> NoRoute:
-    return NoRoute(run, errors.no_workers(), is_outlived=True)
+    return NoRoute(run, errors.no_workers(), is_superseded=True)
 
 
 def test_a_request_whose_revision_went_before_its_first_token_is_prepared_for_another() -> None:

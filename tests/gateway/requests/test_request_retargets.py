@@ -29,7 +29,7 @@ def test_a_failed_decode_worker_is_replaced_and_nothing_is_computed_again(event:
         did = kept(drive)
         assert did.pop(0) == "cancel D1/1"
     assert did == ["pick"]
-    assert drive.picks[0].kept == P1
+    assert drive.picks[0].retained_by == P1
     assert drive.picks[0].avoid == {D1}
     assert drive.route(P1, D2) == ["retarget P1/1", "reserve D2/2"]
     reserve, retarget = drive.sent[-1].message, drive.sent[-2].message
@@ -59,7 +59,7 @@ def test_kv_that_is_not_there_any_more_is_computed_again() -> None:
     drive.now = drive.life.wake_at
     if not drive.picks:
         drive.feed(Tick())
-    assert drive.picks[0].kept is None
+    assert drive.picks[0].retained_by is None
     assert drive.route(P2, D2) == ["reserve D2/3", "prefill P2/3"]
 
 
@@ -89,14 +89,14 @@ def test_a_stream_that_went_on_at_the_decode_worker_migrates_instead() -> None:
     drive = started()
     drive.tokens(D1, 0, 50, 51)
     assert drive.feed(WorkerLost(D1)) == ["pick"]
-    assert drive.picks[0].kept is None
+    assert drive.picks[0].retained_by is None
 
 
 @pytest.mark.parametrize("reason", [Reason.KV_CORRUPT, Reason.PEER_LOST])
 def test_kv_that_may_be_bad_or_out_of_reach_is_computed_again(reason: Reason) -> None:
     drive = started()
     assert drive.leg(D1, reason) == ["cancel P1/1", "pick"]
-    assert drive.picks[0].kept is None
+    assert drive.picks[0].retained_by is None
 
 
 def test_all_choices_of_a_prompt_go_on_together() -> None:
@@ -121,7 +121,7 @@ def test_with_a_choice_that_is_over_the_others_migrate(how: str) -> None:
         drive.feed(StopFound(0, 1))
     drive.tokens(P1, 0, 60, choice=1)
     assert drive.feed(WorkerLost(D1)) == ["cancel P1/1", "pick"]
-    assert drive.picks[0].kept is None
+    assert drive.picks[0].retained_by is None
 
 
 def test_a_migrated_choice_can_be_sent_on_too() -> None:

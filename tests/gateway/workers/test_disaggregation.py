@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick, revisions
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
 from baton_wire.rules.prompt_placement import LatencyTargets
 
@@ -62,7 +62,7 @@ def test_a_full_decode_worker_leaves_the_answer_to_a_prefill_worker_that_keeps_s
     keeps, policy = view(Role.PREFILL, keeps_answers=True), RoutePolicy(targets=TARGETS)
     full, room = view(Role.DECODE, rows_s=0.049, least_rows_s=0.01), view(Role.DECODE)
     kept = route(keeps, full, policy)
-    assert (kept.prefill, kept.decode, kept.is_kept, kept.is_local) == (None, keeps.epoch, True, False)
+    assert (kept.prefill, kept.decode, kept.is_prefill_local, kept.is_decode_local) == (None, keeps.epoch, True, False)
     assert route(keeps, room, policy).decode == room.epoch
     assert route(view(Role.PREFILL), full, policy).decode == full.epoch, "it says that it keeps none"
     assert route(keeps, full, RoutePolicy()).decode == full.epoch, "always"
@@ -73,11 +73,15 @@ def test_a_full_decode_worker_leaves_the_answer_to_a_prefill_worker_that_keeps_s
 def test_a_decode_worker_without_a_slot_leaves_the_answer_to_a_prefill_worker_whatever_its_steps_take() -> None:
     keeps, policy = view(Role.PREFILL, keeps_answers=True), RoutePolicy(targets=TARGETS)
     assert route(keeps, view(Role.DECODE, load_sequences=63), policy).decode != keeps.epoch
-    assert route(keeps, view(Role.DECODE, load_sequences=64), policy).is_kept
-    assert not route(view(Role.PREFILL), view(Role.DECODE, load_sequences=64), policy).is_kept
+    assert route(keeps, view(Role.DECODE, load_sequences=64), policy).is_prefill_local
+    assert not route(view(Role.PREFILL), view(Role.DECODE, load_sequences=64), policy).is_prefill_local
     full = view(Role.DECODE, load_sequences=64)
-    assert route(replace(keeps, rows=40, load_sequences=55), full, policy).is_kept, "it has many answers already"
-    assert not route(replace(keeps, load_sequences=56), full, policy).is_kept, "prompts need the slots that are left"
+    assert route(replace(keeps, rows=40, load_sequences=55), full, policy).is_prefill_local, (
+        "it has many answers already"
+    )
+    assert not route(replace(keeps, load_sequences=56), full, policy).is_prefill_local, (
+        "prompts need the slots that are left"
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_answers_leave_room_for_the_prompts_of_others(rows: int, blocks_free: in
     changes: dict[str, object] = {"keeps_answers": True, "rows_s": 0.01}
     prefill = view(Role.PREFILL, rows=rows, blocks_free=blocks_free, **changes)
     full = view(Role.DECODE, rows_s=0.049, least_rows_s=0.01)
-    assert route(prefill, full, RoutePolicy(targets=TARGETS)).is_kept is keeps
+    assert route(prefill, full, RoutePolicy(targets=TARGETS)).is_prefill_local is keeps
     gone = view(Role.DECODE, is_suspect=True)
     assert route(prefill, gone, RoutePolicy(targets=TARGETS)).decode == prefill.epoch, "nobody else can"
 

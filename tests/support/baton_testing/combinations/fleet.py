@@ -39,13 +39,13 @@ from baton_gateway.requests.request_events import (
     Prepare,
     Prepared,
     Prompt,
-    Route,
     Routed,
     Send,
     Tick,
     WorkerLost,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
+from baton_gateway.workers.route import Route
 from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
