@@ -30,6 +30,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec.inspect as mi
 import pytest
 import yaml
+from baton_gateway.http_api.response_encoding import error_body
 from prometheus_client import CollectorRegistry
 
 from baton_control import names
@@ -40,7 +41,6 @@ from baton_gateway import errors, settings
 from baton_gateway.apis.messages_answer import message_error_body
 from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.response_encoding import error_body
 from baton_gateway.http_api.tenants import TenantFile
 from baton_gateway.reporting.metrics import STATUSES
 from baton_gateway.reporting.state_page import ProcessReport, WorkerReport, state_body

@@ -22,8 +22,7 @@ from baton_gateway.http_api.endpoints import not_http
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
 from baton_gateway.http_api.tenants import Tenants
-from baton_gateway.reporting.loop_lag import watch_loop_lag
-from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.reporting.metrics import GatewayMetrics, watch_loop_lag
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
 from baton_gateway.reporting.state_page import ProcessReport, worker_report
 from baton_gateway.requests.admission import Admission, AdmissionLimits
@@ -41,6 +40,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.bounded_server import BoundedServer
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.operator_link import MAX_CONFIG_BYTES, FlipOrder, GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
@@ -79,7 +79,7 @@ class GatewayServer:
             keys,
             self.epoch,
             self.metrics.altered_frames["worker"],
-            LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
+            LinkTimes(liveness=LivenessConfig(settings.suspect_s, settings.dead_s)),
             settings.formats,
         )
         self._tenants = Tenants(settings.api_keys)

@@ -19,10 +19,12 @@ from baton_gateway.answers.formats import FormatNames
 from baton_gateway.http_api.cors import is_origin
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source, parse_source
+from baton_wire.liveness import LivenessConfig
 from baton_wire.rules.answer_formats import AUTO, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 N = TypeVar("N", int, float)
 DAY_S = 86_400
+LIVENESS = LivenessConfig()
 
 
 class SettingsError(ValueError):
@@ -279,8 +281,20 @@ FLAGS = (
     ),
     Flag("park-s", _seconds(0, DAY_S), 10.0, "how long to wait for a first pair (default %(default)s)", in_file=True),
     Flag("drain-s", _seconds(0, DAY_S), 30.0, "for open requests on SIGTERM (default %(default)s)", in_file=True),
-    Flag("suspect-s", _seconds(0.1, 600), 1.5, "silence before no new work (default %(default)s)", in_file=True),
-    Flag("dead-s", _seconds(0.1, 600), 2.5, "silence before a link is given up (default %(default)s)", in_file=True),
+    Flag(
+        "suspect-s",
+        _seconds(0.1, 600),
+        LIVENESS.suspect_s,
+        "silence before no new work (default %(default)s)",
+        in_file=True,
+    ),
+    Flag(
+        "dead-s",
+        _seconds(0.1, 600),
+        LIVENESS.dead_s,
+        "silence before a link is given up (default %(default)s)",
+        in_file=True,
+    ),
     Flag("operator", URL, None, "http://HOST:PORT/PATH of the process that sizes the pools (default: none)"),
     Flag("name", NAME, socket.gethostname(), "this gateway's name, for the operator (default: host name)"),
     Flag("log-level", _choice("debug", "info", "warning", "error"), "info", "(default %(default)s)", in_file=True),

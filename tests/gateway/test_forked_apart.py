@@ -1,4 +1,4 @@
-"""Forks that stand for a gateway's processes apart in tests: they end as those do."""
+"""Forks that replace a gateway's helper processes in tests: they end as the real ones do."""
 
 from __future__ import annotations
 

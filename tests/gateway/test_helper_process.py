@@ -1,4 +1,4 @@
-"""A process apart ends when it is to end, whatever it was at and whoever leaves, and leaves nothing behind."""
+"""A helper process ends when it should, whatever it was doing, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def descriptors() -> int:
 async def test_an_answer_is_cancelled_at_every_64_kib_and_nothing_is_left(
     apart: HelperProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python 3.11's own processes are waited for through their pipes: of one that nobody reads for ever."""
+    """Python 3.11's own processes are waited for through their pipes: for ever, if no one reads them."""
     monkeypatch.setattr(piped_process, "BUFFER_BYTES", CHUNK)
     await apart.start()
     before, tasks, pids = descriptors(), asyncio.all_tasks(), []
@@ -185,8 +185,8 @@ async def test_what_a_process_writes_is_said_once_a_second(
     assert len(message) < 2 * piped_process.QUOTED_CHARS
 
 
-def judged(spent_s: Callable[[float], float | None]) -> tuple[float, bool]:
-    """When a process is given up that may compute for 1 s, and whether for being slow."""
+def judge(spent_s: Callable[[float], float | None]) -> tuple[float, bool]:
+    """The time at which a process that may compute for 1 s is given up, and whether for being slow."""
     now, allowance = 0.0, ProcessorAllowance(1.0, 0.0, 0.0)
     more_s: float | None = 1.0
     while more_s is not None:
@@ -210,5 +210,5 @@ def judged(spent_s: Callable[[float], float | None]) -> tuple[float, bool]:
 def test_a_process_has_its_limit_in_processor_time(
     spent_s: Callable[[float], float | None], expected: tuple[float, bool]
 ) -> None:
-    at_s, is_used_up = judged(spent_s)
+    at_s, is_used_up = judge(spent_s)
     assert (round(at_s, 1), is_used_up) == expected

@@ -1,4 +1,4 @@
-"""A gateway that serves for weeks: tenants, workers, prompts and schemas come and go, and nothing of them stays.
+"""A gateway that serves for weeks: tenants, workers, prompts and schemas come and go, and nothing stays.
 
 Every container of the gateway's process is counted after batches of work. What may still grow is a cache with a bound.
 """
@@ -25,10 +25,10 @@ BOUNDED = {
     "AnswerLengths._curves": "a few for each length",
     "Sketch.bins": "a few hundred bins",
     "LoadTelemetry._prompts": "a sample",
-    "ModelLine._sent": "tenants of the last ten seconds",
+    "ModelLoad._sent": "tenants of the last ten seconds",
     "RetryBudgets._by_tenant": "1,024 tenants",
 }
-"""What may grow from batch to batch, and what bounds it."""
+"""Containers that may grow from batch to batch, and their bounds."""
 
 
 def write_keys(path: Path, batch: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -85,6 +85,22 @@ class LiveRequest:
     @property
     def prompt_field(self) -> str:
         return "messages" if isinstance(self.request, ChatRequest) else "prompt"
+
+    def keep_timer(self, loop: asyncio.AbstractEventLoop, tick: Callable[[LiveRequest], None]) -> None:
+        """Call `tick` when the life's next Tick is due."""
+        wake_at = self.life.wake_at
+        if self.timer is not None:
+            if self.timer.when() == wake_at and not self.timer.cancelled():
+                return
+            self.timer.cancel()
+        self.timer = loop.call_at(wake_at, tick, self)
+
+    def cancel(self) -> None:
+        """Cancel its timer and its preparation."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.preparing is not None:
+            self.preparing.cancel()
 
     def begin_texts(self, echoed: tuple[str, ...]) -> None:
         """Start the texts of all choices, after their prompts where those are echoed."""

@@ -329,10 +329,7 @@ class Relay:
         del self._by_ticket[live.ticket]
         for run in live.run_ids:
             self._by_run.pop(run, None)
-        if live.timer is not None:
-            live.timer.cancel()
-        if live.preparing is not None:
-            live.preparing.cancel()
+        live.cancel()
         self._admit(self._admission.leave(live.ticket))
         if not self._by_ticket:
             self._idle.set()
@@ -420,14 +417,8 @@ class Relay:
     # Timers -----------------------------------------------------------------------------------------------------------
 
     def _keep_timer(self, live: LiveRequest) -> None:
-        if live.ticket not in self._by_ticket:
-            return
-        wake_at = live.life.wake_at
-        if live.timer is not None:
-            if live.timer.when() == wake_at and not live.timer.cancelled():
-                return
-            live.timer.cancel()
-        live.timer = self._loop.call_at(wake_at, self._tick, live)
+        if live.ticket in self._by_ticket:
+            live.keep_timer(self._loop, self._tick)
 
     def _tick(self, live: LiveRequest) -> None:
         live.timer = None

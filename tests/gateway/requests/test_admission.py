@@ -28,7 +28,7 @@ def offered(admission: Admission, tenant: Tenant = DEFAULT_TENANT, now: float = 
 def test_requests_run_up_to_the_limit_then_wait_then_are_refused() -> None:
     admission = Admission(AdmissionLimits(max_running=2, max_queued=1))
     verdicts = [admission.offer(DEFAULT_TENANT, 1, 0) for _ in range(4)]
-    assert [each if isinstance(each, Problem) else each[1] for each in verdicts][:3] == [
+    assert [verdict if isinstance(verdict, Problem) else verdict[1] for verdict in verdicts][:3] == [
         Verdict.ADMITTED, Verdict.ADMITTED, Verdict.QUEUED,
     ]  # fmt: skip
     assert isinstance(verdicts[3], Problem)
@@ -92,7 +92,7 @@ def test_quotas_count_sequences_and_a_large_request_begins_alone() -> None:
     one = offered(admission, small)
     large = admission.offer(small, 1024, 0, at_once=16)
     assert not isinstance(large, Problem)
-    assert large[1] is Verdict.QUEUED, "16 at once beside one is over the quota of 8"
+    assert large[1] is Verdict.QUEUED, "16 at once and one running are over the quota of 8"
     assert admission.num_waiting == 1024
     assert admission.leave(one) == [large[0]]
     assert (admission.num_running, admission.num_waiting) == (16, 0)
@@ -172,7 +172,7 @@ def test_a_bad_key_file_names_itself(content: str, tmp_path: Path) -> None:
 
 
 def tickets(admission: Admission, tenant: Tenant, count: int, sequences: int = 1) -> list[int]:
-    """Of that many offers, each of which makes room for itself as the relay does."""
+    """The tickets of `count` offers, each of which evicts others as the relay does."""
     taken = []
     for _ in range(count):
         for ticket in admission.select_evictions(tenant, sequences):
@@ -187,7 +187,7 @@ def test_a_queue_full_of_one_tenants_requests_has_room_for_another() -> None:
     admission = Admission(AdmissionLimits(max_running=1, max_queued=8))
     flood = tickets(admission, A, 20)
     assert len(flood) == 9
-    assert admission.select_evictions(B, 1) == [flood[-1]], "the newest of whoever has the most"
+    assert admission.select_evictions(B, 1) == [flood[-1]], "the newest of the tenant with the most"
     assert len(tickets(admission, B, 20)) == 4, "half of the queue"
     assert admission.num_waiting == 8
     assert tickets(admission, A, 1) == []

@@ -1,4 +1,4 @@
-"""Who gives way where tenants share a room that is full."""
+"""Evictions where tenants share a room that is full."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Places = dict[str, list[int]]
 NEW = Newcomer("new", 1.0, 1)
 
 
-def leaving(limit: int, size: int, places: Places, own: int = 0, weights: dict[str, float] | None = None) -> object:
+def evicted(limit: int, size: int, places: Places, own: int = 0, weights: dict[str, float] | None = None) -> object:
     weights = weights or {}
     tickets = iter(range(1, 10_000))
-    numbered = {name: [(next(tickets), each) for each in sizes] for name, sizes in places.items()}
+    numbered = {name: [(next(tickets), place) for place in sizes] for name, sizes in places.items()}
     usages = {
         name: TenantUsage(weights.get(name, 1.0), sum(size for _, size in of), reversed(of))
         for name, of in numbered.items()
@@ -40,9 +40,9 @@ def leaving(limit: int, size: int, places: Places, own: int = 0, weights: dict[s
         (4, 1, {"a": [4]}, 0, {}, [1]),
     ],
     ids=[
-        *("there is room", "the newest of one", "two of one", "nobody has more", "it would have as much"),
+        *("there is room", "the newest of one", "two of one", "no tenant has more", "it would have as much"),
         *(
-            "of whoever has most",
+            "of the tenant with the most",
             "it is the large one",
             "weights",
             "weights of the newcomer",
@@ -54,7 +54,7 @@ def leaving(limit: int, size: int, places: Places, own: int = 0, weights: dict[s
 def test_the_newest_of_whoever_has_the_most_for_its_weight_gives_way(
     limit: int, size: int, places: Places, own: int, weights: dict[str, float], tickets: list[int] | None
 ) -> None:
-    assert leaving(limit, size, places, own, weights) == tickets
+    assert evicted(limit, size, places, own, weights) == tickets
 
 
 def test_what_may_not_leave_stays_and_still_counts() -> None:
@@ -71,7 +71,7 @@ def test_what_may_not_leave_stays_and_still_counts() -> None:
 def test_it_fits_afterwards_and_nobody_falls_below_the_newcomer_by_more_than_one_place(
     limit: int, size: int, places: Places
 ) -> None:
-    tickets = leaving(limit, size, places)
+    tickets = evicted(limit, size, places)
     if not isinstance(tickets, list):
         return
     number, left = 0, {}

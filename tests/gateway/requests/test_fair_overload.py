@@ -1,4 +1,4 @@
-"""One tenant at its worst beside another, and many at once: the relay on virtual time with workers that keep time.
+"""One tenant at its worst next to another, and many at once: the relay on virtual time with workers that keep time.
 
 At the end the same over HTTP, with fake workers.
 """
@@ -59,7 +59,7 @@ def flood(pool: VirtualPool, tenant: Tenant, connections: int, prompt_tokens: in
 
 
 def calm(pool: VirtualPool, tenant: Tenant = CALM, every_s: float = 0.1) -> list[Client]:
-    """Small requests, one after the other, before and beside the flood."""
+    """Small requests, one after the other, before and during the flood."""
     clients: list[Client] = []
     for number in range(int((UNTIL_S - 1.0) / every_s)):
         pool.heap.after(1.0 + number * every_s, lambda: clients.append(pool.ask(tenant, 100, 5)))
@@ -101,16 +101,16 @@ def test_a_tenant_at_its_quota_waits_at_its_quotas_pace_and_is_told_so_only_when
     with virtual_pool(limits=AdmissionLimits(max_wait_s=20.0)) as pool:
         small = Tenant("small", max_running=1)
         first = [pool.ask(small, 100, 100) for _ in range(15)]
-        assert refused(first) == Counter(), "nobody knows how long one is at work"
+        assert refused(first) == Counter(), "the duration of a request is unknown"
         pool.run(7.0)
-        told = pool.ask(small, 100, 100)
+        latest = pool.ask(small, 100, 100)
         pool.run(60.0)
-    assert told.problem is not None
-    assert told.problem.code == "overloaded"
-    wait_s = float(told.problem.message.split("wait of ")[1].split(" s")[0])
+    assert latest.problem is not None
+    assert latest.problem.code == "overloaded"
+    wait_s = float(latest.problem.message.split("wait of ")[1].split(" s")[0])
     last_s = max(client.ended_s for client in first if client.problem is None and client.ended_s is not None)
     assert wait_s > 20.0
-    assert refused(first)["queue_timeout"] > 0, "it is what it would have been told"
+    assert refused(first)["queue_timeout"] > 0, "as it would have been refused later"
     assert last_s < 25.0
 
 
@@ -200,12 +200,12 @@ def test_the_backlog_is_what_a_worker_could_take() -> None:
             pool.heap.after(number / 100, lambda: asked.append(pool.ask(CALM, 100, 2)))
         pool.run(1.0)
         backlog = pool.relay.backlog()
-        assert backlog.waiting >= 3, "a real line is told of"
+        assert backlog.waiting >= 3, "a real queue is reported"
         assert 0.4 < backlog.oldest_s < 0.6
 
 
 def test_demand_is_not_what_a_tenant_asks_beyond_its_quota() -> None:
-    def told(tenant: Tenant, limits: AdmissionLimits) -> int:
+    def num_refused(tenant: Tenant, limits: AdmissionLimits) -> int:
         with virtual_pool(limits=limits) as pool:
             clients = [pool.ask(tenant, 100, 2) for _ in range(20)]
             telemetry = pool.metrics.telemetry
@@ -213,8 +213,8 @@ def test_demand_is_not_what_a_tenant_asks_beyond_its_quota() -> None:
             assert refused(clients)["queue_full"] > 10
             return summary.arrived.refused
 
-    assert told(Tenant("small", max_running=1, max_queued=2), AdmissionLimits()) == 0
-    assert told(FLOOD, AdmissionLimits(max_running=1, max_queued=2)) == 17
+    assert num_refused(Tenant("small", max_running=1, max_queued=2), AdmissionLimits()) == 0
+    assert num_refused(FLOOD, AdmissionLimits(max_running=1, max_queued=2)) == 17
 
 
 @pytest.mark.parametrize("ask", ["hang up", "end"])

@@ -1,4 +1,4 @@
-"""What tenants have of one model, and what of it is before a newcomer."""
+"""Tenants' loads of one model, and the work before a new request."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_tenant_that_takes_little_is_light_and_comes_back_to_it() -> None:
 
 def test_a_tenant_that_brings_much_at_once_is_not_light_before_anything_of_it_was_sent() -> None:
     load = filled(*((A, 100.0) for _ in range(50)), (B, 100.0))
-    assert load.lead("a", 1.0, 0.0) == 0.0, "nobody knows how long a token takes"
+    assert load.lead("a", 1.0, 0.0) == 0.0, "the time per token is unknown"
     load.record_prefill(C, 0.1, 100, 0.0)
     assert 0.0 < load.lead("a", 1.0, 0.0) < 0.01, "and what waits is no reason to go later than others"
     assert load.lead("b", 1.0, 0.0) == 0.0

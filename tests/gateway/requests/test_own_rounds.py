@@ -1,4 +1,4 @@
-"""A gateway among others that hold prompts: what it tells the keeper of turns, and when it may send."""
+"""A gateway among others that hold prompts: its announcements to the worker that gives turns, and when it may send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRINT = cast(Any, "a")
 
 
 class Fleet:
-    """Prefill workers of these epochs, and what each was sent."""
+    """Prefill workers with these epochs, and the messages sent to each."""
 
     def __init__(self, *epochs: bytes) -> None:
         self.now, self.table = 10.0, WorkerTable()
@@ -76,9 +76,9 @@ def test_a_turn_ends_with_as_much_work_as_the_workers_do_meanwhile() -> None:
     assert fleet.turns.wait_s(PRINT) == 0.0, "two workers"
     fleet.turns.record_sent(PRINT, TURN_S)
     assert fleet.turns.wait_s(PRINT) == SILENT_S
-    keeper = fleet.table.get(b"1")
-    assert keeper is not None
-    keeper.record_report(STATE)
+    turn_giver = fleet.table.get(b"1")
+    assert turn_giver is not None
+    turn_giver.record_report(STATE)
     assert fleet.turns.wait_s(PRINT) == 0.0, "another round"
 
 

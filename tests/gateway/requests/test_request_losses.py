@@ -43,7 +43,7 @@ def test_losing_the_prefill_worker_between_its_token_and_the_hand_over_migrates(
 
 
 def test_choices_that_go_on_alone_wait_for_workers_like_the_run_that_they_come_from() -> None:
-    """Found by SIGSTOP under load: with n = 2 and nobody routable for a moment, the request was lost."""
+    """Found by SIGSTOP under load: with n = 2 and no worker routable for a moment, the request was lost."""
     drive = started(n=2)
     drive.tokens(P1, 0, 50)
     drive.tokens(P1, 0, 60, choice=1)

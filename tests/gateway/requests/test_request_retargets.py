@@ -10,13 +10,13 @@ from baton_wire.messages.gateway_link import LegFailed, Reserve, Retarget
 from baton_wire.messages.values import Finish, Reason, unpack_ids
 
 
-def kept(drive: Drive, reason: Reason = Reason.PEER_LOST, attempt: int = 1) -> list[str]:
-    """The prefill worker says that its hand-over failed, and that it keeps the KV."""
+def retain(drive: Drive, reason: Reason = Reason.PEER_LOST, attempt: int = 1) -> list[str]:
+    """The prefill worker reports that its hand-over failed and that it retains the KV."""
     return drive.feed(LegEnded(P1, LegFailed(REQUEST, attempt, reason, "", True)))
 
 
 @pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("event", ["lost", "full", "told by the prefill worker"])
+@pytest.mark.parametrize("event", ["lost", "full", "reported by the prefill worker"])
 def test_a_failed_decode_worker_is_replaced_and_nothing_is_computed_again(event: str, first: bool) -> None:
     drive = started()
     if first:
@@ -26,7 +26,7 @@ def test_a_failed_decode_worker_is_replaced_and_nothing_is_computed_again(event:
     elif event == "full":
         did = drive.leg(D1, Reason.DRAINING)
     else:
-        did = kept(drive)
+        did = retain(drive)
         assert did.pop(0) == "cancel D1/1"
     assert did == ["pick"]
     assert drive.picks[0].retained_by == P1
@@ -46,7 +46,7 @@ def test_late_words_of_the_first_attempt_change_nothing() -> None:
     drive = started()
     drive.feed(WorkerLost(D1))
     drive.route(P1, D2)
-    assert kept(drive) == []
+    assert retain(drive) == []
     assert drive.tokens(P1, 0, 50, attempt=1) == []
     assert drive.leg(P1, Reason.UNKNOWN_REQUEST, attempt=1) == []
 

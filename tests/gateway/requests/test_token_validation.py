@@ -1,4 +1,4 @@
-"""A worker that holds a valid key and lies of its requests: they go on elsewhere, and nobody reads what it made up."""
+"""A worker that holds a valid key and lies about its requests: they go on elsewhere, and no client reads the lies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entry(*ids: int, first: int = 0, logprobs: tuple[TokenLogprob, ...] | None =
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("impossible", "named"),
     [
         (entry(5, VOCAB), "token id 100"),
         (entry(5, (1 << 24) - 1), "token id"),
@@ -42,8 +42,8 @@ def entry(*ids: int, first: int = 0, logprobs: tuple[TokenLogprob, ...] | None =
         (entry(*range(9)), "9 tokens where 8"),
     ],
 )
-def test_tokens_that_cannot_be_are_named(said: TokenEntry, named: str) -> None:
-    assert named in (find_entry_fault(said, prompt()) or "")
+def test_tokens_that_cannot_be_are_named(impossible: TokenEntry, named: str) -> None:
+    assert named in (find_entry_fault(impossible, prompt()) or "")
     assert find_entry_fault(entry(5, VOCAB - 1, first=6), prompt()) is None
 
 
@@ -60,7 +60,7 @@ def test_log_probabilities_that_are_none_are_not_taken(value: float) -> None:
 @pytest.mark.parametrize("value", LIES)
 def test_log_probabilities_of_a_prompt_that_cannot_be_are_not_taken(value: float) -> None:
     def scores(first: int, *of: float) -> PromptLogprobs:
-        return PromptLogprobs(REQUEST, 1, first, tuple(PromptLogprob(each, 1, ()) for each in of))
+        return PromptLogprobs(REQUEST, 1, first, tuple(PromptLogprob(value, 1, ()) for value in of))
 
     wanted = prompt(prompt_logprobs=0)
     assert find_logprobs_fault(scores(1, -1.0, -2.0), wanted) is None
@@ -111,10 +111,10 @@ def test_an_answer_ends_at_the_tokens_that_were_asked_for_whatever_its_worker_sa
 def test_log_probabilities_that_nobody_asked_for_are_not_delivered() -> None:
     drive = Drive()
     drive.start()
-    told: list[object] = []
-    said = entry(50, logprobs=(TokenLogprob(math.nan, ()),))
-    told += drive.life.handle(Arrived(P1, said), 0.0)
-    assert [action.logprobs for action in told] == [None]  # type: ignore[attr-defined]
+    actions: list[object] = []
+    unwanted = entry(50, logprobs=(TokenLogprob(math.nan, ()),))
+    actions += drive.life.handle(Arrived(P1, unwanted), 0.0)
+    assert [action.logprobs for action in actions] == [None]  # type: ignore[attr-defined]
 
 
 def test_cached_tokens_beyond_the_prompt_count_as_all_of_it() -> None:

@@ -1,4 +1,4 @@
-"""What a newcomer's wait is predicted to be, and how long it may be."""
+"""The predicted wait of a new request, and its bound."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_burst_may_wait_ten_targets_and_a_line_that_stands_only_for_who_is_in_
     assert bound.of(4.0, 0.01, RULES, 0.6) == 0.25
     assert bound.of(0.2, 0.01, RULES, 0.7) == 0.25, "a look below the bound does not make the line young again"
     assert bound.of(0.3, 0.01, RULES, 0.8) == 0.25
-    assert bound.of(0.2, 0.01, RULES, 1.4) == 5.0, "nobody was late for longer than the target"
+    assert bound.of(0.2, 0.01, RULES, 1.4) == 5.0, "no request was late for longer than the target"
     assert bound.of(4.0, 0.01, RULES, 1.5) == 5.0
 
 
@@ -81,30 +81,30 @@ def test_rates_are_those_that_the_workers_of_the_model_measured() -> None:
         worker(Role.PREFILL, served_name="other", load_tokens=999, more_token_s=1.0),
         worker(Role.DECODE, running=100, step_s=0.05, waiting=40),
     ]
-    there, then = pool_services(pool, "m", 10.0)
-    assert there.waiting_tokens == 500
-    assert there.tokens_per_s == pytest.approx(1000 + 500 + 1 / 0.0015)
-    assert (then.waiting_tokens, then.tokens_per_s, then.is_limiting) == (400, 2000, True)
+    prefill, decode = pool_services(pool, "m", 10.0)
+    assert prefill.waiting_tokens == 500
+    assert prefill.tokens_per_s == pytest.approx(1000 + 500 + 1 / 0.0015)
+    assert (decode.waiting_tokens, decode.tokens_per_s, decode.is_limiting) == (400, 2000, True)
     pool.append(worker(Role.DECODE, running=1, step_s=0.05))
     assert not pool_services(pool, "m", 10.0)[1].is_limiting, "one has slots left"
     assert pool_services([worker(Role.PREFILL, load_tokens=5)], "m", 10.0)[0].tokens_per_s is None
 
 
-@pytest.mark.parametrize("told", [10_000_000, (1 << 31) - 1])
-def test_a_worker_that_says_that_endless_work_waits_there_makes_nobody_wait_for_it(told: int) -> None:
-    """It is stuck, or lies: nothing is sent there while others have less."""
+@pytest.mark.parametrize("endless", [10_000_000, (1 << 31) - 1])
+def test_a_worker_that_says_that_endless_work_waits_there_delays_no_request(endless: int) -> None:
+    """The worker is stuck, or lies: nothing is sent to it while others have less."""
     good = [
         worker(Role.PREFILL, load_tokens=300, more_token_s=0.001),
         worker(Role.DECODE, running=100, step_s=0.05, waiting=40),
     ]
-    lies = [worker(Role.PREFILL, load_tokens=told), worker(Role.DECODE, running=1, step_s=0.05, waiting=told)]
+    lies = [worker(Role.PREFILL, load_tokens=endless), worker(Role.DECODE, running=1, step_s=0.05, waiting=endless)]
     assert pool_services([*good, *lies], "m", 10.0) == pool_services(good, "m", 10.0)
 
 
-def test_workers_whose_lines_differ_as_lines_do_all_count() -> None:
+def test_workers_whose_queues_differ_as_queues_do_all_count() -> None:
     pool = [worker(Role.PREFILL, load_tokens=tokens, more_token_s=0.001) for tokens in (0, 4_000)]
-    there, _ = pool_services(pool, "m", 10.0)
-    assert (there.waiting_tokens, there.tokens_per_s) == (4_000, 2_000)
+    prefill, _ = pool_services(pool, "m", 10.0)
+    assert (prefill.waiting_tokens, prefill.tokens_per_s) == (4_000, 2_000)
 
 
 @pytest.mark.parametrize(("waiting", "full"), [(0, False), (20, False), (400, True)])
@@ -117,4 +117,4 @@ def test_what_is_sent_beyond_the_slots_waits_before_any_report_says_so() -> None
     burst = worker(Role.DECODE, load_sequences=150, waiting=86, max_sequences=64, step_s=0.02)
     assert decode_wait_s(burst, 100.0) == pytest.approx(86 * 100 * 0.02 / 64)
     blocked = worker(Role.DECODE, load_sequences=5, waiting=5, max_sequences=64, step_s=0.02)
-    assert decode_wait_s(blocked, 100.0) == 0.0, "nothing runs there: nobody knows"
+    assert decode_wait_s(blocked, 100.0) == 0.0, "nothing runs, so it is unknown"

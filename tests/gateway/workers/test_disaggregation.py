@@ -41,9 +41,9 @@ def view(role: Role, **changes: object) -> WorkerView:
 
 def route(prefill: WorkerView, decode: WorkerView, policy: RoutePolicy) -> Route:
     query = RouteQuery(prefill.fingerprint, 1_000, 1_100, 1, frozenset(), prefix_keys(pack_ids(list(range(1_000))), ""))
-    found = pick(query, [prefill, decode], policy, PrefixAffinity(), 0.0)
-    assert isinstance(found, Route)
-    return found
+    chosen = pick(query, [prefill, decode], policy, PrefixAffinity(), 0.0)
+    assert isinstance(chosen, Route)
+    return chosen
 
 
 def test_routing_follows_only_when_it_may() -> None:
@@ -61,8 +61,13 @@ def test_kv_that_a_decode_worker_receives_keeps_no_prompt_away() -> None:
 def test_a_full_decode_worker_leaves_the_answer_to_a_prefill_worker_that_keeps_some() -> None:
     keeps, policy = view(Role.PREFILL, keeps_answers=True), RoutePolicy(targets=TARGETS)
     full, room = view(Role.DECODE, rows_s=0.049, least_rows_s=0.01), view(Role.DECODE)
-    kept = route(keeps, full, policy)
-    assert (kept.prefill, kept.decode, kept.is_prefill_local, kept.is_decode_local) == (None, keeps.epoch, True, False)
+    local = route(keeps, full, policy)
+    assert (local.prefill, local.decode, local.is_prefill_local, local.is_decode_local) == (
+        None,
+        keeps.epoch,
+        True,
+        False,
+    )
     assert route(keeps, room, policy).decode == room.epoch
     assert route(view(Role.PREFILL), full, policy).decode == full.epoch, "it says that it keeps none"
     assert route(keeps, full, RoutePolicy()).decode == full.epoch, "always"
@@ -93,7 +98,7 @@ def test_answers_leave_room_for_the_prompts_of_others(rows: int, blocks_free: in
     full = view(Role.DECODE, rows_s=0.049, least_rows_s=0.01)
     assert route(prefill, full, RoutePolicy(targets=TARGETS)).is_prefill_local is keeps
     gone = view(Role.DECODE, is_suspect=True)
-    assert route(prefill, gone, RoutePolicy(targets=TARGETS)).decode == prefill.epoch, "nobody else can"
+    assert route(prefill, gone, RoutePolicy(targets=TARGETS)).decode == prefill.epoch, "no other worker can"
 
 
 def test_a_prefill_worker_that_keeps_answers_serves_without_decode_workers() -> None:

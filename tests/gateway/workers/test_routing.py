@@ -160,8 +160,8 @@ def test_a_route_says_what_of_its_prompt_is_missing_where_it_is_computed() -> No
     handed_over = pick(asked, pair, POLICY, affinity, 0.0)
     local = pick(asked, pair, RoutePolicy(disaggregate=False), affinity, 0.0)
     alone = pick(asked, [worker("P1", keeps_answers=True)], POLICY, affinity, 0.0)
-    found = [route.missing_tokens for route in (handed_over, local, alone) if isinstance(route, Route)]
-    assert found == [700 - 640, 700 - 320, 700 - 640]
+    missing = [route.missing_tokens for route in (handed_over, local, alone) if isinstance(route, Route)]
+    assert missing == [700 - 640, 700 - 320, 700 - 640]
 
 
 def test_a_salt_separates_prefixes() -> None:
@@ -200,7 +200,7 @@ def test_a_route_is_plain_data() -> None:
 
 
 def test_a_worker_that_flipped_hands_nothing_over_to_itself() -> None:
-    """It keeps the KV of a prompt from before, and is a decode worker now."""
+    """The worker retains a prompt's KV from before the flip, and is a decode worker now."""
     asked = query(retained_by=b"D1")
     assert choose(worker("P1"), worker("D1"), worker("D2", load_sequences=9), asked=asked) == "D1 D2"
     assert choose(worker("P1"), worker("D1"), asked=asked) == "P1 D1"

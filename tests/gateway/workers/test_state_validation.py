@@ -1,5 +1,5 @@
-"""A worker with a valid key that lies of its load: it is neither flooded nor avoided without bounds, and no pool grows
-or shrinks on it.
+"""A worker with a valid key that lies about its load: it is neither flooded nor avoided without bounds, and no pool
+grows or shrinks on it.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ def test_a_pool_that_holds_no_context_is_no_workers() -> None:
     assert "blocks_total" in (find_hello_fault(replace(HELLO, blocks_total=0)) or "")
 
 
-async def test_load_that_is_not_believed_is_unknown_to_who_sizes_the_pools(
+async def test_an_implausible_load_is_unknown_to_the_process_that_sizes_the_pools(
     gateway: RunningGateway, pool: FakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     liar = pool.decode[0]
-    (worker,) = (each for each in gateway.server.table.all() if each.hello.epoch == liar.epoch)
+    (worker,) = (linked for linked in gateway.server.table.all() if linked.hello.epoch == liar.epoch)
     lie = replace(liar.state(), running=MOST, waiting=MOST, waiting_tokens=MOST, blocks_free=MOST)
     for link in list(liar._links):
         await liar.send(link, lie)
     await until(lambda: worker.has_implausible_load)
-    (measures,) = (each for each in worker_measures(list(gateway.server.table.all())) if each.epoch == liar.epoch)
+    every = worker_measures(list(gateway.server.table.all()))
+    (measures,) = (measured for measured in every if measured.epoch == liar.epoch)
     assert (measures.running, measures.waiting, measures.waiting_tokens, measures.blocks_free) == (None,) * 4
     view = worker.view()
     assert (view.running, view.blocks_free) == (liar.max_sequences, liar.blocks_total)

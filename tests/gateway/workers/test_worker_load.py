@@ -1,4 +1,4 @@
-"""What routing takes a worker's load to be: its last report, what was sent since, and what has been computed since."""
+"""A worker's load as routing counts it: its last report, what was sent since, and what has been computed since."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_prompt_that_is_computed_is_load_until_it_should_be_done() -> None:
     now[0] += 1.5
     assert worker.view().load_tokens == 300 + 500 + 50
     now[0] += 5.0
-    assert worker.view().load_tokens == 200 + 50, "a step that nobody has told of yet took the first of what waits"
+    assert worker.view().load_tokens == 200 + 50, "a step that is not reported yet took the first waiting prompts"
 
 
 def test_only_prompts_that_it_computes_are_in_a_decode_workers_line() -> None:
@@ -81,11 +81,11 @@ def test_what_one_more_token_adds_is_told_apart_from_the_fixed_part_of_steps() -
     fixed_s, more_s = 0.05, 0.001
 
     def report(*tokens: int) -> None:
-        timings = tuple(replace(TIMING, prefill_tokens=each, seconds=fixed_s + more_s * each) for each in tokens)
+        timings = tuple(replace(TIMING, prefill_tokens=count, seconds=fixed_s + more_s * count) for count in tokens)
         worker.record_report(state(0, 0, timings))
 
     report(16, 16)
-    assert worker.more_token_s == worker.token_s, "steps alike: nobody knows"
+    assert worker.more_token_s == worker.token_s, "steps alike: unknown"
     report(512, 16, 1024)
     assert worker.more_token_s == pytest.approx(more_s)
     assert worker.token_s is not None
@@ -147,7 +147,7 @@ def test_as_many_prompt_tokens_come_as_were_computed_of_late_or_were_sent() -> N
 
 
 def test_a_worker_that_begins_to_decode_is_not_taken_to_have_less_to_compute_at_once() -> None:
-    """Pieces beside rows are slow: what it computes by them says little of what comes."""
+    """Pieces in steps with rows are slow: their tokens say little about arrivals."""
     now = [10.0]
     worker = linked(now)
     for _ in range(100):
@@ -178,13 +178,13 @@ def test_what_came_in_a_burst_comes_no_more_once_the_worker_is_silent() -> None:
 
 @given(st.lists(st.sampled_from([0.1, 0.1, 0.15, 0.3, 1.0]), min_size=1, max_size=9), st.integers(1, 60_000))
 def test_rates_are_by_time_however_often_a_worker_reports(gaps: list[float], tokens_s: int) -> None:
-    now, told = [10.0], 10.0
+    now, sent_s = [10.0], 10.0
     worker = linked(now)
     worker.record_report(state(0, 0))
     for gap in itertools.cycle(gaps):
         now[0] += gap
-        worker.record_sent(round(tokens_s * (now[0] - told)))
-        told = now[0]
+        worker.record_sent(round(tokens_s * (now[0] - sent_s)))
+        sent_s = now[0]
         worker.record_report(state(0, 0))
         if now[0] > 40.0:
             break
@@ -201,7 +201,7 @@ MOMENTS = st.one_of(
     st.tuples(st.just("time"), st.floats(0, 3)),
     st.tuples(st.just("sent"), st.integers(1, 40_000), st.booleans()),
     st.tuples(
-        st.just("told"),
+        st.just("report"),
         *(st.integers(0, 5), st.integers(0, 50_000), st.integers(0, 8_192), st.integers(0, 4)),
         st.lists(
             st.tuples(st.integers(0, 8_192), st.integers(0, 256), st.floats(1e-6, 5)).filter(lambda t: t[0] or t[1]),
@@ -212,8 +212,8 @@ MOMENTS = st.one_of(
 
 
 @given(st.lists(MOMENTS, max_size=40))
-def test_whatever_a_worker_tells_its_load_is_neither_negative_nor_more_than_there_is(moments: list[Any]) -> None:
-    now, told, sent, prompts = [10.0], 0, 0, 0
+def test_whatever_a_worker_reports_its_load_is_neither_negative_nor_more_than_there_is(moments: list[Any]) -> None:
+    now, reported, sent, prompts = [10.0], 0, 0, 0
     worker = linked(now)
     for moment in moments:
         match moment:
@@ -222,7 +222,7 @@ def test_whatever_a_worker_tells_its_load_is_neither_negative_nor_more_than_ther
             case "sent", tokens, is_computed:
                 worker.record_sent(tokens, is_computed=is_computed)
                 sent, prompts = sent + tokens, prompts + tokens * is_computed
-            case "told", running, waiting, computing, blocks, steps:
+            case "report", running, waiting, computing, blocks, steps:
                 timings = tuple(
                     StepTiming(number, tokens, 0.0, rows, 0, seconds)
                     for number, (tokens, rows, seconds) in enumerate(steps)
@@ -241,9 +241,9 @@ def test_whatever_a_worker_tells_its_load_is_neither_negative_nor_more_than_ther
                         computing_tokens=computing,
                     )
                 )
-                told, sent, prompts = waiting + computing, 0, 0
+                reported, sent, prompts = waiting + computing, 0, 0
         view = worker.view()
-        assert prompts <= view.prompt_tokens <= prompts + told
+        assert prompts <= view.prompt_tokens <= prompts + reported
         assert view.load_tokens - view.prompt_tokens == sent - prompts
         assert view.blocks_free is None or view.blocks_free >= 0
         assert 0 <= view.coming_tokens_s < float("inf")
