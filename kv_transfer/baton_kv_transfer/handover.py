@@ -12,7 +12,7 @@ from typing import Protocol
 from baton_kv_transfer.transports.table import TransportChoice
 from baton_wire.handshake import HANDSHAKE_S
 from baton_wire.kv_shape import Units
-from baton_wire.liveness import LivenessConfig
+from baton_wire.liveness import DEFAULT_LIVENESS, LivenessConfig
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Reason, RequestKey
 
@@ -55,8 +55,7 @@ class TransferConfig:
     verify: Verify = Verify.FULL
     """Both sides of a pair must be set alike: a Seal without checksums is refused by a decode worker that verifies."""
     heartbeat_s: float = 0.5
-    suspect_s: float = 1.5
-    dead_s: float = 2.5
+    liveness: LivenessConfig = DEFAULT_LIVENESS
     """Silence after which a link is given up, whatever the kernel says about the connection."""
     handshake_s: float = HANDSHAKE_S
     """Bound of the handshake, of the exchange of hellos and of connecting."""
@@ -89,10 +88,6 @@ class TransferConfig:
     quarantine_share: float = 0.25
     """Share of the landing region that may be quarantined before the worker should drain and come back."""
     tick_s: float = 0.05
-
-    @property
-    def liveness(self) -> LivenessConfig:
-        return LivenessConfig(self.suspect_s, self.dead_s)
 
 
 class KvSource(Protocol):

@@ -34,6 +34,7 @@ from baton_testing.kv_transfer.builders import (
 )
 from baton_testing.kv_transfer.nixl import NEEDS_UCX
 from baton_wire.kv_shape import KvGeometry, Units
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey
 from baton_worker.building.gpu_memory import (
     LandingDevice,
@@ -48,8 +49,7 @@ GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=8, element_bytes=4, block_t
 LANDING = 64 * GEOMETRY.block_bytes
 CONFIG = replace(
     FAST,
-    suspect_s=30.0,
-    dead_s=60.0,
+    liveness=LivenessConfig(30.0, 60.0),
     handshake_s=10.0,
     link_wait_s=20.0,
     transport=TransportChoice.UCX,

@@ -343,7 +343,7 @@ class PrefillHandovers:
 
     def _suspected(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
         """It is given up as it stands. Its decode worker may not have said a word for too many in a row."""
-        if not is_silent(handover, now, self._config.dead_s) or not self._silent.ended(handover.peer):
+        if not is_silent(handover, now, self._config.liveness.dead_s) or not self._silent.ended(handover.peer):
             return []
         return [CutLink(handover.peer, f"{IN_A_ROW} hand-overs in a row ended without a word from the decode worker")]
 

@@ -230,7 +230,7 @@ class PrefillTransfer:
     async def _measure(self, linked: DecodeLink) -> None:
         """Once, when the link is new. A slow one is reported, not refused: it is the only way there is."""
         config = self._config
-        linked.bytes_per_s = await measure(linked.writer.probe, config.measure_s, config.dead_s)
+        linked.bytes_per_s = await measure(linked.writer.probe, config.measure_s, config.liveness.dead_s)
         if is_below(linked.bytes_per_s, config.min_bytes_per_s):
             rates = f"{linked.bytes_per_s or 0:.3g} B/s, asked for are {config.min_bytes_per_s or 0:.3g} B/s"
             log.warning("link to decode worker %s over %s: %s", linked.address, linked.writer.lane, rates)

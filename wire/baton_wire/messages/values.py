@@ -90,6 +90,12 @@ class Role(enum.StrEnum):
     DECODE = "decode"
     GATEWAY = "gateway"
 
+    @property
+    def partner(self) -> Role:
+        """The role of the pool that this worker's pool works with. Raises ValueError for a gateway, which has none."""
+        check_worker(self)
+        return Role.DECODE if self is Role.PREFILL else Role.PREFILL
+
 
 POOL_ROLES = (Role.PREFILL, Role.DECODE)
 

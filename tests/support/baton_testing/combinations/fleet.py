@@ -54,6 +54,7 @@ from baton_testing.kv_transfer.builders import FAST, fingerprint
 from baton_testing.simulation.worker import no_metrics
 from baton_wire.discovery import Endpoint
 from baton_wire.keys import KeyDirectory
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.gateway_link import LegFailed, Tokens
 from baton_wire.messages.values import Address, Message, SamplingParams, pack_ids
 from baton_worker.serving.engine_thread import EngineThread
@@ -67,7 +68,7 @@ DEADLINE_S: Final = 30.0
 """Far more than a cell takes, on a machine that others use too."""
 PAUSE_S: Final = 0.0005
 TRANSFER: Final[TransferConfig] = replace(
-    FAST, kept_s=20.0, heartbeat_s=0.5, suspect_s=8.0, dead_s=16.0, handshake_s=10.0, link_wait_s=10.0
+    FAST, kept_s=20.0, heartbeat_s=0.5, liveness=LivenessConfig(8.0, 16.0), handshake_s=10.0, link_wait_s=10.0
 )
 
 

@@ -276,7 +276,7 @@ class Verdicts:
 
     def released(self, request: bytes, now: float) -> None:
         peer, since_s = self._awaited.pop(request, (b"", now))
-        if now - since_s >= TRANSFER.dead_s:
+        if now - since_s >= TRANSFER.liveness.dead_s:
             self._missing.setdefault(peer, []).append(now)
 
     def down(self, peer: bytes) -> None:
