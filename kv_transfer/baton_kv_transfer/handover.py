@@ -90,6 +90,19 @@ class TransferConfig:
     tick_s: float = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What the engine of a decode worker reserved for one request."""
+
+    total_tokens: int
+    cached_tokens: int
+    """The first tokens, whole blocks of them, whose KV the blocks hold already."""
+    blocks: tuple[int, ...]
+    choices: tuple[int, ...]
+    """The choices whose first tokens the hand-over brings."""
+    deadline_s: float
+
+
 class KvSource(Protocol):
     """The prefill worker's KV pool. Calls come from one helper thread of the transfer, or for little from the transfer
     thread itself, never two at once for the same bytes."""

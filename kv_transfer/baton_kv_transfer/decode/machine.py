@@ -26,7 +26,7 @@ from baton_kv_transfer.decode.records import (
 from baton_kv_transfer.decode.spans import PendingProof, SpanQueue, SpanReclaim
 from baton_kv_transfer.decode.verification import first_bad_piece, seal_fault, stream_fault
 from baton_kv_transfer.grant import LinkedPeer, wanted_layout
-from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig, Verify
+from baton_kv_transfer.handover import HandoverKey, Reservation, SendTo, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.layout import (
     ALL,
@@ -89,23 +89,14 @@ class DecodeHandovers:
         self._handovers[key] = DecodeHandover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s)
         return self._tell(peer, messages.wait(key, position))
 
-    def expected(  # noqa: PLR0913
-        self,
-        key: HandoverKey,
-        peer: bytes,
-        total_tokens: int,
-        cached_tokens: int,
-        blocks: tuple[int, ...],
-        choices: tuple[int, ...],
-        deadline_s: float,
-        now: float,
-    ) -> list[DecodeAction]:
-        """Blocks are reserved and wait for the KV of [cached_tokens, total_tokens) from the prefill worker `peer`."""
+    def expected(self, key: HandoverKey, peer: bytes, reservation: Reservation, now: float) -> list[DecodeAction]:
+        """Blocks are reserved and wait for the KV of the tokens that are not cached from the prefill worker `peer`."""
         if self._is_under_way(key):
             self._refused["duplicate_expected"] += 1
             return []
-        handover = DecodeHandover(key, peer, deadline_s, DecodeState.LINKING, 0.0, total_tokens, cached_tokens, blocks)
-        handover.choices = frozenset(choices)
+        handover = DecodeHandover(key, peer, reservation.deadline_s, DecodeState.LINKING, 0.0)
+        handover.total_tokens, handover.cached_tokens = reservation.total_tokens, reservation.cached_tokens
+        handover.blocks, handover.choices = reservation.blocks, frozenset(reservation.choices)
         self._handovers[key] = handover
         if key in self._ended:
             return self._fail(handover, Reason.BAD_REQUEST, "this attempt already ended here", now)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.grant import LinkedPeer, wanted_layout
-from baton_kv_transfer.handover import HandoverKey, TransferConfig
+from baton_kv_transfer.handover import HandoverKey, Reservation, TransferConfig
 from baton_kv_transfer.landing import ALIGNMENT_BYTES, ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Leg
 from baton_kv_transfer.ranks.tensor_parallel import (
@@ -52,11 +52,7 @@ GroupDecodeAction = AtDecodeRank | Landed | HandoverFailed
 class _Handover:
     key: HandoverKey
     peer: bytes
-    total_tokens: int
-    cached_tokens: int
-    blocks: tuple[int, ...]
-    choices: tuple[int, ...]
-    deadline_s: float
+    reservation: Reservation
     link_until_s: float | None
     """While it waits for links."""
     pending: set[LegId] = field(default_factory=set)
@@ -103,24 +99,13 @@ class DecodeGroup:
             )
         return actions
 
-    def expected(  # noqa: PLR0913
-        self,
-        key: HandoverKey,
-        peer: bytes,
-        total_tokens: int,
-        cached_tokens: int,
-        blocks: tuple[int, ...],
-        choices: tuple[int, ...],
-        deadline_s: float,
-        now: float,
-    ) -> list[GroupDecodeAction]:
-        """As of one rank; `blocks` are those of every rank's pool, `peer` is the prefill worker's epoch."""
+    def expected(self, key: HandoverKey, peer: bytes, reservation: Reservation, now: float) -> list[GroupDecodeAction]:
+        """As for one rank; the same blocks are reserved in every rank's pool, `peer` is the prefill worker's epoch."""
         if key in self._open:
             return []
         self._queued.pop(key, None)
-        until = min(deadline_s, now + self._config.link_wait_s)
-        facts = (total_tokens, cached_tokens, blocks, choices, deadline_s)
-        handover = self._open[key] = _Handover(key, peer, *facts, until)
+        until_s = min(reservation.deadline_s, now + self._config.link_wait_s)
+        handover = self._open[key] = _Handover(key, peer, reservation, until_s)
         return self._begin(handover, now)
 
     def refused(
@@ -243,24 +228,16 @@ class DecodeGroup:
             if leg in handover.pending:  # a leg that fails at once takes the later ones away
                 handover.pending.remove(leg)
                 handover.open.add(leg)
-                said = self.ranks[leg[0]].expected(
-                    handover.leg_key(leg),
-                    rank_epoch(handover.peer, leg[1]),
-                    handover.total_tokens,
-                    handover.cached_tokens,
-                    handover.blocks,
-                    handover.choices,
-                    handover.deadline_s,
-                    now,
-                )
-                actions += self._at(leg[0], said, now)
+                source = rank_epoch(handover.peer, leg[1])
+                rank_actions = self.ranks[leg[0]].expected(handover.leg_key(leg), source, handover.reservation, now)
+                actions += self._at(leg[0], rank_actions, now)
         return actions
 
     def _prepare(self, handover: _Handover, pairs: tuple[RankPair, ...]) -> None:
         for rank in range(len(self.ranks)):
             sources = {pair.prefill: self._local(pair) for pair in pairs if pair.decode == rank}
             unit = min(self._geometry.block_tokens, self._block_tokens[handover.peer])
-            units = (handover.cached_tokens // unit, -(-handover.total_tokens // unit))
+            units = (handover.reservation.cached_tokens // unit, -(-handover.reservation.total_tokens // unit))
             handover.coverage[rank] = UnitCoverage(self._geometry.layers, *units, sources)
 
     def _too_long(self, handover: _Handover, pairs: tuple[RankPair, ...]) -> str | None:
@@ -271,7 +248,7 @@ class DecodeGroup:
                 if pair.decode == rank:
                     heads = replace(self._geometry, kv_heads=len(pair.heads))
                     peer = LinkedPeer(self._block_tokens[handover.peer], one_sided=False, link=0)
-                    tokens = (handover.cached_tokens, handover.total_tokens)
+                    tokens = (handover.reservation.cached_tokens, handover.reservation.total_tokens)
                     stream = wanted_layout(heads, peer, *tokens, self._config).stream_bytes
                     wanted += -(-stream // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             if wanted > machine.landing_bytes:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import torch
 
@@ -46,9 +46,10 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
-from baton_kv_transfer.decode.transfer import DecodeTransfer
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_prefill_worker.service import PrefillService
 from baton_testing.kv_transfer.builders import FAST, fingerprint
 from baton_testing.simulation.worker import no_metrics
@@ -113,21 +114,13 @@ class Worker:
         shape = fingerprint(
             layers=geometry.layers, kv_heads=geometry.kv_heads, head_dim=geometry.head_dim, model_hash=model.model_hash
         )
-        shared: dict[str, Any] = {"epoch": epoch, "fingerprint": shape, "geometry": geometry, "keys": fleet.keys}
+        parts = TransferParts(epoch=epoch, fingerprint=shape, geometry=geometry, keys=fleet.keys, config=TRANSFER)
         self.transfer: PrefillTransfer | DecodeTransfer
         if isinstance(self.service, PrefillService):
-            self.transfer = self.service.transfer = PrefillTransfer(
-                **shared, source=pool, listener=self.service, config=TRANSFER
-            )
+            self.transfer = self.service.transfer = PrefillTransfer(parts, pool, self.service)
         else:
-            self.transfer = self.service.transfer = DecodeTransfer(
-                **shared,
-                sink=pool,
-                listener=self.service,
-                host="127.0.0.1",
-                landing_bytes=4 * geometry.block_bytes * geometry.blocks_held(CONTEXT_TOKENS),
-                config=TRANSFER,
-            )
+            memory = LandingMemory(4 * geometry.block_bytes * geometry.blocks_held(CONTEXT_TOKENS))
+            self.transfer = self.service.transfer = DecodeTransfer(parts, pool, self.service, memory, host="127.0.0.1")
 
     def turn(self) -> bool:
         return self.is_alive and not self.is_stopped and self.engine.turn()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeAction, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import HandoverKey, TransferConfig
+from baton_kv_transfer.handover import HandoverKey, Reservation, TransferConfig
 from baton_kv_transfer.landing import LandingWindow
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import PrefillAction, PrefillState, Put, Release, Report
@@ -241,7 +241,8 @@ class DecodeFuzz:
             cached = self.chance.choice((0, 4))
             until = self.now + self.chance.choice((0.5, 8.0))
             blocks = tuple(range(tokens))
-            self.act(self.machine.expected(key, peer, tokens, cached, blocks, (0,), until, self.now))
+            reservation = Reservation(tokens, cached, blocks, (0,), until)
+            self.act(self.machine.expected(key, peer, reservation, self.now))
 
     def _write(self, peer: bytes) -> None:
         offset, length = self.chance.randrange(9) * UNIT // 2, self.chance.choice((1, UNIT // 2, UNIT, 4 * UNIT))

@@ -16,7 +16,7 @@ from baton_engine.memory.kv_pool import KvPool
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeAction, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig
+from baton_kv_transfer.handover import CutLink, HandoverKey, Reservation, SendTo, TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.machine import PrefillHandovers
@@ -82,11 +82,9 @@ class SpoiltPair:
         self.defect, self.injected, self.landed, self.failure = defect, False, False, None
         self.puts_left: list[Put] = []
         choices = tuple(FirstToken(choice=n, token=n) for n in range(self.random.choice((1, 2))))
-        self._at_decode(
-            self.decode.expected(
-                self.key, P, self.tokens, cached, self.targets, tuple(c.choice for c in choices), DEADLINE_S, self.now
-            )
-        )
+        numbers = tuple(first.choice for first in choices)
+        reservation = Reservation(self.tokens, cached, self.targets, numbers, DEADLINE_S)
+        self._at_decode(self.decode.expected(self.key, P, reservation, self.now))
         self._at_prefill(self.prefill.opened(self.key, D, self.tokens, DEADLINE_S, self.now))
         self._work()
         self._at_prefill(self.prefill.computed(self.key, self.tokens, self.blocks, self.now))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed, Landed, Scatter
-from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig
+from baton_kv_transfer.handover import CutLink, HandoverKey, Reservation, SendTo, TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.machine import PrefillHandovers
@@ -314,11 +314,7 @@ class SimDecode(SimWorker):
                 self.machine.expected(
                     request.key,
                     request.prefill,
-                    request.tokens,
-                    cached,
-                    blocks,
-                    request.choices,
-                    request.deadline_s,
+                    Reservation(request.tokens, cached, blocks, request.choices, request.deadline_s),
                     self.world.heap.now,
                 )
             )
