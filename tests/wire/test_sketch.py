@@ -63,7 +63,7 @@ def test_the_number_of_bins_is_bounded() -> None:
 
 def test_what_was_taken_is_not_told_again() -> None:
     made = sketch([0.1, 0.2])
-    assert made.taken() == sketch([0.1, 0.2]).data()
+    assert made.take() == sketch([0.1, 0.2]).data()
     assert made.data() == SketchData()
 
 

@@ -19,7 +19,7 @@ RATIO = 1.02
 """Bin k holds values in (RATIO^(k-1), RATIO^k]."""
 RELATIVE_ERROR = (RATIO - 1) / (RATIO + 1)
 SMALLEST, LARGEST = 1e-6, 1e7
-"""What lies outside counts in the outermost bins, so that there are never more than `MAX_BINS`."""
+"""Values outside count in the outermost bins, so that there are never more than `MAX_BINS`."""
 MAX_BINS = 1_536
 _LOG_RATIO = log(RATIO)
 
@@ -39,13 +39,24 @@ class SketchData(NestedValue, frozen=True):
 
 @dataclass(slots=True)
 class Sketch:
-    """How many values fell into each bin. `total`: their sum."""
+    """Counts of values by bin, and the values' sum.
+
+    >>> first, second = Sketch(), Sketch()
+    >>> for seconds in (0.1, 0.2, 0.4):
+    ...     first.add(seconds)
+    >>> second.add(3.0)
+    >>> both = merged([first, second.data()])
+    >>> both.count, round(both.total, 3), round(both.quantile(0.5), 1)
+    (4, 3.7, 0.2)
+    >>> both.share_within(1.0)
+    0.75
+    """
 
     total: float = 0.0
     bins: dict[int, int] = field(default_factory=dict)
 
     def add(self, value: float) -> None:
-        """Raises ValueError for what is not finite or negative: it never counts as zero."""
+        """Raises ValueError for a value that is not finite or is negative: it never counts as zero."""
         if not isfinite(value) or value < 0:
             raise ValueError(f"{value!r} is not allowed: a sketch holds finite values from 0")
         number = _bin(value)
@@ -63,8 +74,8 @@ class Sketch:
     def data(self) -> SketchData:
         return SketchData(RATIO, self.total, tuple(sorted(self.bins.items())))
 
-    def taken(self) -> SketchData:
-        """What was counted; counting begins anew."""
+    def take(self) -> SketchData:
+        """The counts so far; counting begins anew."""
         data = self.data()
         self.total, self.bins = 0.0, {}
         return data

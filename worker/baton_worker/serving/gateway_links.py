@@ -165,7 +165,7 @@ class GatewayLinks:
                 reset(request.transport)
         finally:
             self._links.discard(link)
-            self._holders.told(link, None)
+            self._holders.update(link, None)
             self._hurry.set()
             self._service.link_lost(link)
             code = WSCloseCode.OK if link.refusal is None else WSCloseCode.POLICY_VIOLATION
@@ -231,7 +231,7 @@ class GatewayLinks:
                 self._complaints.say("the state is not told to gateways", str(refusal))
 
     def _tell_holding(self, link: GatewayLink, urgency: Urgency | None) -> None:
-        if self._holders.told(link, urgency):
+        if self._holders.update(link, urgency):
             self._hurry.set()
 
     def _greet(self, link: GatewayLink) -> None:
