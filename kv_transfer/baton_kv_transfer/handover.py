@@ -16,6 +16,11 @@ from baton_wire.liveness import DEFAULT_LIVENESS, LivenessConfig
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Reason, RequestKey
 
+UNANNOUNCED_CAPACITY = 4_096
+"""Most messages, and most requests with progress, that are kept before the gateway announces their request."""
+ENDED_CAPACITY, ENDED_S = 16_384, 120.0
+"""How many ended hand-overs are remembered, and for how long: late messages about them are recognised."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class HandoverKey:
@@ -61,8 +66,8 @@ class TransferConfig:
     """Bound of the handshake, of the exchange of hellos and of connecting."""
     link_wait_s: float = 10.0
     """How long a hand-over waits for a link to the worker that its request names."""
-    early_s: float = 30.0
-    """How long a message for a request that the gateway has not announced here yet is kept."""
+    unannounced_s: float = 30.0
+    """How long messages and progress of a request that the gateway has not announced here yet are kept."""
     pin_s: float = 60.0
     """How long finished KV waits for a first word (Grant or Wait) from the decode worker."""
     kept_s: float = 5.0

@@ -66,7 +66,7 @@ def side(service: PrefillService, transfer: PrefillTransfer) -> lifecycle.RolePa
             altered_frames=stats.altered_frames,
             handovers=stats.handovers.ended.get("done", 0),
             kv_bytes_sent=stats.bytes_sent,
-            kv_bytes_early=stats.handovers.early_bytes,
+            kv_bytes_early=stats.handovers.overlapped_bytes,
             kv_bytes_received=0,
             links=stats.pairs,
         )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baton_wire.rules.gateway_rounds import SILENT_S, TURN_S, GatewayRounds, HeldRank, RoundPosition, Urgency
 
-LATE, DEFERRED, IN_TIME = Urgency(HeldRank.LATE), Urgency(HeldRank.DEFERRED, 5.0), Urgency(HeldRank.IN_TIME, 5.0)
+LATE, DEFERRED, IN_TIME = Urgency(HeldRank.LATE), Urgency(HeldRank.SET_ASIDE, 5.0), Urgency(HeldRank.IN_TIME, 5.0)
 TIMES = st.none() | st.integers(0, 3).map(float)
 HELD = st.none() | st.builds(Urgency, st.sampled_from(HeldRank), TIMES)
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.sketch import MAX_BINS, RELATIVE_ERROR, Sketch, SketchData, merged
+from baton_wire.messages.measures import MAX_BINS, SketchData
+from baton_wire.sketch import RELATIVE_ERROR, Sketch, merged
 
 VALUES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60)
 

@@ -55,7 +55,7 @@ class AlteredFrames:
         self.count += 1
         self._on_met()
         now = self._clock()
-        if self._logged_s is None or now - self._told_s >= LOGGED_EVERY_S:
+        if self._logged_s is None or now - self._logged_s >= LOGGED_EVERY_S:
             self._logged_s = now
             log.warning("a frame from %s was altered on its way, its link is closed (%d so far)", peer, self.count)
 

@@ -24,9 +24,17 @@ from baton_kv_transfer.decode.records import (
     Scatter,
 )
 from baton_kv_transfer.decode.spans import PendingProof, SpanQueue, SpanReclaim
-from baton_kv_transfer.decode.verification import first_bad_piece, seal_fault, stream_fault
 from baton_kv_transfer.grant import LinkedPeer, wanted_layout
-from baton_kv_transfer.handover import HandoverKey, Reservation, SendTo, TransferConfig, Verify
+from baton_kv_transfer.handover import (
+    ENDED_CAPACITY,
+    ENDED_S,
+    UNANNOUNCED_CAPACITY,
+    HandoverKey,
+    Reservation,
+    SendTo,
+    TransferConfig,
+    Verify,
+)
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.layout import (
     ALL,
@@ -38,15 +46,12 @@ from baton_kv_transfer.layout import (
     landing_extents,
     negotiated_unit,
 )
+from baton_kv_transfer.sealed_checksums import first_bad_piece, seal_fault, stream_fault
 from baton_wire.errors import BadMessageError, UnfitPairError
 from baton_wire.expiring import ExpiringMap
 from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 from baton_wire.messages.pair_link import Abandon, Heartbeat, PairMessage, Seal, Standing
 from baton_wire.messages.values import Reason
-
-EARLY_CAPACITY = 4_096
-ENDED_CAPACITY = 16_384
-ENDED_S = 120.0
 
 
 class DecodeHandovers:
@@ -65,8 +70,10 @@ class DecodeHandovers:
         self._landing = LandingRegion(landing_bytes, quarantine_share=config.quarantine_share)
         self._handovers: dict[HandoverKey, DecodeHandover] = {}
         self._transfers: dict[int, HandoverKey] = {}
-        self._early: ExpiringMap[tuple[bytes, HandoverKey], Abandon] = ExpiringMap(config.early_s, EARLY_CAPACITY)
-        """Abandons of what is not reserved yet."""
+        self._unannounced_abandons: ExpiringMap[tuple[bytes, HandoverKey], Abandon] = ExpiringMap(
+            config.unannounced_s, UNANNOUNCED_CAPACITY
+        )
+        """Abandons of requests that are not reserved yet."""
         self._ended: ExpiringMap[HandoverKey, Reason] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._ended_by_reason: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -100,7 +107,7 @@ class DecodeHandovers:
         self._handovers[key] = handover
         if key in self._ended:
             return self._fail(handover, Reason.BAD_REQUEST, "this attempt already ended here", now)
-        abandoned = self._early.pop((peer, key))
+        abandoned = self._unannounced_abandons.pop((peer, key))
         if abandoned is not None:
             return self._fail(handover, abandoned.reason, abandoned.detail, now)
         if peer not in self._peers:
@@ -183,8 +190,8 @@ class DecodeHandovers:
     def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
         """The link broke. What was sealed no longer needs it; all else that was under way fails."""
         self._peers.pop(peer, None)
-        for entry in [entry for entry, _ in self._early.items() if entry[0] == peer]:
-            self._early.pop(entry)
+        for entry in [entry for entry, _ in self._unannounced_abandons.items() if entry[0] == peer]:
+            self._unannounced_abandons.pop(entry)
         self._reclaim.link_down(peer)
         actions: list[DecodeAction] = []
         for handover in self._of(peer, DecodeState.CLOSING):
@@ -242,7 +249,7 @@ class DecodeHandovers:
         if handover is None or handover.peer != peer or handover.state is DecodeState.QUEUED:
             if handover is None and key in self._ended:
                 self._refused["late"] += 1
-                self._reclaim.settle(key, peer)
+                self._reclaim.confirm(key, peer)
                 return self._grant_waiting(now)
             self._refused["unknown_seal" if handover is None else "foreign_epoch"] += 1
             return [SendTo(peer, messages.reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
@@ -277,14 +284,14 @@ class DecodeHandovers:
 
     def _abandon(self, peer: bytes, abandon: Abandon, now: float) -> list[DecodeAction]:
         key = messages.key_of(abandon, self._peers.get(peer))
-        if self._reclaim.settle(key, peer):
+        if self._reclaim.confirm(key, peer):
             return self._grant_waiting(now)
         handover = self._handovers.get(key)
         if handover is None or handover.state is DecodeState.QUEUED:
             if key in self._ended or (handover is not None and handover.peer != peer):
                 self._refused["late" if handover is None else "foreign_epoch"] += 1
             else:
-                self._early.put((peer, key), abandon, now)
+                self._unannounced_abandons.put((peer, key), abandon, now)
             return []
         if handover.peer != peer:
             self._refused["foreign_epoch"] += 1
@@ -302,7 +309,7 @@ class DecodeHandovers:
     def tick(self, now: float) -> list[DecodeAction]:
         """Act on deadlines. Call it a few times per second."""
         self._ended.expire(now)
-        self._early.expire(now)
+        self._unannounced_abandons.expire(now)
         actions: list[DecodeAction] = []
         for handover in list(self._handovers.values()):
             if handover.state is DecodeState.CLOSING or now < handover.state_until_s:

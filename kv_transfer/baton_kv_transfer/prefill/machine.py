@@ -12,11 +12,19 @@ from dataclasses import replace
 
 from baton_kv_transfer import messages
 from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout
-from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig, Verify
+from baton_kv_transfer.handover import (
+    ENDED_CAPACITY,
+    ENDED_S,
+    UNANNOUNCED_CAPACITY,
+    CutLink,
+    HandoverKey,
+    SendTo,
+    TransferConfig,
+    Verify,
+)
 from baton_kv_transfer.layout import StreamLayout, group_blocks, landing_extents
 from baton_kv_transfer.prefill.records import (
     DropPuts,
-    EarlyProgress,
     Granted,
     GroupUnits,
     HandoverOutcome,
@@ -27,6 +35,7 @@ from baton_kv_transfer.prefill.records import (
     Put,
     Release,
     Report,
+    UnannouncedProgress,
 )
 from baton_kv_transfer.prefill.suspicion import IN_A_ROW, SilentHandovers, is_silent
 from baton_kv_transfer.sealed_checksums import sealed_checksums
@@ -36,9 +45,6 @@ from baton_wire.kv_shape import KvGeometry, Units
 from baton_wire.messages.pair_link import Done, FirstToken, Grant, Heartbeat, PairMessage, Reject, Seal, Standing, Wait
 from baton_wire.messages.values import Reason
 
-EARLY_CAPACITY = 4_096
-ENDED_CAPACITY = 16_384
-ENDED_S = 120.0
 _UNREPORTED = (Reason.CANCELLED, Reason.FINISHED)
 
 
@@ -50,15 +56,15 @@ class PrefillHandovers:
         self._config = config
         self._handovers: dict[HandoverKey, PrefillHandover] = {}
         self._peers: dict[bytes, DecodePeer] = {}
-        self._early: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
-            config.early_s, EARLY_CAPACITY
+        self._unannounced_messages: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
+            config.unannounced_s, UNANNOUNCED_CAPACITY
         )
-        self._ahead = EarlyProgress(config.early_s, EARLY_CAPACITY)
+        self._unannounced_progress = UnannouncedProgress(config.unannounced_s, UNANNOUNCED_CAPACITY)
         self._ended: ExpiringMap[HandoverKey, Reason | None] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._former = FormerGrants()
         self._silent = SilentHandovers()
         self._next_put = 1
-        self._early_bytes = 0
+        self._overlapped_bytes = 0
         self._ended_by_reason: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
 
@@ -76,16 +82,16 @@ class PrefillHandovers:
         if key in self._ended:
             outcome = HandoverOutcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True)
             return self._close(handover, outcome, now)
-        early = self._early.pop((peer, key))
-        if isinstance(early, Reject):
-            self._ahead.take(key)
-            return self._close(handover, self._rejected_outcome(early, handover), now)
+        message = self._unannounced_messages.pop((peer, key))
+        if isinstance(message, Reject):
+            self._unannounced_progress.take(key)
+            return self._close(handover, self._rejected_outcome(message, handover), now)
         if peer not in self._peers:
             self._enter(handover, PrefillState.LINKING, now + self._config.link_wait_s)
             return self._catch_up(key, now)
         self._enter(handover, PrefillState.UNGRANTED, deadline_s)
-        handover.heard = early is not None
-        actions = self._granted(handover, early, now) if isinstance(early, Grant) else []
+        handover.heard = message is not None
+        actions = self._granted(handover, message, now) if isinstance(message, Grant) else []
         return actions + self._catch_up(key, now)
 
     def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> list[PrefillAction]:
@@ -93,7 +99,7 @@ class PrefillHandovers:
         handover = self._handovers.get(key)
         if handover is None:
             if key not in self._ended:
-                self._ahead.computed(key, tokens, blocks, now)
+                self._unannounced_progress.computed(key, tokens, blocks, now)
             return []
         if tokens < handover.computed_tokens:
             return []
@@ -117,14 +123,14 @@ class PrefillHandovers:
         handover = self._handovers.get(key)
         if handover is None:
             if key not in self._ended:
-                self._ahead.first_tokens(key, tokens, now)
+                self._unannounced_progress.first_tokens(key, tokens, now)
             return []
         if handover.first_tokens is not None:
             return []
         handover.first_tokens = tokens
         if handover.state is PrefillState.CLOSING:
             return []  # the KV may go on to another decode worker, with these
-        self._early_bytes += handover.sent_bytes
+        self._overlapped_bytes += handover.sent_bytes
         if all(token.finish is not None for token in tokens):
             return self._close(handover, HandoverOutcome(Reason.FINISHED, tell_peer=True), now)
         if handover.state is PrefillState.UNGRANTED and not handover.heard:
@@ -132,18 +138,22 @@ class PrefillHandovers:
         return self._advance(handover, now)
 
     def _catch_up(self, key: HandoverKey, now: float) -> list[PrefillAction]:
-        ahead = self._ahead.take(key)
-        if ahead.over is not None:
-            return self.cancelled(key, ahead.over.reason or Reason.CANCELLED, ahead.over.detail, now)
-        actions = [] if ahead.computed is None else self.computed(key, *ahead.computed, now)
-        return actions if ahead.first_tokens is None else [*actions, *self.first_tokens(key, ahead.first_tokens, now)]
+        progress = self._unannounced_progress.take(key)
+        if progress.over is not None:
+            return self.cancelled(key, progress.over.reason or Reason.CANCELLED, progress.over.detail, now)
+        actions = [] if progress.computed is None else self.computed(key, *progress.computed, now)
+        return (
+            actions
+            if progress.first_tokens is None
+            else [*actions, *self.first_tokens(key, progress.first_tokens, now)]
+        )
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The gateway or the engine gave the request up."""
         handover = self._handovers.get(key)
         if handover is None:
             if key not in self._ended:
-                self._ahead.over(key, HandoverOutcome(reason, detail, tell_peer=True), now)
+                self._unannounced_progress.over(key, HandoverOutcome(reason, detail, tell_peer=True), now)
             return []
         if handover.state is PrefillState.CLOSING:
             return []
@@ -188,8 +198,8 @@ class PrefillHandovers:
         self._peers.pop(peer, None)
         self._silent.answered(peer)
         self._former.link_down(peer)
-        for early_peer, key in [entry for entry, _ in self._early.items() if entry[0] == peer]:
-            self._early.pop((early_peer, key))
+        for entry in [entry for entry, _ in self._unannounced_messages.items() if entry[0] == peer]:
+            self._unannounced_messages.pop(entry)
         actions: list[PrefillAction] = []
         for handover in self._of(peer):
             if handover.state is PrefillState.CLOSING:
@@ -244,14 +254,14 @@ class PrefillHandovers:
             ended = self._ended.get(key) if key in self._ended else Reason.UNKNOWN_REQUEST
             return [self._abandon(peer, key, ended)] if isinstance(message, Grant) and ended is not None else []
         actions: list[PrefillAction] = []
-        known = self._early.get((peer, key))
+        known = self._unannounced_messages.get((peer, key))
         if isinstance(known, Reject):  # the last word; what it overtook, or what is repeated, changes nothing
             return [self._abandon(peer, key, known.reason)] if isinstance(message, Grant) else []
         if isinstance(known, Grant) and isinstance(message, Wait):
             return []
         if isinstance(known, Grant) and isinstance(message, Reject):
             actions.append(self._abandon(peer, key, message.reason))
-        for (other, dropped), lost in self._early.put((peer, key), message, now):
+        for (other, dropped), lost in self._unannounced_messages.put((peer, key), message, now):
             if isinstance(lost, Grant):
                 actions.append(self._abandon(other, dropped, Reason.NO_CAPACITY))
         return actions
@@ -319,8 +329,8 @@ class PrefillHandovers:
         """Act on deadlines. Call it a few times per second."""
         actions: list[PrefillAction] = []
         self._ended.expire(now)
-        self._ahead.expire(now)
-        for (peer, key), message in self._early.expire(now):
+        self._unannounced_progress.expire(now)
+        for (peer, key), message in self._unannounced_messages.expire(now):
             self._refused["early_expired"] += 1
             if isinstance(message, Grant):
                 actions.append(self._abandon(peer, key, Reason.UNKNOWN_REQUEST))
@@ -360,7 +370,7 @@ class PrefillHandovers:
         if found and not handover.in_flight:
             handover.moved_s = now
         actions: list[PrefillAction] = [self._put(handover, layout, handover.grant, units) for units in found]
-        actions += word_of_groups(handover, layout, config.portion_bytes)
+        actions += progress_messages(handover, layout, config.portion_bytes)
         is_put = all(unit == layout.end_unit for unit in handover.next_units)
         if is_put and not handover.in_flight and handover.is_computed:
             handover.moved_s = now
@@ -433,9 +443,9 @@ class PrefillHandovers:
         return PrefillStats(
             by_state=by_state,
             puts_in_flight=sum(len(handover.in_flight) for handover in self._handovers.values()),
-            early=len(self._early),
-            ahead=len(self._ahead),
-            early_bytes=self._early_bytes,
+            unannounced_messages=len(self._unannounced_messages),
+            unannounced_requests=len(self._unannounced_progress),
+            overlapped_bytes=self._overlapped_bytes,
             ended=dict(self._ended_by_reason),
             refused=dict(self._refused),
         )
@@ -463,7 +473,7 @@ def put_of(handover: PrefillHandover, put: int, layout: StreamLayout, grant: Gra
     return Put(handover.key, handover.peer, put, grant.transfer, moved, landing)
 
 
-def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_bytes: int | None) -> list[SendTo]:
+def progress_messages(handover: PrefillHandover, layout: StreamLayout, portion_bytes: int | None) -> list[SendTo]:
     """Tell of the first layer groups whose puts are all done, once they are a portion more than was told.
 
     Not when less than a portion is left: the decode worker would still be scattering when the Seal comes.

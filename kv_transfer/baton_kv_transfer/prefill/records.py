@@ -83,10 +83,10 @@ class PromptProgress:
     """Nothing more will be said: it was given up."""
 
 
-class EarlyProgress:
-    """What the engine says of requests that are not open yet, for a bounded time.
+class UnannouncedProgress:
+    """Progress of requests that the engine reports before they are opened here, for a bounded time.
 
-    The gateway's word that opens them comes from another thread, and the engine may be the faster one.
+    The gateway's message that opens them comes from another thread, and the engine may be the faster one.
     """
 
     def __init__(self, lifetime_s: float, capacity: int) -> None:
@@ -196,12 +196,12 @@ class PrefillHandover:
 class PrefillStats:
     by_state: dict[PrefillState, int]
     puts_in_flight: int
-    early: int
-    """Messages kept for a request that was not opened yet."""
-    ahead: int
-    """Requests not opened yet of which the engine spoke already."""
-    early_bytes: int
-    """Bytes that stood at decode workers when the prompt's last token was computed."""
+    unannounced_messages: int
+    """Messages kept for requests that are not open yet."""
+    unannounced_requests: int
+    """Requests that the engine reported on and that are not open yet."""
+    overlapped_bytes: int
+    """Bytes that had reached decode workers when the prompt's last token was computed."""
     ended: dict[str, int]
     """Hand-overs that ended, by reason; 'done' for verified ones."""
     refused: dict[str, int]

@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import HandoverKey, TransferConfig
+from baton_kv_transfer.handover import UNANNOUNCED_CAPACITY, HandoverKey, TransferConfig
 from baton_kv_transfer.layout import Leg
-from baton_kv_transfer.prefill.machine import EARLY_CAPACITY, PrefillHandovers
+from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import (
-    EarlyProgress,
     Granted,
     PrefillAction,
     PrefillStats,
     PromptProgress,
     Release,
     Report,
+    UnannouncedProgress,
 )
 from baton_kv_transfer.ranks.tensor_parallel import (
     RankLinks,
@@ -78,7 +78,7 @@ class PrefillGroup:
         self._config = config
         self._links = RankLinks()
         self._open: dict[HandoverKey, _Handover] = {}
-        self._ahead = EarlyProgress(config.early_s, EARLY_CAPACITY)
+        self._unannounced = UnannouncedProgress(config.unannounced_s, UNANNOUNCED_CAPACITY)
 
     # The engine's events ---------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class PrefillGroup:
             return []
         until = min(deadline_s, now + self._config.link_wait_s)
         handover = self._open[key] = _Handover(key, peer, total_tokens, deadline_s, until)
-        handover.progress = self._ahead.take(key)
+        handover.progress = self._unannounced.take(key)
         if (over := handover.progress.over) is not None:
             return self._fail(handover, over.reason or Reason.CANCELLED, over.detail, now)
         return self._begin(handover, now)
@@ -99,7 +99,7 @@ class PrefillGroup:
         """KV of [0, tokens) stands in `blocks` of every rank."""
         handover = self._open.get(key)
         if handover is None:
-            self._ahead.computed(key, tokens, blocks, now)
+            self._unannounced.computed(key, tokens, blocks, now)
             return []
         handover.progress = replace(handover.progress, computed=(tokens, blocks))
         return self._each_leg(handover, lambda machine, leg: machine.computed(leg, tokens, blocks, now), now)
@@ -120,7 +120,7 @@ class PrefillGroup:
         """Every choice has its first token, the same at every rank."""
         handover = self._open.get(key)
         if handover is None:
-            self._ahead.first_tokens(key, tokens, now)
+            self._unannounced.first_tokens(key, tokens, now)
             return []
         handover.progress = replace(handover.progress, first_tokens=tokens)
         if handover.link_until_s is not None and all(token.finish is not None for token in tokens):
@@ -161,7 +161,7 @@ class PrefillGroup:
         return self._at(rank, self.ranks[rank].message(peer.epoch, message, now), now)
 
     def tick(self, now: float) -> list[GroupPrefillAction]:
-        self._ahead.expire(now)
+        self._unannounced.expire(now)
         actions: list[GroupPrefillAction] = []
         for handover in list(self._open.values()):
             if handover.link_until_s is not None and now >= handover.link_until_s:

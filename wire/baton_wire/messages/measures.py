@@ -20,12 +20,27 @@ from baton_wire.messages.values import (
     TokenCount,
     check_worker,
 )
-from baton_wire.sketch import SketchData
 
 MAX_TIMINGS = 32
 MAX_SHAPES = 64
 
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
+
+SKETCH_RATIO = 1.02
+"""Bin k holds values in (SKETCH_RATIO^(k-1), SKETCH_RATIO^k]."""
+MAX_BINS = 1_536
+Bin = Annotated[int, Meta(ge=-1_000, le=1_500)]
+Total = Annotated[float, Meta(ge=0, le=1e18)]
+
+
+class SketchData(NestedValue, frozen=True):
+    """A sketch as it travels."""
+
+    ratio: Annotated[float, Meta(gt=1, le=2)] = SKETCH_RATIO
+    total: Total = 0.0
+    """Sum of the values."""
+    bins: Annotated[tuple[tuple[Bin, Count], ...], Meta(max_length=MAX_BINS)] = ()
+    """(bin, how many values fell into it)"""
 
 
 class StepTiming(NestedValue, frozen=True):

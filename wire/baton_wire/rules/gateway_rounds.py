@@ -34,7 +34,7 @@ class HeldRank(enum.IntEnum):
     """How urgent a held prompt is; lower ones go first."""
 
     IN_TIME = 0
-    DEFERRED = 1
+    SET_ASIDE = 1
     LATE = 2
 
 

@@ -160,7 +160,7 @@ class PromptOrder(Generic[T]):
         turns: dict[str, _Turn[T]] = {}
         ranked: tuple[tuple[HeldRank, Iterable[_Timed[T]]], ...] = (
             (HeldRank.IN_TIME, self._in_time),
-            (HeldRank.DEFERRED, self._deferred),
+            (HeldRank.SET_ASIDE, self._deferred),
             (HeldRank.LATE, self._late),
         )
         for rank, prompts in ranked:
@@ -205,7 +205,7 @@ class PromptOrder(Generic[T]):
     def _rank(self) -> HeldRank:
         if self._turn is not None:
             return self._turn.rank
-        return HeldRank.IN_TIME if self._in_time else HeldRank.DEFERRED if self._deferred else HeldRank.LATE
+        return HeldRank.IN_TIME if self._in_time else HeldRank.SET_ASIDE if self._deferred else HeldRank.LATE
 
     def urgency(self) -> Urgency:
         """Urgency of the prompt that `first` would return now, if none became late since its last call."""

@@ -18,7 +18,7 @@ from baton_wire.messages.pair_link import Abandon, Done, FirstToken, Grant, Pair
 from baton_wire.messages.values import Finish, Reason
 
 UNIT = GEOMETRY.block_bytes
-CONFIG = TransferConfig(max_put_bytes=UNIT, link_wait_s=3.0, early_s=4.0, pin_s=5.0, closing_s=1.0)
+CONFIG = TransferConfig(max_put_bytes=UNIT, link_wait_s=3.0, unannounced_s=4.0, pin_s=5.0, closing_s=1.0)
 PEERS = [bytes([n]) * 16 for n in range(3)]
 KEYS = [HandoverKey(bytes([n]) * 16, attempt) for n in range(4) for attempt in (1, 2)]
 
@@ -157,7 +157,7 @@ class PrefillFuzz:
             self.act(self.machine.tick(self.now))
         stats = self.machine.stats()
         assert not any(stats.by_state.values()), stats
-        assert stats.early == stats.puts_in_flight == 0
+        assert stats.unannounced_messages == stats.puts_in_flight == 0
         assert not self.holding
         for (kind, key), count in self.counts.items():
             assert kind == "release" or self.counts["release", key] == count

@@ -21,9 +21,9 @@ from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import PrefillAction, Put, Release, Report
-from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.defects import Defect, Result, Tally
+from baton_testing.kv_transfer.memory_transport import MemoryLanding, MemoryWriter
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.pair_link import FirstToken, PairMessage, Seal
 from baton_wire.messages.values import Reason
@@ -98,7 +98,7 @@ class SpoiltPair:
     def assert_at_rest(self) -> None:
         """Nobody holds anything of an ended hand-over."""
         stats, seen = self.prefill.stats(), self.decode.stats()
-        assert sum(stats.by_state.values()) == stats.puts_in_flight == stats.early == 0, stats
+        assert sum(stats.by_state.values()) == stats.puts_in_flight == stats.unannounced_messages == 0, stats
         assert sum(seen.by_state.values()) == seen.lingering == 0, seen
         assert seen.landing.free_bytes == seen.landing.total_bytes, seen
 

@@ -19,9 +19,9 @@ from baton_kv_transfer.prefill.records import DropPuts, Put, Release, Report
 from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.ranks.prefill_group import AtPrefillRank, GroupPrefillAction, PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import RankPeer, heads_of, rank_epoch
-from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.builders import FakePool
+from baton_testing.kv_transfer.memory_transport import MemoryLanding, MemoryWriter
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.kv_shape import KvGeometry, PoolPart
 from baton_wire.messages.pair_link import FirstToken, PairMessage
@@ -29,7 +29,7 @@ from baton_wire.messages.values import Reason
 
 CONFIG = TransferConfig(
     link_wait_s=2.0,
-    early_s=3.0,
+    unannounced_s=3.0,
     pin_s=4.0,
     closing_s=1.0,
     max_put_bytes=256,

@@ -123,7 +123,7 @@ class SimPrefill(SimWorker):
         if self.prefill_service._held:
             return f"{self.name} io: prompts {list(map(str, self.prefill_service._held))} are over"
         stats = self.prefill_transfer.machine.stats()
-        if sum(stats.by_state.values()) or stats.puts_in_flight or stats.early or self.opened:
+        if sum(stats.by_state.values()) or stats.puts_in_flight or stats.unannounced_messages or self.opened:
             return f"{self.name} transfer: {stats}, unreleased {list(map(str, self.opened))}"
         return None
 
