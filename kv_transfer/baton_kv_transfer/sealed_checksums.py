@@ -1,6 +1,6 @@
 """The checksums in a Seal, and the checks before a sealed hand-over is admitted. Pure.
 
-A Seal has all checksums of a stream, or digests of stretches of them where they are too many.
+A Seal has all checksums of a stream, or digests of stretches where the checksums are too many.
 
 A prompt of a million tokens has some ten million pieces, 84 MB of checksums. Both sides hold theirs and compare digests
 then: 8 bytes of BLAKE2b for each 64 KiB of checksums, 8,192 pieces.

@@ -1,4 +1,4 @@
-"""What a worker gives to its side of the KV transfer, and what either side makes of it."""
+"""The parts that a worker gives to its side of the KV transfer, whichever side that is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TransferParts:
     """None: the transports that `config` offers on this machine."""
     network: Network = field(default_factory=Sockets)
     executor: Executor | None = None
-    """Runs what reads or writes KV for long: checksums, packing, scattering. None: a thread of the transfer's own."""
+    """Runs long work on KV: checksums, packing, scattering. None: a thread of the transfer's own."""
 
     def rows(self) -> Sequence[Transport]:
         """The transports that this worker offers to a pair."""

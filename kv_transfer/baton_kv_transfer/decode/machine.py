@@ -1,12 +1,12 @@
 """The decode worker's side of every hand-over: a pure machine `(event, now) → actions`.
 
-It decides who gets landing bytes and when, what of them is scattered into blocks, whether a sealed hand-over is
-admitted, and when bytes of the landing region may be given to somebody else. Every `expected` ends in exactly one
+It decides which hand-over gets landing bytes and when, what is scattered into blocks, whether a sealed hand-over is
+admitted, and when bytes of the landing region may be granted again. Every `expected` ends in exactly one
 `Landed` or `HandoverFailed`, after which nothing writes into the reservation's blocks. docs/protocol.md has the table
 of states and faults.
 
-Units are scattered as they arrive and compared with P's checksums at the Seal: the blocks are the reservation's own
-and nobody reads them before `Landed`.
+Units are scattered as they arrive and compared with P's checksums at the Seal: the blocks belong to the reservation
+and are not read before `Landed`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class DecodeHandovers:
     """All hand-overs of one decode worker, and its landing region.
 
     `one_sided`, unless a link says otherwise: the peer writes without this process taking part (UCX); arrival is known
-    on its word only, and spans of a failed hand-over are quarantined until the writer says that nothing is in flight.
+    from its messages only, and spans of a failed hand-over are quarantined until the writer says that nothing is in
+    flight.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class DecodeHandovers:
         if self._is_under_way(key):
             return self.cancelled(key, reason, detail, now)
         self._handovers.pop(key, None)
-        self._ended.put(key, reason, now)  # the worker is told nothing, so no ending is counted
+        self._ended.put(key, reason, now)  # the worker gets no report, so no ending is counted
         return self._tell(peer, messages.reject(key, reason, detail))
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
@@ -135,11 +136,11 @@ class DecodeHandovers:
     # Bytes -----------------------------------------------------------------------------------------------------------
 
     def claim(self, peer: bytes, transfer: int, offset: int, length: int) -> LandingWindow | ClaimRefusal:
-        """Whether `peer` may write here now; asked by transports whose receiver writes itself."""
+        """Permission for `peer` to write here now; asked by transports whose receiver writes itself."""
         return self._landing.claim(peer, transfer, offset, length)
 
     def arrived(self, window: LandingWindow, now: float) -> list[DecodeAction]:
-        """A claimed window's bytes stand."""
+        """A claimed window's bytes are all written."""
         self._landing.arrived(window)
         key = self._transfers.get(window.transfer)
         return [] if key is None else self._advance(self._handovers[key], now)
@@ -234,13 +235,13 @@ class DecodeHandovers:
             return []
         return self.cancelled(key, Reason.INTERNAL, detail, now)
 
-    def _standing(self, peer: bytes, word: Standing, now: float) -> list[DecodeAction]:
-        handover = self._handovers.get(messages.key_of(word, self._peers.get(peer)))
-        if handover is None or (handover.peer, handover.transfer) != (peer, word.transfer):
+    def _standing(self, peer: bytes, message: Standing, now: float) -> list[DecodeAction]:
+        handover = self._handovers.get(messages.key_of(message, self._peers.get(peer)))
+        if handover is None or (handover.peer, handover.transfer) != (peer, message.transfer):
             self._refused["standing"] += 1
             return []
         if handover.one_sided:
-            handover.standing_groups = max(handover.standing_groups, word.groups)
+            handover.standing_groups = max(handover.standing_groups, message.groups)
         return self._advance(handover, now)
 
     def _seal(self, peer: bytes, seal: Seal, now: float) -> list[DecodeAction]:
@@ -326,7 +327,7 @@ class DecodeHandovers:
     # Inside ----------------------------------------------------------------------------------------------------------
 
     def _stand_in_line(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
-        """The peer is linked: fix units and stream, then wait for landing bytes behind those who came before."""
+        """The peer is linked: fix units and stream, then wait for landing bytes in order of arrival."""
         try:
             peer = self._peers[handover.peer]
             handover.one_sided, handover.link = peer.one_sided, peer.link
@@ -360,7 +361,8 @@ class DecodeHandovers:
         return actions
 
     def _advance(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
-        """Whatever follows from the state: scatter what stands, verify what is all scattered, finish what failed."""
+        """Take the steps that the state allows: scatter arrived units, verify a whole hand-over, finish a failed
+        one."""
         if handover.state is DecodeState.CLOSING:
             return [] if handover.scattering else self._finish(handover, now)
         if handover.state not in (DecodeState.GRANTED, DecodeState.SEALED) or handover.scattering:
@@ -415,7 +417,7 @@ class DecodeHandovers:
         return [HandoverFailed(handover.key, reason, detail), *self._grant_waiting(now)]
 
     def _end(self, handover: DecodeHandover, outcome: str, reason: Reason, now: float) -> None:
-        """The worker is told that the hand-over is over."""
+        """Forget the hand-over; its caller reports the end to the worker."""
         del self._handovers[handover.key]
         if handover.transfer is not None:
             del self._transfers[handover.transfer]
@@ -438,7 +440,7 @@ class DecodeHandovers:
         return [SendTo(peer, message)] if peer in self._peers else []
 
     def holder_of(self, extent: Extent) -> bytes | None:
-        """The prefill worker whose write may land there; None when nobody's may."""
+        """The prefill worker whose write may land there; None when no write may."""
         return self._landing.holder_of(extent)
 
     def open_keys(self) -> list[HandoverKey]:
@@ -461,17 +463,18 @@ class DecodeHandovers:
 def next_scatter(
     handover: DecodeHandover, layout: StreamLayout, landing: LandingRegion, max_bytes: int
 ) -> Scatter | None:
-    """The next units of some layer group that stand whole in one stretch of landing bytes; None while there are none.
+    """The next units of some layer group that are complete in one stretch of landing bytes; None while there are none.
 
-    They then count as begun. A sealed hand-over's bytes all stand. At most `max_bytes` at once, but always a unit.
+    They then count as begun. A sealed hand-over's bytes are all complete. At most `max_bytes` at once, but always a
+    unit.
     """
-    found = _whole_groups(handover, layout, max_bytes) or _units_of_a_group(handover, layout, landing, max_bytes)
-    if found is None:
+    choice = _whole_groups(handover, layout, max_bytes) or _units_of_a_group(handover, layout, landing, max_bytes)
+    if choice is None:
         return None
-    group, scatter = found
-    for each in range(group, group + scatter.units.groups):
-        handover.next_units[each] = scatter.units.end
-    handover.scattering = (group, scatter.units.first)
+    first_group, scatter = choice
+    for group in range(first_group, first_group + scatter.units.groups):
+        handover.next_units[group] = scatter.units.end
+    handover.scattering = (first_group, scatter.units.first)
     return scatter
 
 
@@ -486,8 +489,8 @@ def _units_of_a_group(
             continue
         if handover.seal is None and group >= handover.standing_groups:
             start = layout.extent(group, first, end).offset
-            standing = landing.arrived_to(handover.transfer, start) - start
-            end = min(first + standing // layout.group_unit_bytes, end)
+            arrived = landing.arrived_to(handover.transfer, start) - start
+            end = min(first + arrived // layout.group_unit_bytes, end)
         end = min(end, first + most)
         if end > first:
             extent = landing_extents(handover.spans, layout.extent(group, first, end))[0]
@@ -499,7 +502,8 @@ def _units_of_a_group(
 
 
 def _whole_groups(handover: DecodeHandover, layout: StreamLayout, max_bytes: int) -> tuple[int, Scatter] | None:
-    """All layer groups at once that stand and were not begun, where nobody saw them arrive one by one.
+    """All complete layer groups that were not begun, at once, for a peer whose writes are not seen to arrive one by
+    one.
 
     A scatter is a call to another thread and a wait for a device, however little it moves. Groups of several tables
     cannot be in one.

@@ -89,7 +89,7 @@ class SpanReclaim:
             self._landing.release(proof.transfer)
 
     def confirm(self, key: HandoverKey, peer: bytes) -> bool:
-        """`peer` said that nothing of `key` is in flight any more. False when that was not proof."""
+        """`peer` said that nothing of `key` is in flight any more. False when no proof was pending."""
         proof = self._pending.get(key)
         if proof is None or proof.peer != peer:
             return False

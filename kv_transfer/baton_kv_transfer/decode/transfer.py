@@ -1,7 +1,7 @@
 """The decode worker's transfer: runs `DecodeHandovers` in the transfer thread's loop and carries out its actions.
 
-The engine's thread calls `queued`, `expected`, `refused` and `cancelled`; the worker is told by a `DecodeListener`.
-Owns the landing region's memory and the helper thread that scatters; what happens when is decided by the machine.
+The engine's thread calls `queued`, `expected`, `refused` and `cancelled`; a `DecodeListener` reports to the worker.
+Owns the landing region's memory and the helper thread that scatters; the machine decides what happens when.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DecodeTransferStats:
 
 
 def _ignore_duration(seconds: float) -> None:
-    """Nobody measures."""
+    """Used where the duration is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class DecodeTransfer:
         self._ticker = asyncio.create_task(self._tick())
 
     async def stop(self) -> None:
-        """End every hand-over (each `on_landed` or `on_failed` is told), then the links."""
+        """End every hand-over (each gets its `on_landed` or `on_failed`), then the links."""
         for key in self._handovers.open_keys():
             self._act(self._handovers.cancelled(key, Reason.DRAINING, "the decode worker stops", self._now()))
         while self._scatters:
@@ -299,7 +299,7 @@ class DecodeTransfer:
             links=len(self._acceptor.links),
             lanes=sum(landing.lanes for landing in self._landings.values()),
             transports=dict(Counter(linked.transport for linked in self._acceptor.links.values())),
-            bytes_received=sum(each.bytes_received for each in self._landings.values()) + handovers.sealed_bytes,
+            bytes_received=sum(landing.bytes_received for landing in self._landings.values()) + handovers.sealed_bytes,
             refused_connections=self._acceptor.refused,
             altered_frames=self._acceptor.altered.count,
         )

@@ -1,8 +1,7 @@
 """The prefill worker's transfer: runs `PrefillHandovers` in the transfer thread's loop and carries out its actions.
 
-The engine's thread calls `opened`, `computed`, `first_tokens` and `cancelled`; the worker is told through a
-`PrefillListener`. What happens when is decided by the machine; links are kept by the dialler, bytes moved by the
-carrier and its writers.
+The engine's thread calls `opened`, `computed`, `first_tokens` and `cancelled`; a `PrefillListener` reports to
+the worker. The machine decides what happens when; the dialler keeps links, the carrier and its writers move bytes.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class PrefillTransfer:
         self._ticker = asyncio.create_task(self._tick())
 
     async def stop(self) -> None:
-        """End every hand-over (each `on_release` is told), then the links."""
+        """End every hand-over (each gets its `on_release`), then the links."""
         for key in self._handovers.open_keys():
             self._act(self._handovers.cancelled(key, Reason.DRAINING, "the prefill worker stops", self._now()))
         await self._dialler.stop()
@@ -221,7 +220,7 @@ class PrefillTransfer:
         config = self._config
         linked.bytes_per_s = await measure(linked.writer.probe, config.measure_s, config.liveness.dead_s)
         if is_below(linked.bytes_per_s, config.min_bytes_per_s):
-            rates = f"{linked.bytes_per_s or 0:.3g} B/s, asked for are {config.min_bytes_per_s or 0:.3g} B/s"
+            rates = f"{linked.bytes_per_s or 0:.3g} B/s, the minimum is {config.min_bytes_per_s or 0:.3g} B/s"
             log.warning("link to decode worker %s over %s: %s", linked.address, linked.writer.lane, rates)
 
     def _find(self, peer: PeerRef, deadline_s: float, now: float) -> None:

@@ -1,9 +1,9 @@
 """The decode side of hand-overs between workers of several ranks: a `DecodeHandovers` per rank, one outcome for all.
 
-A pure machine, as those that it drives. A hand-over has a *leg* for each pair of ranks that exchange heads
-(`tensor_parallel.rank_pairs`); each is a whole hand-over of these heads, with its own grant, Seal, checksums and spans,
-so that what may be freed when is decided span by span where it always is. What is decided here: nothing begins before
-all links that it needs stand, the KV is admitted only when every leg of every rank is verified and no unit is missing,
+A pure machine, like the machines that it drives. A hand-over has a *leg* for each pair of ranks that exchange heads
+(`tensor_parallel.rank_pairs`); each is a whole hand-over of its heads, with its own grant, Seal, checksums and spans,
+so that the ranks' machines decide when a span is free, as always. Decided here: nothing begins before all links that it
+needs are up, the KV is admitted only when every leg of every rank is verified and no unit is missing,
 and a leg that fails ends all others. docs/protocol.md, "Several ranks".
 """
 
@@ -39,7 +39,7 @@ LegId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AtDecodeRank:
-    """What a rank is to do; `Landed` and `HandoverFailed` are of the worker and never inside."""
+    """An action of one rank; `Landed` and `HandoverFailed` belong to the worker and are never inside."""
 
     rank: int
     action: DecodeAction
@@ -162,11 +162,11 @@ class DecodeGroup:
         pairs = rank_pairs(self._geometry.kv_heads, peer.ranks, len(self.ranks))
         mine = [pair for pair in pairs if (pair.prefill, pair.decode) == (peer.rank, rank)]
         leg = Leg(peer.rank, self._local(mine[0]) if mine else range(0))
-        said = self.ranks[rank].link_up(peer.epoch, block_tokens, now, one_sided=one_sided, link=link, leg=leg)
+        rank_actions = self.ranks[rank].link_up(peer.epoch, block_tokens, now, one_sided=one_sided, link=link, leg=leg)
         self._links.up(rank, peer)
         self._block_tokens[peer.worker] = block_tokens
-        actions = self._at(rank, said, now)
-        for handover in [each for each in self._open.values() if each.peer == peer.worker]:
+        actions = self._at(rank, rank_actions, now)
+        for handover in [handover for handover in self._open.values() if handover.peer == peer.worker]:
             actions += self._begin(handover, now)
         return actions
 
@@ -213,7 +213,7 @@ class DecodeGroup:
         otherwise wait for what the other holds."""
         pairs = self._pairs(handover.peer)
         legs = {(pair.decode, pair.prefill) for pair in pairs}
-        if handover.link_until_s is None or not pairs or not self._links.stand(handover.peer, legs):
+        if handover.link_until_s is None or not pairs or not self._links.are_up(handover.peer, legs):
             return []
         handover.link_until_s = None
         handover.pending = set(legs)
@@ -294,16 +294,18 @@ class DecodeGroup:
             for leg in pending:
                 actions += self._refuse(handover.key, handover.peer, leg, reason, detail, now)
             for leg in sorted(handover.open):
-                said = self.ranks[leg[0]].cancelled(handover.leg_key(leg), reason, detail, now)
-                actions += self._at(leg[0], said, now)
+                rank_actions = self.ranks[leg[0]].cancelled(handover.leg_key(leg), reason, detail, now)
+                actions += self._at(leg[0], rank_actions, now)
         return actions + self._end(handover)
 
     def _refuse(
         self, key: HandoverKey, peer: bytes, leg: LegId, reason: Reason, detail: str, now: float
     ) -> list[GroupDecodeAction]:
         rank, source = leg
-        said = self.ranks[rank].refused(replace(key, rank=source), rank_epoch(peer, source), reason, detail, now)
-        return self._at(rank, said, now)
+        rank_actions = self.ranks[rank].refused(
+            replace(key, rank=source), rank_epoch(peer, source), reason, detail, now
+        )
+        return self._at(rank, rank_actions, now)
 
     def _end(self, handover: _Handover) -> list[GroupDecodeAction]:
         """When no leg is under way any more: the verdict, once."""

@@ -1,7 +1,7 @@
 """The prefill side of hand-overs between workers of several ranks: a `PrefillHandovers` per rank, one outcome for all.
 
-A pure machine, as those that it drives; legs as in `decode_group`. A leg that fails ends all others, the gateway hears
-of the hand-over once, and the blocks are released when no leg reads them any more.
+A pure machine, like the machines that it drives; legs as in `decode_group`. A leg that fails ends all others, the
+gateway gets one report of the hand-over, and the blocks are released when no leg reads them any more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LegId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AtPrefillRank:
-    """What a rank is to do; `Granted`, `Report` and `Release` are of the worker and never inside."""
+    """An action of one rank; `Granted`, `Report` and `Release` belong to the worker and are never inside."""
 
     rank: int
     action: PrefillAction
@@ -96,7 +96,7 @@ class PrefillGroup:
         return self._begin(handover, now)
 
     def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> list[GroupPrefillAction]:
-        """KV of [0, tokens) stands in `blocks` of every rank."""
+        """KV of [0, tokens) is in `blocks` of every rank."""
         handover = self._open.get(key)
         if handover is None:
             self._unannounced.computed(key, tokens, blocks, now)
@@ -107,7 +107,7 @@ class PrefillGroup:
     def computing(
         self, rank: int, key: HandoverKey, tokens: int, layers: int, blocks: tuple[int, ...], now: float
     ) -> list[GroupPrefillAction]:
-        """One rank's KV of [0, tokens) stands in its first `layers` layers."""
+        """One rank's KV of [0, tokens) is complete in its first `layers` layers."""
         handover = self._open.get(key)
         if handover is None:
             return []
@@ -142,14 +142,14 @@ class PrefillGroup:
         return self._at(rank, self.ranks[rank].put_failed(key, put, reason, detail, now), now)
 
     def link_up(self, rank: int, peer: RankPeer, facts: DecodePeer, now: float) -> list[GroupPrefillAction]:
-        """`facts` as the decode rank said them. Raises UnfitPairError: ranks that do not divide the heads."""
+        """`facts` as the decode rank reported them. Raises UnfitPairError: ranks that do not divide the heads."""
         pairs = rank_pairs(self._geometry.kv_heads, len(self.ranks), peer.ranks)
         mine = [pair for pair in pairs if (pair.prefill, pair.decode) == (rank, peer.rank)]
         leg = Leg(peer.rank, self._local(mine[0]) if mine else range(0))
-        said = self.ranks[rank].link_up(peer.epoch, replace(facts, leg=leg), now)
+        rank_actions = self.ranks[rank].link_up(peer.epoch, replace(facts, leg=leg), now)
         self._links.up(rank, peer)
-        actions = self._at(rank, said, now)
-        for handover in [each for each in self._open.values() if each.peer == peer.worker]:
+        actions = self._at(rank, rank_actions, now)
+        for handover in [handover for handover in self._open.values() if handover.peer == peer.worker]:
             actions += self._begin(handover, now)
         return actions
 
@@ -193,7 +193,7 @@ class PrefillGroup:
             handover.is_reported = True
             return self._fail(handover, Reason.UNFIT_PAIR, str(error), now)
         legs = {(pair.prefill, pair.decode) for pair in pairs}
-        if not self._links.stand(handover.peer, legs):
+        if not self._links.are_up(handover.peer, legs):
             return []
         handover.link_until_s, handover.is_beginning = None, True
         handover.ungranted = set(legs)
@@ -202,8 +202,8 @@ class PrefillGroup:
             if handover.failure is None:
                 handover.open.add((rank, peer_rank))
                 names = (replace(handover.key, rank=peer_rank), rank_epoch(handover.peer, peer_rank))
-                said = self.ranks[rank].opened(*names, handover.total_tokens, handover.deadline_s, now)
-                actions += self._at(rank, said, now)
+                rank_actions = self.ranks[rank].opened(*names, handover.total_tokens, handover.deadline_s, now)
+                actions += self._at(rank, rank_actions, now)
         handover.is_beginning = False
         done = handover.progress
         if done.computed is not None:
@@ -222,8 +222,8 @@ class PrefillGroup:
         actions: list[GroupPrefillAction] = []
         for leg in sorted(handover.open if legs is None else legs):
             if leg in handover.open:
-                said = call(self.ranks[leg[0]], replace(handover.key, rank=leg[1]))
-                actions += self._at(leg[0], said, now)
+                rank_actions = call(self.ranks[leg[0]], replace(handover.key, rank=leg[1]))
+                actions += self._at(leg[0], rank_actions, now)
         return actions
 
     def _at(self, rank: int, actions: list[PrefillAction], now: float) -> list[GroupPrefillAction]:

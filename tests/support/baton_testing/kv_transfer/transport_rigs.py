@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
-from baton_kv_transfer.network import of_socket
+from baton_kv_transfer.network import require_socket
 from baton_kv_transfer.transports import tcp
 from baton_kv_transfer.transports.seam import Landing, Writer
 from baton_kv_transfer.transports.ucx.binding import UcxAgent
@@ -140,7 +140,12 @@ class UcxRig:
         self.thread.later(connect(self.target))
         self.writers.append(
             UcxWriter(
-                self.thread, self.target, of_socket(here.connection), lambda _: False, self.lost.append, lambda: "test"
+                self.thread,
+                self.target,
+                require_socket(here.connection),
+                lambda _: False,
+                self.lost.append,
+                lambda: "test",
             )
         )
         return self.writers[-1]
