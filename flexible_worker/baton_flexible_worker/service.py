@@ -19,11 +19,11 @@ from baton_engine.scheduling.events import SchedulerEvent
 from baton_prefill_worker.service import PrefillService
 from baton_wire.messages.gateway_link import Cancel, Flip, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, Role
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import worker_state
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import Messenger, RunningEngine, leg_failed
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from baton_engine.scheduling.events import Computed, Computing, Drawn, Failed, P
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Message, PeerRef, Reason, RequestKey
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import CancelWork, GrantedRoom, ReleaseBlocks, Submit
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import MAX_DETAIL, Messenger, leg_failed
 
 STEPS_KEPT = 4

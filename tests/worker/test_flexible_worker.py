@@ -25,6 +25,7 @@ from baton_wire.messages.values import (
     SamplingParams,
     pack_ids,
 )
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import (
     CancelWork,
@@ -35,7 +36,6 @@ from baton_worker.serving.engine_thread import (
     ReserveBlocks,
     Submit,
 )
-from baton_worker.serving.intake import RequestLimits
 
 PEER = PeerRef(Address("127.0.0.1", 1), b"e" * 16)
 SAMPLING = SamplingParams(max_tokens=3, temperature=0)

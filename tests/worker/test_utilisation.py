@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_engine.model.step_cost import CostModel
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_wire.messages.values import Role
 from baton_wire.rules.hardware import Peak, peak_of
 from baton_worker.reporting.utilisation import SMOOTHING_S, Utilisation

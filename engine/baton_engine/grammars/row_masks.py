@@ -15,8 +15,8 @@ import numpy as np
 
 from baton_engine.grammars.constrained_row import Allowance, ConstrainedRow, EndIds
 from baton_engine.grammars.grammar_compiler import READY_S, GrammarCompiler, GrammarError
+from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.grammars.vocabulary import VocabularyError, Words
-from baton_engine.running.sampler import TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot, SlotFailure, SlotTokens
 
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.sizes import head_bytes, layer_sizes
 

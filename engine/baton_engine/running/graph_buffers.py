@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton_engine.memory.host_memory import upload
 from baton_engine.model.decoder import Decoder
-from baton_engine.running.upload import upload
 from baton_engine.scheduling.step_plan import BlockUpdate
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton_engine.memory.host_memory import upload
 from baton_engine.model.decoder import Decoder
-from baton_engine.running.upload import upload
 from baton_engine.scheduling.step_plan import PrefillChunk, ScoredChunk
 from baton_kernels.sampling.logprobs import logprobs
 from baton_wire.messages.values import PromptLogprob

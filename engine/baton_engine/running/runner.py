@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from baton_engine.grammars.row_masks import RowMasks
-from baton_engine.memory.host_memory import keep_freed_memory
+from baton_engine.grammars.token_masks import TokenMasks
+from baton_engine.memory.host_memory import keep_freed_memory, upload
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.loading import LoadedModel
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.layer_notices import LayerListener, LayerNotices
 from baton_engine.running.prompt_scores import ChunkScores, score
-from baton_engine.running.sampler import Draw, Sampler, TokenMasks
+from baton_engine.running.sampler import Draw, Sampler
 from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_clock import StepClock, start_clock
 from baton_engine.running.step_graphs import StepGraphs
-from baton_engine.running.upload import upload
 from baton_engine.running.warm_up import rehearse, warm_up
 from baton_engine.scheduling.step_plan import PrefillChunk, SlotFailure, SlotTokens, StepPlan, StepResult
 from baton_kernels.ahead.compiling import compiled_together

@@ -6,7 +6,7 @@ function of (seed, choice, token index, vocabulary id), so a sequence draws the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,44 +15,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton_engine.running.upload import on_device, upload
+from baton_engine.grammars.token_masks import TokenMasks
+from baton_engine.memory.host_memory import upload
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.sampling.logprobs import Logprobs, logprobs
 from baton_kernels.sampling.penalties import apply_bias, apply_penalties
 from baton_kernels.sampling.sampling import greedy, sample
 from baton_kernels.sampling.sampling_inputs import Draws, Penalties, Truncation
-from baton_kernels.sampling.token_mask import forbid_tokens, forbidding
 from baton_kernels.sampling.truncated_draw import truncated_draw
 from baton_wire.messages.values import SamplingParams
 
 LOWEST_TEMPERATURE = 1e-5
 """Below it a row is greedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenMasks:
-    """Which tokens some rows of a draw may take; every row named here may take at least one. Tensors of the host: the
-    same ones serve many draws."""
-
-    rows: Tensor
-    """[R] int64, ascending."""
-    allowed: Tensor
-    """[R, W] int32: bits as in `baton_kernels.sampling.token_mask`."""
-    forbid_on_host: Callable[[Tensor], None]
-    """`forbid_tokens` for logits of the host, in float32."""
-
-    @staticmethod
-    def of(rows: npt.NDArray[np.int64], allowed: npt.NDArray[np.uint32]) -> TokenMasks:
-        """Over the arrays' own memory."""
-        row_tensor, masks = torch.from_numpy(rows), torch.from_numpy(allowed.view(np.int32))
-        return TokenMasks(row_tensor, masks, forbidding(row_tensor, masks))
-
-    def forbid(self, logits: Tensor) -> None:
-        """In place. Those of a CPU are float32."""
-        if logits.is_cuda:
-            forbid_tokens(logits, on_device(self.rows, logits.device), on_device(self.allowed, logits.device))
-        else:
-            self.forbid_on_host(logits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from baton_engine.memory.host_memory import upload
 from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.running.drawing import DrawingRows
-from baton_engine.running.upload import upload
 from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
 from baton_wire.kv_shape import KvGeometry

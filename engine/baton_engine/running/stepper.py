@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_load import LoadMeter, StepLoad
 from baton_engine.scheduling.step_plan import Runner
 
 STEP_SMOOTHING = 0.1

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, StackedExperts
 from baton_engine.model.layers.linear import Projection
-from baton_engine.running.sampler import Sampler, TokenMasks
+from baton_engine.running.sampler import Sampler
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
 from baton_kernels.experts.experts import launched_tokens

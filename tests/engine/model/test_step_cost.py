@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_engine.model.step_cost import CostModel, cost_model
-from baton_engine.running.step_load import StepLoad, WindowLoad
+from baton_engine.scheduling.step_load import StepLoad, WindowLoad
 from baton_wire.models.parsing import parse_spec
 
 LLAMA_8B = {

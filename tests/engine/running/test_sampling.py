@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine.running.sampler import Draw, Sampler, TokenMasks
+from baton_engine.grammars.token_masks import TokenMasks
+from baton_engine.running.sampler import Draw, Sampler
 from baton_testing.engine.model_steps import opened
 from baton_wire.messages.values import Grammar, SamplingParams
 

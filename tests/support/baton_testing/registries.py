@@ -8,9 +8,9 @@ from baton_control.names import Key
 from baton_control.sizing.decision.scaling import PoolNow, Sized
 from baton_control.sizing.metrics import SizingMetrics
 from baton_engine.model.step_cost import CostModel
-from baton_engine.running.step_load import StepLoad
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_load import StepLoad
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_kernels.ahead.kernel_folder import CompiledHere
 from baton_kv_transfer.transports.bandwidth import LinkReport

@@ -21,16 +21,16 @@ from baton_engine.model.servable import CONFIG, servable_config
 from baton_engine.model.step_cost import cost_model
 from baton_engine.running.launches import Launches
 from baton_engine.running.runner import ModelRunner
-from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.step_load import StepLoad
 from baton_kernels.kv.kv_scales import KV_FP8
 from baton_kernels.sampling.token_mask import prepare_for
 from baton_kv_transfer.handover import Verify
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint
 from baton_wire.models.errors import ModelError
+from baton_wire.rules.hardware import Peak, peak_of
 from baton_worker.building import block_budget as capacity
-from baton_worker.building.accelerator import peak
 from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
@@ -113,7 +113,7 @@ def build(
         watch_layers=runner.watch_layers,
         masks=masks,
         costs=cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes),
-        peak=peak(device, loaded.dtype),
+        peak=_peak(device, loaded.dtype),
         stages=stages.seconds,
         kernels=None if kernels is None else kernels.here,
     )
@@ -148,6 +148,13 @@ def _device(config: WorkerConfig) -> torch.device:
     if config.kv_cache_dtype == "fp8" and config.device != "cuda":
         raise ConfigError(f"argument --kv-cache-dtype: fp8 with --device {config.device}; allowed there: auto")
     return torch.device(config.device)
+
+
+def _peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
+    """The device's peak rates by its maker's data sheet; None where they are not known: CPUs and float32."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return None
+    return peak_of(torch.cuda.get_device_name(device))
 
 
 def _check_quantization(config: WorkerConfig) -> None:

@@ -19,8 +19,8 @@ import msgspec
 import torch
 
 from baton_engine.memory.kv_pool import KvPool
-from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.step_load import LoadMeter, StepLoad
 from baton_engine.scheduling.step_plan import OpenSlot, ScoredChunk, SlotTokens, StepPlan, StepResult
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, PromptLogprob, TokenLogprob

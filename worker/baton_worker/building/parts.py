@@ -17,9 +17,20 @@ from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.hardware import Peak
 from baton_worker.building.bundle_files import TokenizerBundle
 from baton_worker.config import WorkerConfig
-from baton_worker.serving.intake import RequestLimits
 
 MAX_CHOICES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """The most that one request may ask of a worker; the numbers are also in its Hello."""
+
+    vocab_size: int
+    max_context_tokens: int
+    max_choices: int
+    follows_grammars: bool = True
+    keeps_answers: bool = False
+    """A prefill worker decodes what it computed where a gateway asks for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.model.step_cost import CostModel
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_kernels.ahead.kernel_folder import CompiledHere
 from baton_kv_transfer.transports.bandwidth import LinkReport
 from baton_wire.messages.values import Reason, Role

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from baton_engine.scheduling.events import Failed, SequenceSpec
 from baton_engine.scheduling.request_validation import refusal
 from baton_wire.messages.gateway_link import Prefill, Reserve
 from baton_wire.messages.values import Reason, RequestKey, SamplingParams, unpack_ids
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """What one request may ask of this worker; the numbers are also in Hello."""
-
-    vocab_size: int
-    max_context_tokens: int
-    max_choices: int
-    follows_grammars: bool = True
-    keeps_answers: bool = False
-    """Whether a prefill worker decodes what it computed, where it is asked to."""
+from baton_worker.building.parts import RequestLimits
 
 
 def sequence_spec(

@@ -20,12 +20,13 @@ from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.gateway_link import Cancel, Flip, LegFailed, Prefill, Reserve, Tokens, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, TokenEntry
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import prompt_logprobs, token_entry, token_messages, worker_state
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import CancelWork, Command, Drain
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import RequestLimits, sequence_spec
+from baton_worker.serving.intake import sequence_spec
 from baton_worker.serving.open_requests import OpenRequests
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.running.step_load import LoadMeter, WindowLoad, windowed_pairs
+from baton_engine.scheduling.step_load import LoadMeter, WindowLoad, windowed_pairs
 from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, StepPlan
 from baton_wire.messages.values import SamplingParams
 
