@@ -69,11 +69,11 @@ def side(
 
     return lifecycle.RoleParts(
         service=service,
-        mover=transfer,
+        transfer=transfer,
         pair_port=lambda: transfer.port,
         transfer_view=view,
         is_idle=lambda: sum(transfer.stats().handovers.by_state.values()) == 0,
-        wear=lambda: full_quarantine(transfer.stats().handovers.landing),
+        restart_reason=lambda: full_quarantine(transfer.stats().handovers.landing),
     )
 
 

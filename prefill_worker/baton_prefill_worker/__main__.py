@@ -74,7 +74,7 @@ def side(service: PrefillService, transfer: PrefillTransfer) -> lifecycle.RolePa
 
     return lifecycle.RoleParts(
         service=service,
-        mover=transfer,
+        transfer=transfer,
         pair_port=lambda: None,
         transfer_view=view,
         is_idle=lambda: sum(transfer.stats().handovers.by_state.values()) == 0,

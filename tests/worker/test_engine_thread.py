@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, Reserved, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_load import StepLoad
 from baton_engine.scheduling.step_plan import StepResult
 from baton_testing.engine.runners import ToyRunner
 from baton_wire.messages.values import Finish, Grammar, RequestKey, SamplingParams

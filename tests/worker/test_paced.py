@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, StepPlan
 from baton_wire.messages.values import SamplingParams
 from baton_wire.rules.step_times import DecodeTimes, PacedTimes, PrefillTimes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_wire.messages.gateway_link import MAX_STATE_TIMINGS
-from baton_worker.reporting.step_log import KEPT, StepLog
+from baton_worker.reporting.reports import STEPS_KEPT, StepLog
 
 
 def decode(rows: int) -> StepLoad:
@@ -31,7 +31,7 @@ def test_many_steps_are_thinned_evenly_and_the_oldest_forgotten() -> None:
         log.add(step, decode(1), 0.001)
     told = [timing.step for timing in log.take()]
     assert len(told) == MAX_STATE_TIMINGS
-    assert told[0] == 1000 - KEPT
+    assert told[0] == 1000 - STEPS_KEPT
     assert len({b - a for a, b in itertools.pairwise(told)}) == 1
 
 

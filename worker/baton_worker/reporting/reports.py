@@ -1,17 +1,20 @@
-"""What a worker says of itself and its engine, to gateways and on `/state`. Pure conversions."""
+"""Reports of a worker and its engine, to gateways and on `/state`: conversions of snapshots, and the log of steps."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from baton_engine.scheduling.events import Drawn, PromptScored
+from baton_engine.scheduling.step_load import StepLoad
 from baton_kv_transfer.transports.bandwidth import lanes
 from baton_wire.messages.gateway_link import (
     MAX_ENTRIES,
     MAX_PROMPT_LOGPROBS,
+    MAX_STATE_TIMINGS,
     Hello,
     PromptLogprobs,
     Tokens,
@@ -25,6 +28,38 @@ from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
 
 MAX_TOKEN_VALUES = 1 << 16
 """Ids and log probabilities of one message: at most about 1 MB, so that nothing waits long behind it."""
+STEPS_KEPT = 64
+"""Steps that a log keeps until they are taken."""
+
+
+class StepLog:
+    """The latest engine steps with what was in them, on their way from the engine thread to gateways.
+
+    One thread adds, another takes: a deque's ends need no lock. Old steps that were not taken are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, StepLoad, float]] = deque(maxlen=STEPS_KEPT)
+
+    def add(self, step: int, load: StepLoad, seconds: float) -> None:
+        """Engine thread: a step was collected."""
+        self._steps.append((step, load, seconds))
+
+    def take(self) -> tuple[StepTiming, ...]:
+        """At most `MAX_STATE_TIMINGS` of the steps since the last call, drawn evenly; steps without work left out."""
+        steps = []
+        while True:
+            try:
+                steps.append(self._steps.popleft())
+            except IndexError:
+                break
+        steps = [entry for entry in steps if entry[1].rows and entry[2] > 0]
+        stride = -(-len(steps) // MAX_STATE_TIMINGS) or 1
+        return tuple(_timing(*entry) for entry in steps[::stride])
+
+
+def _timing(step: int, load: StepLoad, seconds: float) -> StepTiming:
+    return StepTiming(step, load.prefill_tokens, load.prefill_pairs, load.decode_rows, load.kv_tokens, seconds)
 
 
 def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
