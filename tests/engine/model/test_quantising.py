@@ -180,7 +180,7 @@ def no_directory(source: Path, target: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (there, "is there already"),
+        (there, "exists already"),
         (quantised_already, "is quantised already"),
         (with_images, "model_type gemma3 has parts for images"),
         (no_directory, "cannot be written"),

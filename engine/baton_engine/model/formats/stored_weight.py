@@ -26,10 +26,10 @@ class StoredWeight:
     order: Tensor | None = None
     """int64 [columns]: column j of `codes` is column order[j] of the weight; None: the same."""
     rounds_inputs: bool = False
-    """Whether the checkpoint says that integers of 8 bits are multiplied with activations of 8 bits."""
+    """True when the checkpoint asks for 8-bit integers to be multiplied with 8-bit activations."""
 
     def with_features(self, rows: Tensor) -> StoredWeight:
-        """With those features, in that order; rows int64."""
+        """The weight with the features `rows` (int64) alone, in that order."""
         zeros = None if self.zeros is None else self.zeros.index_select(0, rows)
         codes = self.codes.view(torch.uint8).index_select(0, rows).view(self.codes.dtype)
         return replace(self, codes=codes, scales=self.scales.index_select(0, rows), zeros=zeros)
