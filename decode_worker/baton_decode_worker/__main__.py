@@ -36,7 +36,7 @@ def side(
     metrics: WorkerMetrics,
     service: DecodeService,
 ) -> lifecycle.RoleParts:
-    """The messenger, joined with its transfer, as parts of a process."""
+    """The decode side of a process: its messenger, connected with a new transfer."""
     listen = config.pair_listen or ListenAddress("127.0.0.1", 0)
     settings, landing_bytes = transfer_config(config, Role.DECODE), parts.landing_bytes
     transfer = DecodeTransfer(

@@ -49,11 +49,11 @@ async def test_gateways_hear_at_once_whose_turn_it_is_and_the_state_alone_once()
     links, one, other = two_links()
     reporting = asyncio.create_task(links.report_state())
     await asyncio.sleep(0)
-    links._tell_holding(one, LATE)
+    links._note_holding(one, LATE)
     while len(told(one)) < 2:  # noqa: ASYNC110 - without it, it would be told nothing until its state changes
         await asyncio.sleep(0.001)
-    links._tell_holding(other, Urgency(HeldRank.IN_TIME, 5.0))
-    links._tell_holding(other, Urgency(HeldRank.IN_TIME, 5.0))
+    links._note_holding(other, Urgency(HeldRank.IN_TIME, 5.0))
+    links._note_holding(other, Urgency(HeldRank.IN_TIME, 5.0))
     while len(told(one)) < 3:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     reporting.cancel()
@@ -86,7 +86,7 @@ async def test_each_gateway_hears_how_many_share_the_worker() -> None:
     reporting = asyncio.create_task(links.report_state())
     await asyncio.sleep(0)
     links._links.discard(other)
-    links._tell_holding(one, LATE)
+    links._note_holding(one, LATE)
     while len(shared_by(one)) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     reporting.cancel()

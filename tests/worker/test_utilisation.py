@@ -18,13 +18,13 @@ DECODE = StepLoad(0, 0.0, 0, 4, 40)
 def test_nothing_is_said_before_the_first_step_or_about_an_unknown_device() -> None:
     assert Utilisation(Role.DECODE, COSTS, PEAK).mfu is None
     unknown = Utilisation(Role.DECODE, COSTS, None)
-    unknown.stepped(DECODE, 0.1)
+    unknown.observe_step(DECODE, 0.1)
     assert (unknown.mfu, unknown.mbu) == (None, None)
 
 
 def test_one_step_gives_its_own_ratio_however_short() -> None:
     seen = Utilisation(Role.DECODE, COSTS, PEAK)
-    seen.stepped(DECODE, 0.05)
+    seen.observe_step(DECODE, 0.05)
     assert seen.mfu == pytest.approx((2 * (4 * 1_000 + 4 * 100) + 4 * 40) / 0.05 / 1e6)
     assert seen.mbu == pytest.approx((2_200 + 8 * 44) / 0.05 / 1e5)
 
@@ -32,9 +32,9 @@ def test_one_step_gives_its_own_ratio_however_short() -> None:
 def test_old_steps_are_forgotten_by_the_time_that_was_computed_since() -> None:
     seen = Utilisation(Role.DECODE, COSTS, PEAK)
     for _ in range(100):
-        seen.stepped(DECODE, 0.01)
+        seen.observe_step(DECODE, 0.01)
     for _ in range(1_000):
-        seen.stepped(DECODE, 0.1)
+        seen.observe_step(DECODE, 0.1)
     assert 5 * SMOOTHING_S < 0.1 * 1_000
     assert seen.mbu == pytest.approx((2_200 + 8 * 44) / 0.1 / 1e5, rel=1e-3)
 

@@ -45,7 +45,7 @@ BLOCK_TOKENS = {"cpu": 16, "cuda": 64}
 def build(
     config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None], *, alone: bool = False
 ) -> EngineParts:
-    """Load and size everything. `observe_step` is told each step's number, what was in it, and its seconds.
+    """Load and size everything. `observe_step` is called with each step's number, load and seconds.
 
     `alone`: the engine decodes what it prefills, whatever its role. Raises ConfigError with one line.
     """

@@ -1,7 +1,7 @@
 """A worker without a model: real scheduler, protocol and KV hand-over, step durations from given step times.
 
-It stands in for hardware that is not there. Tokens are made up, KV is a few bytes a token, nothing here says anything
-about answers. Its pair fingerprint is its own, so that it never pairs with a worker that computes.
+It emulates hardware that is not available. Tokens are made up and KV is a few bytes a token, so its answers mean
+nothing. It has a pair fingerprint of its own, so that it never pairs with a worker that computes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ BLOCK_TOKENS = 64
 ELEMENT_BYTES = 4
 HEAD_DIM = 4
 LANDING_SEQUENCES = 32
-"""Hand-overs of full length that the landing region holds: a small part of what it is on a real worker."""
+"""Hand-overs of full length that the landing region holds: far fewer bytes than on a real worker."""
 FIRST_TOKEN = 16
-"""Smaller ids are often special ones."""
+"""Least id of a made-up token: smaller ones are often special."""
 
 
 def step_s(times: PacedTimes, load: StepLoad) -> float:
-    """How long the step takes on the hardware that is emulated."""
+    """Seconds that the step takes on the emulated hardware."""
     seconds = 0.0
     if load.prefill_tokens:
         seconds += times.prefill.seconds(load.prefill_tokens, load.prefill_pairs)
@@ -52,7 +52,7 @@ def step_s(times: PacedTimes, load: StepLoad) -> float:
 
 
 def read_times(path: Path) -> PacedTimes:
-    """Raises ConfigError with one line."""
+    """Read step times from a file. Raises ConfigError with one line."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=PacedTimes)
     except (OSError, msgspec.DecodeError) as error:

@@ -1,4 +1,4 @@
-"""A worker's engine, built and not yet running: what `engine` or `paced` makes and `serving` or a batch runs."""
+"""A worker's engine, built and not yet running: `engine` or `paced` builds it, `serving` or a batch runs it."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Knows nothing of links."""
+    """A built engine with its limits and measures; it knows nothing of links."""
 
     bundle: TokenizerBundle
     pool: KvPool
     landing_bytes: int
-    """Room for arriving KV beside the pool; 0 where none lands."""
+    """Memory for arriving KV besides the pool; 0 where none arrives."""
     scheduler: Scheduler
     stepper: Stepper
     limits: RequestLimits
     fingerprint: PairFingerprint
     watch_layers: Callable[[LayerListener], None] = field(default=lambda listener: None)
-    """Have a listener told of layers while prompts are computed; a paced runner has none to tell of."""
+    """Report finished layers to a listener while prompts are computed; a paced runner has none to report."""
     masks: RowMasks | None = None
     """None: grammars are refused (paced)."""
     costs: CostModel | None = None

@@ -28,7 +28,7 @@ from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.reporting.reports import StepLog, hello, state_view, token_blocks, with_measures
+from baton_worker.reporting.reports import StepLog, add_measures, hello, state_view, token_blocks
 from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
 from baton_worker.serving import process
 from baton_worker.serving.endpoints import Endpoints
@@ -115,14 +115,14 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """What a worker measures of itself: metrics for scrapes, step timings for gateways."""
+    """The measures of one worker: metrics for scrapes, step timings for gateways."""
 
     metrics: WorkerMetrics
     step_log: StepLog
 
     def observe_step(self, step: int, load: StepLoad, seconds: float) -> None:
         """Engine thread: a step was collected."""
-        self.metrics.stepped(load, seconds)
+        self.metrics.observe_step(load, seconds)
         self.step_log.add(step, load, seconds)
 
 
@@ -149,9 +149,9 @@ class Worker:
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._metrics, self._step_log = instruments.metrics, instruments.step_log
-        self._metrics.computes(parts.costs, parts.peak)
+        self._metrics.watch_costs(parts.costs, parts.peak)
         if parts.kernels is not None:
-            self._metrics.compiles(parts.kernels)
+            self._metrics.watch_kernels(parts.kernels)
         self._epoch = process.new_epoch()
         self._role = build_role(config, parts, keys, self._epoch, self._metrics)
         self._service = self._role.service
@@ -175,7 +175,7 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         if (masks := self._parts.masks) is not None:
-            self._metrics.follows_grammars(masks)
+            self._metrics.watch_grammars(masks)
             masks.compiler.on_ready = self._engine.look
             self._resources.callback(masks.compiler.close)
         self._transfer_thread = _LoopThread("transfer")
@@ -190,7 +190,7 @@ class Worker:
         await process.await_transfer(self._config, self._transfer_thread.run(self._role.transfer.start()))
         self._startup_s = process.age_s()
         stages = {**self._parts.stages, "connecting": time.monotonic() - self._built_s}
-        self._metrics.started(stages)
+        self._metrics.report_start(stages)
         log.info("start-up: %s", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in stages.items()))
         check_hello(self._introduce())
         self._engine.start()
@@ -224,7 +224,7 @@ class Worker:
 
     def _end_crashed(self, error: BaseException) -> None:
         """End the process because a thread or a coroutine failed; safe from any thread."""
-        self._loop.call_soon_threadsafe(self._stop.crashed, error)
+        self._loop.call_soon_threadsafe(self._stop.on_crash, error)
 
     async def _watch_restart_reason(self) -> None:
         await drain_for_restart(self._role.restart_reason, self._stop)
@@ -236,7 +236,7 @@ class Worker:
         return hello(self._config, self._parts, self._epoch, self._role.pair_port(), self._present_role())
 
     def _add_measures(self, state: WorkerState) -> WorkerState:
-        return with_measures(state, self._startup_s, self._role.transfer_view(), self._step_log.take())
+        return add_measures(state, self._startup_s, self._role.transfer_view(), self._step_log.take())
 
     def _view(self) -> StateView:
         return state_view(

@@ -56,12 +56,12 @@ class Stop:
         self.now = asyncio.Event()
         self.crash: BaseException | None = None
 
-    def signalled(self) -> None:
+    def on_signal(self) -> None:
         if self.draining.is_set():
             self.now.set()
         self.draining.set()
 
-    def crashed(self, error: BaseException) -> None:
+    def on_crash(self, error: BaseException) -> None:
         """The engine or transfer thread died: end at once, with a failing status."""
         self.crash = error
         self.draining.set()
@@ -100,7 +100,7 @@ async def _run(config: WorkerConfig, serve: Serve) -> int:
     stop = Stop()
     loop = asyncio.get_running_loop()
     tell_loop_errors(loop, log)
-    handle_stop_signals(loop, stop.signalled, stop.draining.is_set)
+    handle_stop_signals(loop, stop.on_signal, stop.draining.is_set)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     await serve(config, stop)
     if stop.crash is not None:
