@@ -28,19 +28,19 @@ class GatewayReport:
     """Everything the thread said, in order; `wait_for` blocks until something fits."""
 
     def __init__(self) -> None:
-        self.said: list[SchedulerEvent | RequestKey] = []
+        self.log: list[SchedulerEvent | RequestKey] = []
         self.crash: BaseException | None = None
         self.crashed_event = threading.Event()
         self._news = threading.Condition()
 
     def events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
         with self._news:
-            self.said.extend(events)
+            self.log.extend(events)
             self._news.notify_all()
 
     def cancelled(self, key: RequestKey) -> None:
         with self._news:
-            self.said.append(key)
+            self.log.append(key)
             self._news.notify_all()
 
     def crashed(self, error: BaseException) -> None:
@@ -49,8 +49,8 @@ class GatewayReport:
 
     def wait_for(self, count: int) -> list[SchedulerEvent | RequestKey]:
         with self._news:
-            assert self._news.wait_for(lambda: len(self.said) >= count, timeout=60)
-            return list(self.said)
+            assert self._news.wait_for(lambda: len(self.log) >= count, timeout=60)
+            return list(self.log)
 
 
 def spec(deadline_s: float = 60.0) -> SequenceSpec:
@@ -121,7 +121,7 @@ def test_what_a_sequence_waited_for_wakes_an_idle_engine(monkeypatch: pytest.Mon
     thread.start()
     thread.post(Submit(spec()))
     assert asked.wait(60.0)
-    assert heard.said == []
+    assert heard.log == []
     is_there.set()
     thread.look()
     assert len(heard.wait_for(3)) == 3
@@ -132,8 +132,8 @@ def test_an_idle_engine_still_notices_deadlines() -> None:
     heard = GatewayReport()
     thread = started(heard)
     thread.post(ReserveBlocks(spec(deadline_s=1.5)))  # not over yet when the engine looks at it first
-    said = heard.wait_for(2)
-    assert isinstance(said[-1], Failed)
+    log = heard.wait_for(2)
+    assert isinstance(log[-1], Failed)
     assert thread.stop(60.0)
 
 

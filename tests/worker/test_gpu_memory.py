@@ -116,15 +116,15 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     Counting.calls.clear()
     source, target = random_pool(1, Unreachable), random_pool(2, Unreachable)
     before = target.tensor.clone()
-    told, heard = PrefillRecord(), DecodeRecord()
+    prefill_record, decode_record = PrefillRecord(), DecodeRecord()
     common = {"fingerprint": fingerprint(), "geometry": GEOMETRY, "keys": keys, "config": config}
     landing = (Flipping if flips else Counting)(target, LANDING)
     p_epoch, d_epoch = secrets.token_bytes(16), secrets.token_bytes(16)
-    p = PrefillTransfer(epoch=p_epoch, source=source, listener=told, device=PoolDevice(source), **common)  # type: ignore[arg-type]
+    p = PrefillTransfer(epoch=p_epoch, source=source, listener=prefill_record, device=PoolDevice(source), **common)  # type: ignore[arg-type]
     d = DecodeTransfer(
         epoch=d_epoch,
         sink=target,
-        listener=heard,
+        listener=decode_record,
         host="127.0.0.1",
         landing_bytes=LANDING,
         device=landing,
@@ -137,17 +137,17 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
         blocks, places, tokens, cached = (9, 4, 5, 17), (3, 11, 2, 20), 60, 16
         p.opened(key, PeerRef(address=Address(host="127.0.0.1", port=d.port), epoch=d_epoch), tokens, until)
         d.expected(key, p_epoch, tokens, cached, places, (0,), until)
-        await eventually(lambda: bool(told.granted), 20.0)
+        await eventually(lambda: bool(prefill_record.granted), 20.0)
         p.computing(key, tokens, 2, blocks)
         await eventually(lambda: p.stats().bytes_sent == 3 * GEOMETRY.block_bytes // 2, 30.0)
         p.computed(key, tokens, blocks)
         p.first_tokens(key, first_tokens(0))
-        await eventually(lambda: bool(heard.landed or heard.failed), 30.0)
-        await eventually(lambda: bool(told.released), 30.0)
+        await eventually(lambda: bool(decode_record.landed or decode_record.failed), 30.0)
+        await eventually(lambda: bool(prefill_record.released), 30.0)
         if flips and verify is Verify.FULL:
-            assert [entry[1] for entry in heard.failed] == [Reason.KV_CORRUPT]
+            assert [entry[1] for entry in decode_record.failed] == [Reason.KV_CORRUPT]
             return
-        assert [entry[0] for entry in heard.landed] == [key]
+        assert [entry[0] for entry in decode_record.landed] == [key]
         await eventually(lambda: d.stats().bytes_received == p.stats().bytes_sent == 3 * GEOMETRY.block_bytes, 30.0)
     finally:
         await p.stop()
@@ -160,7 +160,7 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     equal = torch.equal(target.tensor[list(places[1:])], source.tensor[list(blocks[1:])])
     assert equal is not flips
     steps = [re.fullmatch(r"step [0-9a-f]{32}/1 \d+\.\d{6} (.*)", line) for line in caplog.messages]
-    assert {found[1] for found in steps if found} == {
+    assert {match[1] for match in steps if match} == {
         *("opened", "granted", "put done", "first token drawn", "seal sent", "seal received", "landed")
     }
 

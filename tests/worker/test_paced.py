@@ -64,7 +64,7 @@ def test_steps_end_one_after_the_other_on_the_clock() -> None:
     second = paced.collect()
     assert clock.now == pytest.approx(100.1 + 0.02 + 0.004 + 91 * 0.0001)
     assert second.duration_s == pytest.approx(clock.now - 100.1)
-    assert [len(each.tokens) for each in (first, second)] == [1, 1]
+    assert [len(result.tokens) for result in (first, second)] == [1, 1]
     with pytest.raises(RuntimeError):
         paced.collect()
 

@@ -44,5 +44,5 @@ def test_old_steps_are_forgotten_by_the_time_that_was_computed_since() -> None:
     [("NVIDIA H200", 989.4e12), ("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("Tesla T4", None)],
 )
 def test_devices_are_known_by_the_drivers_name(name: str, flops: float | None) -> None:
-    found = peak_of(name)
-    assert (found and found.flops) == flops
+    peak = peak_of(name)
+    assert (peak and peak.flops) == flops

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.decoder import Decoder, DecoderLayer
-from baton_engine.model.formats.stored_weight import StoredWeight, joined
+from baton_engine.model.formats.stored_weight import StoredWeight, join_weights
 from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack, unpack_mxfp4
 from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm, read_by
 from baton_engine.model.layers.rope import rope_tables
-from baton_engine.model.offloading import assembled
+from baton_engine.model.offloading import assemble_layers
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention.attention_inputs import HeadNorms
 from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
@@ -73,7 +73,7 @@ class _Reader:
         return stacked
 
     def norm_weight(self, name: str) -> Tensor:
-        """The factors of a norm. Where the checkpoint stores them less 1 they are float32: 16 bits would lose digits."""
+        """The factors of a norm. If the checkpoint stores them less 1, they are float32: 16 bits would lose digits."""
         if not self.norms_from_one:
             return self.tensor(name)
         return self.source.read(name).to(device=self.device, dtype=torch.float32, copy=True).add_(1.0)
@@ -108,8 +108,8 @@ class _Reader:
             bias = bias.index_select(0, row_order)
         layers = [prefix + name for name in projections]
         if any(self.formats.of(layer) for layer in layers):
-            parts = [self._stored(layer) for layer in layers]
-            packed = self._packed(parts, bias, row_order, norm, gated)
+            parts = [self._read_stored(layer) for layer in layers]
+            packed = self._pack(parts, bias, row_order, norm, gated)
             if packed is not None:
                 return packed
             weight = self._dense(parts)
@@ -125,7 +125,7 @@ class _Reader:
         """The projections' weights one below the other, in the model's dtype."""
         layers = [prefix + name for name in projections]
         if any(self.formats.of(layer) for layer in layers):
-            return self._dense([self._stored(layer) for layer in layers])
+            return self._dense([self._read_stored(layer) for layer in layers])
         return self.tensor(*(f"{layer}.weight" for layer in layers))
 
     def stack(self, name: str) -> Tensor:
@@ -136,7 +136,7 @@ class _Reader:
         return self.tensor(name).transpose(1, 2).contiguous()
 
     def mxfp4_stack(self, name: str, in_turn: bool = False) -> Mxfp4Stack:
-        """The stack in its stored format. Where gate and up rows are stored in turn (`in_turn`), gate comes first and up
+        """The stack in its stored format. If gate and up rows are stored in turn (`in_turn`), gate comes first and up
         below it."""
         return pack_mxfp4_stack(*self._blocks(name), name, in_turn)
 
@@ -146,10 +146,10 @@ class _Reader:
         return blocks, scales
 
     def _dense(self, parts: Sequence[StoredWeight | Tensor]) -> Tensor:
-        dense = [part.dequantised() if isinstance(part, StoredWeight) else part for part in parts]
+        dense = [part.dequantise() if isinstance(part, StoredWeight) else part for part in parts]
         return torch.cat([part.to(self.dtype) for part in dense])
 
-    def _packed(
+    def _pack(
         self,
         parts: Sequence[StoredWeight | Tensor],
         bias: Tensor | None,
@@ -160,7 +160,7 @@ class _Reader:
         """The parts as one product of quantised weights. None where they are not stored alike, or the device has no
         such product."""
         stored = [part for part in parts if isinstance(part, StoredWeight)]
-        whole = joined(stored) if len(stored) == len(parts) else None
+        whole = join_weights(stored) if len(stored) == len(parts) else None
         if whole is not None and rows is not None:
             whole = whole.with_features(rows)
         if whole is None:
@@ -170,7 +170,7 @@ class _Reader:
             deferred = norm.scale, norm.deferred_eps
         return self.method.pack_stored(whole, bias, self.dtype, deferred, gated)
 
-    def _stored(self, layer: str) -> StoredWeight | Tensor:
+    def _read_stored(self, layer: str) -> StoredWeight | Tensor:
         """The layer's weight in its stored format, on the device."""
         stored = self.formats.of(layer)
         if stored is None:
@@ -210,7 +210,7 @@ def assemble(
     def build(layer: int) -> DecoderLayer:
         return _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
 
-    layers, ring = assembled(config.num_layers, offloaded, device, build)
+    layers, ring = assemble_layers(config.num_layers, offloaded, device, build)
     readers = (layer.qkv for layer in layers[1:])
     layers = tuple(
         replace(layer, mlp_norm=read_by(layer.mlp_norm, layer.mlp), next_norm=read_by(layer.next_norm, reader))

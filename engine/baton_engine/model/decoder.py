@@ -82,11 +82,11 @@ class Decoder:
     ) -> Tensor:
         """Run T rows: token_ids [T] int64 → the head's input for the wanted rows [S or T, hidden_size].
 
-        The KV of all T rows goes into the pool. After each layer, `written` is called with the number of layers whose KV
-        is there (on a GPU: will be there, once the kernels launched so far are done).
+        The KV of all T rows goes into the pool. After each layer, `written` is called with the number of layers whose
+        KV is written (on a GPU: will be written, once the kernels launched so far are done).
         """
         last, groups, scales = rows.last, rows.groups, self._scales(kv_pool)
-        placed = [self._placed(rows.positions, group.slot_mapping) for group in groups]
+        placed = [self._place(rows.positions, group.slot_mapping) for group in groups]
         residual = functional.embedding(token_ids, self.embedding)
         if self.embedding_scale != 1.0:
             residual = residual * self.embedding_scale
@@ -111,7 +111,7 @@ class Decoder:
                     q = q.index_select(0, ending.rows)
                 else:  # their K and V are complete, and a transfer may be reading them: not written twice
                     again, nowhere = layer.qkv(plain(x).index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
-                    unplaced = self._placed(rows.positions.index_select(0, ending.rows), nowhere)
+                    unplaced = self._place(rows.positions.index_select(0, ending.rows), nowhere)
                     q = rope_kv_write(again, kv, unplaced[layer.rope], self.num_q_heads, layer.head_norms)
                 attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window, sinks=layer.sinks)
             else:
@@ -133,7 +133,7 @@ class Decoder:
         """Groups of layers that share block tables."""
         return self.kv_scales.shape[0]
 
-    def _placed(self, positions: Tensor, slot_mapping: Tensor) -> tuple[PlacedRows, ...]:
+    def _place(self, positions: Tensor, slot_mapping: Tensor) -> tuple[PlacedRows, ...]:
         """The rows' positions and places with each of the rope tables."""
         return tuple(PlacedRows(positions, slot_mapping, rope.cos, rope.sin) for rope in self.ropes)
 

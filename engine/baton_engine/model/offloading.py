@@ -172,7 +172,7 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
-def assembled(
+def assemble_layers(
     count: int, offloaded: int, device: torch.device, build: Callable[[int], T]
 ) -> tuple[tuple[T, ...], LayerRing | None]:
     """Build `count` layers, of which `offloaded` stay in the host's memory.

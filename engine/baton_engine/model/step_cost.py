@@ -64,8 +64,8 @@ class CostModel:
 
 
 def cost_model(config: DecoderSpec, element_bytes: int, kv_element_bytes: int) -> CostModel:
-    """The cost model of a model. Elements of unquantised weights and of KV take this many bytes; quantised weights count
-    in their stored size. Embedding rows that are looked up are left out."""
+    """The cost model of a model whose unquantised weights and KV take this many bytes an element. Quantised weights
+    count in their stored size. Embedding rows that are looked up are left out."""
     sizes, head = layer_sizes(config, element_bytes), config.vocab_size * config.hidden_size
     attention, share = config.attention, sizes.expert_share
     windows = Counter(layer.mixer.window for layer in config.layers)

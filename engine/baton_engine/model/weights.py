@@ -108,7 +108,7 @@ def open_safetensors(files: CheckpointFiles) -> Iterator[SafetensorsWeights]:
         missing = [name for name in files.index if name not in handles]
         if missing:
             raise WeightsError(
-                f"{files.index[missing[0]]}: lacks tensors that the index places there: {_listed(missing)}"
+                f"{files.index[missing[0]]}: lacks tensors that the index places there: {_list_names(missing)}"
             )
         yield SafetensorsWeights(handles, headers)
 
@@ -176,7 +176,7 @@ def check_parameters(source: WeightSource, config: DecoderSpec) -> None:
     config.formats.check(list(linear_sizes(config)), [name.rpartition(".")[0] for name in expected])
     missing = [name for name, form in expected.items() if name not in headers and not form.optional]
     if missing:
-        raise WeightsError(f"missing tensors: {_listed(missing)}")
+        raise WeightsError(f"missing tensors: {_list_names(missing)}")
     for name, form in expected.items():
         if name not in headers:
             continue
@@ -199,7 +199,7 @@ def check_parameters(source: WeightSource, config: DecoderSpec) -> None:
             " tie_word_embeddings: false"
         )
     if extra:
-        raise WeightsError(f"tensors that a {config.family} model of this config does not have: {_listed(extra)}")
+        raise WeightsError(f"tensors that a {config.family} model of this config does not have: {_list_names(extra)}")
 
 
 def _is_same(head: Tensor, embedding: Tensor) -> bool:
@@ -208,6 +208,6 @@ def _is_same(head: Tensor, embedding: Tensor) -> bool:
     return head.shape == embedding.shape and torch.equal(head.to(coarser), embedding.to(coarser))
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     shown = ", ".join(sorted(names)[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -12,7 +12,16 @@ from baton_wire.kv_shape import first_seen
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Raises ValueError naming the field, the value given and what is allowed."""
+    """Limits of one engine. Raises ValueError naming the field, the value given and what is allowed.
+
+    >>> config = EngineConfig(num_blocks=1_000, block_tokens=16, max_slots=32, max_context_tokens=4_096)
+    >>> config.chunk, config.watermark_blocks, config.blocks_for(100)
+    (2048, 10, 7)
+    >>> EngineConfig(num_blocks=100, block_tokens=16, max_slots=32, max_context_tokens=4_096)
+    Traceback (most recent call last):
+    ...
+    ValueError: num_blocks: 100 blocks of 16 tokens hold 1600 tokens, fewer than one sequence of max_context_tokens 4096
+    """
 
     num_blocks: int
     """Blocks of the KV pool, each for one of the groups in `windows`."""

@@ -19,8 +19,8 @@ def read_result(state: EngineState, result: StepResult) -> None:
     if launched is None or launched.step != result.step:
         raise RuntimeError(f"result of step {result.step}, expected {launched and launched.step}")
     state.in_flight.popleft()
-    state.pool.collected(result.step)
-    state.slots.collected(result.step)
+    state.pool.collect(result.step)
+    state.slots.collect(result.step)
     prompt_tokens = sum(chunk.end - chunk.start for chunk in launched.chunks)
     state.pieces.observe(len(launched.rows), prompt_tokens, result.duration_s)
     for chunk in launched.chunks:

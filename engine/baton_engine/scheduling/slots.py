@@ -60,6 +60,6 @@ class SlotTable:
         self._fenced.setdefault(step, []).extend(closes)
         return tuple(closes)
 
-    def collected(self, step: int) -> None:
+    def collect(self, step: int) -> None:
         for slot in self._fenced.pop(step, ()):
             heappush(self._free, slot)

@@ -34,7 +34,7 @@ FORMS["fp8 powers"] = written.powers("blocks")
 def test_logits_are_those_of_transformers_but_for_rounding(
     family: str, sizes: dict[str, Any], block: type, name: str, tmp_path: Path
 ) -> None:
-    """Of 40 rows, whose activations keep 16 bits, and of 120, whose are rounded to 8, in experts too; e4m3 has three
+    """Compare 40 rows, whose activations keep 16 bits, and 120, rounded to 8 bits, in experts too; e4m3 has three
     bits after its first. Tokens whose router stands between two experts may go either way: the middle one counts."""
     source = write_random_model(tmp_path / "model", family, **sizes)
     made = written.write_quantised(source, tmp_path / "copies", FORMS[name])
@@ -80,5 +80,5 @@ def test_norms_that_round_for_the_next_product_change_no_bit(name: str, tmp_path
     assert any(isinstance(layer.next_norm, RoundingRmsNorm) for layer in loaded.model.layers)
     apart = replace(loaded, model=replace(loaded.model, layers=layers))
     tokens = [3 + 7 * at % 190 for at in range(120)]
-    fused, separate = (ModelSteps(each).prefill(chunk(0, tokens)) for each in (loaded, apart))
+    fused, separate = (ModelSteps(model).prefill(chunk(0, tokens)) for model in (loaded, apart))
     assert torch.equal(fused, separate)

@@ -44,7 +44,7 @@ def logprobs_of(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:
 
 @cache
 def unrounded() -> list[torch.Tensor]:
-    """Of each question with its answer."""
+    """Logits of each question with its answer."""
     original = load_model(tiny_llama.FOLDER, torch.float32, CPU)
     return [logprobs_of(original, prompt + answer) for prompt, answer in answers()]
 

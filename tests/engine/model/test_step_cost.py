@@ -75,7 +75,7 @@ def test_a_token_reads_its_experts_and_many_tokens_read_all() -> None:
 
 
 def test_layers_with_a_window_read_and_attend_to_it_alone() -> None:
-    """Of four layers two see 128 positions: they read an eighth of 1,024."""
+    """Two of four layers see 128 positions: they read an eighth of 1,024."""
     fields = {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",

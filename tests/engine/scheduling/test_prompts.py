@@ -149,8 +149,10 @@ def test_the_first_token_tells_what_the_cache_had_of_the_prompt() -> None:
     for number in (1, 2):
         submit(running, spec(number, range(21), choices=(0, 1), max_tokens=3))
         running.run()
-    told = [(event.key, event.first_index, event.cached_tokens) for event in running.log if isinstance(event, Drawn)]
-    assert told == [
+    reported = [
+        (event.key, event.first_index, event.cached_tokens) for event in running.log if isinstance(event, Drawn)
+    ]
+    assert reported == [
         (key(number), index, cached if index == 0 else None)
         for number, cached in ((1, 0), (2, 20))
         for index in (0, 1, 2)

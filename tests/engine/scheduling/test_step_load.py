@@ -1,4 +1,4 @@
-"""What a step-time model gets to see of a step, counted by hand."""
+"""The load of a step for step-time models, counted by hand."""
 
 from __future__ import annotations
 

@@ -58,21 +58,21 @@ def build(
     if device.type == "cuda":
         torch.zeros(1, device=device)
         kernels = StartKernels(config.kernels, torch.cuda.get_device_name(device))
-        stages.ended("device")
+        stages.end("device")
     ahead = None if alone else LoadedAhead(config)
     try:
         _check_quantization(config)
         loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens, config.offloaded_layers)
     except ModelError as error:
         raise ConfigError(f"argument --model: {error}") from error
-    stages.ended("weights")
+    stages.end("weights")
     context = loaded.max_context_tokens
     kv_dtype = KV_FP8 if config.kv_cache_dtype == "fp8" else loaded.dtype
     geometry = kv_geometry(loaded.config, kv_dtype, config.block_tokens or BLOCK_TOKENS[config.device])
     budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes(config.device), config.device)
     sized = capacity.decide(geometry, context, budget, config.landing_bytes, lands=config.lands)
     pool = KvPool(geometry, sized.blocks, kv_dtype, device, with_checksums=config.verify == Verify.FULL)
-    stages.ended("pool")
+    stages.end("pool")
     masks = _masks(bundle, loaded.config.vocab_size, config.max_sequences, device)
     scheduler = scheduler_of(config, pool, context, masks)
     decodes = alone or config.lands or config.keep_answers
@@ -90,10 +90,10 @@ def build(
         decodes=decodes,
         hands_over=hands_over,
         is_compiled=kernels is not None and kernels.cover(launches),
-        ended=stages.ended,
+        ended=stages.end,
     )
     pool.warm_up()
-    stages.ended("hand-over")
+    stages.end("hand-over")
     if kernels is not None:
         kernels.keep(launches)
         kernels.ready()
@@ -101,7 +101,7 @@ def build(
         fingerprint = _fingerprint(loaded, kv_dtype, geometry, bundle)  # waits until the files are hashed
     except ModelError as error:
         raise ConfigError(f"argument --model: {error}") from error
-    stages.ended("fingerprint")
+    stages.end("fingerprint")
     return EngineParts(
         bundle=bundle,
         pool=pool,
@@ -126,7 +126,7 @@ class _Stages:
         self.seconds: dict[str, float] = {}
         self._began_s = time.monotonic()
 
-    def ended(self, name: str) -> None:
+    def end(self, name: str) -> None:
         now = time.monotonic()
         self.seconds[name], self._began_s = now - self._began_s, now
 

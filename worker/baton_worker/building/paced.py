@@ -98,8 +98,8 @@ class PacedRunner:
         seconds = step_s(self._times, self._meter.load(plan))
         self._end_s = max(self._clock(), self._end_s) + seconds
         drawing = [slot for chunk in plan.prefill for slot in chunk.sample]
-        tokens = tuple([self._drawn(slot) for slot in (*drawing, *plan.decode)])
-        self._launched.append(_Launched(plan.step, tokens, self._scored(plan), self._end_s, seconds))
+        tokens = tuple([self._draw(slot) for slot in (*drawing, *plan.decode)])
+        self._launched.append(_Launched(plan.step, tokens, self._score(plan), self._end_s, seconds))
 
     def is_done(self) -> bool:
         return bool(self._launched) and self._clock() >= self._launched[0].end_s
@@ -116,7 +116,7 @@ class PacedRunner:
         self.launch(plan)
         return self.collect()
 
-    def _scored(self, plan: StepPlan) -> tuple[ScoredChunk, ...]:
+    def _score(self, plan: StepPlan) -> tuple[ScoredChunk, ...]:
         """Every token of a prompt is as likely as any other."""
         even = PromptLogprob(-math.log(self._vocabulary), 1, ())
         return tuple(
@@ -125,7 +125,7 @@ class PacedRunner:
             if chunk.targets
         )
 
-    def _drawn(self, number: int) -> SlotTokens:
+    def _draw(self, number: int) -> SlotTokens:
         """A made-up token: follows from seed, choice and index, so that a migrated sequence goes on the same."""
         slot = self._slots[number]
         sampling, span = slot.opened.sampling, self._vocabulary - FIRST_TOKEN

@@ -31,7 +31,7 @@ class StartKernels:
         """`gpu`: the name that the driver reports. A folder that does not fit is logged."""
         self._gpu = gpu
         self._is_serving = False
-        self.here = CompiledHere(self._compiled)
+        self.here = CompiledHere(self._on_compiled)
         self.here.watch()
         if folder is not None and (folder / ABOUT).is_file():
             use_folder(folder)
@@ -59,7 +59,7 @@ class StartKernels:
         text = f": {', '.join(sorted(set(names)))}" if names else ""
         log.info("kernels: %d found, %d compiled here%s", self.here.found, len(names), text)
 
-    def _compiled(self, name: str, seconds: float) -> None:
+    def _on_compiled(self, name: str, seconds: float) -> None:
         if self._is_serving:
             log.warning("kernel %s was compiled while serving: %.2f s", name, seconds)
 

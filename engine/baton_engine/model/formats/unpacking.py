@@ -105,7 +105,7 @@ def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) ->
         if bool((codes.view(torch.uint8) & NOT_A_NUMBER == NOT_A_NUMBER).any()):
             raise ValueError("weight: holds values that are no numbers; allowed: finite values of e4m3")
     else:
-        codes = _unsigned(codes)
+        codes = _to_unsigned(codes)
 
     def by_feature(values: Tensor) -> Tensor:
         values = values.reshape(stored.groups(features, columns))
@@ -113,7 +113,7 @@ def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) ->
         return (values if rows == 1 else values.repeat_interleave(rows, 0)[:features]).contiguous()
 
     scales = by_feature(_scales(stored.scale_name, parts[stored.scale_name]))
-    zeros = None if stored.symmetric else by_feature(_unsigned(parts["weight_zero_point"]))
+    zeros = None if stored.symmetric else by_feature(_to_unsigned(parts["weight_zero_point"]))
     return StoredWeight(codes, 8, scales, zeros, stored.block[1] or columns, rounds_inputs=stored.rounds_inputs)
 
 
@@ -128,7 +128,7 @@ def _packed_integers(stored: PackedIntegers, parts: Parts, features: int, column
         zeros = _words_apart(parts["weight_zero_point"].t(), stored.bits)[:, :features].t().contiguous()
     group = stored.group or columns
     order = _order("weight_g_idx", parts["weight_g_idx"], columns, group) if stored.has_order else None
-    return _sorted(codes, StoredWeight(codes, stored.bits, scales, zeros, group, order))
+    return _sort_columns(codes, StoredWeight(codes, stored.bits, scales, zeros, group, order))
 
 
 def _gptq(stored: Gptq, parts: Parts, columns: int) -> StoredWeight:
@@ -142,7 +142,7 @@ def _gptq(stored: Gptq, parts: Parts, columns: int) -> StoredWeight:
     scales = _checked_scales("scales", parts["scales"]).t().contiguous()
     group = stored.group or columns
     order = _order("g_idx", parts["g_idx"], columns, group) if "g_idx" in parts else None
-    return _sorted(codes, StoredWeight(codes, stored.bits, scales, zeros.contiguous(), group, order))
+    return _sort_columns(codes, StoredWeight(codes, stored.bits, scales, zeros.contiguous(), group, order))
 
 
 def _awq(stored: Awq, parts: Parts, columns: int) -> StoredWeight:
@@ -186,7 +186,7 @@ def _words_apart(words: Tensor, bits: int) -> Tensor:
     return torch.stack((as_bytes & 15, as_bytes >> 4), -1).flatten(1)
 
 
-def _unsigned(codes: Tensor) -> Tensor:
+def _to_unsigned(codes: Tensor) -> Tensor:
     """Codes in int8 → uint8, each 128 more."""
     return (codes.view(torch.uint8) ^ 128).contiguous()
 
@@ -200,7 +200,7 @@ def _order(name: str, groups: Tensor, columns: int, group: int) -> Tensor | None
     return None if torch.equal(order, torch.arange(columns, device=order.device)) else order
 
 
-def _sorted(codes: Tensor, weight: StoredWeight) -> StoredWeight:
+def _sort_columns(codes: Tensor, weight: StoredWeight) -> StoredWeight:
     """The weight with the columns of `codes` in its order."""
     sorted_codes = codes if weight.order is None else codes.index_select(1, weight.order)
     return replace(weight, codes=sorted_codes.contiguous())

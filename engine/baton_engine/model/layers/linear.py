@@ -241,8 +241,8 @@ class PanelMethod:
 
     def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
         if weight.shape[0] <= WHOLE_COLUMNS:
-            return TransposedLinear(self._transposed(weight), bias)
-        panels = tuple(map(self._transposed, torch.split(weight, PANEL_COLUMNS)))
+            return TransposedLinear(self._transpose(weight), bias)
+        panels = tuple(map(self._transpose, torch.split(weight, PANEL_COLUMNS)))
         return PanelLinear(panels, tuple(panel.shape[1] for panel in panels), weight.shape[0], bias)
 
     def pack_stored(
@@ -255,7 +255,7 @@ class PanelMethod:
     ) -> Linear | None:
         return None
 
-    def _transposed(self, weight: Tensor) -> Tensor:
+    def _transpose(self, weight: Tensor) -> Tensor:
         out_features, in_features = weight.shape
         padding = 0 if out_features % ALIASED_COLUMNS else PADDING_COLUMNS
         rows = self._arena.empty((in_features, out_features + padding), weight.dtype)

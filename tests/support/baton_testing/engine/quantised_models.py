@@ -122,8 +122,8 @@ def powers(layout: str) -> Form:
     if layout == "modelopt":
         return Form({"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head"]}, store)
     if layout in ("blocks", "rows"):
-        said = {"quant_method": "fp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0"}
-        return Form({**said, "weight_block_size": list(tile)}, store)
+        fields = {"quant_method": "fp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0"}
+        return Form({**fields, "weight_block_size": list(tile)}, store)
     weights = {"num_bits": int(layout[-1]), "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
     weights |= {"dynamic": False, "scale_dtype": "torch.uint8"}
     return Form(_compressed("mxfp4-pack-quantized" if layout == "mxfp4" else "mxfp8-quantized", weights, None), store)

@@ -52,8 +52,8 @@ class StructuredEngine:
 
     def run(self, *specs: SequenceSpec, turns: int = 20_000) -> dict[tuple[int, int], list[int]]:
         """Until nothing moves any more."""
-        for each in specs:
-            self.scheduler.submit(each, 0.0)
+        for spec in specs:
+            self.scheduler.submit(spec, 0.0)
         for _ in range(turns):
             moved = self.stepper.turn(0.0)
             self.look()
