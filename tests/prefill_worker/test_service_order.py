@@ -18,7 +18,7 @@ KEY = RequestKey(REQUEST, 1)
 
 
 class HastyTransfer:
-    """Releases a request as soon as its first tokens are there, as it does when all of them were the last."""
+    """Releases a request as soon as it has its first tokens, as happens when all of these are the last."""
 
     def __init__(self, service: PrefillService) -> None:
         self._service = service

@@ -49,8 +49,8 @@ class Engine(QuietEngine):
         self.told.append(command)
 
 
-class GatewayReport:
-    """Either side's transfer: what it was told, by name."""
+class TransferRecord:
+    """Either side's transfer: records its calls by name."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, RequestKey]] = []
@@ -63,7 +63,7 @@ class Desk:
     def __init__(self, role: Role = Role.PREFILL) -> None:
         limits = RequestLimits(100, 32, 2, keeps_answers=True)
         self.service = FlexibleService(role, limits, WorkerMetrics(role), asyncio.get_running_loop())
-        self.engine, self.link, self.puts, self.lands = Engine(), RecordingLink(), GatewayReport(), GatewayReport()
+        self.engine, self.link, self.puts, self.lands = Engine(), RecordingLink(), TransferRecord(), GatewayReport()
         self.service.attach(self.engine)
         self.service.prefill.transfer = self.puts  # type: ignore[assignment]
         self.service.decode.transfer = self.lands  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A worker tells its gateways whose turn it is, and at once what they must not wait a tenth of a second for."""
+"""A worker reports to its gateways whose turn it is, and urgent changes at once, not a tenth of a second later."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_gateways_hear_at_once_whose_turn_it_is_and_the_state_alone_once()
     reporting = asyncio.create_task(links.report_state())
     await asyncio.sleep(0)
     links._note_holding(one, LATE)
-    while len(turns_of(one)) < 2:  # noqa: ASYNC110 - without it, it would be told nothing until its state changes
+    while len(turns_of(one)) < 2:  # noqa: ASYNC110 - without it, it would get nothing until its state changes
         await asyncio.sleep(0.001)
     links._note_holding(other, Urgency(HeldRank.IN_TIME, 5.0))
     links._note_holding(other, Urgency(HeldRank.IN_TIME, 5.0))

@@ -1,6 +1,6 @@
-"""Hand-overs from one pool's memory into a landing region and a pool beside it, without a copy on the host.
+"""Hand-overs from one pool's memory into a landing region and another pool, without a copy on the host.
 
-The classes are those of a GPU; here the host's memory stands behind them.
+The classes are those of a GPU; here they use the host's memory.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def test_memory_is_where_the_tensor_is_and_the_probe_is_no_part_of_it() -> None:
     assert not sent.memory.holds(sent.probe)
     assert landing.memory.length == LANDING
     assert landing.probe.address == landing.memory.address + LANDING
-    assert pool_device(pool, (UCX,)) is None, "a pool of the host is sent from as it is"
+    assert pool_device(pool, (UCX,)) is None, "a pool of the host is sent from directly"
     assert landing_device(pool, LANDING, (UCX,)) is None
 
 

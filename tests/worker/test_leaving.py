@@ -1,4 +1,4 @@
-"""A worker that is told to stop: its gateways hear of it before it refuses what they send."""
+"""A worker that has to stop: its gateways learn of it before it refuses their requests."""
 
 from __future__ import annotations
 

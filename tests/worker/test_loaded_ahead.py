@@ -1,4 +1,4 @@
-"""A worker's transports bring their libraries along beside the loading of weights, and never stop a start."""
+"""A worker's transports load their libraries while weights are loaded, and never stop a start."""
 
 from __future__ import annotations
 

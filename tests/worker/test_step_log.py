@@ -1,4 +1,4 @@
-"""Steps on their way to the gateways: bounded, drawn evenly, each told once."""
+"""Steps on their way to the gateways: bounded, drawn evenly, each reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matchers that are told of kept spellings allow what those of the tokenizer itself allow."""
+"""Matchers with cached texts allow the same tokens as matchers of the tokenizer itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number of a published config.json at values that nobody publishes: refused by its field, or carried by all."""
+"""Every number of a published config.json at unpublished values: refused by its field, or carried by all."""
 
 from __future__ import annotations
 

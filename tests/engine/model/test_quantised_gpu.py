@@ -1,4 +1,4 @@
-"""Whole quantised models on a Hopper GPU beside transformers with the weights brought back."""
+"""Whole quantised models on a Hopper GPU, compared with transformers and dequantised weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_logits_are_those_of_transformers_but_for_rounding(
     family: str, sizes: dict[str, Any], block: type, name: str, tmp_path: Path
 ) -> None:
     """Compare 40 rows, whose activations keep 16 bits, and 120, rounded to 8 bits, in experts too; e4m3 has three
-    bits after its first. Tokens whose router stands between two experts may go either way: the middle one counts."""
+    bits after its first. A router that is undecided may go either way: the middle one counts."""
     source = write_random_model(tmp_path / "model", family, **sizes)
     made = written.write_quantised(source, tmp_path / "copies", FORMS[name])
     loaded = load_model(made.quantised, torch.bfloat16, torch.device("cuda"))

@@ -75,7 +75,7 @@ def rehearse_rest():
     pool.rehearse()
 
 def step(lengths, drawing):
-    # An eager step: whole prompts of these lengths, of which so many draw.
+    # An eager step: whole prompts of these lengths, of which this many draw.
     total, chunks = sum(lengths), len(lengths)
     ints = lambda *shape, dtype=torch.int32: torch.zeros(*shape, dtype=dtype, device=META)
     tables = ints(chunks, -(-max(lengths) // BLOCK))
@@ -110,7 +110,7 @@ print(*here.names[before:])
 
 @pytest.fixture(scope="module")
 def compiled_ahead(compiler: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder, and beside it its kernels, in another place than they were compiled to."""
+    """A model's folder, and its kernels in another place than they were compiled to."""
     place = tmp_path_factory.mktemp("ahead")
     (place / "config.json").write_text(json.dumps(CONFIG))
     sizes = [f"--max-sequences={SLOTS}", f"--max-context-tokens={CONTEXT}"]

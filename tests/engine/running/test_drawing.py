@@ -16,7 +16,7 @@ from baton_testing.engine.models import FAMILIES
 
 
 def mixed_plan(steps: ModelSteps, tokens: tuple[int, ...]) -> StepPlan:
-    """Slot 0 has 20 tokens and decodes; slot 1 ends its prompt behind a prefix of 5; slot 2 is cut before its end; slot
+    """Slot 0 has 20 tokens and decodes; slot 1 ends its prompt after a prefix of 5; slot 2 is cut before its end; slot
     3's whole prompt draws for two."""
     steps.prefill(chunk(0, tokens[:20]))
     steps.prefill(chunk(1, tokens[:5]))

@@ -1,4 +1,4 @@
-"""Grammars behind a device: answers equal those of the CPU, one step ahead, batched with rows that follow none."""
+"""Grammars on an asynchronous device: answers equal those of the CPU, one step ahead, batched with other rows."""
 
 from __future__ import annotations
 

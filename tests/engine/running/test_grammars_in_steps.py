@@ -92,7 +92,7 @@ def test_together_and_one_step_ahead_each_answers_what_it_answers_alone(late: bo
 
 
 def long_ones(seed: int) -> list[SequenceSpec]:
-    """Answers of about sixty tokens, some behind a thought."""
+    """Answers of about sixty tokens, some after a thought."""
     chance, specs = random.Random(seed), []
     for number in range(1, 9):
         thought = chance.choice([None, Thought(end=(CLOSE,), max_tokens=chance.randint(0, 50))])
@@ -285,7 +285,7 @@ def turned(engine: StructuredEngine, ended: set[int]) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
 def test_nobody_waits_for_a_grammar_that_is_being_compiled(late: bool, begun: bool) -> None:
-    """Neither rows that run, nor prompts behind it, nor other grammars: all end before it has drawn anything."""
+    """Neither running rows, nor later prompts, nor other grammars wait: all end before it has drawn anything."""
     forced = tuple(token_bytes().index(bytes([byte])) for byte in b"red" if begun)
     choices = 1 if begun else 2
     slow = structured_spec(1, chat_ids("Hi!"), sampling_of(SLOW, max_tokens=30), choices=choices, forced=forced)

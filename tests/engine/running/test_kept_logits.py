@@ -48,7 +48,7 @@ def drawn(result: StepResult) -> dict[int, int]:
 def test_a_late_draw_is_that_of_an_undisturbed_prompt(
     tiny: Callable[[str], Any], on_device: Callable[[Any], LoadedModel], family: str
 ) -> None:
-    """Alone, beside rows that decode, and behind a chunk before the last."""
+    """Alone, next to rows that decode, and after a chunk before the last."""
     model = tiny(family)
     loaded, prompt = on_device(model), model.tokens[:37]
     expected = RunnerSteps(loaded).generate(prompt, 4, HOT, slot=1)
@@ -68,7 +68,7 @@ def test_a_late_draw_is_that_of_an_undisturbed_prompt(
 def test_choices_draw_late_from_one_row_while_others_draw_at_once(
     tiny: Callable[[str], Any], on_device: Callable[[Any], LoadedModel]
 ) -> None:
-    """Two choices and a prompt share a step whose logits are for three rows; one of them is kept beside the others."""
+    """Two choices and a prompt share a step whose logits are for three rows; one row is kept besides the others."""
     model = tiny("llama-gqa")
     loaded, prompt, other = on_device(model), model.tokens[:37], model.tokens[:21]
     whole = RunnerSteps(loaded)

@@ -35,7 +35,7 @@ def test_a_word_is_worth_its_bytes_and_the_last_one_always_comes(tokens: int, la
 
 
 def test_nothing_is_told_of_a_step_without_prompts() -> None:
-    notices = LayerNotices(CPU, 2, 1, lambda step, layers: pytest.fail("told"))
+    notices = LayerNotices(CPU, 2, 1, lambda step, layers: pytest.fail("reported"))
     assert notices.of(StepPlan(1, decode=(0,))) is None
 
 

@@ -23,7 +23,7 @@ from baton_testing.engine.models import FAMILIES
 SLOTS, BLOCKS = 6, 8
 DRAWS = 80
 SHAPES = [StepShape(64, 4), StepShape(64, 2), StepShape(96, 64), StepShape(47, 2)]
-"""Padding behind both, none among decode rows, more decode rows than the step has, not one row of padding."""
+"""Padding after both, none among decode rows, more decode rows than the step has, not one row of padding."""
 
 
 class Padded(ModelSteps):
@@ -52,7 +52,7 @@ class Padded(ModelSteps):
 
 
 def begun(steps: ModelSteps, tokens: list[int]) -> StepPlan:
-    """Slots 0 and 4 decode; slot 1 ends its prompt behind a prefix; slot 2 is cut; slot 3's whole prompt draws."""
+    """Slots 0 and 4 decode; slot 1 ends its prompt after a prefix; slot 2 is cut; slot 3's whole prompt draws."""
     steps.prefill(chunk(0, tokens[:20]), chunk(4, tokens[:33]))
     steps.prefill(chunk(1, tokens[:5]))
     chunks = (

@@ -119,7 +119,7 @@ def test_others_in_the_same_step_are_neither_scored_nor_changed(tiny: Callable[[
 
 
 def test_what_was_generated_before_is_not_scored_again(tiny: Callable[[str], Any]) -> None:
-    """A migration brings the prompt and what the client already has: it was told everything."""
+    """A migration sends the prompt and the tokens that the client has: all scores were reported before."""
     model = tiny("llama-gqa")
     whole = spec(1, model.tokens, 1)
     moved = SequenceSpec(whole.key, whole.tokens, len(model.tokens) - 1, (0,), whole.sampling, "", 1e9)

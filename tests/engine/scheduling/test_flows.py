@@ -1,4 +1,4 @@
-"""Many runs of one client's request beside small requests of others."""
+"""Many runs of one client's request next to small requests of other clients."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_ungranted_kv_is_bounded_and_a_grant_makes_room() -> None:
     held(running, 1, 2, 3, 4, tokens=30)  # 8 blocks each
     running.run()
     assert [event.key for event in running.prefilled()] == [key(1), key(2)]
-    running.scheduler.granted(key(4), 0.0)  # its room is there already: it may pass the others
+    running.scheduler.granted(key(4), 0.0)  # room was granted already: it may pass the others
     running.run()
     assert [event.key for event in running.prefilled()][2:] == [key(4)]
     running.scheduler.granted(key(1), 0.0)

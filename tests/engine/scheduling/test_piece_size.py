@@ -45,7 +45,7 @@ def test_a_piece_fills_what_the_target_leaves_and_whole_tiles() -> None:
 
 
 def test_the_first_piece_is_tried_twice() -> None:
-    """Its step took four times as long for another reason: nobody believes that tokens cost so much."""
+    """Its step took four times as long for another reason: the outlier does not change the cost of tokens."""
     pieces = PieceSize(MOST, 0.012)
     observe(pieces, 64, 0, 0.006, 2e-5)
     pieces.observe(64, 64, 0.03)
@@ -145,7 +145,7 @@ def test_a_prompt_alone_that_takes_long_enough_is_enough() -> None:
     pieces = PieceSize(MOST, 0.01)
     pieces.observe(0, 1_000, 0.025)
     assert pieces.enough_tokens(0) == 800
-    assert pieces.enough_tokens(3) == MOST, "beside rows the target is the bound"
+    assert pieces.enough_tokens(3) == MOST, "next to rows the target is the bound"
 
 
 def test_prompts_that_wait_go_one_behind_the_other_in_steps_of_enough() -> None:

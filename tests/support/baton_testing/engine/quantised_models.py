@@ -1,4 +1,4 @@
-"""Quantised checkpoints written from formulas alone, each beside the same model with its weights brought back.
+"""Quantised checkpoints written from formulas alone, each with the same model in dequantised weights.
 
 The packing here is written apart from the engine's, value by value, from the formats' public descriptions.
 """
@@ -189,7 +189,7 @@ def awq(group: int) -> Form:
     def store(weight: Tensor, seed: int) -> tuple[Parts, Tensor]:
         of = _group_of(weight.shape[1], group, False, seed)
         codes, scales, zeros = _rounded(weight, of, 4, False)
-        swapped = [0, 2, 4, 6, 1, 3, 5, 7]  # which of 8 neighbours stands in each place of a word, lowest first
+        swapped = [0, 2, 4, 6, 1, 3, 5, 7]  # which of 8 neighbours is in each place of a word, lowest first
 
         def words(values: Tensor) -> Tensor:
             return _words(values.reshape(values.shape[0], -1, 8)[:, :, swapped].flatten(1), 4, 1)

@@ -165,7 +165,7 @@ class ToyRunner:
 
     def read_kv(self, blocks: Sequence[int], tokens: int, total: int | None = None) -> list[int | None]:
         """KV at the first `tokens` positions of a sequence's blocks; None where nothing was ever written, or
-        where a group that sees it behind `total` tokens has something else."""
+        where a group that sees it after `total` tokens has something else."""
         written: list[int | None] = []
         groups = len(self.windows)
         for position in range(tokens):

@@ -68,12 +68,12 @@ class StructuredEngine:
         for event in self.scheduler.events():
             number = int.from_bytes(event.key.request, "big")
             if isinstance(event, Drawn):
-                assert number not in self.failures, "a token behind the failure"
+                assert number not in self.failures, "a token after the failure"
                 self.outputs.setdefault((number, event.choice), []).extend(event.ids)
                 if event.finish is not None:
                     self.ended.add(number)
             elif isinstance(event, Failed):
-                assert number not in self.failures, "told twice"
+                assert number not in self.failures, "reported twice"
                 self.failures[number] = event
         self.scheduler.check()
 
