@@ -37,7 +37,7 @@ def side(
     metrics: WorkerMetrics,
     service: DecodeService,
 ) -> lifecycle.RoleParts:
-    """The messenger, joined with its transfer, as parts of a process."""
+    """The decode side of a process: its messenger, connected with a new transfer."""
     listen = config.pair_listen or ListenAddress("127.0.0.1", 0)
     settings, landing_bytes = transfer_config(config, Role.DECODE), parts.landing_bytes
     device = landing_device(parts.pool, landing_bytes, offered(settings.transport))
@@ -68,11 +68,11 @@ def side(
 
     return lifecycle.RoleParts(
         service=service,
-        mover=transfer,
+        transfer=transfer,
         pair_port=lambda: transfer.port,
         transfer_view=view,
         is_idle=lambda: sum(transfer.stats().handovers.by_state.values()) == 0,
-        wear=lambda: full_quarantine(transfer.stats().handovers.landing),
+        restart_reason=lambda: full_quarantine(transfer.stats().handovers.landing),
     )
 
 

@@ -39,7 +39,7 @@ def build_role(
 def transfer_of(
     config: WorkerConfig, parts: EngineParts, keys: KeyDirectory, epoch: bytes, service: PrefillService
 ) -> PrefillTransfer:
-    """The transfer of the messenger, which it is joined with."""
+    """Build the transfer, and connect it with the messenger."""
     settings = transfer_config(config, Role.PREFILL)
     transfer = PrefillTransfer(
         TransferParts(
@@ -56,7 +56,7 @@ def transfer_of(
 
 
 def side(service: PrefillService, transfer: PrefillTransfer) -> lifecycle.RoleParts:
-    """Messenger and transfer as parts of a process."""
+    """The prefill side of a process: its messenger and its transfer."""
 
     def view() -> TransferView:
         stats = transfer.stats()
@@ -73,7 +73,7 @@ def side(service: PrefillService, transfer: PrefillTransfer) -> lifecycle.RolePa
 
     return lifecycle.RoleParts(
         service=service,
-        mover=transfer,
+        transfer=transfer,
         pair_port=lambda: None,
         transfer_view=view,
         is_idle=lambda: sum(transfer.stats().handovers.by_state.values()) == 0,

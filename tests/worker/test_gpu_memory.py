@@ -1,6 +1,6 @@
-"""Hand-overs from one pool's memory into a landing region and a pool beside it, without a copy on the host.
+"""Hand-overs from one pool's memory into a landing region and another pool, without a copy on the host.
 
-The classes are those of a GPU; here the host's memory stands behind them.
+The classes are those of a GPU; here they use the host's memory.
 """
 
 from __future__ import annotations
@@ -117,15 +117,15 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     Counting.calls.clear()
     source, target = random_pool(1, Unreachable), random_pool(2, Unreachable)
     before = target.tensor.clone()
-    told, heard = PrefillRecord(), DecodeRecord()
+    prefill_record, decode_record = PrefillRecord(), DecodeRecord()
     landing = (Flipping if flips else Counting)(target, LANDING)
     p_epoch, d_epoch = secrets.token_bytes(16), secrets.token_bytes(16)
     p_parts, d_parts = (
         TransferParts(epoch=epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=config)
         for epoch in (p_epoch, d_epoch)
     )
-    p = PrefillTransfer(p_parts, source, told, device=PoolDevice(source))
-    d = DecodeTransfer(d_parts, target, heard, LandingMemory(LANDING, device=landing), host="127.0.0.1")
+    p = PrefillTransfer(p_parts, source, prefill_record, device=PoolDevice(source))
+    d = DecodeTransfer(d_parts, target, decode_record, LandingMemory(LANDING, device=landing), host="127.0.0.1")
     await p.start()
     await d.start()
     try:
@@ -133,17 +133,17 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
         blocks, places, tokens, cached = (9, 4, 5, 17), (3, 11, 2, 20), 60, 16
         p.opened(key, PeerRef(address=Address(host="127.0.0.1", port=d.port), epoch=d_epoch), tokens, until)
         d.expected(key, p_epoch, Reservation(tokens, cached, places, (0,), until))
-        await eventually(lambda: bool(told.granted), 20.0)
+        await eventually(lambda: bool(prefill_record.granted), 20.0)
         p.computing(key, tokens, 2, blocks)
         await eventually(lambda: p.stats().bytes_sent == 3 * GEOMETRY.block_bytes // 2, 30.0)
         p.computed(key, tokens, blocks)
         p.first_tokens(key, first_tokens(0))
-        await eventually(lambda: bool(heard.landed or heard.failed), 30.0)
-        await eventually(lambda: bool(told.released), 30.0)
+        await eventually(lambda: bool(decode_record.landed or decode_record.failed), 30.0)
+        await eventually(lambda: bool(prefill_record.released), 30.0)
         if flips and verify is Verify.FULL:
-            assert [entry[1] for entry in heard.failed] == [Reason.KV_CORRUPT]
+            assert [entry[1] for entry in decode_record.failed] == [Reason.KV_CORRUPT]
             return
-        assert [entry[0] for entry in heard.landed] == [key]
+        assert [entry[0] for entry in decode_record.landed] == [key]
         await eventually(lambda: d.stats().bytes_received == p.stats().bytes_sent == 3 * GEOMETRY.block_bytes, 30.0)
     finally:
         await p.stop()
@@ -156,7 +156,7 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     equal = torch.equal(target.tensor[list(places[1:])], source.tensor[list(blocks[1:])])
     assert equal is not flips
     steps = [re.fullmatch(r"step [0-9a-f]{32}/1 \d+\.\d{6} (.*)", line) for line in caplog.messages]
-    assert {found[1] for found in steps if found} == {
+    assert {match[1] for match in steps if match} == {
         *("opened", "granted", "put done", "first token drawn", "seal sent", "seal received", "landed")
     }
 
@@ -187,7 +187,7 @@ def test_memory_is_where_the_tensor_is_and_the_probe_is_no_part_of_it() -> None:
     assert not sent.memory.holds(sent.probe)
     assert landing.memory.length == LANDING
     assert landing.probe.address == landing.memory.address + LANDING
-    assert pool_device(pool, (UCX,)) is None, "a pool of the host is sent from as it is"
+    assert pool_device(pool, (UCX,)) is None, "a pool of the host is sent from directly"
     assert landing_device(pool, LANDING, (UCX,)) is None
 
 

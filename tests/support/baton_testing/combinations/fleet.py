@@ -58,9 +58,9 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.gateway_link import LegFailed, Tokens
 from baton_wire.messages.values import Address, Message, SamplingParams, pack_ids
+from baton_worker.building.parts import RequestLimits
 from baton_worker.serving.engine_thread import EngineThread
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import RequestLimits
 
 BLOCK_TOKENS: Final = 16
 CONTEXT_TOKENS: Final = 128

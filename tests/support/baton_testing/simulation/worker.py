@@ -19,9 +19,9 @@ from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding, ToWorker, WorkerState
 from baton_wire.messages.values import Message, PairFingerprint, Role
 from baton_wire.rules.gateway_rounds import GatewayRounds, Urgency
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.gateway_links import GatewayLink, urgency_of
-from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import Messenger
 
 LIMITS = RequestLimits(vocab_size=50, max_context_tokens=CONTEXT_TOKENS, max_choices=4)
