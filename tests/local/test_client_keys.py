@@ -13,7 +13,7 @@ from baton_local.errors import StartError
 from baton_local.fleet.client_keys import AskedKeys, ClientKeys, client_keys, key_for
 from baton_local.fleet.record import RunRecord, TargetRecord
 from baton_local.fleet.run_dir import RunDir
-from baton_local.options import KEY_VARIABLE
+from baton_local.shared_options import KEY_VARIABLE
 
 KEY = "sk-0123456789"
 PLAIN, OPEN = False, True

@@ -29,8 +29,8 @@ from baton_local.errors import StartError
 from baton_local.fetching.local_model import brought, from_file
 from baton_local.fetching.model_cache import ModelCache, asked_cache
 from baton_local.fleet.host import devices, gpu_ids
-from baton_local.options import add_fetching
 from baton_local.progress_bar import ProgressBar
+from baton_local.shared_options import add_fetch_options
 from baton_model_fetch.cache_volume import ModelFolder
 from baton_wire.messages.values import Role
 from baton_worker.building.engine import build
@@ -231,7 +231,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=sorted(DTYPES), help="with --model")
     add("--max-context-tokens", type=integer(16, 1 << 20), metavar="N", help="with --model")
     add("--volume", type=volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…")
-    add_fetching(parser)
+    add_fetch_options(parser)
     add("--device", type=device, metavar="cpu|cuda", help="what to compute on, whatever FILE asks for")
     add("--max-sequences", type=integer(1, 4_096), metavar="N", help="computed at once")
     add("--max-step-tokens", type=integer(16, 1 << 20), metavar="N", help="prompt tokens of one step")

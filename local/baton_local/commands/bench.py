@@ -32,8 +32,8 @@ from baton_local.load_test.loaded_server import LoadedServer, counted_words, fir
 from baton_local.load_test.open_loop import open_loop
 from baton_local.load_test.prompts import IdPrompts
 from baton_local.load_test.rate_search import next_rate
-from baton_local.options import KEY_VARIABLE
 from baton_local.progress_bar import PROGRAM, ProgressBar
+from baton_local.shared_options import KEY_VARIABLE
 from baton_simulate.trace_files import read_trace
 
 NO_MATPLOTLIB: Final = "--plot needs matplotlib: pip install 'baton-serving[plot]'"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from pathlib import Path
 
-from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
+from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape
 from baton_control.sizing.inputs.roofline import balance_batch, worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
-from baton_engine.model.model_directory import read_json_object
-from baton_engine.model.servable import CONFIG, servable_config
 from baton_local.errors import StartError
-from baton_wire.models.errors import ModelError
+from baton_local.hardware_arguments import accelerator_named, shape_named
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 from baton_wire.rules.step_times import attended_pairs
 
@@ -182,24 +179,3 @@ def _expected_ttft_s(model: WorkerModel, prompt: int) -> float:
     """M/D/1: half a service time times u/(1 - u), behind the prompt's own time."""
     own = model.prefill.seconds(prompt, attended_pairs(prompt, 0))
     return own * (1 + UTILISATION / (2 * (1 - UTILISATION))) + model.gateway_s
-
-
-def shape_named(name: str) -> ModelShape:
-    """A known model, or the config.json of a folder. Raises StartError, ManifestError."""
-    if name in KNOWN_SHAPES:
-        return KNOWN_SHAPES[name]
-    path = Path(name) / CONFIG
-    if not path.is_file():
-        raise StartError(f"--model: {name} is neither one of {', '.join(KNOWN_SHAPES)} nor a folder with {CONFIG}")
-    try:
-        servable_config(path)
-        config = read_json_object(path)
-    except ModelError as error:
-        raise StartError(f"--model: {name} cannot be served: {error}") from error
-    return shape_from_config(Path(name).resolve().name, config)
-
-
-def accelerator_named(name: str) -> Accelerator:
-    if name not in ACCELERATORS:
-        raise StartError(f"--accelerator: {name} is not allowed: one of {', '.join(ACCELERATORS)}")
-    return ACCELERATORS[name]

@@ -17,11 +17,12 @@ from baton_control.sizing.inputs.roofline import worker_model
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.inputs.workload import Workload
 from baton_local.argument_types import seconds, some_seconds
-from baton_local.commands.plan import accelerator_named, add_model_options, shape_named
+from baton_local.commands.plan import add_model_options
 from baton_local.commands.simulated_file import read_simulated
 from baton_local.commands.simulated_report import SimulatedRun, comparison, document, table
 from baton_local.commands.what_if import what_if
 from baton_local.errors import StartError
+from baton_local.hardware_arguments import accelerator_named, shape_named
 from baton_simulate.policies import KNOWING, POLICIES, fixed_sizes, needs_of, player
 from baton_simulate.replay import ReplayOutcome, Scenario, replay
 from baton_simulate.synthetic import Shape, synthetic

@@ -14,9 +14,9 @@ from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import read_manifest
-from baton_local.commands.plan import shape_named
 from baton_local.errors import StartError
 from baton_local.fleet.host import model_directory
+from baton_local.hardware_arguments import shape_named
 from baton_simulate.deployed_slo import DeployedSlo, TypeOfPool, pool_types
 from baton_simulate.replay import ReplayOutcome
 from baton_wire.messages.values import POOL_ROLES, Role

@@ -37,7 +37,7 @@ from baton_local.fleet.run_dir import (
     write_private,
 )
 from baton_local.fleet.supervision import Patience
-from baton_local.options import KEY_VARIABLE
+from baton_local.shared_options import KEY_VARIABLE
 from baton_wire.messages.values import POOL_ROLES
 
 LEAVE_MARGIN_S = 30.0

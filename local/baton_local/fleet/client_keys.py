@@ -15,7 +15,7 @@ from baton_gateway.http_api.tenants import KEY_WORDS, Tenants, first_key, is_key
 from baton_local.errors import StartError
 from baton_local.fleet.record import RunRecord
 from baton_local.fleet.run_dir import RunDir, write_private
-from baton_local.options import KEY_VARIABLE
+from baton_local.shared_options import KEY_VARIABLE
 
 _WAYS = f"--api-key-file FILE, {KEY_VARIABLE} or --api-key"
 

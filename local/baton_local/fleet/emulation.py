@@ -15,9 +15,9 @@ from baton_control.sizing.inputs.deployment import DEFAULT_SEQUENCES, DEFAULT_ST
 from baton_control.sizing.inputs.roofline import worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
-from baton_local.commands.plan import accelerator_named, shape_named
 from baton_local.errors import StartError
 from baton_local.fleet.run_dir import write_json
+from baton_local.hardware_arguments import accelerator_named, shape_named
 from baton_wire.rules.prompt_order import BUSY_S
 from baton_wire.rules.step_times import PacedTimes
 

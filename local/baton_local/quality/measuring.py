@@ -27,10 +27,10 @@ from baton_local.fetching.model_cache import ModelCache, asked_cache
 from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.host import gpu_ids
 from baton_local.fleet.own_deployment import check_moved, own_deployment
-from baton_local.options import KEY_VARIABLE, add_fetching
 from baton_local.progress_bar import ProgressBar
 from baton_local.quality.comparison import Comparison, Quality, compare, compare_answers
 from baton_local.quality.scoring import Scored, ServedModel, passages_of, score, served_name
+from baton_local.shared_options import KEY_VARIABLE, add_fetch_options
 from baton_local.text_table import table
 from baton_wire.models.errors import ModelError
 from baton_worker.building.memory_limit import free_bytes
@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ready-timeout", type=integer(1, 86_400), default=READY_S, metavar="S", help="of a start")
     parser.add_argument("--json", action="store_true", help="for programs")
-    add_fetching(parser)
+    add_fetch_options(parser)
 
 
 def run_quality(options: argparse.Namespace) -> int:
