@@ -37,10 +37,10 @@ def size(text: str) -> int:
     """An argument's type: bytes, as `100Gi`."""
     from pydantic_core import PydanticCustomError
 
-    from baton_control.spec.quantities import parse_memory
+    from baton_control.spec.quantities import MEMORY
 
     try:
-        return parse_memory(text)
+        return MEMORY.parse(text)
     except PydanticCustomError:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be a size such as 512Mi or 100Gi") from None
 
@@ -55,10 +55,10 @@ def volume(text: str) -> tuple[str, Path]:
 
 def seconds(text: str) -> float:
     """An argument's type: a time, as `500ms` or `30m`."""
-    from baton_control.spec.quantities import parse_duration
+    from baton_control.spec.quantities import DURATION
 
     try:
-        return float(parse_duration(text))
+        return DURATION.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not allowed: must be a time such as 500ms, 25ms or 30m"

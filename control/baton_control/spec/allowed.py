@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.base_model import Model
-from baton_control.spec.quantities import Allowed, Unit, show_quantity
+from baton_control.spec.quantities import Allowed, Quantity
 
 KEY_WORDS = "named by a Kubernetes key such as example.com/tier"
 
@@ -118,18 +118,18 @@ def _plain(annotation: object) -> str:
 
 def _bounds(metadata: Iterable[object]) -> str:
     items = tuple(metadata)
-    unit = next((item.name for item in items if isinstance(item, Unit)), None)
+    quantity = next((item for item in items if isinstance(item, Quantity)), None)
     low = next((item.ge for item in items if isinstance(item, Ge)), None)
     high = next((item.le for item in items if isinstance(item, Le)), None)
     most = next((item.max_length for item in items if isinstance(item, MaxLen)), None)
     if low is not None and high is not None:
-        return f" from {_number(low, unit)} to {_number(high, unit)}"
+        return f" from {_number(low, quantity)} to {_number(high, quantity)}"
     if most is not None and not any(isinstance(item, Allowed) for item in items):
         least = next((item.min_length for item in items if isinstance(item, MinLen)), 0)
         return f" of {least} to {most} entries" if least else f" of at most {most} entries"
     return ""
 
 
-def _number(value: object, unit: str | None) -> str:
+def _number(value: object, quantity: Quantity[float] | None) -> str:
     assert isinstance(value, int | float)
-    return show_quantity(value, unit) if unit else f"{value}"
+    return quantity.show(value) if quantity else f"{value}"
