@@ -47,7 +47,7 @@ from baton_gateway.reporting.state_page import ProcessReport, WorkerReport, stat
 from baton_local.commands import status
 from baton_local.commands.plan import run_plan
 from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedWorker, Transfer
-from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
+from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.fleet.run_dir import RunDir
 from baton_local.load_test.load_record import LoadRecord
 from baton_local.options import command_line, parse_options
@@ -213,10 +213,10 @@ def json_documents() -> Iterator[str]:
 
 
 def status_document() -> dict[str, object]:
-    post, target = PostRecord("prefill-0", "prefill", "ready", "r", 1, 1, "127.0.0.1", 1), TargetRecord(1.0, 95.0)
+    process, target = ProcessRecord("prefill-0", "prefill", "ready", "r", 1, 1, "127.0.0.1", 1), TargetRecord(1.0, 95.0)
     worker = ObservedWorker(0, 0, 0, 0, 0, Transfer(links=(Link("127.0.0.1:2", "tcp"),)))
-    record = RunRecord("chat", "default", 1, "http://127.0.0.1:1", "m", True, "", target, target, (post,))
-    return status.as_json(Observation(record, ((post, worker),), post, GatewayState()))
+    record = RunRecord("chat", "default", 1, "http://127.0.0.1:1", "m", True, "", target, target, (process,))
+    return status.as_json(Observation(record, ((process, worker),), process, GatewayState()))
 
 
 def flags() -> Iterator[str]:

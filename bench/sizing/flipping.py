@@ -124,7 +124,7 @@ async def run(asked: argparse.Namespace) -> tuple[list[Flip], list[Answer], set[
             await asyncio.sleep(WARM_S)
             found = await flips(up, sizes, asked.flips, asked.every)
             await load
-            starts = {post.starts for post in read_record(up.run_dir).posts}
+            starts = {process.starts for process in read_record(up.run_dir).processes}
             return found, answers, starts
 
 

@@ -127,7 +127,9 @@ async def current(run_dir: RunDir) -> RunRecord:
 async def _sample(run_dir: RunDir, began: float, samples: list[Sample]) -> None:
     while True:
         record = await current(run_dir)
-        ready = {role: [p.name for p in record.posts if p.role == role and p.phase == "ready"] for role in POOL_ROLES}
+        ready = {
+            role: [p.name for p in record.processes if p.role == role and p.phase == "ready"] for role in POOL_ROLES
+        }
         samples.append(
             Sample(
                 at_s=time.monotonic() - began,

@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from baton_control.hashes import Revision
 from baton_wire.messages.values import POOL_ROLES, Role
 
-PARTNERS = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 MOST_FITS_IN_PROPORTION = 2
 
 
@@ -74,6 +73,19 @@ class PoolChange:
     role: Role
     revision: Revision
     workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFlip:
+    """Workers that change pools now, in place of starts in one pool and stops in the other."""
+
+    giver: Role
+    workers: int
+    """More than zero."""
+
+    @property
+    def taker(self) -> Role:
+        return self.giver.partner
 
 
 class RolloutPhase(enum.StrEnum):
@@ -144,6 +156,22 @@ def next_step(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: 
     return _step(RolloutPhase.CANARY if is_settled else RolloutPhase.WAITING)
 
 
+def pool_flip(workers: Mapping[Role, int], wanted: Mapping[Role, int], able: Mapping[Role, int]) -> PoolFlip | None:
+    """How many workers change pools: as many as one pool has too many and the other too few, and at most those of the
+    giver that are `able` to. None: no worker does.
+
+    >>> workers, wanted = {Role.PREFILL: 1, Role.DECODE: 4}, {Role.PREFILL: 3, Role.DECODE: 3}
+    >>> pool_flip(workers, wanted, able=workers)
+    PoolFlip(giver=<Role.DECODE: 'decode'>, workers=1)
+    """
+    for giver in POOL_ROLES:
+        surplus, shortage = workers[giver] - wanted[giver], wanted[giver.partner] - workers[giver.partner]
+        count = min(surplus, shortage, able[giver])
+        if count > 0:
+            return PoolFlip(giver, count)
+    return None
+
+
 def is_complete(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> bool:
     """Whether exactly the wanted workers exist (routable or not)."""
     have = {(group.role, group.revision): group.workers for group in groups if group.workers}
@@ -156,7 +184,7 @@ def usable(groups: tuple[Group, ...], partners: frozenset[Role] = frozenset(POOL
     fits = {role: {g.revision.fit for g in groups if g.role is role and g.routable} for role in POOL_ROLES}
     count = dict.fromkeys(POOL_ROLES, 0)
     for group in groups:
-        partner = PARTNERS[group.role]
+        partner = group.role.partner
         if partner not in partners or group.revision.fit in fits[partner]:
             count[group.role] += group.routable or 0
     return count
@@ -235,7 +263,7 @@ def _frozen(pool: list[Group], workers: int, limits: Limits) -> dict[Revision, i
 def _begins_with(role: Role, wanted: Wanted, groups: tuple[Group, ...]) -> Revision:
     """Where nothing runs there is no mix to keep, and a pause keeps nobody asleep: the wanted template, unless only an
     earlier one fits what the other pool runs."""
-    partners = _fits(tuple(group for group in groups if group.role is PARTNERS[role]))
+    partners = _fits(tuple(group for group in groups if group.role is role.partner))
     fitting = [group for group in groups if group.role is role and group.revision.fit in partners]
     return _largest(fitting).revision if fitting and wanted.revision.fit not in partners else wanted.revision
 
@@ -314,7 +342,7 @@ def _exchange(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: 
     for role in POOL_ROLES:
         pool = [group for group in groups if group.role is role]
         grown = [group for group in pool if group.revision.fit == best and group.revision != wanted[role].revision]
-        partners = _fits(tuple(group for group in groups if group.role is PARTNERS[role]))
+        partners = _fits(tuple(group for group in groups if group.role is role.partner))
         alone = [group for group in pool if group.workers and group.revision.fit not in partners]
         if not grown:
             continue

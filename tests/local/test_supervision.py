@@ -46,7 +46,7 @@ def started() -> Supervisor:
 def running() -> Supervisor:
     """The same, serving since second 10."""
     supervisor = started()
-    for port, name in enumerate(supervisor.posts, 1):
+    for port, name in enumerate(supervisor.slots, 1):
         supervisor.announced(name, at(port), 10.0)
     assert supervisor.heard_routable(True) == [Ready()]
     return supervisor
@@ -116,7 +116,7 @@ def test_a_dead_worker_is_unpublished_and_started_again_after_a_growing_pause() 
     for incarnation in range(2, 8):
         actions = supervisor.exited("p0", -9, "", now)
         assert Publish(Role.PREFILL, ()) in actions
-        due = supervisor.posts["p0"].since_s
+        due = supervisor.slots["p0"].since_s
         pauses.append(due - now)
         assert supervisor.tick(due - 0.01) == []
         assert supervisor.tick(due) == [Start("p0", incarnation)]
@@ -126,7 +126,7 @@ def test_a_dead_worker_is_unpublished_and_started_again_after_a_growing_pause() 
 
 
 def asked(supervisor: Supervisor, name: str, is_live: bool, *times: float) -> list[Action]:
-    incarnation = supervisor.posts[name].incarnation
+    incarnation = supervisor.slots[name].incarnation
     return [action for now in times for action in supervisor.asked_live(name, incarnation, is_live, now)]
 
 
@@ -202,7 +202,7 @@ def test_a_worker_that_was_stable_starts_over_with_the_shortest_pause() -> None:
     supervisor = running()
     for now in (20.0, 100.0, 200.0):
         supervisor.exited("p0", 1, "", now)
-        assert supervisor.posts["p0"].since_s == now + 1
+        assert supervisor.slots["p0"].since_s == now + 1
         supervisor.tick(now + 1)
         supervisor.announced("p0", at(9), now + 2)
 
@@ -220,7 +220,7 @@ def test_bad_configuration_before_the_first_ready_ends_everything_with_its_line(
 def test_bad_configuration_after_it_is_tried_again() -> None:
     supervisor = running()
     supervisor.exited("d0", 2, "no model", 20.0)
-    assert supervisor.posts["d0"].phase is Phase.WAITING
+    assert supervisor.slots["d0"].phase is Phase.WAITING
     assert not supervisor.stopping
 
 
@@ -285,7 +285,7 @@ def test_a_worker_that_is_not_wanted_any_more_stops_and_stays_away() -> None:
     supervisor = running()
     assert supervisor.remove("p0", 20.0) == [Signal("p0", signal.SIGTERM)]
     assert quiet(supervisor.exited("p0", 0, "", 21.0)) == [Publish(Role.PREFILL, ())]
-    assert "p0" not in supervisor.posts
+    assert "p0" not in supervisor.slots
     assert supervisor.add("p0", Role.PREFILL, 22.0) == [Start("p0", 1)]
 
 

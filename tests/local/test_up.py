@@ -99,8 +99,10 @@ class Rig:
 
     def pids(self, role: str) -> list[int]:
         """Of the running processes of a role, from the run record."""
-        posts = read_record(self.up.run_dir).posts
-        return [post.pid for post in posts if post.pid and post.role == role and post.phase == "ready"]
+        processes = read_record(self.up.run_dir).processes
+        return [
+            process.pid for process in processes if process.pid and process.role == role and process.phase == "ready"
+        ]
 
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.up.child.pid).children(recursive=True)

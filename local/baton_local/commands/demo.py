@@ -51,14 +51,16 @@ def report(seen: Observation, answer: Answer) -> str:
     rows: list[tuple[object, ...]] = []
     if seen.gateway is not None:
         rows.append(("gateway", str(seen.gateway.pid), seen.gateway.address, None, None, None))
-    for post, state in seen.workers:
+    for process, state in seen.workers:
         if state is None:
-            rows.append((post.role, str(post.pid), post.address, None, None, "does not answer"))
+            rows.append((process.role, str(process.pid), process.address, None, None, "does not answer"))
             continue
         sent, received = state.transfer.bytes_sent, state.transfer.bytes_received
-        moved = received if post.role == "decode" else sent
-        direction = "received" if post.role == "decode" else "sent"
-        rows.append((post.role, str(post.pid), post.address, _blocks(moved, state.block_bytes), moved, direction))
+        moved = received if process.role == "decode" else sent
+        direction = "received" if process.role == "decode" else "sent"
+        rows.append(
+            (process.role, str(process.pid), process.address, _blocks(moved, state.block_bytes), moved, direction)
+        )
     header = ("PROCESS", "PID", "ADDRESS", "KV BLOCKS", "KV BYTES", "")
     transports = {state.transfer.transport for _, state in seen.workers if state and state.transfer.transport}
     facts = (

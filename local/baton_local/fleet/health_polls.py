@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import aiohttp
 
-from baton_local.fleet.supervision import Action, Phase, Post, Supervisor
+from baton_local.fleet.supervision import Action, Phase, ProcessSlot, Supervisor
 from baton_wire.messages.values import Role
 
 ROUTABLE_POLL_S = 0.1
@@ -49,8 +49,8 @@ class HealthPolls:
 
     async def _watch_routable(self, session: aiohttp.ClientSession) -> None:
         while True:
-            posts = self._supervisor.posts.values()
-            is_up = any(post.role is Role.GATEWAY and post.phase is Phase.READY for post in posts)
+            slots = self._supervisor.slots.values()
+            is_up = any(slot.role is Role.GATEWAY and slot.phase is Phase.READY for slot in slots)
             routable = await self._routes(session) if is_up else False
             self._act(self._supervisor.heard_routable(routable))
             calm = routable and self._supervisor.was_ready
@@ -72,17 +72,17 @@ class HealthPolls:
     async def _watch_live(self, session: aiohttp.ClientSession) -> None:
         while True:
             await asyncio.sleep(self._supervisor.patience.live_poll_s)
-            ready = [post for post in self._supervisor.posts.values() if post.phase is Phase.READY]
-            await asyncio.gather(*(self._ask(session, post) for post in ready))
+            ready = [slot for slot in self._supervisor.slots.values() if slot.phase is Phase.READY]
+            await asyncio.gather(*(self._ask(session, slot) for slot in ready))
 
-    async def _ask(self, session: aiohttp.ClientSession, post: Post) -> None:
-        at, incarnation = post.announcement, post.incarnation
+    async def _ask(self, session: aiohttp.ClientSession, slot: ProcessSlot) -> None:
+        at, incarnation = slot.announcement, slot.incarnation
         if at is None:
             return
         host = f"[{at.host}]" if ":" in at.host else at.host
-        address = self._endpoint if post.role is Role.GATEWAY else f"http://{host}:{at.port}"
+        address = self._endpoint if slot.role is Role.GATEWAY else f"http://{host}:{at.port}"
         is_live = await _status(session, f"{address}/health/live", self._supervisor.patience.live_answer_s) == OK
-        self._act(self._supervisor.asked_live(post.name, incarnation, is_live, time.monotonic()))
+        self._act(self._supervisor.asked_live(slot.name, incarnation, is_live, time.monotonic()))
 
 
 async def _status(session: aiohttp.ClientSession, url: str, timeout_s: float) -> int | None:

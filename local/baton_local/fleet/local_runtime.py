@@ -15,24 +15,25 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import TargetSpec
 from baton_control.worker_specs import Device, instance_arguments
 from baton_local.fleet import supervision
 from baton_local.fleet.bookkeeping import Bookkeeping
-from baton_local.fleet.desired_processes import Fleet, PostSpec, leaving_posts, new_posts, roll
+from baton_local.fleet.desired_processes import Fleet, SlotSpec, new_slots, roll, slots_to_stop
 from baton_local.fleet.emulation import Emulation
-from baton_local.fleet.flipping import FlipsUnderWay, posts_to_flip
+from baton_local.fleet.flipping import FlipsUnderWay, slots_to_flip
 from baton_local.fleet.health_polls import HealthPolls
 from baton_local.fleet.local_site import LOOPBACK
 from baton_local.fleet.log_rotation import rotate_logs
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.pool_scaling import Scaling
 from baton_local.fleet.processes import ChildProcesses
-from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
+from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.fleet.run_dir import (
     RunDir,
     write_json,
@@ -66,7 +67,7 @@ class LocalRuntime:
         self._run, self._fleet, self._processes = run, fleet, processes
         self._host, self._port, self._gpus = host, port, gpus
         self._supervisor = Supervisor(time.monotonic(), patience)
-        self._specs: dict[str, PostSpec] = {}
+        self._specs: dict[str, SlotSpec] = {}
         self._pids: dict[str, int] = {}
         self._log_starts: dict[str, int] = {}
         self._link, self._emulation = link, emulation
@@ -74,7 +75,7 @@ class LocalRuntime:
         self._told_sizes: dict[Role, int] = {}
         self._told_hold = False
         self._decision = ""
-        self._gpu_by_post: dict[str, str] = {}
+        self._gpu_by_slot: dict[str, str] = {}
         self._flips = FlipsUnderWay()
         self._status: int | None = None
         self._wake = asyncio.Event()
@@ -128,19 +129,19 @@ class LocalRuntime:
             said = last_line(self._run.log(ended.name), self._log_starts[ended.name])
             self._pids.pop(ended.name, None)
             self._act(self._supervisor.exited(ended.name, ended.status, said, now))
-        for post in list(self._supervisor.posts.values()):
-            if post.phase is Phase.STARTING:
-                announcement = self._announcement(post)
+        for slot in list(self._supervisor.slots.values()):
+            if slot.phase is Phase.STARTING:
+                announcement = self._announcement(slot)
                 if announcement is not None:
-                    self._act(self._supervisor.announced(post.name, announcement, now))
+                    self._act(self._supervisor.announced(slot.name, announcement, now))
 
-    def _announcement(self, post: supervision.Post) -> Announcement | None:
+    def _announcement(self, slot: supervision.ProcessSlot) -> Announcement | None:
         """None: there is none, it cannot be read now, or it is of a former run's process that was about to end."""
         try:
-            announcement = read_announcement(self._announce_file(post.name, post.incarnation))
+            announcement = read_announcement(self._announce_file(slot.name, slot.incarnation))
         except OSError:
             return None
-        is_own = announcement is not None and announcement.pid == self._pids.get(post.name)
+        is_own = announcement is not None and announcement.pid == self._pids.get(slot.name)
         return announcement if is_own else None
 
     def _reconcile(self, now: float) -> None:
@@ -159,46 +160,46 @@ class LocalRuntime:
         for change in roll(self._fleet, sized.workers, running, routable).changes:
             if change.workers > 0:
                 taken = frozenset(self._specs)
-                for spec in new_posts(self._fleet, change.role, change.revision, change.workers, taken):
+                for spec in new_slots(self._fleet, change.role, change.revision, change.workers, taken):
                     self._want(spec, now)
             else:
-                for spec in leaving_posts(change, running, self._usable(), self._started()):
+                for spec in slots_to_stop(change, running, self._usable(), self._started()):
                     self._act(self._supervisor.remove(spec.name, now))
 
-    def _flip(self, running: tuple[PostSpec, ...], now: float) -> None:
+    def _flip(self, running: tuple[SlotSpec, ...], now: float) -> None:
         """Begin flips, and see which were carried out. Whoever flips counts in the new pool at once."""
-        posts, store = self._supervisor.posts, self._scaling.store
-        workers = {name: epoch for name, post in posts.items() if (epoch := _epoch(post)) is not None}
+        slots, store = self._supervisor.slots, self._scaling.store
+        workers = {name: epoch for name, slot in slots.items() if (epoch := _epoch(slot)) is not None}
         carried_out = store.flips()
         ready = self._usable() & workers.keys()
-        for spec, role in posts_to_flip(self._fleet, self._wanted, running, ready, self._started()):
+        for spec, role in slots_to_flip(self._fleet, self._wanted, running, ready, self._started()):
             epoch = workers[spec.name]
-            self._specs[spec.name] = PostSpec(spec.name, self._fleet.templates[role])
+            self._specs[spec.name] = SlotSpec(spec.name, self._fleet.templates[role])
             self._flips.begin(spec.name, epoch, role, carried_out.get(epoch, 0), now)
             self._say(f"{spec.name}: told to be {role} instead of {spec.worker.role}")
             self._act(self._supervisor.flipped(spec.name, role))
         for flip in self._flips.follow(workers, carried_out):
-            self._say(f"{flip.post}: {flip.role} after {now - flip.since_s:.2f} s (flip {flip.number})")
+            self._say(f"{flip.slot}: {flip.role} after {now - flip.since_s:.2f} s (flip {flip.number})")
         self._scaling.order(self._flips.orders)
 
-    def _running(self) -> tuple[PostSpec, ...]:
+    def _running(self) -> tuple[SlotSpec, ...]:
         """Workers that were started and not told to stop."""
-        posts = self._supervisor.posts.values()
-        return tuple(self._specs[p.name] for p in posts if p.role is not Role.GATEWAY and not p.leaving)
+        slots = self._supervisor.slots.values()
+        return tuple(self._specs[p.name] for p in slots if p.role is not Role.GATEWAY and not p.leaving)
 
     def _forget_gone(self) -> None:
-        for name in [name for name in self._specs if name not in self._supervisor.posts]:
+        for name in [name for name in self._specs if name not in self._supervisor.slots]:
             del self._specs[name]
-            self._gpu_by_post.pop(name, None)
+            self._gpu_by_slot.pop(name, None)
 
     def _usable(self) -> frozenset[str]:
-        """Posts whose workers the gateway can use."""
+        """Slots whose workers the gateway can use."""
         addresses = self._scaling.store.routable_addresses()
-        posts = self._supervisor.posts.values()
-        return frozenset(p.name for p in posts if (at := p.announcement) and f"{at.host}:{at.port}" in addresses)
+        slots = self._supervisor.slots.values()
+        return frozenset(p.name for p in slots if (at := p.announcement) and f"{at.host}:{at.port}" in addresses)
 
     def _started(self) -> dict[str, float]:
-        return {post.name: post.since_s for post in self._supervisor.posts.values()}
+        return {slot.name: slot.since_s for slot in self._supervisor.slots.values()}
 
     def _tell(self, sized: Sized) -> None:
         decision = "; ".join(sized.reasons[role] for role in POOL_ROLES)
@@ -210,7 +211,7 @@ class LocalRuntime:
             self._told_sizes, self._told_hold = dict(sized.workers), sized.holds
             self._say(f"pools: {decision}")
 
-    def _want(self, spec: PostSpec, now: float) -> None:
+    def _want(self, spec: SlotSpec, now: float) -> None:
         if spec.name not in self._specs:
             self._specs[spec.name] = spec
             self._act(self._supervisor.add(spec.name, spec.worker.role, now))
@@ -218,10 +219,10 @@ class LocalRuntime:
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
-                case supervision.Start(post, incarnation):
-                    self._act(self._start(self._specs[post], incarnation))
-                case supervision.Signal(post, number):
-                    self._processes.signal(post, number)
+                case supervision.Start(slot, incarnation):
+                    self._act(self._start(self._specs[slot], incarnation))
+                case supervision.Signal(slot, number):
+                    self._processes.signal(slot, number)
                 case supervision.Publish(role, workers):
                     self._books.keep(self._run.discovery(role), [_address(each) for each in workers], time.monotonic())
                 case supervision.Say(text):
@@ -234,7 +235,7 @@ class LocalRuntime:
                     self._status = status
                     self._say(f"stopped: {cause}; logs are in {self._run.logs}" if cause else "stopped")
 
-    def _start(self, spec: PostSpec, incarnation: int) -> list[Action]:
+    def _start(self, spec: SlotSpec, incarnation: int) -> list[Action]:
         role, worker = spec.worker.role, spec.worker
         announce = str(self._announce_file(spec.name, incarnation))
         anywhere = f"{LOOPBACK}:0"
@@ -254,14 +255,14 @@ class LocalRuntime:
         self._say(f"{spec.name}: started (pid {pid})")
         return []
 
-    def _gpu_of(self, spec: PostSpec) -> dict[str, str]:
+    def _gpu_of(self, spec: SlotSpec) -> dict[str, str]:
         """Workers take the GPUs in turn; more workers than GPUs share them."""
         if f"--device={Device.CUDA}" not in spec.worker.argv or not self._gpus:
             return {}
-        if spec.name not in self._gpu_by_post:
-            taken = Counter(self._gpu_by_post.values())
-            self._gpu_by_post[spec.name] = min(self._gpus, key=lambda gpu: taken[gpu])
-        return {"CUDA_VISIBLE_DEVICES": self._gpu_by_post[spec.name]}
+        if spec.name not in self._gpu_by_slot:
+            taken = Counter(self._gpu_by_slot.values())
+            self._gpu_by_slot[spec.name] = min(self._gpus, key=lambda gpu: taken[gpu])
+        return {"CUDA_VISIBLE_DEVICES": self._gpu_by_slot[spec.name]}
 
     def _is_asleep(self) -> bool:
         return bool(self._wanted) and not any(self._wanted.values())
@@ -279,8 +280,8 @@ class LocalRuntime:
     def _endpoint(self) -> str:
         return f"http://{self._address}"
 
-    def _announce_file(self, post: str, incarnation: int) -> Path:
-        return self._run.announcements / f"{post}.{incarnation}.json"
+    def _announce_file(self, slot: str, incarnation: int) -> Path:
+        return self._run.announcements / f"{slot}.{incarnation}.json"
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody may be reading any more, which is no reason to stop
@@ -302,31 +303,31 @@ class LocalRuntime:
             api_keys=self._api_keys,
             ttft=_target(spec.slo.ttft),
             tpot=_target(spec.slo.tpot),
-            posts=tuple(self._post_record(post) for post in self._supervisor.posts.values()),
+            processes=tuple(self._process_record(slot) for slot in self._supervisor.slots.values()),
         )
         if record != self._written:
-            self._books.keep(self._run.record, asdict(record), time.monotonic())
+            self._books.keep(self._run.record, msgspec.to_builtins(record), time.monotonic())
             self._written = record
 
-    def _post_record(self, post: supervision.Post) -> PostRecord:
-        at = post.announcement
-        return PostRecord(
-            name=post.name,
-            role=post.role,
-            phase=post.phase.value,
-            revision=str(self._specs[post.name].worker.revision),
-            starts=post.incarnation,
-            pid=self._pids.get(post.name),
+    def _process_record(self, slot: supervision.ProcessSlot) -> ProcessRecord:
+        at = slot.announcement
+        return ProcessRecord(
+            name=slot.name,
+            role=slot.role,
+            phase=slot.phase.value,
+            revision=str(self._specs[slot.name].worker.revision),
+            starts=slot.incarnation,
+            pid=self._pids.get(slot.name),
             host=at.host if at else None,
             port=at.port if at else None,
             admin_port=at.admin_port if at else None,
         )
 
 
-def _epoch(post: supervision.Post) -> bytes | None:
-    """Which process the post has; None: none that is ready."""
-    announced = post.announcement
-    if post.phase is not Phase.READY or post.leaving or announced is None or announced.epoch is None:
+def _epoch(slot: supervision.ProcessSlot) -> bytes | None:
+    """Which process the slot has; None: none that is ready."""
+    announced = slot.announcement
+    if slot.phase is not Phase.READY or slot.leaving or announced is None or announced.epoch is None:
         return None
     return bytes.fromhex(announced.epoch)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_local.fleet.record import PostRecord, RunRecord
+from baton_local.fleet.record import ProcessRecord, RunRecord
 from baton_local.pages import get_json
 from baton_wire.sketch import Sketch, SketchData, merged
 
@@ -67,20 +67,20 @@ class Observation:
     """A running deployment as seen now."""
 
     record: RunRecord
-    workers: tuple[tuple[PostRecord, ObservedWorker | None], ...]
+    workers: tuple[tuple[ProcessRecord, ObservedWorker | None], ...]
     """None: the worker does not answer."""
-    gateway: PostRecord | None
+    gateway: ProcessRecord | None
     seen_by_gateway: GatewayState
 
 
 def observe(record: RunRecord) -> Observation:
     """Ask every process of a run."""
-    gateway = next((post for post in record.posts if post.role == "gateway"), None)
-    workers = tuple((post, _worker_state(post)) for post in record.posts if post.role != "gateway")
+    gateway = next((process for process in record.processes if process.role == "gateway"), None)
+    workers = tuple((process, _worker_state(process)) for process in record.processes if process.role != "gateway")
     return Observation(record, workers, gateway, _gateway_state(gateway))
 
 
-def _gateway_state(gateway: PostRecord | None) -> GatewayState:
+def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
     if gateway is None or gateway.admin_port is None:
         return GatewayState()
     raw = get_json(f"http://127.0.0.1:{gateway.admin_port}", "/state")
@@ -118,9 +118,13 @@ def _whole(latency: _Latency | None) -> Sketch:
     return merged(SketchData(each.ratio, each.sum_s, each.buckets) for each in told)
 
 
-def _worker_state(post: PostRecord) -> ObservedWorker | None:
+def _worker_state(process: ProcessRecord) -> ObservedWorker | None:
     """None: it does not answer, or not with what a worker says."""
     try:
-        return msgspec.convert(get_json(f"http://{post.address}", "/state"), ObservedWorker) if post.address else None
+        return (
+            msgspec.convert(get_json(f"http://{process.address}", "/state"), ObservedWorker)
+            if process.address
+            else None
+        )
     except msgspec.ValidationError:
         return None

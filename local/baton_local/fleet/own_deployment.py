@@ -92,8 +92,8 @@ def own_deployment(manifest: Path, up_arguments: Sequence[str], ready_s: float) 
 
 def is_paired(seen: Observation) -> bool:
     """Whether the gateway is linked with every worker, and every prefill worker with a decode worker. Pure."""
-    linked = all(seen.seen_by_gateway.links.get(post.address or "") == "live" for post, _ in seen.workers)
-    prefill = [state for post, state in seen.workers if post.role == "prefill"]
+    linked = all(seen.seen_by_gateway.links.get(process.address or "") == "live" for process, _ in seen.workers)
+    prefill = [state for process, state in seen.workers if process.role == "prefill"]
     return linked and bool(prefill) and all(state is not None and state.transfer.links for state in prefill)
 
 
@@ -110,8 +110,8 @@ def is_settled(states: Sequence[ObservedWorker | None]) -> bool:
 
 def check_moved(seen: Observation) -> None:
     """That KV went from one process to another. Pure; raises OwnDeploymentError when it did not."""
-    sent = {post.pid: s.transfer.bytes_sent for post, s in seen.workers if s and s.transfer.bytes_sent}
-    got = {post.pid: s.transfer.bytes_received for post, s in seen.workers if s and s.transfer.bytes_received}
+    sent = {process.pid: s.transfer.bytes_sent for process, s in seen.workers if s and s.transfer.bytes_sent}
+    got = {process.pid: s.transfer.bytes_received for process, s in seen.workers if s and s.transfer.bytes_received}
     if not sent or not got:
         raise OwnDeploymentError("no KV moved from a prefill worker to a decode worker")
     if set(sent) & set(got):

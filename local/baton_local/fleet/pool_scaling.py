@@ -26,7 +26,7 @@ from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.telemetry.store import TelemetryStore
 from baton_control.telemetry.telemetry_server import TelemetryServer
 from baton_control.worker_specs import pool_spec
-from baton_local.fleet.desired_processes import PostSpec, Routable, pools_now
+from baton_local.fleet.desired_processes import Routable, SlotSpec, pools_now
 from baton_local.fleet.run_dir import write_private
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.operator_link import FlipOrder
@@ -85,7 +85,7 @@ class Scaling:
         """Have the gateways tell these workers to change their roles, until told otherwise."""
         self._server.order(self._key, flips)
 
-    def sized(self, running: Iterable[PostSpec], routable: Routable | None) -> Sized:
+    def sized(self, running: Iterable[SlotSpec], routable: Routable | None) -> Sized:
         """How many workers each pool should have now."""
         pools = pools_now(running, routable)
         if self.mode is not ScalingMode.SLO:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from baton_control.sizing.decision.scaling import Sized
 from baton_local.commands import up
-from baton_local.fleet.desired_processes import PostSpec, Routable
+from baton_local.fleet.desired_processes import Routable, SlotSpec
 from baton_local.fleet.pool_scaling import Scaling
 from baton_local.options import parse_options
 from baton_wire.messages.values import POOL_ROLES
@@ -25,7 +25,7 @@ def main() -> int:
     sizes = Path(sys.argv[1])
     present = _read(sizes)
 
-    def sized(self: Scaling, running: Iterable[PostSpec], routable: Routable | None) -> Sized:
+    def sized(self: Scaling, running: Iterable[SlotSpec], routable: Routable | None) -> Sized:
         nonlocal present
         if routable is not None and sum(routable.values()) == len(tuple(running)):
             present = _read(sizes)
