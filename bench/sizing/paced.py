@@ -29,7 +29,7 @@ from bench.sizing.paced_report import Sample, prediction, report, write_plot
 from baton_control.sizing.inputs.workload import Workload
 from baton_control.spec.manifest import parse_object
 from baton_local.client import Answer
-from baton_local.fleet.emulation import emulated
+from baton_local.fleet.emulation import parse_emulation
 from baton_local.fleet.record import RunRecord, read_record
 from baton_local.fleet.run_dir import RunDir
 from baton_simulate.trace_files import read_trace
@@ -164,7 +164,7 @@ def main() -> int:
         options.minutes,
     )
     ran = asyncio.run(run(asked))
-    emulation = emulated(asked.emulate, parse_object(document(asked)))
+    emulation = parse_emulation(asked.emulate, parse_object(document(asked)))
     workload = arrivals(asked)
     result = {
         "command": f"python -m bench paced TRACE --emulate {asked.emulate} --minutes {asked.minutes:g}",

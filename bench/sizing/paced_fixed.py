@@ -24,7 +24,7 @@ from baton_control.sizing.inputs.workload import Workload
 from baton_control.sizing.simulator.simulator import Simulator
 from baton_control.spec.manifest import parse_object
 from baton_local.client import Answer
-from baton_local.fleet.emulation import Emulation, emulated
+from baton_local.fleet.emulation import Emulation, parse_emulation
 from baton_simulate.trace_files import read_trace
 from baton_testing.processes.baton_up import Up
 from baton_wire.messages.values import POOL_ROLES
@@ -70,7 +70,7 @@ def main() -> int:
     options = parser.parse_args()
     pools = (options.pools[0], options.pools[1])
     asked = Asked(options.trace, options.emulate, 16.0, 0.6, max(pools), 0.0, 0.0, options.minutes)
-    emulation = emulated(asked.emulate, parse_object(document(asked)))
+    emulation = parse_emulation(asked.emulate, parse_object(document(asked)))
     trace, rows = read_trace(asked.trace), []
     for rate in options.rates:
         part = trace.between(START_S, START_S + 60.0 * asked.minutes)

@@ -132,23 +132,23 @@ def _quality(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     from baton_local.commands.up import UpOptions, run_up
-    from baton_local.fetching.local_model import AskedSource
-    from baton_local.fetching.model_cache import asked_cache
-    from baton_local.fleet.client_keys import AskedKeys
+    from baton_local.fetching.local_model import SourceRequest
+    from baton_local.fetching.model_cache import open_cache
+    from baton_local.fleet.client_keys import KeyOptions
 
     up = UpOptions(
         manifest=options.file,
         source=None
         if options.source is None
-        else AskedSource(options.source, options.served_name, options.max_context_tokens, options.latest),
-        cache=asked_cache(options.cache, options.cache_size, os.environ),
+        else SourceRequest(options.source, options.served_name, options.max_context_tokens, options.latest),
+        cache=open_cache(options.cache, options.cache_size, os.environ),
         host=options.host,
         port=options.port,
         volumes=dict(options.volume),
         device=options.device,
         processes=options.processes,
         emulate=options.emulate,
-        keys=AskedKeys(options.api_key, options.api_key_file, options.open),
+        keys=KeyOptions(options.api_key, options.api_key_file, options.open),
         generation_defaults=not options.no_generation_defaults,
         ignore_unknown_fields=options.ignore_unknown_fields,
     )

@@ -48,7 +48,7 @@ def running() -> Supervisor:
     supervisor = started()
     for port, name in enumerate(supervisor.slots, 1):
         supervisor.announced(name, at(port), 10.0)
-    assert supervisor.heard_routable(True) == [Ready()]
+    assert supervisor.observed_routable(True) == [Ready()]
     return supervisor
 
 
@@ -62,40 +62,42 @@ def test_a_ready_worker_is_published_with_the_others_of_its_role() -> None:
 
 def test_ready_is_said_once_and_a_later_loss_is_told() -> None:
     supervisor = running()
-    assert supervisor.heard_routable(True) == []
-    assert supervisor.heard_routable(False) == [Say("not routable: no prefill and decode worker that fit are linked")]
-    assert supervisor.heard_routable(True) == [Say("routable again")]
+    assert supervisor.observed_routable(True) == []
+    assert supervisor.observed_routable(False) == [
+        Say("not routable: no prefill and decode worker that fit are linked")
+    ]
+    assert supervisor.observed_routable(True) == [Say("routable again")]
 
 
 def test_a_gateway_that_says_nothing_is_as_routable_as_it_was() -> None:
     supervisor = running()
-    assert supervisor.heard_routable(None) == []
+    assert supervisor.observed_routable(None) == []
     assert supervisor.routable
-    supervisor.heard_routable(False)
-    assert supervisor.heard_routable(None) == []
+    supervisor.observed_routable(False)
+    assert supervisor.observed_routable(None) == []
     assert not supervisor.routable
 
 
 def test_why_it_is_not_routable_is_told() -> None:
     supervisor = running()
     supervisor.exited("gw", 1, "", 20.0)
-    assert supervisor.heard_routable(False) == [Say("not routable: no gateway is ready")]
+    assert supervisor.observed_routable(False) == [Say("not routable: no gateway is ready")]
 
 
 def test_ready_waits_for_a_worker_of_each_pool_though_one_pool_answers_alone() -> None:
     supervisor = started()
     supervisor.announced("gw", at(1), 1.0)
     supervisor.announced("p0", at(2), 10.0)
-    assert supervisor.heard_routable(True) == []
+    assert supervisor.observed_routable(True) == []
     supervisor.announced("d0", at(3), 12.0)
-    assert supervisor.heard_routable(True) == [Ready()]
+    assert supervisor.observed_routable(True) == [Ready()]
 
 
 def test_a_worker_that_refuses_ends_the_first_start_though_another_answers_already() -> None:
     supervisor = started()
     supervisor.announced("gw", at(1), 1.0)
     supervisor.announced("p0", at(2), 10.0)
-    supervisor.heard_routable(True)
+    supervisor.observed_routable(True)
     assert Signal("gw", signal.SIGTERM) in supervisor.exited("d0", 2, "argument --kv-cache-bytes: too few", 11.0)
     assert (supervisor.stopping, supervisor.cause) == (True, "argument --kv-cache-bytes: too few")
 
@@ -105,7 +107,7 @@ def test_a_worker_more_that_refuses_ends_nothing_once_its_pool_serves() -> None:
     supervisor.add("d1", Role.DECODE, 0.0)
     for port, name in enumerate(("gw", "p0", "d0"), 1):
         supervisor.announced(name, at(port), 10.0)
-    assert supervisor.heard_routable(True) == [Ready()]
+    assert supervisor.observed_routable(True) == [Ready()]
     assert quiet(supervisor.exited("d1", 2, "no room", 11.0)) == []
     assert not supervisor.stopping
 
@@ -127,7 +129,7 @@ def test_a_dead_worker_is_unpublished_and_started_again_after_a_growing_pause() 
 
 def asked(supervisor: Supervisor, name: str, is_live: bool, *times: float) -> list[Action]:
     incarnation = supervisor.slots[name].incarnation
-    return [action for now in times for action in supervisor.asked_live(name, incarnation, is_live, now)]
+    return [action for now in times for action in supervisor.checked_live(name, incarnation, is_live, now)]
 
 
 def test_a_process_that_does_not_answer_for_so_long_is_killed_and_comes_back() -> None:
@@ -139,7 +141,7 @@ def test_a_process_that_does_not_answer_for_so_long_is_killed_and_comes_back() -
     assert asked(supervisor, "d0", False, 46.0) == [], "once is enough"
     assert Publish(Role.DECODE, ()) in supervisor.exited("d0", -9, "", 46.0)
     assert supervisor.tick(47.0) == [Start("d0", 2)]
-    assert supervisor.asked_live("d0", 1, False, 48.0) == [], "an answer about its predecessor"
+    assert supervisor.checked_live("d0", 1, False, 48.0) == [], "an answer about its predecessor"
     supervisor.announced("d0", at(7), 50.0)
     assert asked(supervisor, "d0", False, 51.0, 80.9) == [], "its silence counts anew"
 
@@ -163,7 +165,7 @@ def test_who_is_told_to_stop_is_not_asked_any_more() -> None:
     supervisor = running()
     supervisor.remove("p0", 20.0)
     assert asked(supervisor, "p0", False, 21.0, 99.0) == []
-    assert supervisor.asked_live("nobody", 1, False, 99.0) == []
+    assert supervisor.checked_live("nobody", 1, False, 99.0) == []
 
 
 def test_every_start_has_a_limit_not_only_the_first() -> None:

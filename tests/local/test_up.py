@@ -221,7 +221,7 @@ def test_a_full_disk_ends_nothing_and_what_is_missing_is_written_later(rig: Rig)
     assert rig.progress().count("No space left") == 1, "said once"
     (rig.troubles / "full").unlink()
     eventually(lambda: rig.pids("decode") not in ([pid], []), rig.progress())
-    eventually(lambda: "what could not be written is written now" in rig.progress(), rig.progress())
+    eventually(lambda: "all files are written again" in rig.progress(), rig.progress())
     assert rig.pids("gateway") == [gateway]
 
 

@@ -26,8 +26,8 @@ from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import BadLine, read_lines
 from baton_local.errors import StartError
-from baton_local.fetching.local_model import brought, from_file
-from baton_local.fetching.model_cache import ModelCache, asked_cache
+from baton_local.fetching.local_model import deployment_from_manifest, fetch_local_model
+from baton_local.fetching.model_cache import ModelCache, open_cache
 from baton_local.fleet.host import devices, gpu_ids
 from baton_local.progress_bar import ProgressBar
 from baton_local.shared_options import add_fetch_options
@@ -58,9 +58,9 @@ def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
         print(f"baton: {total - left:,} of {total:,} requests are answered already", file=sys.stderr)
     if bad:
         print(f"baton: {bad:,} lines are no requests: their answers say why", file=sys.stderr)
-    cache = asked_cache(options.cache, options.cache_size, os.environ)
+    cache = open_cache(options.cache, options.cache_size, os.environ)
     model = _model(options, cache)
-    with contextlib.nullcontext() if model.cached is None else cache.used(model.cached):
+    with contextlib.nullcontext() if model.cached is None else cache.hold(model.cached):
         return _run(_config(options, model), options, answers, left)
 
 
@@ -114,11 +114,11 @@ def _model(options: argparse.Namespace, cache: ModelCache) -> _Model:
     """The model on this machine, fetched when it lies elsewhere. Raises LocalError, UnsupportedError."""
     if options.file:
         written = read_manifest(options.file)
-        ready = from_file(written, options.file, dict(options.volume), cache, os.environ)
+        ready = deployment_from_manifest(written, options.file, dict(options.volume), cache, os.environ)
         return _Model(ready.argument, written.spec.model.served_name, ready.cached)
     if options.model.startswith(RANDOM_SCHEME):
         return _Model(options.model, Path(options.model.removeprefix(RANDOM_SCHEME)).stem)
-    here = brought(options.model, cache, os.environ, options.latest)
+    here = fetch_local_model(options.model, cache, os.environ, options.latest)
     return _Model(str(here.folder), here.served_name, here.cached)
 
 

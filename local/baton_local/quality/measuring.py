@@ -21,9 +21,9 @@ from baton_control.worker_specs import Device
 from baton_engine.model.servable import servable_model
 from baton_local.argument_types import device, integer
 from baton_local.errors import LocalError, StartError
-from baton_local.fetching.default_deployment import as_yaml, context_tokens, made_deployment
-from baton_local.fetching.local_model import brought
-from baton_local.fetching.model_cache import ModelCache, asked_cache
+from baton_local.fetching.default_deployment import as_yaml, context_tokens, default_deployment
+from baton_local.fetching.local_model import fetch_local_model
+from baton_local.fetching.model_cache import ModelCache, open_cache
 from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.host import gpu_ids
 from baton_local.fleet.own_deployment import check_moved, own_deployment
@@ -169,7 +169,7 @@ def _found(asked: str, options: argparse.Namespace, folder: Path) -> ServedModel
     if asked.endswith((".yaml", ".yml")):
         read_manifest(Path(asked))
         return Path(asked)
-    cache = asked_cache(options.cache, options.cache_size, os.environ)
+    cache = open_cache(options.cache, options.cache_size, os.environ)
     return _written(asked, options, cache, _device(options), folder)
 
 
@@ -192,13 +192,13 @@ def _device(options: argparse.Namespace) -> Device:
 
 def _written(asked: str, options: argparse.Namespace, cache: ModelCache, chosen: Device, folder: Path) -> Path:
     """A deployment of one worker a pool, where every prompt is computed by the prefill worker."""
-    here = brought(asked, cache, os.environ, options.latest)
+    here = fetch_local_model(asked, cache, os.environ, options.latest)
     try:
         config = servable_model(here.folder)
         context = context_tokens(config, None, free_bytes(chosen) if chosen is Device.CPU else None)
     except ModelError as error:
         raise StartError(f"{asked} cannot be served: {error}") from error
-    made = made_deployment(here.source, here.served_name, context, is_on_gpu=chosen is Device.CUDA)
+    made = default_deployment(here.source, here.served_name, context, is_on_gpu=chosen is Device.CUDA)
     routing = made.spec.routing.model_copy(update={"disaggregation": Disaggregation.ALWAYS})
     made = made.model_copy(update={"spec": made.spec.model_copy(update={"routing": routing})})
     path = Path(tempfile.mkdtemp(dir=folder)) / "deployment.yaml"

@@ -25,14 +25,14 @@ def main() -> int:
     sizes = Path(sys.argv[1])
     present = _read(sizes)
 
-    def sized(self: Scaling, running: Iterable[SlotSpec], routable: Routable | None) -> Sized:
+    def size(self: Scaling, running: Iterable[SlotSpec], routable: Routable | None) -> Sized:
         nonlocal present
         if routable is not None and sum(routable.values()) == len(tuple(running)):
             present = _read(sizes)
         workers = dict(zip(POOL_ROLES, present, strict=True))
         return Sized(workers, {role: f"{role.value} {count}: as written" for role, count in workers.items()}, False)
 
-    Scaling.sized = sized  # type: ignore[method-assign]
+    Scaling.size = size  # type: ignore[method-assign]
     options = parse_options(sys.argv[2:])
     return up.run_up(up.UpOptions(manifest=options.file, port=options.port, emulate=options.emulate))
 
