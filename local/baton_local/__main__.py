@@ -181,7 +181,7 @@ def _demo(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     import json
 
-    from baton_local.commands.status import as_json, as_text, watched
+    from baton_local.commands.status import as_json, as_text, watch
     from baton_local.fleet.observation import observe
     from baton_local.fleet.record import read_record
     from baton_local.fleet.run_dir import base_directory, find_run
@@ -191,7 +191,7 @@ def _status(options: argparse.Namespace) -> int:
         return json.dumps(as_json(seen), indent=None if options.watch else 2) if options.json else as_text(seen)
 
     if options.watch:
-        watched(page, sys.stdout, is_clearing=sys.stdout.isatty() and not options.json, every_s=WATCH_S)
+        watch(page, sys.stdout, is_clearing=sys.stdout.isatty() and not options.json, every_s=WATCH_S)
     print(page())
     return 0
 

@@ -64,7 +64,7 @@ def test_ready_is_said_once_and_a_later_loss_is_told() -> None:
     supervisor = running()
     assert supervisor.observed_routable(True) == []
     assert supervisor.observed_routable(False) == [
-        Say("not routable: no prefill and decode worker that fit are linked")
+        Say("not routable: no fitting pair of prefill and decode worker is linked")
     ]
     assert supervisor.observed_routable(True) == [Say("routable again")]
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_started_is_tried_again_and_ends_nothing_once_it_served()
     for incarnation, (now, pause) in enumerate([(21.0, 2), (23.0, 4), (27.0, 8), (35.0, 8), (43.0, 8)], 2):
         assert supervisor.tick(now) == [Start("d0", incarnation)]
         (said,) = supervisor.not_started("d0", "Cannot allocate memory", now)
-        assert said == Say(f"d0: cannot be started: Cannot allocate memory; starting it again in {pause} s")
+        assert said == Say(f"d0: cannot be started: Cannot allocate memory; restarting it in {pause} s")
     assert not supervisor.stopping
 
 
@@ -295,7 +295,7 @@ def test_a_worker_that_is_not_wanted_any_more_stops_and_stays_away() -> None:
 def test_a_clean_end_that_nobody_asked_for_is_a_failure_too(status: int) -> None:
     supervisor = running()
     actions = supervisor.exited("gw", status, "bye", 20.0)
-    assert any(isinstance(action, Say) and "starting it again in 1 s" in action.text for action in actions)
+    assert any(isinstance(action, Say) and "restarting it in 1 s" in action.text for action in actions)
 
 
 def test_a_worker_that_leaves_finishes_first_unless_everything_stops() -> None:

@@ -1,4 +1,4 @@
-"""Names of the formats in which models write calls and thoughts, as a manifest knows them."""
+"""Names of the formats of tool calls and of reasoning, as a manifest has them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ ReasoningFormat = Literal["auto", "none", "think", "mistral", "seed", "harmony"]
 
 
 def go_together(tools: ToolFormat, reasoning: ReasoningFormat) -> bool:
-    """Harmony is the format of both at once."""
+    """True unless only one of both is harmony, which is the format of tool calls and of reasoning."""
     named = {tools, reasoning} - {"auto"}
     return "harmony" not in named or len(named) == 1

@@ -15,11 +15,11 @@ from baton_wire.sketch import Sketch
 
 SHOWN_PERCENTILES = (50, 95, 99)
 HOME_AND_CLEAR = "\x1b[H\x1b[2J"
-"""To the upper left corner, and an empty screen: what every terminal understands."""
+"""Escape sequences: cursor to the upper left corner, clear the screen."""
 
 
 def as_json(seen: Observation) -> dict[str, object]:
-    """The status as plain data; what is unknown is null."""
+    """The status as plain data; unknown values are null."""
     record = seen.record
     return {
         "name": record.name,
@@ -78,8 +78,8 @@ def as_text(seen: Observation) -> str:
     )
 
 
-def watched(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s: float) -> None:
-    """Write the page again and again, until something raises: over the former one, or one below the other."""
+def watch(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s: float) -> None:
+    """Write the page repeatedly until an exception: in place of the former one, or one below the other."""
     while True:
         text = page()
         out.write(f"{HOME_AND_CLEAR if is_clearing else ''}{text}\n")
@@ -132,7 +132,7 @@ _TRANSFER_FIELDS = ("transport", "handovers", "bytes_sent", "bytes_received")
 
 
 def _link(process: ProcessRecord, seen: Observation) -> str | None:
-    """How the gateway sees a worker; None when it does not."""
+    """State of the gateway's link to a worker; None: the gateway does not know the worker."""
     return None if process.address is None else seen.seen_by_gateway.links.get(process.address)
 
 

@@ -154,7 +154,7 @@ class Supervisor:
         return self._stop(slot, now)
 
     def flipped(self, name: str, role: Role) -> list[Action]:
-        """A process was ordered to change its role: publish it under the new one, and restart it in that from now on."""
+        """A process was ordered to change its role: it is published, and later restarted, in the new one."""
         slot = self.slots[name]
         before, slot.role = slot.role, role
         return [*self._publish(before), *self._publish(role)]
@@ -241,7 +241,7 @@ class Supervisor:
         return actions
 
     def stop(self, now: float) -> list[Action]:
-        """Stop everything: the gateway first, so that its requests can end, then the workers. A second call kills all."""
+        """Stop the gateway first, so that its requests can end, then the workers. A second call kills everything."""
         if self.finished:
             return []
         if self.stopping:

@@ -1,0 +1,31 @@
+"""The examples in docstrings run as they are written."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = (
+    "baton_control.names",
+    "baton_control.rollout",
+    "baton_control.spec.manifest",
+    "baton_control.spec.model_source",
+    "baton_control.spec.quantities",
+    "baton_control.telemetry.pairs",
+    "baton_local.batch.lenient_id",
+    "baton_local.fetching.model_argument",
+    "baton_local.load_test.length_distribution",
+    "baton_local.load_test.rate_search",
+    "baton_local.quality.scoring",
+    "baton_local.text_table",
+)
+"""Modules with examples in their docstrings."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_are_true(name: str) -> None:
+    failed, attempted = doctest.testmod(importlib.import_module(name))
+    assert attempted > 0
+    assert failed == 0
