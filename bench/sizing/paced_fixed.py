@@ -19,7 +19,6 @@ from bench.serving.load import offered
 from bench.sizing.paced import PATIENCE_S, Asked, current, document
 from bench.sizing.paced_report import measured, shares
 
-from baton_control.sizing.decision.capacity import latencies
 from baton_control.sizing.inputs.workload import Workload
 from baton_control.sizing.simulator.simulator import Simulator
 from baton_control.spec.manifest import parse_object
@@ -82,7 +81,7 @@ def main() -> int:
             "rate_per_s": round(len(workload) / workload.duration_s, 2),
             "prefill_busy": round(busy, 2),
             "measured": shares(*measured(answers), asked.ttft_s, asked.tpot_s),
-            "twin": shares(*latencies(twin, workload), asked.ttft_s, asked.tpot_s),
+            "twin": shares(*twin.latencies(), asked.ttft_s, asked.tpot_s),
         }
         rows.append(row)
         print(json.dumps(row), flush=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from bench.results import shrink_plot
 
-from baton_control.sizing.decision.capacity import latencies
 from baton_control.sizing.decision.sizing_state import fresh
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.inputs.workload import Floats, Workload
@@ -117,7 +116,7 @@ def prediction(
                 twin.remove(role)
         points.append((sample.at_s, twin.routable(Role.PREFILL), twin.routable(Role.DECODE)))
     twin.run_out()
-    ttft, tpot = latencies(twin, workload)
+    ttft, tpot = twin.latencies()
     same = Predicted(ttft, tpot, tuple(points), shares(ttft, tpot, ttft_s, tpot_s))
     bounds, targets = Bounds(1, most), Targets(ttft_s, tpot_s)
     spec = SizingSpec(bounds, bounds, targets)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from baton_control.accelerator_types import in_force, types_of
 from baton_control.names import Key
-from baton_control.sizing.decision.scaling import PoolNow
+from baton_control.sizing.decision.scaling import PoolNow, SizingRequest
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.slo_sizing import SloSizing
@@ -82,7 +82,7 @@ class DeployedSlo:
             self._wanted = {role: sum(workers for workers, _ in kinds[role].values()) for role in POOL_ROLES}
         pools = {role: _pool_now(self._wanted[role], kinds[role], self.types[role]) for role in POOL_ROLES}
         self._is_mixed = any(each.others for each in pools.values())
-        sized = self._sizing.decide(KEY, self._in_force, pools, None, now, gateways=1)
+        sized = self._sizing.decide(SizingRequest(KEY, self._in_force, pools, None, now, gateways=1))
         self.reasons = dict(sized.reasons)
         chosen = {role: choice.type for role, choice in sized.types.items()}
         if any(self.types[role] != name for role, name in chosen.items()):

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from baton_control.sizing.decision.capacity import Mix, SimulatedSizer
+from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_control.sizing.decision.flips import Flips
 from baton_control.sizing.decision.sizing_state import SizingState, fresh, learn_and_size
+from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.observations import Observed, PoolSeen, StepSeen, Unknown
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import SizingSpec

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton_control.rollout import Limits
-from baton_control.sizing.decision.capacity import latencies
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.inputs.workload import Floats, Workload
@@ -206,7 +205,7 @@ def _outcome(
     points: list[Point],
 ) -> ReplayOutcome:
     billed_s = sum(billed.values())
-    ttft, tpot = latencies(twin, scenario.workload)
+    ttft, tpot = twin.latencies()
     targets = scenario.spec.targets
     first, each = ttft <= targets.ttft_s, tpot <= targets.tpot_s
     good = int(np.sum(first & each))

@@ -40,7 +40,6 @@ USUAL: Mapping[str, object] = {
     "max_accelerators": None,
     "price": None,
     "sleep_after": None,
-    "cost_of_miss": None,
     "flip_time": None,
 }
 """What an LLMDeployment says, and what holds without one."""
@@ -86,9 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     pools.add_argument("--max-workers", type=int, metavar="N", help="of each pool (64)")
     pools.add_argument("--max-accelerators", type=int, metavar="N", help="budget of both pools")
     pools.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
-    sleep = pools.add_mutually_exclusive_group()
-    sleep.add_argument("--sleep-after", type=some_seconds, metavar="TIME", help="without requests; mode SLO alone")
-    sleep.add_argument("--cost-of-miss", type=float, metavar="X", help="of a late request: mode SLO sleeps by cost")
+    pools.add_argument("--sleep-after", type=some_seconds, metavar="TIME", help="without requests; mode SLO alone")
     faults = parser.add_argument_group("faults")
     faults.add_argument("--metrics-lost", type=_span, action="append", default=[], metavar="FROM-TO", help="seconds")
     faults.add_argument("--worker-dies", type=_death, action="append", default=[], metavar="ROLE@S")
@@ -182,15 +179,11 @@ def _run_of(options: argparse.Namespace) -> SimulatedRun:
     share = options.percentile / 100.0
     targets = Targets(options.ttft, options.tpot, share, share)
     price = accelerator.cost_per_hour if options.price is None else options.price
-    miss = options.cost_of_miss
-    for name, value in (("--price", price), ("--cost-of-miss", miss)):
-        if value is not None and not 0.0 <= value < 1e6:
-            raise StartError(f"{name}: {value} is not allowed: must be from 0 to under 1000000")
-    least = 1 if miss is None and options.sleep_after is None else 0
+    if not 0.0 <= price < 1e6:
+        raise StartError(f"--price: {price} is not allowed: must be from 0 to under 1000000")
+    least = 1 if options.sleep_after is None else 0
     bounds = Bounds(least, options.max_workers, options.tensor_parallel, price * options.tensor_parallel)
-    spec = SizingSpec(
-        bounds, bounds, targets, options.max_accelerators, options.sleep_after, miss, flip_s=options.flip_time
-    )
+    spec = SizingSpec(bounds, bounds, targets, options.max_accelerators, options.sleep_after, flip_s=options.flip_time)
     return SimulatedRun(workload, model, spec, price)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton_control.sizing.decision.capacity import Mix, SimulatedSizer
+from baton_control.sizing.decision.capacity import SimulatedSizer
+from baton_control.sizing.inputs.mix import Mix
 from baton_local.commands.simulated_file import SimulatedFile
 from baton_local.commands.simulated_report import SimulatedRun
 from baton_simulate.policies import mix_of

@@ -49,7 +49,7 @@ class Plain:
         sizes = {}
         for role in POOL_ROLES:
             self.wanted[role].add(now, ceil(loads[role] / USED[role]))
-            sizes[role] = self.spec.bounds_of[role].clamped(max(1, int(self.wanted[role].most())))
+            sizes[role] = self.spec.bounds_of[role].clamp(max(1, int(self.wanted[role].most())))
         return sizes
 
     def _finished_per_s(self, signals: Signals) -> float:

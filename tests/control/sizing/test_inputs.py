@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from baton_control.errors import ManifestError
-from baton_control.sizing.decision.capacity import Mix, SimulatedSizer, draw, latencies
+from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_control.sizing.decision.demand import capacity_steps, waiting_at
 from baton_control.sizing.decision.forecast import forecast
+from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.model_shape import LLAMA_8B
 from baton_control.sizing.inputs.observations import (
     Arrivals,
@@ -133,13 +134,13 @@ def test_what_is_known_of_other_loads_gives_the_answer_that_asking_would() -> No
 
 def _shares_met(sizer: SimulatedSizer, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
     """Within TTFT and TPOT, with both pools and the links between them."""
-    workload = draw(mix, rate_per_s, 4_000)
+    workload = mix.draw(rate_per_s, 4_000)
     twin = Simulator(sizer.model, workload, ttft_s=sizer.targets.ttft_s)
     for role, count in zip(POOL_ROLES, workers, strict=True):
         for _ in range(count):
             twin.add(role, 0.0)
     twin.run_out()
-    ttft, tpot = (each[len(workload) // 2 :] for each in latencies(twin, workload))
+    ttft, tpot = (each[len(workload) // 2 :] for each in twin.latencies())
     return float(np.mean(ttft <= sizer.targets.ttft_s)), float(np.mean(tpot <= sizer.targets.tpot_s))
 
 

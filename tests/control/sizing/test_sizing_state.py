@@ -10,9 +10,9 @@ from baton_control.sizing.decision.sizing_state import (
     MOST_STEPS,
     fresh,
     learn_and_size,
-    resized,
     restored,
     saved,
+    with_kv_capacity,
     with_steps,
 )
 from baton_control.sizing.inputs.deployment import sizing_spec
@@ -128,5 +128,5 @@ def test_a_restart_keeps_fits_and_history_within_4_kib() -> None:
 def test_the_room_for_kv_is_what_workers_really_have() -> None:
     a_spec = spec()
     state = fresh(ROUND_WORKER, a_spec)
-    assert resized(a_spec, state, 100_000) is state
-    assert resized(a_spec, state, 5_000).model.kv_capacity_tokens == 5_000
+    assert with_kv_capacity(a_spec, state, 100_000) is state
+    assert with_kv_capacity(a_spec, state, 5_000).model.kv_capacity_tokens == 5_000

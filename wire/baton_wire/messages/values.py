@@ -90,6 +90,11 @@ class Role(enum.StrEnum):
     DECODE = "decode"
     GATEWAY = "gateway"
 
+    @property
+    def partner(self) -> Role:
+        """The other pool's role, of a pool's role."""
+        return Role.DECODE if self is Role.PREFILL else Role.PREFILL
+
 
 POOL_ROLES = (Role.PREFILL, Role.DECODE)
 

@@ -98,14 +98,14 @@ def with_steps(spec: SizingSpec, state: SizingState, steps: Iterable[StepSeen]) 
     return _with_model(spec, state, model) if _has_moved(state.model, model) else state
 
 
-def like(state: SizingState, prior: WorkerModel) -> WorkerModel:
-    """A worker that differs from its prior as those differ that were seen."""
+def believed_worker(state: SizingState, prior: WorkerModel) -> WorkerModel:
+    """A worker of another prior that differs from it as the observed workers differ from theirs."""
     prefill = fitting.restored(fitting.saved(state.prefill), fitting.prefill_prior(prior.prefill).prior)
     decode = fitting.restored(fitting.saved(state.decode), fitting.decode_prior(prior.decode).prior)
     return replace(prior, prefill=fitting.fitted_prefill(prefill), decode=fitting.fitted_decode(decode, prior.decode))
 
 
-def resized(spec: SizingSpec, state: SizingState, kv_capacity_tokens: int) -> SizingState:
+def with_kv_capacity(spec: SizingSpec, state: SizingState, kv_capacity_tokens: int) -> SizingState:
     """The state with the KV room that workers really have."""
     if state.model.kv_capacity_tokens == kv_capacity_tokens:
         return state

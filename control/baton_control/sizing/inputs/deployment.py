@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from baton_control.errors import ManifestError
-from baton_control.sizing.decision.budget import accelerators
 from baton_control.sizing.inputs.model_shape import LLAMA_8B, ModelShape, shape_from_config
 from baton_control.sizing.inputs.roofline import decode_times, prefill_times, worker_model
 from baton_control.sizing.inputs.sizing_spec import Bounds, Schedule, SizingSpec, Targets
@@ -29,13 +28,16 @@ FLIP_S = 1.0
 UNKNOWN_ACCELERATOR = hardware.H100
 """A GPU of which nothing else is known."""
 
+Prior = Callable[[LLMDeployment, bytes | None], WorkerModel]
+"""From a deployment and its model's config.json to a worker's step times before any was observed."""
+
 
 def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
     """Bounds, targets and budget of a deployment."""
     spec = deployment.spec
     return SizingSpec(
-        prefill=_bounds(deployment, Role.PREFILL),
-        decode=_bounds(deployment, Role.DECODE),
+        prefill=pool_bounds(deployment, Role.PREFILL),
+        decode=pool_bounds(deployment, Role.DECODE),
         targets=Targets(
             ttft_s=spec.slo.ttft.target,
             tpot_s=spec.slo.tpot.target,
@@ -44,7 +46,6 @@ def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
         ),
         max_accelerators=spec.autoscaling.budget.max_accelerators,
         scale_to_zero_after_s=spec.autoscaling.scale_to_zero_after,
-        cost_of_miss=None if (by_cost := spec.autoscaling.scale_to_zero) is None else by_cost.cost_of_miss,
         schedules=tuple(window for schedule in spec.autoscaling.schedules for window in _windows(schedule)),
         flip_s=FLIP_S if spec.autoscaling.flips and _are_alike(deployment) else None,
     )
@@ -95,11 +96,12 @@ def _hardware(pool: PoolSpec) -> Accelerator:
     return UNKNOWN_ACCELERATOR if known is None else hardware.ACCELERATORS[known.lower()]
 
 
-def _bounds(deployment: LLMDeployment, role: Role) -> Bounds:
-    replicas = pool_spec(deployment, role).replicas
-    each = accelerators(deployment, role)
-    price = accelerator.cost_per_hour if (accelerator := pool_spec(deployment, role).accelerator) else None
-    return Bounds(replicas.min, replicas.max, each, None if price is None else price * each)
+def pool_bounds(deployment: LLMDeployment, role: Role) -> Bounds:
+    """What `replicas` of a pool allows, and what one worker of it takes of `autoscaling.budget.maxAccelerators`."""
+    pool = pool_spec(deployment, role)
+    accelerators = pool.tensor_parallel if pool.accelerator else 0
+    price = None if pool.accelerator is None else pool.accelerator.cost_per_hour
+    return Bounds(pool.replicas.min, pool.replicas.max, accelerators, None if price is None else price * accelerators)
 
 
 def _windows(schedule: ScheduleSpec) -> Iterator[Schedule]:

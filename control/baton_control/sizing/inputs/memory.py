@@ -11,8 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from baton_control.sizing.decision.capacity import Mix
-from baton_control.sizing.decision.idle_gaps import KEPT, NO_GAPS, Gap, IdleGaps
+from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.observations import Lateness
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -66,7 +65,6 @@ class SizingMemory:
     last_arrival_s: float | None = None
     """When a request last came or was last at work, or when watching began."""
     unknown_intervals: int = 0
-    gaps: IdleGaps = NO_GAPS
     history: tuple[Interval, ...] = ()
     shapes: tuple[RequestShape, ...] = ()
     mix: Mix | None = None
@@ -75,6 +73,10 @@ class SizingMemory:
 
     def with_pool(self, role: Role, pool: PoolMemory) -> SizingMemory:
         return replace(self, pools={**self.pools, role: pool})
+
+    def without_needs(self) -> SizingMemory:
+        """The memory for a stabilisation window that starts anew."""
+        return replace(self, pools={role: replace(pool, needs=()) for role, pool in self.pools.items()})
 
 
 class _Saved(msgspec.Struct, frozen=True):
@@ -89,10 +91,6 @@ class _Saved(msgspec.Struct, frozen=True):
     """Since the last change."""
     req: list[float]
     work: dict[Role, list[float]]
-    gaps: list[tuple[int, float]] = []
-    """(seconds, late requests)"""
-    busy: tuple[float, int] = (0.0, 0)
-    """Requests per second in a mean of so many intervals with any."""
 
 
 def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
@@ -116,8 +114,6 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
             pools={role: ago(pool.changed_s) for role, pool in memory.pools.items()},
             req=[float(f"{interval.requests_per_s:.3g}") for interval in history],
             work={role: [float(f"{interval.workers(role):.3g}") for interval in history] for role in POOL_ROLES},
-            gaps=[(round(gap.seconds), float(f"{gap.late:.3g}")) for gap in memory.gaps.kept],
-            busy=(float(f"{memory.gaps.busy_per_s:.3g}"), memory.gaps.busy),
         )
         text = msgspec.json.encode(kept).decode()
         if len(text) <= limit or not history:
@@ -134,11 +130,9 @@ def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemor
         )
     except (ValueError, KeyError):  # msgspec's errors are of the former
         return SizingMemory()
-    busy_per_s, busy = kept.busy
-    gaps = IdleGaps(tuple(Gap(*each) for each in kept.gaps)[-KEPT:], None, busy_per_s, busy)
     gap = (now if epoch_s is None else epoch_s) - kept.at
     if not 0 <= gap < HOUR_S:
-        return SizingMemory(gaps=gaps)  # habits of the load do not age within hours
+        return SizingMemory()
     pools = dict(SizingMemory().pools)
     for role, changed in kept.pools.items():
         pools[role] = PoolMemory(changed_s=None if changed is None else now - gap - changed)
@@ -147,5 +141,4 @@ def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemor
         history=history[-HISTORY:],
         shapes=tuple(RequestShape(*each) for each in kept.mix)[:RECENT],
         pools=pools,
-        gaps=gaps,
     )

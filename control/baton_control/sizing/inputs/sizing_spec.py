@@ -57,7 +57,7 @@ class Bounds:
     cost_per_hour: float | None = None
     """Of one worker; None: nobody said."""
 
-    def clamped(self, workers: int) -> int:
+    def clamp(self, workers: int) -> int:
         return min(self.maximum, max(self.minimum, workers))
 
 
@@ -89,8 +89,7 @@ class SizingSpec:
     targets: Targets
     max_accelerators: int | None = None
     scale_to_zero_after_s: float | None = None
-    cost_of_miss: float | None = None
-    """Of a late request, in the currency of `cost_per_hour`: pools sleep when that is cheaper. None: not by cost."""
+    """Quiet time after which both pools sleep; None: they never do."""
     schedules: tuple[Schedule, ...] = ()
     interval_s: float = 10.0
     """How often a decision is made; also the width of a bucket of history."""
@@ -127,6 +126,6 @@ class SizingSpec:
         open_now = (s.minimum for s in self.schedules if s.role is role and s.is_open(epoch_s))
         return min(bounds.maximum, max((bounds.minimum, *open_now)))
 
-    def clamped(self, role: Role, workers: int, epoch_s: float) -> int:
+    def clamp(self, role: Role, workers: int, epoch_s: float) -> int:
         """The nearest number from the floor at this time to the maximum."""
         return min(self.bounds_of[role].maximum, max(self.floor(role, epoch_s), workers))

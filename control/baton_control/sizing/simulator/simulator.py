@@ -13,13 +13,14 @@ import heapq
 from collections.abc import Sequence
 from math import inf, nan
 
-from baton_control.sizing.decision.flips import other
+import numpy as np
+
 from baton_control.sizing.inputs.worker_model import WorkerModel
-from baton_control.sizing.inputs.workload import Workload
+from baton_control.sizing.inputs.workload import Floats, Workload
 from baton_control.sizing.simulator.decode_worker import DecodeWorker, least_room
 from baton_control.sizing.simulator.prefill_worker import PrefillWorker, least_loaded
 from baton_wire.messages.values import Role
-from baton_wire.rules.prompt_order import PromptOrder
+from baton_wire.rules.prompt_order import PLAN_S, PromptOrder
 
 Worker = PrefillWorker | DecodeWorker
 
@@ -43,8 +44,12 @@ class Simulator:
         patience_s: float = inf,
         prefix_affinity: float = 0.9,
         ttft_s: float | None = None,
+        free: Role | None = None,
+        plan_s: float = PLAN_S,
     ) -> None:
-        """`ttft_s`: the target by which prompts wait their turn; without one they go in order of arrival."""
+        """`ttft_s`: the target by which prompts wait their turn; without one they go in order of arrival. `free`: the
+        pool that takes no time and needs no workers, so that the other is seen by itself. `plan_s`: see `PromptOrder`.
+        """
         self.model = model
         self.patience_s = patience_s
         self.prefix_affinity = prefix_affinity
@@ -60,7 +65,8 @@ class Simulator:
         self.retries = 0
         self.rejected = 0
         self.next_arrival = 0
-        self.gateway: PromptOrder[int] = PromptOrder(ttft_s)
+        self.free = free
+        self.gateway: PromptOrder[int] = PromptOrder(ttft_s, plan_s)
         self.gateway_tokens = 0
         self.prefill: list[PrefillWorker] = []
         self.decode: list[DecodeWorker] = []
@@ -71,7 +77,7 @@ class Simulator:
         self.finished: list[int] = []
         """Requests that ended since the caller last cleared this list."""
         self._prompt_now = list(self.prompt)
-        self._to_go = [max(0, output - 1) for output in self.output]
+        self._to_go = [0] * size if free is Role.DECODE else [max(0, output - 1) for output in self.output]
         self._decode_of: list[DecodeWorker | None] = [None] * size
         self._prefill_of: list[PrefillWorker | None] = [None] * size
         self._granted_s = [inf] * size
@@ -126,7 +132,7 @@ class Simulator:
         worker = self._drained(pool)
         self._bill(worker)
         worker.created_s = inf
-        self.add(other(giver), self.now + seconds, worker.model, worker.kind)
+        self.add(giver.partner, self.now + seconds, worker.model, worker.kind)
         if isinstance(worker, DecodeWorker):
             self.prefill[-1].beside = worker
         self._reap(worker)
@@ -191,6 +197,13 @@ class Simulator:
         accelerators = worker.model.accelerators[0 if isinstance(worker, PrefillWorker) else 1]
         return max(0.0, self.now - worker.created_s) * accelerators
 
+    def latencies(self) -> tuple[Floats, Floats]:
+        """TTFT and TPOT of each request in seconds; infinite for what never ended. One token has no gap: 0."""
+        first, output = np.array(self.first_s), np.array(self.output)
+        ttft = np.where(np.isnan(first), inf, first - np.array(self.arrival_s))
+        tpot = (np.array(self.done_s) - first) / np.maximum(1, output - 1)
+        return ttft, np.where(np.isnan(tpot), inf, np.where(output > 1, tpot, 0.0))
+
     # --- time --------------------------------------------------------------------------------------------------
 
     def run_until(self, end_s: float) -> None:
@@ -240,6 +253,13 @@ class Simulator:
     # --- a request ---------------------------------------------------------------------------------------------
 
     def _arrive(self, request: int) -> None:
+        if self.free is Role.PREFILL:
+            self.first_s[request] = self.now
+            if self._to_go[request]:
+                self._reserve(request)
+            else:
+                self._finish(request, self.now)
+            return
         prefill = self.model.prefill
         self.gateway.push(request, self.now, prefill.fixed_s + prefill.prompt_s(*self._uncached(request)))
         self.gateway_tokens += self._prompt_now[request]
@@ -248,7 +268,7 @@ class Simulator:
     def _dispatch(self) -> None:
         """Give queued prompts to prefill workers that can start them with their next step."""
         gateway, now = self.gateway, self.now
-        while gateway and self.routable_prefill and self.routable_decode:
+        while gateway and self.routable_prefill and (self.routable_decode or self.free is Role.DECODE):
             worker = least_loaded(self.routable_prefill, now)
             is_open = not worker.is_backed_up(1, now, worker.model)
             request = gateway.first(now, len(self.routable_prefill) if is_open else 0)
@@ -289,6 +309,9 @@ class Simulator:
 
     def _granted(self, request: int) -> None:
         self._granted_s[request] = self.now
+        if self.free is Role.PREFILL:
+            self._push(self.now + self.model.hand_over_s, Kind.LANDED, request, self._attempt[request], None)
+            return
         worker = self._prefill_of[request]
         if worker is not None and self._is_computed[request]:
             self._send(request, worker, self.now)
@@ -368,6 +391,9 @@ class Simulator:
         self.retries += 1
         self._attempt[request] += 1
         self._release_legs(request)
+        if self.free is Role.PREFILL:
+            self._reserve(request)
+            return
         self.gateway.push_front(request)
         self.gateway_tokens += self._prompt_now[request]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from baton_control.sizing.decision.capacity import Mix
 from baton_control.sizing.inputs.kv_size import KvSize
+from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.observations import ArrivalReading, Known, Observed, ParsePlan, PoolSeen
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
@@ -46,9 +46,6 @@ class PerWorker:
 
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
         return min(1.0, workers * self.per_s / max(rate_per_s, 1e-9))
-
-    def late_between(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> tuple[float, float]:
-        return 0.0, 1.0
 
     def reachable_share(self, role: Role, mix: Mix) -> float:
         return 0.95
