@@ -132,11 +132,14 @@ class ScheduleSpec(Model):
         return self
 
 
+IGNORED_SCALE_TO_ZERO = "autoscaling.scaleToZero is ignored and the pools stay awake: scaleToZeroAfter lets them sleep"
+
+
 class ScaleToZeroSpec(Model):
-    """Sleep of both pools, when it is cheaper than staying awake."""
+    """Ignored, and removed in the next version: `scaleToZeroAfter` lets both pools sleep."""
 
     cost_of_miss: Annotated[float, Field(ge=0, le=100_000)]
-    """What a request that is late for a wake costs you, in the currency of `costPerHour`."""
+    """Ignored. It was the cost of a request that waits for a start."""
 
 
 class AutoscalingSpec(Model):
@@ -149,17 +152,17 @@ class AutoscalingSpec(Model):
     scale_to_zero_after: Annotated[Duration, Field(ge=60, le=7 * 86_400)] | None = None
     """Quiet time after which both pools sleep; needs `replicas.min` 0 in both. Unset: they never sleep."""
     scale_to_zero: ScaleToZeroSpec | None = None
-    """Sleep by cost, by the gaps that were seen. Needs `replicas.min` 0 and `accelerator.costPerHour` in both pools."""
+    """Ignored, and removed in the next version: pools sleep after `scaleToZeroAfter`."""
     schedules: Annotated[tuple[ScheduleSpec, ...], Field(max_length=16, strict=False)] = ()
     """Daily windows with more workers; pools do not sleep in them."""
     flips: bool = False
     """Workers may change pools without a restart. Both pools are alike but for `replicas`."""
 
-    @model_validator(mode="after")
-    def _sleeps_by_one_rule(self) -> AutoscalingSpec:
-        if self.scale_to_zero is not None and self.scale_to_zero_after is not None:
-            raise broken_rule("scaleToZero", "not allowed: must be absent while scaleToZeroAfter is given")
-        return self
+    @property
+    def is_kept_awake(self) -> bool:
+        """Whether Baton keeps the pools awake only because it ignores `scale_to_zero`."""
+        is_slo = self.mode is ScalingMode.SLO
+        return is_slo and self.scale_to_zero is not None and self.scale_to_zero_after is None
 
 
 class RolloutSpec(Model):
@@ -224,15 +227,6 @@ class DeploymentSpec(Model):
             raise broken_rule(field, "0 is not allowed: must be 0 in both pools or in neither, they sleep together")
         if self.autoscaling.scale_to_zero_after is not None and prefill > 0:
             raise broken_rule("autoscaling.scaleToZeroAfter", "not allowed: needs replicas.min 0 in both pools")
-        if self.autoscaling.scale_to_zero is not None and prefill > 0:
-            raise broken_rule("autoscaling.scaleToZero", "not allowed: needs replicas.min 0 in both pools")
-        return self
-
-    @model_validator(mode="after")
-    def _sleep_by_cost_has_prices(self) -> DeploymentSpec:
-        if self.autoscaling.scale_to_zero is not None and not (self.prefill.has_price and self.decode.has_price):
-            message = "not allowed: needs accelerator.costPerHour in both pools"
-            raise broken_rule("autoscaling.scaleToZero", message)
         return self
 
     @model_validator(mode="after")
