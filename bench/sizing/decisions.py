@@ -21,7 +21,7 @@ from bench.sizing.loads import SPLITS, Load, split
 
 from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_control.sizing.decision.sizing_state import fresh
-from baton_control.sizing.inputs.observations import Observed, StepSeen
+from baton_control.sizing.inputs.observations import Observation, ObservedStep
 from baton_simulate.baselines.signals import Sizes
 from baton_simulate.policies import Slo, needs_of
 from baton_simulate.replay import Scenario, replay
@@ -35,7 +35,7 @@ class TimedSlo(Slo):
     took_ms: list[float]
     digest: hashlib._Hash
 
-    def decided(self, seen: Observed, steps: list[StepSeen], now: float) -> Sizes:
+    def decided(self, seen: Observation, steps: list[ObservedStep], now: float) -> Sizes:
         began_s = time.thread_time()
         sizes = Slo.decided(self, seen, steps, now)
         self.took_ms.append(1e3 * (time.thread_time() - began_s))

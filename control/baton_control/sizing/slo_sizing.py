@@ -15,7 +15,7 @@ from baton_control.sizing.decision.accelerator_choice import KnownDeployment, Ty
 from baton_control.sizing.decision.scaling import PoolNow, Sized, SizingRequest
 from baton_control.sizing.decision.slo import SloDecision
 from baton_control.sizing.inputs.deployment import Prior, sizing_spec, worker_prior
-from baton_control.sizing.inputs.observations import Lateness, Observed, PoolSeen, Unknown
+from baton_control.sizing.inputs.observations import Lateness, Observation, ObservedPool, Unknown
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
@@ -105,7 +105,7 @@ class SloSizing:
         self._deployments.pop(key, None)
 
     def _make_decision(
-        self, entry: _Deployment, request: SizingRequest, seen: Observed, parked: int, now: float
+        self, entry: _Deployment, request: SizingRequest, seen: Observation, parked: int, now: float
     ) -> Sized:
         known, pools, epoch_s = entry.known, request.pools, request.epoch_s
         # Workers of two types have steps of two kinds; those of the one in force are learned from when it is alone.
@@ -171,17 +171,17 @@ class SloSizing:
         known.state = replace(states.restored(saved, prior, known.spec, now, request.epoch_s), memory=memory)
 
 
-def _observed(entry: _Deployment, pools: Mapping[Role, PoolNow]) -> Observed:
+def _observed(entry: _Deployment, pools: Mapping[Role, PoolNow]) -> Observation:
     """The pools as they are, in workers of the types in force; the caller fills in the demand."""
     prefill, decode = (_pool_seen(entry, role, pools[role]) for role in POOL_ROLES)
-    return Observed(Unknown("not taken yet"), prefill, decode)
+    return Observation(Unknown("not taken yet"), prefill, decode)
 
 
-def _pool_seen(entry: _Deployment, role: Role, pool: PoolNow) -> PoolSeen:
+def _pool_seen(entry: _Deployment, role: Role, pool: PoolNow) -> ObservedPool:
     if not pool.others:
-        return PoolSeen(pool.workers, pool.routable, entry.startup_s(role))
+        return ObservedPool(pool.workers, pool.routable, entry.startup_s(role))
     # Which of the others are routable is not asked: until they are gone no further worker is stopped.
-    return PoolSeen(entry.types.count(role, pool), None, entry.startup_s(role))
+    return ObservedPool(entry.types.count(role, pool), None, entry.startup_s(role))
 
 
 def _total(entry: _Deployment, role: Role, decision: SloDecision, pool: PoolNow) -> int:
@@ -198,7 +198,7 @@ def _before_reports(spec: SizingSpec, pools: Mapping[Role, PoolNow], epoch_s: fl
 
 
 def _served(spec: SizingSpec, store: TelemetryStore, now: float) -> dict[Role, Lateness]:
-    """What clients saw of each pool in the last minute; pools without a request are left out."""
+    """The last minute of each pool as clients saw it; pools without a request are left out."""
     lately = store.latencies(now)
     served = {}
     for role in POOL_ROLES:
@@ -210,7 +210,7 @@ def _served(spec: SizingSpec, store: TelemetryStore, now: float) -> dict[Role, L
 
 
 def _inputs(decision: SloDecision, entry: _Deployment, now: float) -> str:
-    """What was weighed, short enough for a status."""
+    """The figures that were weighed, short enough for a status."""
     known, store = entry.known, entry.store
     lately, targets = store.latencies(now), known.spec.targets
     parts = [f"{name} {value:.4g}" for name, value in sorted(decision.inputs.items())]

@@ -1,4 +1,4 @@
-"""`baton simulate`: replays a load against the digital twin under a scaling policy: what was met at what cost."""
+"""`baton simulate`: replays a load in the simulator under a scaling policy, and reports attainment and cost."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ USUAL: Mapping[str, object] = {
     "sleep_after": None,
     "flip_time": None,
 }
-"""What an LLMDeployment says, and what holds without one."""
+"""Options that an LLMDeployment sets, with their defaults without one."""
 FIRST_S = 300.0
-"""Of a load, what the first sizes of the pools are taken from."""
+"""The beginning of a load, from which the first sizes of the pools are taken."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `baton simulate`."""
+    """Add the options of `baton simulate`."""
     parser.add_argument(
         "-f",
         "--file",
@@ -99,7 +99,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_simulate(options: argparse.Namespace) -> int:
-    """The command; raises StartError and ManifestError for what cannot be simulated."""
+    """Run the command; raises StartError and ManifestError for a load or file that cannot be simulated."""
     run = _run_of_file(options) if options.file is not None else _run_of(options)
     if options.what_if:
         print(what_if(run))
@@ -119,7 +119,7 @@ def _replayed(options: argparse.Namespace, run: SimulatedRun) -> list[ReplayOutc
     """Each policy over the same load, from the same first sizes; a fixed pool from its own."""
     policies = _policies(options.policy)
     sizer = SimulatedSizer(run.model, run.spec.targets)
-    # What a whole load needs takes longer to find than a replay, so only who knows the future is told.
+    # Finding what a whole load needs takes longer than a replay, so only policies that know the future get it.
     knows = any(name in KNOWING for name in policies)
     beginning = run.workload.between(0.0, FIRST_S)
     is_enough = len(beginning) > 1 and beginning.duration_s > 0
@@ -150,13 +150,13 @@ def _replayed(options: argparse.Namespace, run: SimulatedRun) -> list[ReplayOutc
 
 
 def _awake(spec: SizingSpec) -> SizingSpec:
-    """Rules of others have no quiet time: they keep a worker in each pool."""
+    """The spec for rules of other systems, which have no quiet time: they keep a worker in each pool."""
     pools = {role: replace(bounds, minimum=max(1, bounds.minimum)) for role, bounds in spec.bounds_of.items()}
     return replace(spec, prefill=pools[Role.PREFILL], decode=pools[Role.DECODE])
 
 
 def _run_of_file(options: argparse.Namespace) -> SimulatedRun:
-    """What the file says; options that would say it again are refused."""
+    """The run of a file; options that would repeat it are refused."""
     for name in USUAL:
         if name != "model" and getattr(options, name) is not None:
             raise StartError(f"--{name.replace('_', '-')}: not allowed with -f: the file says it")
@@ -233,7 +233,7 @@ def _draw(path: Path, run: SimulatedRun, outcomes: list[ReplayOutcome]) -> None:
     if len(outcomes) == 1:
         draw_timeline(path, run.workload, run.spec, outcomes[0])
     else:
-        costs = [cost for each in outcomes if (cost := run.cost(each)) is not None]
+        costs = [cost for outcome in outcomes if (cost := run.cost(outcome)) is not None]
         draw_comparison(path, run.workload, run.spec, outcomes, costs if len(costs) == len(outcomes) else None)
 
 

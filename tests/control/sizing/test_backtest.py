@@ -17,7 +17,7 @@ from baton_control.sizing.decision.backtest import (
 )
 from baton_control.sizing.inputs.memory import PoolMemory
 from baton_control.sizing.inputs.mix import Mix
-from baton_control.sizing.inputs.observations import Lateness, PoolSeen
+from baton_control.sizing.inputs.observations import Lateness, ObservedPool
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_testing.sizing.builders import PerWorker, spec
 from baton_wire.messages.values import Role
@@ -114,7 +114,7 @@ def remembered(*seen: tuple[int, float]) -> PoolMemory:
     """(workers that were routable, share of a hundred requests that were late) in each interval."""
     memory = PoolMemory()
     for routable, late in seen:
-        memory = with_lateness(memory, PoolSeen(9, routable), Lateness(100, 100 * late))
+        memory = with_lateness(memory, ObservedPool(9, routable), Lateness(100, 100 * late))
     return memory
 
 
@@ -145,8 +145,8 @@ def test_who_was_late_behind_a_start_counts_for_those_who_served_before_it() -> 
 
 def test_nothing_is_remembered_of_unknown_workers_or_unknown_clients() -> None:
     memory = remembered((2, 0.0))
-    assert with_lateness(memory, PoolSeen(2, None), Lateness(10, 5.0)) is memory
-    assert with_lateness(memory, PoolSeen(2, 2), None) is memory
+    assert with_lateness(memory, ObservedPool(2, None), Lateness(10, 5.0)) is memory
+    assert with_lateness(memory, ObservedPool(2, 2), None) is memory
 
 
 SPIKES = [CALM] * 160 + [SPIKE] * 20

@@ -10,7 +10,14 @@ from baton_control.sizing.decision.flips import Flips, find_flips, sizes_after_f
 from baton_control.sizing.decision.slo import SloDecision, size
 from baton_control.sizing.inputs.deployment import FLIP_S, sizing_spec
 from baton_control.sizing.inputs.memory import SizingMemory
-from baton_control.sizing.inputs.observations import Arrivals, Observed, ParsePlan, PoolSeen, ProvenZero, Unknown
+from baton_control.sizing.inputs.observations import (
+    Arrivals,
+    Measurement,
+    Observation,
+    ObservedPool,
+    ProvenZero,
+    Unknown,
+)
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_testing.kube.manifests import deployment
@@ -20,9 +27,9 @@ from baton_wire.messages.values import POOL_ROLES, Role
 PREFILL, DECODE = POOL_ROLES
 
 
-def pools(prefill: int, decode: int, routable: int | None = None) -> Observed:
-    of = [PoolSeen(count, count if routable is None else routable) for count in (prefill, decode)]
-    return Observed(ProvenZero(), of[0], of[1])
+def pools(prefill: int, decode: int, routable: int | None = None) -> Observation:
+    of = [ObservedPool(count, count if routable is None else routable) for count in (prefill, decode)]
+    return Observation(ProvenZero(), of[0], of[1])
 
 
 def test_who_is_short_now_gets_what_the_other_does_not_need() -> None:
@@ -50,7 +57,7 @@ def test_one_worker_that_serves_stays_and_who_starts_is_not_flipped() -> None:
     needs = {PREFILL: 9, DECODE: 1}
     assert sizes_after_flips(pools(3, 8, routable=3), needs, needs.__getitem__) == {PREFILL: 5, DECODE: 6}
     assert find_flips(pools(3, 8, routable=3), {PREFILL: 9, DECODE: 2}) == Flips(DECODE, 2)
-    unknown = Observed(ProvenZero(), PoolSeen(3, 3), PoolSeen(8, None))
+    unknown = Observation(ProvenZero(), ObservedPool(3, 3), ObservedPool(8, None))
     assert sizes_after_flips(unknown, needs, needs.__getitem__) == {PREFILL: 3, DECODE: 8}
     assert sizes_after_flips(unknown, {PREFILL: 1, DECODE: 9}, {PREFILL: 1, DECODE: 9}.__getitem__) == {
         PREFILL: 3,
@@ -81,7 +88,7 @@ class Prompts(PerWorker):
         return PerWorker.required(self, role, mix, rate_per_s * (1.0 if role is PREFILL else 0.2))  # type: ignore[arg-type]
 
 
-def turned(a_spec: SizingSpec, running: ParsePlan | None = None) -> SloDecision:
+def turned(a_spec: SizingSpec, running: Measurement | None = None) -> SloDecision:
     """A step in prompts while decode has more workers than it needs. running: answers, as told at the step."""
     memory = SizingMemory()
     now = 0.0

@@ -9,7 +9,7 @@ import pytest
 from baton_control.sizing.decision.budget import cut_to_budget
 from baton_control.sizing.decision.slo import SloDecision, size
 from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, Interval, SizingMemory, restored, saved
-from baton_control.sizing.inputs.observations import ArrivalReading, Arrivals, Known, ProvenZero, Unknown
+from baton_control.sizing.inputs.observations import Arrivals, Known, MeasuredArrivals, ProvenZero, Unknown
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds, Schedule, SizingSpec
 from baton_testing.sizing.builders import PerWorker, seen, spec
@@ -18,7 +18,7 @@ from baton_wire.messages.values import Role
 SHAPE = RequestShape(1000, 100)
 
 
-def arrivals(per_s: float, seconds: float = 10.0) -> ArrivalReading:
+def arrivals(per_s: float, seconds: float = 10.0) -> MeasuredArrivals:
     count = round(per_s * seconds)
     return Arrivals(count, seconds, (SHAPE,) * 8) if count else ProvenZero()
 
@@ -33,7 +33,7 @@ class Walk:
         self.workers = (workers, workers)
 
     def step(
-        self, reading: ArrivalReading, count: int = 1, queued: float = 0.0, running: float | None = None
+        self, reading: MeasuredArrivals, count: int = 1, queued: float = 0.0, running: float | None = None
     ) -> SloDecision:
         for _ in range(count):
             self.now += 10.0

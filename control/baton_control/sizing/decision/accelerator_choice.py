@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class KnownDeployment:
-    """What sizing knows of one deployment."""
+    """One deployment as sizing knows it."""
 
     deployment: LLMDeployment
     spec: SizingSpec
@@ -62,15 +62,15 @@ class TypeComparison:
 
     def __init__(self, known: KnownDeployment, prior: Prior) -> None:
         self.choices: dict[Role, TypeChoice] = {}
-        """Of pools that may choose."""
+        """The present choices, of pools that may choose."""
         self._known, self._prior = known, prior
         self._compared_s = -inf
         self._typed_s: dict[Role, float] = {}
         """When the type of a pool changed last, since this process began."""
         self._counted: dict[Role, int] = {}
-        """Of pools with workers of two types, the size decided last, in workers of the type in force."""
+        """The size decided last of pools with workers of two types, in workers of the type in force."""
         self._sizers: dict[tuple[Role, str], SimulatedSizer] = {}
-        """Of types that are not in force, with the step times of `_sizers_of`."""
+        """The sizers of types that are not in force, with the step times of `_sizers_of`."""
         self._sizers_of: WorkerModel | None = None
 
     def compare(self, pools: Mapping[Role, PoolNow], startup_s: Callable[[Role], float], now: float) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from baton_control.sizing.decision.capacity import Sizer
 from baton_control.sizing.inputs.memory import HISTORY, PoolMemory
 from baton_control.sizing.inputs.mix import Mix
-from baton_control.sizing.inputs.observations import Lateness, PoolSeen
+from baton_control.sizing.inputs.observations import Lateness, ObservedPool
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_wire.messages.values import Role
 
@@ -26,7 +26,7 @@ will differ."""
 
 
 class Load(NamedTuple):
-    """What a pool has to do in one interval."""
+    """The load of a pool in one interval."""
 
     requests_per_s: float
     """Requests that arrive: each counts once, however long it is."""
@@ -36,7 +36,7 @@ class Load(NamedTuple):
 
 
 class ObservedLateness(NamedTuple):
-    """What clients saw in the oldest of some intervals."""
+    """Late requests that clients saw in the oldest of some intervals."""
 
     sizes: Sequence[int | None] = ()
     """The fewest workers that served the requests of each interval; None: unknown, or they may not have ended yet."""
@@ -109,17 +109,17 @@ def _late(
     return total
 
 
-def with_lateness(memory: PoolMemory, pool: PoolSeen, served: Lateness | None) -> PoolMemory:
-    """The memory with one more interval, when it is known what clients saw and how many workers served."""
+def with_lateness(memory: PoolMemory, pool: ObservedPool, served: Lateness | None) -> PoolMemory:
+    """The memory with one more interval, where it is known what clients saw and how many workers served."""
     if served is None or pool.routable is None:
         return memory
     return replace(memory, served=(*memory.served, (pool.routable, served))[-HISTORY:])
 
 
 def fewest_by_clients(spec: SizingSpec, memory: PoolMemory, workers: int, share: float) -> int:
-    """The fewest workers, at most `workers`, that clients did not see to be too few in the last half hour: of all
-    requests no more than a `share` was late. Who was late with some would have been so with fewer."""
-    budget = share * sum(seen.requests for _, seen in memory.served)
+    """The fewest workers, at most `workers`, that were not too few in the last half hour, as clients saw it: at most a
+    `share` of all requests was late. A request that was late with some workers would have been late with fewer."""
+    budget = share * sum(lateness.requests for _, lateness in memory.served)
     late = _late_by_size(_by_size(spec, memory))
     for size in sorted(late, reverse=True):
         if size < workers:
@@ -130,25 +130,25 @@ def fewest_by_clients(spec: SizingSpec, memory: PoolMemory, workers: int, share:
 
 
 def observed_lateness(spec: SizingSpec, memory: PoolMemory, intervals: int, recent: int) -> ObservedLateness:
-    """What clients saw of the last so many intervals. What came in the `recent` ones may not have ended."""
-    told = _by_size(spec, memory)[-intervals:]
-    known = told[: max(0, len(told) - recent)]
-    sizes = [None] * (intervals - len(told)) + [size for size, _ in known]
-    # Each request is told of in as many intervals as fit into the time that an interval tells of.
-    late = {size: late / spec.stabilisation_s for size, late in _late_by_size(told).items()}
+    """Late requests that clients saw in the last `intervals`; those of the `recent` intervals may not have ended."""
+    by_size = _by_size(spec, memory)[-intervals:]
+    ended = by_size[: max(0, len(by_size) - recent)]
+    sizes = [None] * (intervals - len(by_size)) + [size for size, _ in ended]
+    # Each request is reported in as many intervals as fit into the time that a report covers.
+    late = {size: late / spec.stabilisation_s for size, late in _late_by_size(by_size).items()}
     return ObservedLateness(sizes, late)
 
 
 def _by_size(spec: SizingSpec, memory: PoolMemory) -> list[tuple[int, Lateness]]:
-    """What clients saw in each interval, and the fewest workers that served in the minute that it tells of: who is late
-    now came before."""
+    """(fewest workers, what clients saw) of each interval. The workers are the fewest of the minute that the report
+    covers: a request that is late now arrived earlier."""
     back = round(spec.stabilisation_s / spec.interval_s)
     sizes = [routable for routable, _ in memory.served]
     return [(min(sizes[max(0, place - back) : place + 1]), seen) for place, (_, seen) in enumerate(memory.served)]
 
 
-def _late_by_size(told: Sequence[tuple[int, Lateness]]) -> dict[int, float]:
+def _late_by_size(by_size: Sequence[tuple[int, Lateness]]) -> dict[int, float]:
     late: dict[int, float] = {}
-    for size, seen in told:
-        late[size] = late.get(size, 0.0) + seen.late
+    for size, lateness in by_size:
+        late[size] = late.get(size, 0.0) + lateness.late
     return late

@@ -1,4 +1,4 @@
-"""From what arrived to the load that each pool has to be ready for at its horizon. Pure."""
+"""From arrivals to the load that each pool has to be ready for at its horizon. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ from baton_control.sizing.decision.capacity import Sizer
 from baton_control.sizing.decision.forecast import Forecast, forecast, means
 from baton_control.sizing.inputs.memory import HISTORY, RECENT, Interval, Orders, SizingMemory
 from baton_control.sizing.inputs.mix import Mix
-from baton_control.sizing.inputs.observations import ArrivalReading, Arrivals, Known, Observed, PoolSeen, Unknown
+from baton_control.sizing.inputs.observations import (
+    Arrivals,
+    Known,
+    MeasuredArrivals,
+    Observation,
+    ObservedPool,
+    Unknown,
+)
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.workload import Floats
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MIX_REFRESH_S = 120.0
-"""Between two mixes, and two looks at other types of accelerators: both ask the twin anew."""
+"""Seconds between two mixes, and between two comparisons of accelerator types: both need new simulations."""
 MIX_CHANGE = 0.1
 """A mix is replaced when the mean or the tail of its lengths moved by more than this."""
 DRAIN_SHARE = 1.5
-"""Start-ups that a backlog may take to drain: it was late before any worker could help, what comes now does not wait
-behind it, and workers that drain it are paid for as long as they take to come and go."""
+"""Start-ups that a backlog may take to drain. It was late before any worker could help, new requests do not wait for
+it, and the workers that drain it are paid for as long as they take to start and stop."""
 Steps = tuple[tuple[float, int], ...]
 """(seconds from now, workers from then on), ascending, the first at 0."""
 
@@ -35,7 +42,7 @@ class DecisionInputs:
     """Everything that the sizes of both pools are decided from."""
 
     spec: SizingSpec
-    seen: Observed
+    seen: Observation
     memory: SizingMemory
     mix: Mix
     sizer: Sizer
@@ -54,18 +61,18 @@ class Demand:
     """The same without the backlog."""
     horizon_s: float
     backlog_per_s: float
-    """What has to be worked off on top of the arrivals when a worker started now is there."""
+    """The backlog that is left on top of the arrivals when a worker that is started now can serve."""
     is_late: bool
-    """More waits than can be answered within the target: nobody is sent away now."""
+    """More requests wait than can be answered within the target: no worker is stopped now."""
     tokens_each: float
-    """Of the present mix's mean request: prompt tokens to compute, or of its answer."""
+    """Tokens of the present mix's mean request: of the prompt, to compute, or of the answer."""
     held: int | None
-    """Workers that the answers which run now fill, at the pace of TPOT; 0 of prefill. None: nobody knows what runs."""
+    """Workers that the running answers fill at the pace of TPOT; 0 for prefill. None: it is unknown what runs."""
 
 
 def with_arrivals(
     memory: SizingMemory,
-    arrivals: ArrivalReading,
+    arrivals: MeasuredArrivals,
     sizer: Sizer,
     now: float,
     interval_s: float,
@@ -89,7 +96,7 @@ def with_arrivals(
 
 
 def demands(inputs: DecisionInputs, horizon_s: float | None = None) -> Mapping[Role, Demand]:
-    """What each pool has to be ready for at `horizon_s`; None: when a worker that is started now can serve."""
+    """Each pool's demand at `horizon_s`; None: when a worker that is started now can serve."""
     prefill = _prefill_demand(inputs, horizon_s)
     return {Role.PREFILL: prefill, Role.DECODE: _decode_demand(inputs, horizon_s, prefill.is_late)}
 
@@ -146,8 +153,8 @@ def _forecast(inputs: DecisionInputs, role: Role, per_s: float, ahead_s: float) 
 
 
 def past_loads(role: Role, inputs: DecisionInputs) -> tuple[Load, ...]:
-    """What the pool had to do in each interval that is remembered, as means over `ACTUAL_S`: as many requests as came,
-    with the lengths of that time."""
+    """The pool's load in each remembered interval, as means over `ACTUAL_S`: as many requests as arrived, with the
+    lengths of that time."""
     history, interval_s = inputs.memory.history, inputs.spec.interval_s
     filled = means(_filled(role, inputs.memory), interval_s).tolist()
     counts = means([interval.requests_per_s for interval in history], interval_s).tolist()
@@ -173,7 +180,7 @@ def concurrent_share(inputs: DecisionInputs, wanted: Mapping[Role, Demand]) -> f
 
 
 def capacity_steps(routable: int, workers: int, orders: Orders, now: float, horizon_s: float) -> Steps:
-    """How many workers serve when. Those on their way that no order is known of come after half the horizon."""
+    """How many workers serve when. Workers on their way without a known order serve after half the horizon."""
     pending = max(0, workers - routable)
     coming: list[tuple[float, int]] = []
     for ready_s, count in reversed(orders):  # the latest are those that are still missing
@@ -208,7 +215,7 @@ def _late_prompts(inputs: DecisionInputs) -> float:
     return waiting if waiting > _routable(seen.prefill) * per_s * inputs.spec.targets.ttft_s else 0.0
 
 
-def _routable(pool: PoolSeen) -> int:
+def _routable(pool: ObservedPool) -> int:
     return pool.workers if pool.routable is None else min(pool.routable, pool.workers)
 
 

@@ -12,7 +12,7 @@ from math import ceil
 
 from baton_control.sizing.decision.demand import DecisionInputs, Demand, concurrent_share, demands
 from baton_control.sizing.decision.pool_sizer import SPARE, PoolDecision
-from baton_control.sizing.inputs.observations import Observed, PoolSeen
+from baton_control.sizing.inputs.observations import Observation, ObservedPool
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
@@ -44,7 +44,7 @@ def exchange_workers(
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """What each pool needs at the time of a flip, and the sizes that follow."""
+    """The exchange of workers, by what each pool needs at the time of a flip."""
 
     inputs: DecisionInputs
     near: Mapping[Role, Demand]
@@ -52,12 +52,12 @@ class _Exchange:
     def needed(self, role: Role) -> int:
         return self._required(role, self.near[role].rate_per_s)
 
-    def kept(self, role: Role) -> int:
+    def keeps(self, role: Role) -> int:
         """The workers that a pool which gives has to keep."""
         return self._required(role, self.near[role].lasting_per_s * SPARE)
 
     def resize(self, wanted: Mapping[Role, Demand], pools: dict[Role, PoolDecision]) -> dict[Role, PoolDecision]:
-        flipped = sizes_after_flips(self.inputs.seen, {role: self.needed(role) for role in POOL_ROLES}, self.kept)
+        flipped = sizes_after_flips(self.inputs.seen, {role: self.needed(role) for role in POOL_ROLES}, self.keeps)
         both = ceil(concurrent_share(self.inputs, wanted) * sum(pool.needed for pool in pools.values()))
         alone = {role: pool.workers for role, pool in pools.items()}
         # `both` knows no minimum of a pool: a worker that died is replaced, whatever the other pool has.
@@ -86,13 +86,13 @@ class _Exchange:
         if flipped > before:
             return f"{self.needed(role)} are needed now, {partner.value} gives {flipped - before}"
         if flipped < before:
-            return f"{partner.value} needs {self.needed(partner)} now, {self.kept(role)} are enough here"
+            return f"{partner.value} needs {self.needed(partner)} now, {self.keeps(role)} are enough here"
         return f"alone it would have {alone}, both together need {both}"
 
 
-def sizes_after_flips(seen: Observed, needs: Mapping[Role, int], kept: Callable[[Role], int]) -> dict[Role, int]:
-    """The sizes after the pool that is short of what it `needs` now got what the other has on top of what is to be
-    `kept`, which is asked only then.
+def sizes_after_flips(seen: Observation, needs: Mapping[Role, int], keeps: Callable[[Role], int]) -> dict[Role, int]:
+    """The sizes after the pool that is short of what it `needs` now got what the other has on top of what it `keeps`,
+    which is asked only then.
 
     A worker that is still starting helps neither pool now, so it does not count.
     """
@@ -103,14 +103,14 @@ def sizes_after_flips(seen: Observed, needs: Mapping[Role, int], kept: Callable[
         missing = needs[taker] - serving[taker]
         if missing <= 0 or serving[giver] <= 1 or seen.pool(taker).routable is None:
             continue
-        count = min(missing, serving[giver] - max(1, kept(giver)))
+        count = min(missing, serving[giver] - max(1, keeps(giver)))
         if count > 0:
             return {taker: sizes[taker] + count, giver: sizes[giver] - count}
     return sizes
 
 
 def sizes_with_starts(
-    seen: Observed, flipped: Mapping[Role, int], alone: Mapping[Role, int], both: int
+    seen: Observation, flipped: Mapping[Role, int], alone: Mapping[Role, int], both: int
 ) -> dict[Role, int]:
     """The sizes after the flips, with the stops that each pool decided `alone`, and its starts as far as `both` pools
     together will need them: the pools decided before any worker was exchanged."""
@@ -121,7 +121,7 @@ def sizes_with_starts(
     return sizes
 
 
-def find_flips(seen: Observed, sizes: Mapping[Role, int]) -> Flips | None:
+def find_flips(seen: Observation, sizes: Mapping[Role, int]) -> Flips | None:
     """How much of the way to `sizes` are flips: what one pool loses and the other gains."""
     for giver in POOL_ROLES:
         less = seen.pool(giver).workers - sizes[giver]
@@ -132,6 +132,6 @@ def find_flips(seen: Observed, sizes: Mapping[Role, int]) -> Flips | None:
     return None
 
 
-def _spare_workers(pool: PoolSeen) -> int:
+def _spare_workers(pool: ObservedPool) -> int:
     """Workers that serve now, but for one; none while it is unknown which serve. A starting worker is not flipped."""
     return max(0, min(pool.routable or 0, pool.workers) - 1)

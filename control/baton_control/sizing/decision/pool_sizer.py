@@ -22,7 +22,7 @@ from baton_control.sizing.decision.backtest import (
 )
 from baton_control.sizing.decision.demand import DecisionInputs, Demand, past_loads
 from baton_control.sizing.inputs.memory import HISTORY, PoolMemory
-from baton_control.sizing.inputs.observations import PoolSeen
+from baton_control.sizing.inputs.observations import ObservedPool
 from baton_wire.messages.values import Role
 
 SPARE = 1.15
@@ -63,7 +63,7 @@ class PoolSizer:
         return PoolDecision(workers, self._reason(workers, why), needed), memory
 
     @cached_property
-    def pool(self) -> PoolSeen:
+    def pool(self) -> ObservedPool:
         return self.inputs.seen.pool(self.role)
 
     @cached_property

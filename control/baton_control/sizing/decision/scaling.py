@@ -31,7 +31,7 @@ class PoolNow:
 
 @dataclass(frozen=True, slots=True)
 class SizingRequest:
-    """What a decision is asked for: one deployment as it is now."""
+    """The question to sizing: one deployment as it is now."""
 
     key: Key
     deployment: LLMDeployment
@@ -62,7 +62,7 @@ class Sized:
     holds: bool
     """No demand was weighed: the numbers are not an answer to the load."""
     inputs: str | None = None
-    """What was weighed, for `status.lastScaling.inputs`."""
+    """The figures that were weighed, for `status.lastScaling.inputs`."""
     memory: str | None = None
     """At most 4096 bytes, passed to the next decision; safe to lose."""
     types: Mapping[Role, TypeChoice] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""From an LLMDeployment to what sizing is asked and to what a worker of it can probably do. Pure."""
+"""From an LLMDeployment to a `SizingSpec`, and to a first guess of its workers' step times. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ DEFAULT_SEQUENCES = 64
 DEFAULT_STEP_TOKENS = 8_192
 """The workers' own defaults."""
 FLIP_S = 1.0
-"""From the order until new work goes by the new role: some tenths were measured (lab/faults.md)."""
+"""Seconds from the order until new work follows the new role: some tenths were measured (lab/faults.md)."""
 UNKNOWN_ACCELERATOR = hardware.H100
-"""A GPU of which nothing else is known."""
+"""The GPU that is assumed where the type is not known."""
 
 Prior = Callable[[LLMDeployment, bytes | None], WorkerModel]
 """From a deployment and its model's config.json to a worker's step times before any was observed."""
@@ -52,7 +52,7 @@ def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
 
 
 def _are_alike(deployment: LLMDeployment) -> bool:
-    """Whether a worker takes as much in either pool; where not, the templates are refused elsewhere."""
+    """True where a worker takes as many accelerators in either pool; else the templates are refused elsewhere."""
     spec = deployment.spec
     return (spec.prefill.accelerator, spec.prefill.tensor_parallel) == (
         spec.decode.accelerator,
@@ -73,10 +73,10 @@ def worker_of_shape(
     """A worker by roofline, of a model of that shape."""
     spec = deployment.spec
     context = spec.model.max_context_tokens
-    prefill, decode = (accelerator or _hardware(each) for each in (spec.prefill, spec.decode))
+    prefill, decode = (accelerator or _hardware(pool) for pool in (spec.prefill, spec.decode))
     try:
         model = worker_model(shape, decode, spec.decode.tensor_parallel, context_tokens=context)
-    except ManifestError:  # too large for the accelerator that is assumed: another one is there
+    except ManifestError:  # too large for the accelerator that is assumed, so it must be a larger one
         roomy = replace(decode, memory_bytes=4.0 * shape.weight_bytes)
         model = worker_model(shape, roomy, context_tokens=context)
     return replace(
@@ -97,7 +97,7 @@ def _hardware(pool: PoolSpec) -> Accelerator:
 
 
 def pool_bounds(deployment: LLMDeployment, role: Role) -> Bounds:
-    """What `replicas` of a pool allows, and what one worker of it takes of `autoscaling.budget.maxAccelerators`."""
+    """The sizes that `replicas` of a pool allows, and the accelerators that one worker takes of the budget."""
     pool = pool_spec(deployment, role)
     accelerators = pool.tensor_parallel if pool.accelerator else 0
     price = None if pool.accelerator is None else pool.accelerator.cost_per_hour

@@ -25,7 +25,7 @@ class Mix:
         return _columns(self)
 
     def tokens(self, role: Role) -> Floats:
-        """What each request asks of the pool: prompt tokens to compute, or tokens of its answer."""
+        """Tokens of each request that the pool works on: of the prompt, to compute, or of the answer."""
         prompt, output, cached = _columns(self)
         return (prompt - cached if role is Role.PREFILL else output).astype(np.float64)
 
