@@ -1,4 +1,4 @@
-"""What the twin predicts beside what clients measure, on pools that stay as they are: real processes, emulated steps.
+"""Predictions of the simulator and what clients measure, on fixed pools: real processes, emulated steps.
 
     python -m bench paced_fixed /path/to/azure_llm_2023_conv.csv
 
@@ -29,7 +29,7 @@ from baton_testing.processes.baton_up import Up
 from baton_wire.messages.values import POOL_ROLES
 
 START_S = 1020.0
-"""Of the part of the trace that is replayed."""
+"""The start of the part of the trace that is replayed."""
 
 
 async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[Answer]:

@@ -1,4 +1,4 @@
-"""What a paced run amounted to, what the twin says about the same arrivals, and both in one picture."""
+"""The figures of a paced run, those of the simulator for the same arrivals, and both in one picture."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Sample:
     wanted: dict[str, int]
     ready: dict[str, int]
     load: float
-    """Of the machine, 1 min average."""
+    """The load of the machine, 1 min average."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the twin says."""
+    """The figures of the simulator."""
 
     ttft_s: Floats
     tpot_s: Floats
@@ -48,20 +48,20 @@ class Predicted:
 
 def shares(ttft_s: Floats, tpot_s: Floats, ttft_limit_s: float, tpot_limit_s: float) -> dict[str, object]:
     """Attainment and percentiles; what never came is infinite and outside every target."""
-    first, each = ttft_s <= ttft_limit_s, tpot_s <= tpot_limit_s
-    found: dict[str, object] = {
+    first, tpot_met = ttft_s <= ttft_limit_s, tpot_s <= tpot_limit_s
+    result: dict[str, object] = {
         "requests": len(ttft_s),
-        "slo_attainment": round(float(np.mean(first & each)), 4),
+        "slo_attainment": round(float(np.mean(first & tpot_met)), 4),
         "ttft_attainment": round(float(np.mean(first)), 4),
-        "tpot_attainment": round(float(np.mean(each)), 4),
+        "tpot_attainment": round(float(np.mean(tpot_met)), 4),
     }
     for name, values in (("ttft", ttft_s), ("tpot", tpot_s)):
         known = values[np.isfinite(values)]
         for percent in PERCENTS:
-            found[f"{name}_p{percent}_ms"] = (
+            result[f"{name}_p{percent}_ms"] = (
                 round(1e3 * float(np.percentile(known, percent)), 1) if len(known) else None
             )
-    return found
+    return result
 
 
 def report(ttft_s: float, tpot_s: float, answers: Sequence[Answer], samples: Sequence[Sample]) -> dict[str, object]:

@@ -27,7 +27,7 @@ from baton_wire.rules.hardware import H200
 
 WORKER = worker_model(LLAMA_8B, H200)
 PRICE = 3.5
-"""Of an accelerator and hour; a pair is two."""
+"""The price of an accelerator and hour; a pair is two."""
 MISSES = (0.02, 0.2, 2.0)
 QUIET_S = {"never": None, "1 min": 60.0, "5 min": 300.0, "15 min": 900.0, "1 h": 3600.0}
 
@@ -87,12 +87,12 @@ def _played(loads: list[Workload], startup_s: float, quiet_s: float | None) -> t
     """Hours of accelerators, and requests outside a target, in the mean."""
     bounds = Bounds(1 if quiet_s is None else 0, 8, cost_per_hour=PRICE)
     spec = SizingSpec(bounds, bounds, Targets(1.0, 0.05), scale_to_zero_after_s=quiet_s)
-    found = []
+    outcomes = []
     for load in loads:
         scenario = Scenario("sleeping", load, WORKER, spec, startup_s, dict.fromkeys(POOL_ROLES, 1))
         outcome = replay(scenario, "slo", Slo(spec, fresh(WORKER, spec)))
-        found.append((outcome.gpu_hours, outcome.misses * outcome.requests))
-    hours, late = np.mean(found, axis=0)
+        outcomes.append((outcome.gpu_hours, outcome.misses * outcome.requests))
+    hours, late = np.mean(outcomes, axis=0)
     return float(hours), float(late)
 
 

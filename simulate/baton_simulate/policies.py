@@ -15,7 +15,7 @@ from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_control.sizing.decision.flips import Flips
 from baton_control.sizing.decision.sizing_state import SizingState, fresh, learn_and_size
 from baton_control.sizing.inputs.mix import Mix
-from baton_control.sizing.inputs.observations import Observation, ObservedPool, ObservedStep, Unknown
+from baton_control.sizing.inputs.observations import Measurements, ObservedPool, ObservedStep, Unknown
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
@@ -76,12 +76,12 @@ class Slo:
             if not self.last:
                 return None
             prefill, decode = (ObservedPool(self.last[role], None) for role in POOL_ROLES)
-            seen = Observation(Unknown("no report"), prefill, decode)
+            seen = Measurements(Unknown("no report"), prefill, decode)
         else:
             seen = metrics.observed()
         return self.decided(seen, [] if metrics is None else metrics.steps(), now)
 
-    def decided(self, seen: Observation, steps: list[ObservedStep], now: float) -> Sizes:
+    def decided(self, seen: Measurements, steps: list[ObservedStep], now: float) -> Sizes:
         decision, self.state = learn_and_size(self.spec, self.state, seen, steps, now, epoch_s=now)
         self.reasons = {role: pool.reason for role, pool in decision.pools.items()}
         self.last = {role: pool.workers for role, pool in decision.pools.items()}

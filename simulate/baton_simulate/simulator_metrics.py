@@ -10,7 +10,7 @@ from baton_control.sizing.inputs.observations import (
     MAX_SAMPLE,
     Lateness,
     MeasuredArrivals,
-    Observation,
+    Measurements,
     ObservedPool,
     ObservedStep,
     measure_arrivals,
@@ -57,10 +57,10 @@ class SimulatorMetrics:
             mean_output=sum(simulator.output[i] for i in recent) / count,
         )
 
-    def observed(self) -> Observation:
+    def observed(self) -> Measurements:
         ended = self._ended_lately()
         waiting = self._simulator.gateway_tokens + sum(worker.queued_tokens for worker in self._simulator.prefill)
-        return Observation(
+        return Measurements(
             arrivals=self._arrivals(),
             prefill=self._seen(Role.PREFILL),
             decode=self._seen(Role.DECODE),

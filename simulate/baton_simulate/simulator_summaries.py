@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-from baton_control.sizing.inputs.observations import Arrivals, Known, Observation
+from baton_control.sizing.inputs.observations import Arrivals, Known, Measurements
 from baton_control.sizing.simulator.decode_worker import DecodeWorker
 from baton_control.sizing.simulator.prefill_worker import PrefillWorker
 from baton_control.sizing.simulator.simulator import Simulator
@@ -50,7 +50,7 @@ class SimulatorSummaries:
         """(worker, epoch) of running workers, by identity."""
         self._begun = 0
 
-    def following(self, seen: Observation, simulator: Simulator) -> Summary:
+    def following(self, seen: Measurements, simulator: Simulator) -> Summary:
         """Everything since the last one. `seen`: demand since then."""
         self._number += 1
         seconds, self._reported_s = simulator.now - self._reported_s, simulator.now
@@ -123,7 +123,7 @@ class SimulatorSummaries:
         )
 
 
-def _arrived(seen: Observation) -> ArrivalCounts:
+def _arrived(seen: Measurements) -> ArrivalCounts:
     if not isinstance(seen.arrivals, Arrivals):
         return ArrivalCounts(0, 0, 0, NOTHING, NOTHING, NOTHING)
     lengths = tuple(

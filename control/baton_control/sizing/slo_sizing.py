@@ -15,7 +15,7 @@ from baton_control.sizing.decision.accelerator_choice import KnownDeployment, Ty
 from baton_control.sizing.decision.scaling import PoolNow, Sized, SizingRequest
 from baton_control.sizing.decision.slo import SloDecision
 from baton_control.sizing.inputs.deployment import Prior, sizing_spec, worker_prior
-from baton_control.sizing.inputs.observations import Lateness, Observation, ObservedPool, Unknown
+from baton_control.sizing.inputs.observations import Lateness, Measurements, ObservedPool, Unknown
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
@@ -105,7 +105,7 @@ class SloSizing:
         self._deployments.pop(key, None)
 
     def _make_decision(
-        self, entry: _Deployment, request: SizingRequest, seen: Observation, parked: int, now: float
+        self, entry: _Deployment, request: SizingRequest, seen: Measurements, parked: int, now: float
     ) -> Sized:
         known, pools, epoch_s = entry.known, request.pools, request.epoch_s
         # Workers of two types have steps of two kinds; those of the one in force are learned from when it is alone.
@@ -171,10 +171,10 @@ class SloSizing:
         known.state = replace(states.restored(saved, prior, known.spec, now, request.epoch_s), memory=memory)
 
 
-def _observed(entry: _Deployment, pools: Mapping[Role, PoolNow]) -> Observation:
+def _observed(entry: _Deployment, pools: Mapping[Role, PoolNow]) -> Measurements:
     """The pools as they are, in workers of the types in force; the caller fills in the demand."""
     prefill, decode = (_pool_seen(entry, role, pools[role]) for role in POOL_ROLES)
-    return Observation(Unknown("not taken yet"), prefill, decode)
+    return Measurements(Unknown("not taken yet"), prefill, decode)
 
 
 def _pool_seen(entry: _Deployment, role: Role, pool: PoolNow) -> ObservedPool:

@@ -13,7 +13,7 @@ from baton_control.sizing.inputs.memory import SizingMemory
 from baton_control.sizing.inputs.observations import (
     Arrivals,
     Measurement,
-    Observation,
+    Measurements,
     ObservedPool,
     ProvenZero,
     Unknown,
@@ -27,9 +27,9 @@ from baton_wire.messages.values import POOL_ROLES, Role
 PREFILL, DECODE = POOL_ROLES
 
 
-def pools(prefill: int, decode: int, routable: int | None = None) -> Observation:
+def pools(prefill: int, decode: int, routable: int | None = None) -> Measurements:
     of = [ObservedPool(count, count if routable is None else routable) for count in (prefill, decode)]
-    return Observation(ProvenZero(), of[0], of[1])
+    return Measurements(ProvenZero(), of[0], of[1])
 
 
 def test_who_is_short_now_gets_what_the_other_does_not_need() -> None:
@@ -57,7 +57,7 @@ def test_one_worker_that_serves_stays_and_who_starts_is_not_flipped() -> None:
     needs = {PREFILL: 9, DECODE: 1}
     assert sizes_after_flips(pools(3, 8, routable=3), needs, needs.__getitem__) == {PREFILL: 5, DECODE: 6}
     assert find_flips(pools(3, 8, routable=3), {PREFILL: 9, DECODE: 2}) == Flips(DECODE, 2)
-    unknown = Observation(ProvenZero(), ObservedPool(3, 3), ObservedPool(8, None))
+    unknown = Measurements(ProvenZero(), ObservedPool(3, 3), ObservedPool(8, None))
     assert sizes_after_flips(unknown, needs, needs.__getitem__) == {PREFILL: 3, DECODE: 8}
     assert sizes_after_flips(unknown, {PREFILL: 1, DECODE: 9}, {PREFILL: 1, DECODE: 9}.__getitem__) == {
         PREFILL: 3,

@@ -17,7 +17,7 @@ from baton_control.sizing.inputs.observations import (
     Arrivals,
     Known,
     MeasuredArrivals,
-    Observation,
+    Measurements,
     ObservedPool,
     Unknown,
 )
@@ -42,7 +42,7 @@ class DecisionInputs:
     """Everything that the sizes of both pools are decided from."""
 
     spec: SizingSpec
-    seen: Observation
+    seen: Measurements
     memory: SizingMemory
     mix: Mix
     sizer: Sizer

@@ -12,7 +12,7 @@ from math import ceil
 
 from baton_control.sizing.decision.demand import DecisionInputs, Demand, concurrent_share, demands
 from baton_control.sizing.decision.pool_sizer import SPARE, PoolDecision
-from baton_control.sizing.inputs.observations import Observation, ObservedPool
+from baton_control.sizing.inputs.observations import Measurements, ObservedPool
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
@@ -90,7 +90,7 @@ class _Exchange:
         return f"alone it would have {alone}, both together need {both}"
 
 
-def sizes_after_flips(seen: Observation, needs: Mapping[Role, int], keeps: Callable[[Role], int]) -> dict[Role, int]:
+def sizes_after_flips(seen: Measurements, needs: Mapping[Role, int], keeps: Callable[[Role], int]) -> dict[Role, int]:
     """The sizes after the pool that is short of what it `needs` now got what the other has on top of what it `keeps`,
     which is asked only then.
 
@@ -110,7 +110,7 @@ def sizes_after_flips(seen: Observation, needs: Mapping[Role, int], keeps: Calla
 
 
 def sizes_with_starts(
-    seen: Observation, flipped: Mapping[Role, int], alone: Mapping[Role, int], both: int
+    seen: Measurements, flipped: Mapping[Role, int], alone: Mapping[Role, int], both: int
 ) -> dict[Role, int]:
     """The sizes after the flips, with the stops that each pool decided `alone`, and its starts as far as `both` pools
     together will need them: the pools decided before any worker was exchanged."""
@@ -121,7 +121,7 @@ def sizes_with_starts(
     return sizes
 
 
-def find_flips(seen: Observation, sizes: Mapping[Role, int]) -> Flips | None:
+def find_flips(seen: Measurements, sizes: Mapping[Role, int]) -> Flips | None:
     """How much of the way to `sizes` are flips: what one pool loses and the other gains."""
     for giver in POOL_ROLES:
         less = seen.pool(giver).workers - sizes[giver]

@@ -15,7 +15,7 @@ from baton_control.sizing.decision.slo import SloDecision, size, wake
 from baton_control.sizing.inputs import fitting, memory
 from baton_control.sizing.inputs.fitting import Fit
 from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, SizingMemory
-from baton_control.sizing.inputs.observations import Observation, ObservedStep, Unknown
+from baton_control.sizing.inputs.observations import Measurements, ObservedStep, Unknown
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 
@@ -57,7 +57,7 @@ def fresh(prior: WorkerModel, spec: SizingSpec) -> SizingState:
 def learn_and_size(
     spec: SizingSpec,
     state: SizingState,
-    seen: Observation,
+    seen: Measurements,
     steps: Iterable[ObservedStep],
     now: float,
     epoch_s: float,
@@ -141,7 +141,7 @@ def restored(text: str, prior: WorkerModel, spec: SizingSpec, now: float, epoch_
     return with_steps(spec, state, ())
 
 
-def unknown(why: str, seen: Observation) -> Observation:
+def unknown(why: str, seen: Measurements) -> Measurements:
     """The same pools with demand unknown."""
     return replace(seen, arrivals=Unknown(why), queued_tokens=Unknown(why), running=Unknown(why))
 

@@ -18,7 +18,7 @@ from baton_control.sizing.decision.demand import DecisionInputs, Demand, demands
 from baton_control.sizing.decision.flips import Flips, exchange_workers, find_flips
 from baton_control.sizing.decision.pool_sizer import PoolDecision, PoolSizer, with_orders
 from baton_control.sizing.inputs.memory import SizingMemory
-from baton_control.sizing.inputs.observations import Arrivals, Observation, ObservedPool, ProvenZero, Unknown
+from baton_control.sizing.inputs.observations import Arrivals, Measurements, ObservedPool, ProvenZero, Unknown
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -41,7 +41,7 @@ class SloDecision:
 
 
 def size(
-    spec: SizingSpec, seen: Observation, memory: SizingMemory, now: float, sizer: Sizer, epoch_s: float = 0.0
+    spec: SizingSpec, seen: Measurements, memory: SizingMemory, now: float, sizer: Sizer, epoch_s: float = 0.0
 ) -> SloDecision:
     """One decision. `epoch_s` is the wall clock for schedules; `now` may be any clock that only goes forward."""
     if isinstance(seen.arrivals, Unknown):
@@ -78,7 +78,7 @@ def size(
     return SloDecision(pools, memory, False, figures, flips)
 
 
-def wake(spec: SizingSpec, seen: Observation, memory: SizingMemory, now: float, parked: int) -> SloDecision:
+def wake(spec: SizingSpec, seen: Measurements, memory: SizingMemory, now: float, parked: int) -> SloDecision:
     """Requests wait and there is no worker: at least one in each pool, whatever else is known."""
     pools = {}
     for role in POOL_ROLES:
@@ -90,19 +90,19 @@ def wake(spec: SizingSpec, seen: Observation, memory: SizingMemory, now: float, 
     return SloDecision(pools, replace(memory, last_arrival_s=now), False, {"parked": float(parked)})
 
 
-def _is_idle(seen: Observation) -> bool:
+def _is_idle(seen: Measurements) -> bool:
     """True where it is proven that nothing came, nothing waits and nothing runs."""
     return all(isinstance(value, ProvenZero) for value in (seen.arrivals, seen.queued_tokens, seen.running))
 
 
-def _sleep_after_s(spec: SizingSpec, seen: Observation, epoch_s: float) -> float | None:
+def _sleep_after_s(spec: SizingSpec, seen: Measurements, epoch_s: float) -> float | None:
     """The quiet time after which both pools sleep; None: they stay awake while something runs, in a schedule's window,
     and where no time is set."""
     is_kept_awake = not _is_idle(seen) or any(spec.floor(role, epoch_s) for role in POOL_ROLES)
     return None if is_kept_awake else spec.scale_to_zero_after_s
 
 
-def _is_quiet(seen: Observation, memory: SizingMemory, after_s: float, now: float) -> bool:
+def _is_quiet(seen: Measurements, memory: SizingMemory, after_s: float, now: float) -> bool:
     """True where idle pools have been idle for long enough. Unknown input starts the wait anew, but wakes no sleeping
     pool: proof that nothing came is enough to sleep on."""
     if memory.last_arrival_s is None:
@@ -111,7 +111,7 @@ def _is_quiet(seen: Observation, memory: SizingMemory, after_s: float, now: floa
     return is_asleep or now - memory.last_arrival_s >= after_s
 
 
-def _hold(spec: SizingSpec, seen: Observation, memory: SizingMemory, why: str) -> SloDecision:
+def _hold(spec: SizingSpec, seen: Measurements, memory: SizingMemory, why: str) -> SloDecision:
     """Nothing moves. History has a gap now, so the stabilisation window starts anew."""
     unknown = memory.unknown_intervals + 1
     memory = replace(memory, unknown_intervals=unknown, since_s=None, last_arrival_s=None).without_needs()
@@ -128,7 +128,7 @@ def _asleep(memory: SizingMemory, now: float) -> SloDecision:
     return SloDecision(pools, memory.without_needs(), False, {"quiet_s": quiet_s})
 
 
-def _floor(spec: SizingSpec, seen: Observation, memory: SizingMemory, epoch_s: float) -> SloDecision:
+def _floor(spec: SizingSpec, seen: Measurements, memory: SizingMemory, epoch_s: float) -> SloDecision:
     """No request has been seen yet: keep what runs, at least the floor."""
     pools = {}
     for role in POOL_ROLES:
@@ -149,7 +149,7 @@ def _wake_together(spec: SizingSpec, pools: dict[Role, PoolDecision]) -> dict[Ro
 
 def _with_orders(
     memory: SizingMemory,
-    seen: Observation,
+    seen: Measurements,
     sizes: Mapping[Role, int],
     wanted: Mapping[Role, Demand],
     flips: Flips | None,
@@ -163,7 +163,7 @@ def _with_orders(
 
 
 def _cut(
-    spec: SizingSpec, seen: Observation, pools: dict[Role, PoolDecision], share_met: Callable[[Role, int], float]
+    spec: SizingSpec, seen: Measurements, pools: dict[Role, PoolDecision], share_met: Callable[[Role, int], float]
 ) -> dict[Role, PoolDecision]:
     """The decisions within the budget. `share_met`: of a pool's requests with that many workers left."""
     wanted = {role: pool.workers for role, pool in pools.items()}

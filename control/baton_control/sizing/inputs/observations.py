@@ -92,7 +92,7 @@ class ObservedPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class Measurements:
     """Everything that was measured for one decision."""
 
     arrivals: MeasuredArrivals

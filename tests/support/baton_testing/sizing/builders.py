@@ -8,7 +8,7 @@ from math import ceil
 
 from baton_control.sizing.inputs.kv_size import KvSize
 from baton_control.sizing.inputs.mix import Mix
-from baton_control.sizing.inputs.observations import Known, MeasuredArrivals, Measurement, Observation, ObservedPool
+from baton_control.sizing.inputs.observations import Known, MeasuredArrivals, Measurement, Measurements, ObservedPool
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.inputs.worker_model import WorkerModel
@@ -61,7 +61,7 @@ def spec(minimum: int = 1, maximum: int = 20, **changes: object) -> SizingSpec:
 
 def seen(
     arrivals: MeasuredArrivals, workers: tuple[int, int], queued: Measurement | None = None, startup_s: float = 30.0
-) -> Observation:
+) -> Measurements:
     pools = [ObservedPool(count, count, startup_s) for count in workers]
     waiting = Known(0.5) if queued is None else queued
-    return Observation(arrivals, pools[0], pools[1], waiting, Known(0.5) if isinstance(waiting, Known) else waiting)
+    return Measurements(arrivals, pools[0], pools[1], waiting, Known(0.5) if isinstance(waiting, Known) else waiting)
