@@ -45,7 +45,7 @@ STARTED = re.compile(r"-(?:prefill|decode)-.*: ready after ([0-9.]+) s")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is run."""
+    """The run that was asked for."""
 
     trace: Path
     emulate: str
@@ -95,7 +95,7 @@ class Ran:
     decisions: list[str]
     startups_s: list[float]
     processor_s: float
-    """Of the deployment, processes that ended before left out."""
+    """Processor time of the deployment, without processes that ended before."""
 
 
 async def run(asked: Asked) -> Ran:
@@ -115,9 +115,9 @@ async def run(asked: Asked) -> Ran:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
         lines = up.child.output().splitlines()
-        said = [line.removeprefix("baton: ") for line in lines if "pools: " in line]
-        startups = [float(found[1]) for line in lines if (found := STARTED.search(line))]
-        return Ran(answers, samples, said, startups, up.child.cpu_s() - before)
+        decisions = [line.removeprefix("baton: ") for line in lines if "pools: " in line]
+        startups = [float(match[1]) for line in lines if (match := STARTED.search(line))]
+        return Ran(answers, samples, decisions, startups, up.child.cpu_s() - before)
 
 
 async def current(run_dir: RunDir) -> RunRecord:
@@ -178,7 +178,7 @@ def main() -> int:
     write(FOLDER / f"{options.name}.json", result)
     startup_s = statistics.median(ran.startups_s)
     predictions = prediction(workload, emulation, ran.samples, asked.ttft_s, asked.tpot_s, asked.most, startup_s)
-    result["predicted"] = {name: found.summary for name, found in predictions.items()}
+    result["predicted"] = {name: prediction.summary for name, prediction in predictions.items()}
     write(FOLDER / f"{options.name}.json", result)
     write_plot(FOLDER / f"{options.name}.png", ran.answers, ran.samples, predictions, asked.ttft_s, asked.tpot_s)
     print(json.dumps({name: value for name, value in result.items() if name != "pools"}, indent=1))

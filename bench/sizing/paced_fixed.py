@@ -1,4 +1,4 @@
-"""What the twin predicts beside what clients measure, on pools that stay as they are: real processes, emulated steps.
+"""Predictions of the simulator and what clients measure, on fixed pools: real processes, emulated steps.
 
     python -m bench paced_fixed /path/to/azure_llm_2023_conv.csv
 
@@ -19,7 +19,6 @@ from bench.serving.load import offered
 from bench.sizing.paced import PATIENCE_S, Asked, current, document
 from bench.sizing.paced_report import measured, shares
 
-from baton_control.sizing.decision.capacity import latencies
 from baton_control.sizing.inputs.workload import Workload
 from baton_control.sizing.simulator.simulator import Simulator
 from baton_control.spec.manifest import parse_object
@@ -30,7 +29,7 @@ from baton_testing.processes.baton_up import Up
 from baton_wire.messages.values import POOL_ROLES
 
 START_S = 1020.0
-"""Of the part of the trace that is replayed."""
+"""The start of the part of the trace that is replayed."""
 
 
 async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[Answer]:
@@ -82,7 +81,7 @@ def main() -> int:
             "rate_per_s": round(len(workload) / workload.duration_s, 2),
             "prefill_busy": round(busy, 2),
             "measured": shares(*measured(answers), asked.ttft_s, asked.tpot_s),
-            "twin": shares(*latencies(twin, workload), asked.ttft_s, asked.tpot_s),
+            "twin": shares(*twin.latencies(), asked.ttft_s, asked.tpot_s),
         }
         rows.append(row)
         print(json.dumps(row), flush=True)

@@ -134,11 +134,14 @@ class ScheduleSpec(Model):
         return self
 
 
+IGNORED_SCALE_TO_ZERO = "autoscaling.scaleToZero is ignored and the pools stay awake: scaleToZeroAfter lets them sleep"
+
+
 class ScaleToZeroSpec(Model):
-    """Sleep of both pools, when it is cheaper than staying awake."""
+    """Ignored, and removed in the next version: `scaleToZeroAfter` lets both pools sleep."""
 
     cost_of_miss: Annotated[float, Field(ge=0, le=100_000)]
-    """What a request that is late for a wake costs you, in the currency of `costPerHour`."""
+    """Ignored. It was the cost of a request that waits for a start."""
 
 
 class AutoscalingSpec(Model):
@@ -151,17 +154,17 @@ class AutoscalingSpec(Model):
     scale_to_zero_after: Annotated[Duration, Field(ge=60, le=7 * 86_400)] | None = None
     """Time without requests after which both pools scale to zero. Needs `replicas.min` 0 in both. Unset: never."""
     scale_to_zero: ScaleToZeroSpec | None = None
-    """Sleep by cost, by the gaps that were seen. Needs `replicas.min` 0 and `accelerator.costPerHour` in both pools."""
+    """Ignored, and removed in the next version: pools sleep after `scaleToZeroAfter`."""
     schedules: Annotated[tuple[ScheduleSpec, ...], Field(max_length=16, strict=False)] = ()
     """Daily windows with more workers, in which the pools do not scale to zero."""
     flips: bool = False
     """Whether workers may change pools without a restart. The pools must be equal except for `replicas`."""
 
-    @model_validator(mode="after")
-    def _sleeps_by_one_rule(self) -> AutoscalingSpec:
-        if self.scale_to_zero is not None and self.scale_to_zero_after is not None:
-            raise broken_rule("scaleToZero", "not allowed: must be absent while scaleToZeroAfter is given")
-        return self
+    @property
+    def is_kept_awake(self) -> bool:
+        """Whether Baton keeps the pools awake only because it ignores `scale_to_zero`."""
+        is_slo = self.mode is ScalingMode.SLO
+        return is_slo and self.scale_to_zero is not None and self.scale_to_zero_after is None
 
 
 class RolloutSpec(Model):
@@ -226,15 +229,6 @@ class DeploymentSpec(Model):
             raise broken_rule(field, "0 is not allowed: must be 0 in both pools or in neither, they sleep together")
         if self.autoscaling.scale_to_zero_after is not None and prefill > 0:
             raise broken_rule("autoscaling.scaleToZeroAfter", "not allowed: needs replicas.min 0 in both pools")
-        if self.autoscaling.scale_to_zero is not None and prefill > 0:
-            raise broken_rule("autoscaling.scaleToZero", "not allowed: needs replicas.min 0 in both pools")
-        return self
-
-    @model_validator(mode="after")
-    def _sleep_by_cost_has_prices(self) -> DeploymentSpec:
-        if self.autoscaling.scale_to_zero is not None and not (self.prefill.has_price and self.decode.has_price):
-            message = "not allowed: needs accelerator.costPerHour in both pools"
-            raise broken_rule("autoscaling.scaleToZero", message)
         return self
 
     @model_validator(mode="after")

@@ -29,7 +29,7 @@ class ReplicaSpec(Model):
     """Bounds on the number of workers of a pool."""
 
     min: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
-    """Fewest workers. 0 in both pools lets them sleep (`autoscaling.scaleToZero`, `autoscaling.scaleToZeroAfter`)."""
+    """Fewest workers. 0 in both pools lets them sleep (`autoscaling.scaleToZeroAfter`)."""
     max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
     """Maximum number of workers, in every scaling mode."""
 
@@ -177,11 +177,6 @@ class PoolSpec(Model):
             message = f"{self.engine.offloaded_layers} is not allowed: needs an accelerator"
             raise broken_rule("engine.offloadedLayers", message)
         return self
-
-    @property
-    def has_price(self) -> bool:
-        """Whether it was said what a worker costs."""
-        return self.accelerator is not None and self.accelerator.cost_per_hour is not None
 
     @property
     def accelerators_at_min(self) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from baton_control.sizing.decision.scaling import Sized
-from baton_control.spec.api import TargetSpec
+from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, TargetSpec
 from baton_control.worker_specs import Device, instance_arguments
 from baton_local.fleet import supervision
 from baton_local.fleet.bookkeeping import Bookkeeping
@@ -117,6 +117,8 @@ class LocalRuntime:
         handle_stop_signals(asyncio.get_running_loop(), self._stop, lambda: self._supervisor.stopping)
         if self._plan.emulation is not None:
             self._say(f"EMULATED: no model computes here; {self._plan.emulation.label}")
+        if self._fleet.deployment.spec.autoscaling.is_kept_awake:
+            self._say(IGNORED_SCALE_TO_ZERO)
         health = asyncio.create_task(self._polls.run())
         async with self._scaling.serving(self._link):
             try:

@@ -17,11 +17,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton_control.names import Key
-from baton_control.sizing.decision.scaling import Sized
+from baton_control.sizing.decision.scaling import Sized, SizingRequest
+from baton_control.sizing.inputs.deployment import Prior
 from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.metrics import SizingMetrics
-from baton_control.sizing.slo_sizing import Prior, SloSizing
+from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.telemetry.store import TelemetryStore
 from baton_control.telemetry.telemetry_server import TelemetryServer
@@ -91,7 +92,8 @@ class Scaling:
         if self.mode is not ScalingMode.SLO:
             sized = self._keep_sizes({role: pools[role].workers for role in POOL_ROLES})
         else:
-            sized = self._sizing.decide(self._key, self._deployment, pools, self._memory, time.time(), gateways=1)
+            request = SizingRequest(self._key, self._deployment, pools, self._memory, time.time(), gateways=1)
+            sized = self._sizing.decide(request)
             self._save(sized.memory)
         self._metrics.saw(self._key, sized, pools)
         return sized
