@@ -6,12 +6,12 @@ import copy
 from typing import Any
 
 from baton_control.spec.gateway_fields import GatewaySpec
+from baton_operator.kube.labels import FIELD_MANAGER
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.desired import standing_objects
-from baton_operator.objects.metadata import FIELD_MANAGER
 from baton_operator.passes.apply import DesiredObject, wish
-from baton_operator.passes.gateway_size import handed_over
 from baton_operator.passes.pool_size import SCALER
+from baton_operator.passes.shared_objects import handed_over
 from baton_testing.kube.api_server import Reply
 from baton_testing.kube.control_plane import ControlPlane
 from baton_testing.kube.manifests import deployment

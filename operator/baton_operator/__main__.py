@@ -18,8 +18,8 @@ from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import health, metrics
 from baton_operator.gateway_links import DeploymentLinks
 from baton_operator.kube.claims import Claims, claim_name
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kopf.watch_stream import KopfStream
 from baton_operator.kube.kube_api import KubeApi
 from baton_operator.kube.kubeconfig import KubeConfigError, load

@@ -16,10 +16,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import DerivedKeys, TelemetryServer, address
 from baton_operator.gateway_telemetry import GatewayTelemetry
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS
-from baton_operator.kube.kopf.custom_resources import CustomResources
-from baton_operator.kube.object_fields import is_leaving, uid_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, is_leaving, uid_of
 from baton_operator.sizing_on_demand import SizingOnDemand
 from baton_wire.listening.sockets import bind
 

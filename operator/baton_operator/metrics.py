@@ -9,8 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from baton_control.names import Key
-from baton_operator.passes.conditions import Truth
-from baton_operator.schema.status import ConditionType, DeploymentStatus
+from baton_operator.schema.status import ConditionType, DeploymentStatus, Truth
 from baton_wire.messages.values import Role
 
 REGISTRY = CollectorRegistry()

@@ -21,9 +21,9 @@ from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import metrics
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.claims import Claims
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer, Turns
 from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, OWNED
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import KubeApi, KubeError, Resource, TooManyRequests
 from baton_operator.kube.nodes import Nodes
 from baton_operator.kube.reach import Scope

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton_operator.kube.kopf.custom_resources import is_class
+from baton_operator.kube.custom_resources import is_class
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.pod_policy import parse_pod_policy
 

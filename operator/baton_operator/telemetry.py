@@ -5,6 +5,7 @@ Nothing here waits: an answer is what was last heard, or None when nothing is kn
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,9 +13,12 @@ from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.pairs import Pairs
 from baton_control.telemetry.store import FlexibleWorker
-from baton_operator.passes.observe import RoutableCounts
 from baton_operator.schema.status import LaneStatus, SloStatus
 from baton_wire.messages.operator_link import FlipOrder
+from baton_wire.messages.values import Role
+
+RoutableCounts = Mapping[tuple[Role, str], int]
+"""Routable workers by role and template hash, as the gateways report them."""
 
 
 @dataclass(frozen=True, slots=True)

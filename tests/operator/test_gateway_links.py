@@ -10,8 +10,8 @@ from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import DerivedKeys, address
 from baton_operator.gateway_links import DeploymentLinks
 from baton_operator.kube.cache import Cache
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import Change, WatchEvent
 from baton_testing.kube.manifests import manifest
 from baton_wire.keys import KeySet, derived_key

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from baton_control.names import Key
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import Forbidden, Listing, Resource, Unavailable, WatchEvent
 from baton_operator.objects.cluster import Platform
 from baton_operator.passes.reconcile import Installation, Reconciler

@@ -16,9 +16,8 @@ from baton_control.names import Key
 from baton_operator.kube.field_owners import is_created_by
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS
 from baton_operator.kube.kube_api import Change, Listing, Resource, WatchEvent
-from baton_operator.kube.object_fields import mapping, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest
-from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION, DEPLOYMENT_LABEL, FIELD_MANAGER
+from baton_operator.kube.labels import ASSIGNED_ANNOTATION, COST_ANNOTATION, DEPLOYMENT_LABEL, FIELD_MANAGER
+from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of
 
 Place = tuple[str, str]
 """Namespace and name."""

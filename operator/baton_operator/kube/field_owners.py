@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from baton_operator.kube.object_fields import mapping, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of
 
 _APPLY, _UPDATE = "Apply", "Update"
 

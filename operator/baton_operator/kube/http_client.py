@@ -24,10 +24,9 @@ from baton_operator.kube.kube_api import (
     WatchEvent,
 )
 from baton_operator.kube.kubeconfig import KubeConnection
-from baton_operator.kube.rate_limit import RateLimit
+from baton_operator.kube.object_fields import Manifest
 from baton_operator.kube.server_answers import error_of, lines_of, mapping_of, page_of, watch_event
 from baton_operator.kube.server_clock import ServerClock
-from baton_operator.objects.cluster import Manifest
 
 CALL_S, LIST_S = 20.0, 60.0
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
@@ -39,6 +38,20 @@ PAGE = 500
 CONNECTIONS = 128
 """For calls. Watches have connections of their own, one each: they never keep a call waiting."""
 _Body = Manifest | Sequence[Manifest]
+
+
+class RateLimit:
+    """Spreads calls: `burst` at once, then `per_s` in each second, first come first served."""
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self._gap_s, self._burst_s = 1.0 / per_s, burst / per_s
+        self._next = 0.0
+
+    async def wait(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._next = max(self._next, now - self._burst_s) + self._gap_s
+        if self._next > now:
+            await asyncio.sleep(self._next - now)
 
 
 class HttpKubeApi:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton_control.spec.api import KIND
 from baton_operator.kube.kube_api import Resource
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.schema.llm_pool import POOL_KIND
 
 GROUP, VERSION = "baton.dev", "v1alpha1"

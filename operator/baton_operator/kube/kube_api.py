@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, overload
 
 from baton_control.errors import FieldProblem, OperatorError
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 
 Given = TypeVar("Given")
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from baton_operator.kube.kinds import LEASES
 from baton_operator.kube.kube_api import AlreadyExists, Conflict, KubeApi, KubeError, NotFound
-from baton_operator.kube.object_fields import annotations_of, mapping, metadata_of, text
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, annotations_of, mapping, metadata_of, text
 
 log = logging.getLogger(__name__)
 MANAGER = "baton-lease"

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from baton_operator.kube.kinds import NODES
 from baton_operator.kube.kube_api import Change, Listing, WatchEvent
-from baton_operator.kube.object_fields import mapping, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of
 
 EMPTYING_TAINTS = frozenset(
     {

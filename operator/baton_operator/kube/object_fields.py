@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from baton_operator.objects.cluster import Manifest
+Manifest = dict[str, object]
+"""One Kubernetes object, or a part of one, as JSON would hold it."""
 
 
 def mapping(value: object) -> Manifest:

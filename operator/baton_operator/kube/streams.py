@@ -18,8 +18,8 @@ from baton_control.errors import OperatorError
 from baton_operator.kube.backoff import Backoff
 from baton_operator.kube.kinds import OPTIONAL, WATCHED
 from baton_operator.kube.kube_api import Forbidden, KubeApi, KubeError, NotFound
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.reach import Scope
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 
 log = logging.getLogger(__name__)
 LEAST = 4

@@ -16,9 +16,6 @@ from baton_control.worker_specs import Device, Site
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role
 
-Manifest = dict[str, object]
-"""One Kubernetes object, or a part of one, as JSON would hold it."""
-
 HTTP_PORT, PAIR_PORT, OPERATOR_PORT = 8000, 8001, 8443
 MODEL_PATH, KEYS_PATH, RUN_PATH = "/model", "/etc/baton/keys", "/run/baton"
 TLS_PATH, API_KEYS_PATH = "/etc/baton/tls", "/etc/baton/api-keys"

@@ -8,7 +8,8 @@ from baton_control.hashes import Revision
 from baton_control.names import flexible_name, gateway_name, pool_name, workers_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.worker_specs import pool_spec
-from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import ROLES_ANNOTATION, owned, roles_text, selector

@@ -13,8 +13,8 @@ from baton_control.hashes import content_hash
 from baton_control.names import cache_name, fetch_account_name, fetch_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme
-from baton_operator.kube.object_fields import mapping, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest, Owner, Platform, model_key, model_source
+from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of
+from baton_operator.objects.cluster import Owner, Platform, model_key, model_source
 from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
 from baton_operator.objects.pod_additions import nodes, sized, with_annotations

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from baton_control.names import keys_name
 from baton_control.spec.api import LLMDeployment
-from baton_operator.kube.object_fields import mappings, metadata_of
-from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.kube.object_fields import Manifest, mappings, metadata_of
+from baton_operator.objects.cluster import Owner
 from baton_operator.objects.metadata import owned
 from baton_wire.keys import derived_key
 

@@ -7,19 +7,16 @@ from collections.abc import Mapping
 
 from baton_control.hashes import Revision
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
-from baton_operator.kube.object_fields import is_controlled, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.kube.labels import DEPLOYMENT_LABEL, FIELD_MANAGER
+from baton_operator.kube.object_fields import Manifest, is_controlled, mappings, metadata_of
+from baton_operator.objects.cluster import Owner
 from baton_wire.messages.values import POOL_ROLES, Role
 
-DEPLOYMENT_LABEL, ROLE_LABEL = "baton.dev/deployment", "baton.dev/role"
+ROLE_LABEL = "baton.dev/role"
 TEMPLATE_LABEL, FIT_LABEL = "baton.dev/template", "baton.dev/fit"
 ROLES_ANNOTATION = "baton.dev/roles"
 """On a Deployment of flexible workers: how many of them each pool has, `prefill=2,decode=3`. It is written with
 `replicas`, which is their sum."""
-ASSIGNED_ANNOTATION = "baton.dev/assigned"
-"""On the Pod of a flexible worker: its role is not its template's any more, but what the operator gave it."""
-COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
-"""Kubernetes' own: of equal Pods a ReplicaSet stops the one with the lowest."""
 _NUMBER = re.compile("[0-9]{1,6}")
 FETCH_ROLE = "fetch"
 """Value of the role label on what belongs to a fetch Job."""
@@ -28,7 +25,6 @@ RESTART_ANNOTATION = "baton.dev/restart"
 """On an LLMDeployment: another value restarts its workers, as a rollout. On their Pods: its hash."""
 ADOPT_ANNOTATION = "baton.dev/adopt"
 """On an LLMDeployment, `true`: it takes over objects with its label that have lost their owner."""
-FIELD_MANAGER = "baton-operator"
 
 
 def labels(deployment: LLMDeployment, role: Role | None = None, revision: Revision | None = None) -> dict[str, str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
-from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.metadata import owned, selector
 from baton_wire.messages.values import POOL_ROLES, Role
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from baton_control.spec.placing import NodesSpec, PlacementSpec, ResourceSpec
 from baton_control.spec.pod_affinity import NodeExpressionSpec, NodeTermSpec, PodTermSpec
 from baton_control.spec.pools import PoolSpec
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"

@@ -16,6 +16,7 @@ from baton_control.spec.model_source import Scheme
 from baton_control.spec.placing import PlacementSpec
 from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
+from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import (
     API_KEYS_PATH,
     HTTP_PORT,
@@ -24,7 +25,6 @@ from baton_operator.objects.cluster import (
     PAIR_PORT,
     RUN_PATH,
     TLS_PATH,
-    Manifest,
     Platform,
     grace_s,
     model_source,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
-from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Manifest, Owner, Platform
+from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Owner, Platform
 from baton_operator.objects.metadata import owned, selector
 from baton_operator.objects.pod_additions import with_annotations
 from baton_wire.messages.values import POOL_ROLES, Role

@@ -14,8 +14,7 @@ from baton_control.rollout import Group
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import pool_spec
-from baton_operator.kube.object_fields import mapping, mappings
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping, mappings
 from baton_operator.passes.template_records import Stored, newest
 from baton_operator.schema.status import DeploymentStatus
 from baton_wire.messages.values import POOL_ROLES, Role

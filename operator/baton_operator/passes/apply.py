@@ -19,7 +19,9 @@ from baton_operator.kube.cache import CREATED, Cache
 from baton_operator.kube.field_owners import as_applied, is_created_by
 from baton_operator.kube.kinds import RECORDS, resource_of
 from baton_operator.kube.kube_api import AlreadyExists, Conflict, KubeApi, NotFound, Resource
+from baton_operator.kube.labels import DEPLOYMENT_LABEL, FIELD_MANAGER
 from baton_operator.kube.object_fields import (
+    Manifest,
     annotations_of,
     is_controlled,
     is_leaving,
@@ -28,9 +30,9 @@ from baton_operator.kube.object_fields import (
     metadata_of,
     uid_of,
 )
-from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.objects.cluster import Owner
 from baton_operator.objects.link_keys import key_marker
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL, FIELD_MANAGER, belongs
+from baton_operator.objects.metadata import belongs
 from baton_operator.passes.drift import APPLIED, has_drifted
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from baton_control.hashes import Revision
 from baton_operator.kube.kinds import JOBS, RECORDS, WORKERS
-from baton_operator.kube.object_fields import metadata_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, metadata_of
 from baton_operator.passes.apply import Applier, DesiredObject
 from baton_operator.passes.observe import finished
 from baton_operator.passes.snapshot import Snapshot

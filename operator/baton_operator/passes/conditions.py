@@ -11,17 +11,9 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton_operator.schema.status import Condition, ConditionType
+from baton_operator.schema.status import Condition, ConditionType, Truth
 
 MAX_MESSAGE = 1024
-
-
-class Truth(enum.StrEnum):
-    """A condition's status; what is not known is `Unknown`, never `False`."""
-
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.telemetry.pairs import Pairs
 from baton_control.worker_specs import pool_spec
 from baton_operator.objects.metadata import FETCH_ROLE, RESTART_ANNOTATION
-from baton_operator.passes.conditions import Finding, Truth, merged, said, timestamp
+from baton_operator.passes.conditions import Finding, merged, said, timestamp
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
 from baton_operator.passes.problems import Trouble, listed, worst_first
@@ -29,6 +29,7 @@ from baton_operator.schema.status import (
     RevisionStatus,
     ScalingDecision,
     SloStatus,
+    Truth,
 )
 from baton_operator.telemetry import GatewayReport
 from baton_wire.messages.values import POOL_ROLES, Role

@@ -10,8 +10,7 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import pool_spec
 from baton_operator.kube.kinds import AUTOSCALERS
-from baton_operator.kube.object_fields import integer, mapping, metadata_of, uid_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, integer, mapping, metadata_of, uid_of
 from baton_operator.objects.fetch import TRIES, FetchState
 from baton_operator.objects.fetch_progress import progress_words
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL

@@ -15,8 +15,7 @@ from datetime import datetime, timedelta
 
 from baton_control.hashes import content_hash
 from baton_operator.kube.kinds import BUDGETS, WORKERS
-from baton_operator.kube.object_fields import integer, is_leaving, mapping, metadata_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, integer, is_leaving, mapping, metadata_of
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_operator.passes.apply import DesiredObject, with_metadata
 from baton_operator.passes.drift import APPLIED

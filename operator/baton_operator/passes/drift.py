@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from baton_operator.kube.object_fields import mapping
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping
 
 APPLIED = "baton.dev/applied"
 """Annotation with the hash of what was applied: tells a change of what is wanted, the removal of a field included."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 import datetime
 
 from baton_operator.kube.kinds import ROUTES
-from baton_operator.kube.object_fields import integer, mapping, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, integer, mapping, mappings, metadata_of
 from baton_operator.passes.pod_problems import seconds_since
 from baton_operator.passes.problems import Trouble, short
 from baton_operator.passes.snapshot import Snapshot

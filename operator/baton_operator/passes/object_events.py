@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from baton_operator.kube.kinds import EVENTS
 from baton_operator.kube.kube_api import KubeApi, KubeError
-from baton_operator.kube.object_fields import mapping, metadata_of, uid_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping, metadata_of, uid_of
 from baton_operator.passes.pod_problems import CREATING_S, Said, waiting_pods
 
 log = logging.getLogger(__name__)

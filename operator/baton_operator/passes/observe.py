@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, Step
-from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import Owner
 from baton_operator.objects.metadata import (
     FIT_LABEL,
     ROLE_LABEL,
@@ -21,10 +22,9 @@ from baton_operator.objects.metadata import (
     roles_of,
 )
 from baton_operator.passes.worker_pods import PodCounts
+from baton_operator.telemetry import RoutableCounts
 from baton_wire.messages.values import POOL_ROLES, Role
 
-RoutableCounts = Mapping[tuple[Role, str], int]
-"""Routable workers by role and template hash, as the gateways tell."""
 NO_CREWS: Mapping[tuple[Role, str], PodCounts] = {}
 
 

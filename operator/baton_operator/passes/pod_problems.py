@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from baton_control.names import flexible_name, gateway_name, workers_name
-from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, integer, is_leaving, mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.problems import Trouble, missing_object, short, unplaced
 from baton_wire.messages.values import POOL_ROLES, Role

@@ -21,8 +21,8 @@ from baton_control.sizing.metrics import SizingMetrics
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_operator.kube.kinds import OPTIONAL, POLICIES, RECORDS, SERVICES
 from baton_operator.kube.kube_api import Forbidden, Invalid, KubeApi, Resource
-from baton_operator.kube.object_fields import annotations_of, is_controlled, mapping, uid_of
-from baton_operator.objects.cluster import Manifest, Platform
+from baton_operator.kube.object_fields import Manifest, annotations_of, is_controlled, mapping, uid_of
+from baton_operator.objects.cluster import Platform
 from baton_operator.objects.fetch import FetchState, fetch_of, former_jobs
 from baton_operator.objects.fetch_progress import PROGRESS_S
 from baton_operator.objects.metadata import ROLES_ANNOTATION, roles_of

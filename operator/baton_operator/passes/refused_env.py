@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton_control.errors import FieldProblem
-from baton_operator.kube.object_fields import mapping
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.passes.template_records import Record, Stored
 from baton_wire.messages.values import POOL_ROLES, Role

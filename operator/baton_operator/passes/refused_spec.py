@@ -8,9 +8,9 @@ import datetime
 from dataclasses import dataclass, replace
 
 from baton_control.errors import FieldProblem
-from baton_operator.passes.conditions import Finding, Truth, merged, said
+from baton_operator.passes.conditions import Finding, merged, said
 from baton_operator.passes.problems import Trouble
-from baton_operator.schema.status import ConditionType, DeploymentStatus
+from baton_operator.schema.status import ConditionType, DeploymentStatus, Truth
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.spec.manifest import parse_live
 from baton_operator.kube.kinds import ACCOUNTS, OPTIONAL, SECRETS, resource_of
 from baton_operator.kube.kube_api import Resource
-from baton_operator.kube.object_fields import annotations_of, mapping, metadata_of
-from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.kube.object_fields import Manifest, annotations_of, mapping, metadata_of
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, pool_facade, standing_objects, workers_of
 from baton_operator.objects.metadata import RESTART_ANNOTATION, roles_text
 from baton_operator.passes import accelerators

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from baton_control.names import Key
 from baton_operator.kube.kinds import PODS
-from baton_operator.objects.cluster import Manifest, Owner
-from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION, FIELD_MANAGER, role_labels
+from baton_operator.kube.labels import ASSIGNED_ANNOTATION, COST_ANNOTATION, FIELD_MANAGER
+from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import Owner
+from baton_operator.objects.metadata import role_labels
 from baton_operator.passes.apply import Applier
 from baton_operator.passes.roles import Assigned, orders
 from baton_operator.passes.worker_pods import WorkerPod

@@ -7,13 +7,23 @@ from dataclasses import dataclass
 from baton_control.errors import OperatorError
 from baton_control.names import gateway_name
 from baton_control.spec.api import ScalingMode
+from baton_control.spec.gateway_fields import GatewaySpec
 from baton_operator.kube.kinds import ACCOUNTS, POLICIES, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
-from baton_operator.kube.object_fields import mapping
+from baton_operator.kube.object_fields import (
+    Manifest,
+    annotations_of,
+    integer,
+    is_leaving,
+    mapping,
+    metadata_of,
+    uid_of,
+)
 from baton_operator.objects.cluster import Owner
+from baton_operator.objects.metadata import belongs
 from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, with_metadata
 from baton_operator.passes.drain_replacement import DrainReplacement, adjusted
-from baton_operator.passes.gateway_size import handed_over
+from baton_operator.passes.drift import APPLIED
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
 from baton_operator.passes.problems import Trouble, refused_object
 from baton_operator.passes.rendering import Rendering
@@ -94,3 +104,24 @@ def trouble(error: OperatorError) -> Trouble:
     if isinstance(error, Forbidden):
         return Trouble("QuotaExceeded" if error.is_quota else refused_object(error.message, "Forbidden"), error.message)
     return Trouble(refused_object(str(error), "Rejected"), str(error))
+
+
+def handed_over(wanted: DesiredObject, live: Manifest | None, gateway: GatewaySpec, owner: Owner) -> Manifest | None:
+    """The fields that the scaler's manager applies to the gateway's live Deployment before `wanted` is applied; None:
+    none.
+
+    A field that its only owner leaves out of an apply falls back to its default: an autoscaler that got `replicas` only
+    because they are left out would find one gateway. So the scaler's manager takes the present number over first, and
+    raises it to the autoscaler's floor: an autoscaler does nothing at zero, and some clusters have none.
+    """
+    if gateway.autoscaling is None or live is None or is_leaving(live) or not belongs(live, owner):
+        return None
+    replicas = integer(mapping(live.get("spec")).get("replicas")) or 0
+    is_as_applied = annotations_of(live).get(APPLIED) == wanted.digest
+    if is_as_applied and replicas >= gateway.autoscaling.min:
+        return None
+    metadata: Manifest = {"name": wanted.name, "namespace": wanted.namespace, "uid": uid_of(live)}
+    metadata["resourceVersion"] = metadata_of(live).get("resourceVersion")
+    spec: Manifest = {"replicas": max(replicas, gateway.autoscaling.min)}
+    kind = {"apiVersion": wanted.resource.api_version, "kind": wanted.resource.kind}
+    return {**kind, "metadata": metadata, "spec": spec}

@@ -24,6 +24,7 @@ from baton_operator.kube.kinds import (
 )
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import (
+    Manifest,
     annotations_of,
     integer,
     is_controlled,
@@ -33,7 +34,7 @@ from baton_operator.kube.object_fields import (
     metadata_of,
     uid_of,
 )
-from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.objects.cluster import Owner
 from baton_operator.objects.link_keys import is_key_marker
 from baton_operator.objects.metadata import ADOPT_ANNOTATION, ROLE_LABEL, belongs
 from baton_operator.passes.observe import WorkerSet, condition, refusal, worker_sets

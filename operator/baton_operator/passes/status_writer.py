@@ -16,18 +16,24 @@ from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_control.worker_specs import pool_spec
 from baton_operator.kube.kinds import EVENTS
 from baton_operator.kube.kube_api import KubeApi, KubeError
-from baton_operator.kube.object_fields import mapping, mappings, metadata_of, uid_of
+from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of, uid_of
 from baton_operator.metrics import CONDITIONS
-from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.fetch_progress import without_progress
 from baton_operator.objects.metadata import selector_text
 from baton_operator.passes.apply import Applier
-from baton_operator.passes.conditions import Finding, Truth, merged, timestamp
+from baton_operator.passes.conditions import Finding, merged, timestamp
 from baton_operator.passes.pool_size import Plan
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.status_events import EventBook, Series, Turn, turns
 from baton_operator.schema.llm_pool import POOL_KIND
-from baton_operator.schema.status import Condition, ConditionType, DeploymentStatus, PoolConditionType, PoolFacadeStatus
+from baton_operator.schema.status import (
+    Condition,
+    ConditionType,
+    DeploymentStatus,
+    PoolConditionType,
+    PoolFacadeStatus,
+    Truth,
+)
 from baton_wire.messages.values import POOL_ROLES, Role
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from baton_control.names import record_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.served_model import ModelSpec
 from baton_control.worker_specs import keeps_answers, pool_spec
-from baton_operator.kube.object_fields import integer, mapping, text
-from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.kube.object_fields import Manifest, integer, mapping, text
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.metadata import owned
 from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
 from baton_wire.messages.values import POOL_ROLES, Role

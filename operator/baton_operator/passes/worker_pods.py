@@ -8,9 +8,9 @@ from datetime import datetime
 
 from baton_control.names import flexible_name, workers_name
 from baton_control.sizing.inputs.observations import slow_start_s
-from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
-from baton_operator.objects.cluster import Manifest
-from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION, ROLE_LABEL, TEMPLATE_LABEL
+from baton_operator.kube.labels import ASSIGNED_ANNOTATION, COST_ANNOTATION
+from baton_operator.kube.object_fields import Manifest, integer, is_leaving, mapping, mappings, metadata_of, uid_of
+from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.pod_problems import container_trouble, is_creating, is_ready
 from baton_wire.messages.values import POOL_ROLES, Role
 

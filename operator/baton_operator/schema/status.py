@@ -35,6 +35,14 @@ class ConditionType(enum.StrEnum):
     SCALING_LIMITED = "ScalingLimited"
 
 
+class Truth(enum.StrEnum):
+    """The status of a condition; what is not known is `Unknown`, never `False`."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
 class PoolConditionType(enum.StrEnum):
     """Conditions of an LLMPool."""
 

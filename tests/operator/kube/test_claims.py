@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from baton_operator.kube.claims import LOOK_S, TIMES, Claims, claim_name
 from baton_operator.kube.kinds import LEASES
 from baton_operator.kube.kube_api import Forbidden, Resource
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 from baton_testing.kube.cluster import moment
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube

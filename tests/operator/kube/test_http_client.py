@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from baton_operator.kube.http_client import HttpKubeApi
+from baton_operator.kube.http_client import HttpKubeApi, RateLimit
 from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, SECRETS, SERVICES
 from baton_operator.kube.kube_api import (
     AlreadyExists,
@@ -29,7 +29,6 @@ from baton_operator.kube.kube_api import (
     Unavailable,
 )
 from baton_operator.kube.kubeconfig import KubeConfigError, KubeConnection, TokenFile, in_cluster
-from baton_operator.kube.rate_limit import RateLimit
 from baton_testing.processes.certificates import ONE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -17,14 +17,14 @@ from kopf._cogs.aiokits import aiotasks
 
 from baton_control.names import Key
 from baton_operator.kube import backoff
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, POOLS
 from baton_operator.kube.kopf import event_handlers as handlers
 from baton_operator.kube.kopf import watch_stream as kopf_stream
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kopf.watch_stream import KopfStream
 from baton_operator.kube.kubeconfig import KubeConnection
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_testing.kube.cluster import moment
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.http_server import HttpServer

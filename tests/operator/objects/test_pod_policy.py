@@ -11,8 +11,8 @@ import pytest
 
 from baton_control.errors import NotAllowedError
 from baton_control.spec.manifest import read_manifest
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, WORKERS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.pod_policy import PodPolicy, parse_pod_policy
 from baton_operator.passes.reconcile import Installation

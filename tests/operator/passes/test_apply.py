@@ -13,8 +13,9 @@ from baton_operator.kube.cache import Cache
 from baton_operator.kube.field_owners import is_created_by
 from baton_operator.kube.kinds import SERVICES
 from baton_operator.kube.kube_api import Conflict
+from baton_operator.kube.labels import FIELD_MANAGER
 from baton_operator.objects.cluster import Owner
-from baton_operator.objects.metadata import FIELD_MANAGER, labels, owned
+from baton_operator.objects.metadata import labels, owned
 from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, wish
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.defaults import Kinds

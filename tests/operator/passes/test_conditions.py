@@ -7,8 +7,8 @@ import datetime
 import pytest
 from pydantic import ValidationError
 
-from baton_operator.passes.conditions import Finding, Truth, merged, timestamp
-from baton_operator.schema.status import Condition, ConditionType
+from baton_operator.passes.conditions import Finding, merged, timestamp
+from baton_operator.schema.status import Condition, ConditionType, Truth
 
 NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
 LATER = NOON + datetime.timedelta(minutes=5)

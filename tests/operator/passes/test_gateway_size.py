@@ -14,8 +14,8 @@ from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, DEPLOYMENTS, OPTIONA
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Owner
 from baton_operator.passes.drift import APPLIED
-from baton_operator.passes.gateway_size import handed_over
 from baton_operator.passes.rendering import Inputs, render
+from baton_operator.passes.shared_objects import handed_over
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.store import Json

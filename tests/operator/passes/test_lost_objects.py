@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, RECORDS, SECRETS, WORKERS
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.object_fields import is_controlled
-from baton_operator.objects.metadata import ADOPT_ANNOTATION, DEPLOYMENT_LABEL
+from baton_operator.objects.metadata import ADOPT_ANNOTATION
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.world import NAME, SPACE, World, wish
 

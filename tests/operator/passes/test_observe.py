@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from baton_control.hashes import Revision
 from baton_control.rollout import Limits, PoolChange, Step, Wanted, next_step
 from baton_control.spec.api import LLMDeployment
-from baton_operator.kube.object_fields import mapping
-from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.kube.object_fields import Manifest, mapping
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, standing_objects, worker_deployment, workers_of
 from baton_operator.objects.pods import WorkerTemplate, worker_template
 from baton_operator.passes.observe import WorkerSet, finished, groups, replicas_after, worker_sets

@@ -21,11 +21,11 @@ import aiohttp
 from yarl import URL
 
 from baton_operator.kube.backoff import Backoff
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi, path_of
 from baton_operator.kube.informer import RELIST_S
 from baton_operator.kube.kinds import CUSTOM, GROUP, VERSION
 from baton_operator.kube.kopf import event_handlers as handlers
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import KubeApi, KubeError, Resource
 from baton_operator.kube.server_answers import error_of
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from baton_control.hashes import content_hash
 from baton_operator.kube.kinds import EVENTS, JOBS, NODES, PODS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
-from baton_operator.objects.metadata import COST_ANNOTATION, ROLE_LABEL
+from baton_operator.kube.labels import COST_ANNOTATION
+from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.store import Json, Store
 

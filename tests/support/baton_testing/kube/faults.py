@@ -23,7 +23,7 @@ from baton_operator.kube.kube_api import (
     Unavailable,
     WatchEvent,
 )
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 
 
 class Fault(enum.StrEnum):

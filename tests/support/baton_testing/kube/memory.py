@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from baton_operator.kube.kinds import SECRETS
 from baton_operator.kube.kube_api import Change, Expired, Forbidden, Listing, Resource, WatchEvent
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 from baton_testing.kube.fields import copied
 from baton_testing.kube.store import Json, Store
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.informer import RELIST_S, Informer
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import KubeApi
 from baton_operator.runtime import Runtime
 

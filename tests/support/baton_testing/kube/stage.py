@@ -21,9 +21,9 @@ from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.kube.claims import Claims, claim_name
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, WORKERS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kopf.watch_stream import KopfStream
 from baton_operator.kube.kube_api import KubeApi, Resource
 from baton_operator.kube.kubeconfig import from_kubeconfig

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from baton_control.names import Key
 from baton_control.rollout import PARTNERS
 from baton_control.sizing.decision.scaling import Sizing
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import BUDGETS, DEPLOYMENTS, EVENTS, JOBS, NODES, PODS, POOLS, WORKERS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, ROLES_ANNOTATION, TEMPLATE_LABEL, roles_of

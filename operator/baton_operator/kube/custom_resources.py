@@ -12,9 +12,8 @@ from baton_control.names import Key
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.kinds import CUSTOM, DEPLOYMENTS, POOLS
 from baton_operator.kube.kube_api import Resource
-from baton_operator.kube.object_fields import mapping
+from baton_operator.kube.object_fields import Manifest, mapping
 from baton_operator.kube.reach import Reach, Scope
-from baton_operator.objects.cluster import Manifest
 
 _CLASS = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
