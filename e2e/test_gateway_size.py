@@ -9,7 +9,7 @@ from baton_control.spec.gateway_fields import GatewaySpec
 from baton_operator.kube.labels import FIELD_MANAGER
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.desired import standing_objects
-from baton_operator.passes.apply import DesiredObject, wish
+from baton_operator.passes.apply import DesiredObject, desired_object
 from baton_operator.passes.pool_size import SCALER
 from baton_operator.passes.shared_objects import handed_over
 from baton_testing.kube.api_server import Reply
@@ -28,7 +28,7 @@ def wanted(**fields: Any) -> DesiredObject:
     """The gateway's Deployment, without its owner: the API server's collector would take it away."""
     objects = standing_objects(deployment(**fields), PLATFORM, OWNER, MASTERS)
     found = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", "chat-gateway"))  # type: ignore[index]
-    return wish(found)
+    return desired_object(found)
 
 
 def bare(body: Json) -> Json:

@@ -85,8 +85,8 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
         def waits() -> str | None:
             return f"waits for the API server at {session.server}; the log says why" if standing is None else None
 
-        def troubles() -> list[str]:
-            closed = [f"namespace {name} cannot be read: {why}" for name, why in custom.reach.troubles().items()]
+        def problems() -> list[str]:
+            closed = [f"namespace {name} cannot be read: {why}" for name, why in custom.reach.problems().items()]
             others = claims.others() if claims is not None else {}
             return [
                 *missing,
@@ -97,7 +97,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
         def stalled() -> str | None:
             return standing.stalled() if standing is not None else None
 
-        await open_now.enter_async_context(health.serving(settings.listen, stalled, troubles, waits))
+        await open_now.enter_async_context(health.serving(settings.listen, stalled, problems, waits))
         if not await _before(stop, choose()):
             return
         custom = CustomResources(settings.namespaces, scopes, settings.operator_class)

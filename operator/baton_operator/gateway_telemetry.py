@@ -32,7 +32,7 @@ class GatewayTelemetry:
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
         self._order(key, flips)
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         """What is known now. Links are tied to the uid by their key, so that nothing of a namesake is in a store."""
         spec, now, store = sizing_spec(deployment), self._clock(), self._stores(key)
         routable = store.routable(now)

@@ -132,10 +132,10 @@ class Runtime:
     def _reach_changed(self, scope: Scope) -> None:
         """A namespace can be worked on, or cannot any more: its deployments get a pass that sees it."""
         name = scope or "*"
-        troubles = self.reach.troubles()
-        metrics.unreadable(frozenset(troubles))
-        if name in troubles:
-            log.warning("namespace %s cannot be read, its deployments wait: %s", name, troubles[name])
+        problems = self.reach.problems()
+        metrics.unreadable(frozenset(problems))
+        if name in problems:
+            log.warning("namespace %s cannot be read, its deployments wait: %s", name, problems[name])
         for key in self.caches[DEPLOYMENTS].deployments():
             if scope in (None, key.namespace):
                 self.offer(key)
@@ -177,7 +177,7 @@ class Runtime:
         if not self.reach.is_blind:
             self._saw_at = now
         if now - self._saw_at > STALL_S:
-            said = "; ".join(f"{name}: {why}" for name, why in list(self.reach.troubles().items())[:3])
+            said = "; ".join(f"{name}: {why}" for name, why in list(self.reach.problems().items())[:3])
             return f"no namespace could be read for {now - self._saw_at:.0f} s: {said or 'no list came'}"
         for name, at in self._beats.items():
             if now - at > 2 * self._pace.watch_s + STALL_S:
@@ -239,7 +239,7 @@ class Runtime:
                     await reconciler.stay_out(key, other)
                 elif is_known:
                     again_s = await reconciler.reconcile(key)
-                elif why := self.reach.trouble(key.namespace):
+                elif why := self.reach.problem(key.namespace):
                     await reconciler.hold(key, why)
         except (KubeError, TimeoutError) as error:
             at_least_s = error.retry_after_s if isinstance(error, TooManyRequests) else 0.0

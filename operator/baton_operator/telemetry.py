@@ -43,7 +43,7 @@ class GatewayReport:
 
 
 class Telemetry(Protocol):
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         """What is known of the deployment with that name and uid, judged by this spec; None: no gateway has told
         anything lately."""
 

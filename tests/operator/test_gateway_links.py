@@ -31,7 +31,7 @@ def links(holder: str | None = None) -> tuple[DeploymentLinks, Cache]:
     custom = CustomResources(None)
     made = DeploymentLinks(custom, lambda: MASTERS, lambda key: None, lambda: holder)
     known = custom.caches[DEPLOYMENTS]
-    known.heard(WatchEvent(Change.ADDED, live()))
+    known.apply_event(WatchEvent(Change.ADDED, live()))
     return made, known
 
 
@@ -48,9 +48,9 @@ def test_a_deployment_that_is_gone_or_was_made_anew_lets_no_old_link_in() -> Non
     made, known = links()
     first = made._keys(KEY)
     assert first is not None
-    known.heard(WatchEvent(Change.DELETED, live(version=2)))
+    known.apply_event(WatchEvent(Change.DELETED, live(version=2)))
     assert made._keys(KEY) is None
-    known.heard(WatchEvent(Change.ADDED, live("u2", 3)))
+    known.apply_event(WatchEvent(Change.ADDED, live("u2", 3)))
     second = made._keys(KEY)
     assert second is not None
     assert second.current() != first.current()

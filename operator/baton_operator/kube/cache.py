@@ -81,7 +81,7 @@ class Cache:
         if entry is not None:
             self._marks[namespace, name] = (entry, text)
 
-    def marked(self, namespace: str, name: str) -> str | None:
+    def mark_of(self, namespace: str, name: str) -> str | None:
         """What was noted about the object in its present state."""
         entry, text = self._marks.get((namespace, name), (None, None))
         return text if entry is not None and self._entries.get((namespace, name)) is entry else None
@@ -90,7 +90,7 @@ class Cache:
         """The objects that name this LLMDeployment, by name; whether it owns them is not said."""
         return tuple(self._entries[place].manifest() for place in sorted(self._places.get(key, ())))
 
-    def heard(self, event: WatchEvent) -> None:
+    def apply_event(self, event: WatchEvent) -> None:
         """An event of a watch."""
         if event.change is Change.BOOKMARK:
             return
@@ -102,20 +102,20 @@ class Cache:
         else:
             self._keep(_place(event.object), entry)
 
-    def written(self, manifest: Manifest) -> None:
+    def store(self, manifest: Manifest) -> None:
         """The answer to a write or to a fresh read. It is a change like any other: a pass that wrote is followed by one
         that sees what came of it."""
         entry = self._entry(manifest)
         if entry is not None and self._ours(manifest):
             self._keep(_place(manifest), entry)
 
-    def gone(self, namespace: str, name: str) -> None:
+    def remove(self, namespace: str, name: str) -> None:
         """A fresh read did not find it."""
         entry = self._entries.get((namespace, name))
         if entry is not None:
             self._drop((namespace, name), entry.uid, entry.version)
 
-    def listed(self, listing: Listing, namespace: str | None) -> None:
+    def apply_list(self, listing: Listing, namespace: str | None) -> None:
         """A whole list of one namespace (None: of all): what is not in it and not newer than it is gone."""
         seen: set[Place] = set()
         for manifest in listing.items:

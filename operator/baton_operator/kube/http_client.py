@@ -255,7 +255,7 @@ class HttpKubeApi:
         try:
             async with self._open(method, path, query, body, kind, timeout, self._session) as answer:
                 data = await answer.read()
-                self.clock.heard(answer.headers.get("Date", ""))
+                self.clock.read_date(answer.headers.get("Date", ""))
                 if answer.status >= 300:
                     raise error_of(answer.status, data, answer.headers)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:

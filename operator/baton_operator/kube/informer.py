@@ -52,9 +52,9 @@ class Store(Protocol):
     @property
     def resource(self) -> Resource: ...
 
-    def listed(self, listing: Listing, namespace: str | None) -> None: ...
+    def apply_list(self, listing: Listing, namespace: str | None) -> None: ...
 
-    def heard(self, event: WatchEvent) -> None: ...
+    def apply_event(self, event: WatchEvent) -> None: ...
 
 
 class Informer:
@@ -102,7 +102,7 @@ class Informer:
         self._backoff.reset()
         self._beat()
         self._told = ""
-        self._reach.listed(self._cache.resource, self._namespace)
+        self._reach.mark_listed(self._cache.resource, self._namespace)
         until = clock() + self._relist_s * self._rng.uniform(0.8, 1.2)
         while (left_s := until - clock()) > 0:
             started = clock()
@@ -122,7 +122,7 @@ class Informer:
         """One list into the cache; returns its version. Nothing else of it is kept while the watch goes on: decoded, it
         takes ten times what the cache does."""
         listing = await self._api.list(self._cache.resource, self._namespace, self._selector)
-        self._cache.listed(listing, self._namespace)
+        self._cache.apply_list(listing, self._namespace)
         return listing.resource_version
 
     async def _watch(self, timeout_s: float) -> None:
@@ -132,9 +132,9 @@ class Informer:
         )
         async for event in stream:
             self._beat()
-            self._cache.heard(event)
+            self._cache.apply_event(event)
             self._backoff.reset()
-            self._reach.heard(self._cache.resource, self._namespace)
+            self._reach.mark_allowed(self._cache.resource, self._namespace)
             found = metadata_of(event.object).get("resourceVersion")
             self._version = str(found) if found else self._version
         self._beat()
@@ -144,7 +144,7 @@ class Informer:
         log.log(logging.WARNING if said != self._told else logging.DEBUG, "%s", said)
         self._told = said
         self._beat()
-        self._reach.failed(self._cache.resource, self._namespace, error)
+        self._reach.mark_failed(self._cache.resource, self._namespace, error)
         wait_s = self._backoff.after(error)
         if self._is_optional and isinstance(error, Forbidden):
             wait_s = self._relist_s * self._rng.uniform(0.8, 1.2)

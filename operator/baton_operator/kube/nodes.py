@@ -34,11 +34,11 @@ class Nodes:
         self.emptying: frozenset[str] | None = None
         """By name; None: nodes were never read."""
 
-    def listed(self, listing: Listing, namespace: str | None) -> None:
+    def apply_list(self, listing: Listing, namespace: str | None) -> None:
         """A whole list."""
         self._set(frozenset(_name(each) for each in listing.items if is_emptying(each)))
 
-    def heard(self, event: WatchEvent) -> None:
+    def apply_event(self, event: WatchEvent) -> None:
         """An event of a watch."""
         if event.change is Change.BOOKMARK or self.emptying is None:
             return

@@ -1,6 +1,6 @@
 """Which namespaces the operator can read now, kind by kind. A machine over what lists told: no clock, no tasks.
 
-A namespace is known when each kind in it has been listed and none is refused now. One that is not is its own trouble:
+A namespace is known when each kind in it has been listed and none is refused now. One that is not is its own problem:
 its deployments wait and say so, and nothing waits for it. A refusal counts at once, whenever it comes; any other
 failure counts until the first list only, because a cache that is a little late harms nobody.
 """
@@ -32,7 +32,7 @@ class _Kind:
         return self.is_optional if self.refusal else self.is_listed
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         return "" if self.is_known else self.refusal or self.failure
 
 
@@ -50,7 +50,7 @@ class Reach:
         self._scopes.setdefault(scope, {}).setdefault(resource, _Kind(is_optional))
         self._settled.clear()
 
-    def listed(self, resource: Resource, scope: Scope) -> None:
+    def mark_listed(self, resource: Resource, scope: Scope) -> None:
         """A list came, or a stream told something: it can be read."""
         kind = self._scopes.get(scope, {}).get(resource)
         if kind is None or (kind.is_listed and not kind.refusal):
@@ -58,14 +58,14 @@ class Reach:
         with self._telling(scope):
             kind.has_answered, kind.is_listed, kind.refusal, kind.failure = True, True, "", ""
 
-    def heard(self, resource: Resource, scope: Scope) -> None:
+    def mark_allowed(self, resource: Resource, scope: Scope) -> None:
         """A stream is let in again: what it may have missed comes with it, or with the next list."""
         kind = self._scopes.get(scope, {}).get(resource)
         if kind is not None and kind.refusal:
             with self._telling(scope):
                 kind.refusal = ""
 
-    def failed(self, resource: Resource, scope: Scope, error: KubeError) -> None:
+    def mark_failed(self, resource: Resource, scope: Scope, error: KubeError) -> None:
         """A list or a stream did not come."""
         kind = self._scopes.get(scope, {}).get(resource)
         if kind is None:
@@ -82,18 +82,18 @@ class Reach:
         kinds = self._kinds(namespace)
         return bool(kinds) and all(kind.is_known for _, kind in kinds)
 
-    def trouble(self, namespace: str) -> str:
+    def problem(self, namespace: str) -> str:
         """What was said when it could not be read; empty: nothing, it is known or has not answered yet."""
-        return next((kind.trouble for _, kind in self._kinds(namespace) if kind.trouble), "")
+        return next((kind.problem for _, kind in self._kinds(namespace) if kind.problem), "")
 
     def left_out(self, namespace: str) -> frozenset[Resource]:
         """Optional kinds that may not be read there."""
         return frozenset(each for each, kind in self._kinds(namespace) if kind.is_optional and kind.refusal)
 
-    def troubles(self) -> Mapping[str, str]:
+    def problems(self) -> Mapping[str, str]:
         """The namespaces that could not be read, and what was said; `*`: all of them, through one stream."""
         found = {
-            scope: next((kind.trouble for kind in kinds.values() if kind.trouble), "")
+            scope: next((kind.problem for kind in kinds.values() if kind.problem), "")
             for scope, kinds in self._scopes.items()
         }
         return {scope or "*": said for scope, said in found.items() if said}
@@ -113,10 +113,10 @@ class Reach:
     @contextlib.contextmanager
     def _telling(self, scope: Scope) -> Iterator[None]:
         kinds = self._scopes[scope]
-        before = [(kind.is_known, kind.trouble) for kind in kinds.values()]
+        before = [(kind.is_known, kind.problem) for kind in kinds.values()]
         was_known = all(known for known, _ in before)
         yield
-        after = [(kind.is_known, kind.trouble) for kind in kinds.values()]
+        after = [(kind.is_known, kind.problem) for kind in kinds.values()]
         if not self._settled.is_set() and all(
             kind.has_answered for each in self._scopes.values() for kind in each.values()
         ):

@@ -27,7 +27,7 @@ class ServerClock:
         """How far the server's clock is ahead of our own; below zero: behind it."""
         self._last = ""
 
-    def heard(self, date: str) -> None:
+    def read_date(self, date: str) -> None:
         """The `Date` of an answer; what is no date says nothing."""
         if date == self._last:
             return

@@ -62,11 +62,10 @@ class DesiredObject:
     """With the hash in its annotations."""
 
 
-def wish(wanted: Manifest) -> DesiredObject:
-    digest = content_hash(wanted)
-    return DesiredObject(
-        resource_of(wanted), *place_of(wanted), digest, with_metadata(wanted, annotations={APPLIED: digest})
-    )
+def desired_object(manifest: Manifest) -> DesiredObject:
+    digest = content_hash(manifest)
+    body = with_metadata(manifest, annotations={APPLIED: digest})
+    return DesiredObject(resource_of(manifest), *place_of(manifest), digest, body)
 
 
 class NameTaken(OperatorError):
@@ -84,9 +83,9 @@ class Applier:
 
     def __init__(self, api: KubeApi, caches: Mapping[Resource, Cache]) -> None:
         self._api, self._caches = api, caches
-        self.writes: dict[str, int] = {}
+        self._writes: dict[str, int] = {}
         """Writes to the objects of each owner, by its uid, since the process began."""
-        self.restored: dict[str, list[str]] = {}
+        self._restored: dict[str, list[str]] = {}
         """By owner's uid: what was put back since it was taken from here, as `Service chat-gateway`."""
         self._ours: dict[tuple[Resource, str, str], str] = {}
         """Objects that were as wanted when last looked at, with their owner's uid."""
@@ -96,56 +95,56 @@ class Applier:
         """What the server made of an applied object, where that is not what was asked for (a mutating webhook, a field
         that it does not know): applying again would change nothing."""
 
-    async def ensure(self, wish: DesiredObject, owner: Owner, *, at_version: bool = False) -> Applied:
+    async def ensure(self, desired: DesiredObject, owner: Owner, *, at_version: bool = False) -> Applied:
         """Make the live object say what is wanted. `at_version`: only if it is still as it was last heard of."""
-        cache = self._caches[wish.resource]
-        place = (wish.resource, wish.namespace, wish.name)
-        if cache.marked(wish.namespace, wish.name) == wish.digest:
+        cache = self._caches[desired.resource]
+        place = (desired.resource, desired.namespace, desired.name)
+        if cache.mark_of(desired.namespace, desired.name) == desired.digest:
             return Applied.UNCHANGED
-        is_new = await self._create(wish, owner)
-        live = None if is_new else await self.find(wish, owner)
+        is_new = await self._create(desired, owner)
+        live = None if is_new else await self.find(desired, owner)
         was_ours = self._ours.get(place) == owner.uid
         if len(self._ours) > MAX_OURS:
             self._ours.clear()
         self._ours[place] = owner.uid
         if is_new:
             if was_ours:
-                self.restored.setdefault(owner.uid, []).append(f"{wish.resource.kind} {wish.name}")
+                self._restored.setdefault(owner.uid, []).append(f"{desired.resource.kind} {desired.name}")
             return Applied.WRITTEN
         if live is None or is_leaving(live):
             return Applied.LEAVING
-        if annotations_of(live).get(APPLIED) == wish.digest and not self._differs(wish, live):
-            cache.mark(wish.namespace, wish.name, wish.digest)
+        if annotations_of(live).get(APPLIED) == desired.digest and not self._differs(desired, live):
+            cache.mark(desired.namespace, desired.name, desired.digest)
             return Applied.UNCHANGED
-        is_foreign_edit = annotations_of(live).get(APPLIED) == wish.digest
+        is_foreign_edit = annotations_of(live).get(APPLIED) == desired.digest
         if CREATED in metadata_of(live) or is_created_by(live, FIELD_MANAGER):
-            live = await self._own(wish, live, at_version)
+            live = await self._own(desired, live, at_version)
         conditions = {"uid": uid_of(live)}
         if at_version:
             conditions["resourceVersion"] = _version_of(live)
-        applied = await self._apply(wish, with_metadata(wish.body, None, **conditions), force=True)
+        applied = await self._apply(desired, with_metadata(desired.body, None, **conditions), force=True)
         if is_foreign_edit and was_ours:
-            self.restored.setdefault(owner.uid, []).append(f"{wish.resource.kind} {wish.name}")
+            self._restored.setdefault(owner.uid, []).append(f"{desired.resource.kind} {desired.name}")
         return applied
 
-    async def find(self, wish: DesiredObject, owner: Owner) -> Manifest | None:
+    async def find(self, desired: DesiredObject, owner: Owner) -> Manifest | None:
         """The live object of that name; None: there is none. Raises NameTaken for somebody else's."""
-        cache = self._caches[wish.resource]
-        live = cache.get(wish.namespace, wish.name)
+        cache = self._caches[desired.resource]
+        live = cache.get(desired.namespace, desired.name)
         if live is None:
             try:
-                live = await self._api.get(wish.resource, wish.namespace, wish.name)
+                live = await self._api.get(desired.resource, desired.namespace, desired.name)
             except NotFound:
                 return None
             if is_controlled(live, owner.uid):
-                cache.written(live)
+                cache.store(live)
         if not is_controlled(live, owner.uid) and not (
-            belongs(live, owner) and _labels_of(live) == _labels_of(wish.body)
+            belongs(live, owner) and _labels_of(live) == _labels_of(desired.body)
         ):
             if len(self._foreign) > MAX_OURS:
                 self._foreign.clear()
-            self._foreign.add((wish.resource, wish.namespace, wish.name))
-            raise NameTaken(wish.resource.kind, wish.name)
+            self._foreign.add((desired.resource, desired.namespace, desired.name))
+            raise NameTaken(desired.resource.kind, desired.name)
         return live
 
     async def apply(self, wanted: Manifest, *, manager: str, force: bool, subresource: str | None = None) -> None:
@@ -156,12 +155,12 @@ class Applier:
         except (Conflict, NotFound):
             await self.refresh(resource, wanted)
             raise
-        self._caches[resource].written(found)
+        self._caches[resource].store(found)
         self._count(wanted)
 
     def wrote(self, owner: Owner) -> None:
         """Something of the owner's was written that does not name it."""
-        self.writes[owner.uid] = self.writes.get(owner.uid, 0) + 1
+        self._writes[owner.uid] = self._writes.get(owner.uid, 0) + 1
 
     async def ensure_secret(self, wanted: Manifest, owner: Owner, is_known: bool) -> None:
         """Apply a Secret, which the operator may not read, and its marker. `is_known`: it was applied before; otherwise
@@ -205,7 +204,7 @@ class Applier:
         try:
             await self._api.delete(resource, namespace, name, uid=uid_of(live), resource_version=_version_of(live))
         except NotFound:
-            self._caches[resource].gone(namespace, name)
+            self._caches[resource].remove(namespace, name)
         except Conflict:
             await self.refresh(resource, live)
             raise
@@ -214,71 +213,87 @@ class Applier:
         """Read an object anew into the cache: a watch may be late, or have lost an event."""
         namespace, name = place_of(like)
         try:
-            self._caches[resource].written(await self._api.get(resource, namespace, name))
+            self._caches[resource].store(await self._api.get(resource, namespace, name))
         except NotFound:
-            self._caches[resource].gone(namespace, name)
+            self._caches[resource].remove(namespace, name)
 
-    async def _create(self, wish: DesiredObject, owner: Owner) -> bool:
+    async def _create(self, desired: DesiredObject, owner: Owner) -> bool:
         """Whether it was absent and is there now. Raises NameTaken where it was somebody else's before. A record is
         applied: its data are never changed, and to a server those of a create and of an apply differ in order."""
-        place = (wish.resource, wish.namespace, wish.name)
-        if self._caches[wish.resource].get(wish.namespace, wish.name) is not None:
+        place = (desired.resource, desired.namespace, desired.name)
+        if self._caches[desired.resource].get(desired.namespace, desired.name) is not None:
             return False
-        is_applied = wish.resource == RECORDS
-        if (is_applied or place in self._foreign) and await self.find(wish, owner) is not None:
+        is_applied = desired.resource == RECORDS
+        if (is_applied or place in self._foreign) and await self.find(desired, owner) is not None:
             return False
         self._foreign.discard(place)
         if is_applied:
-            await self._apply(wish, wish.body, force=False)
+            await self._apply(desired, desired.body, force=False)
             return True
         try:
-            found = await self._api.create(wish.resource, wish.body, manager=FIELD_MANAGER)
+            found = await self._api.create(desired.resource, desired.body, manager=FIELD_MANAGER)
         except AlreadyExists:
             return False
-        self._stored(wish, found)
+        self._stored(desired, found)
         return True
 
-    async def _own(self, wish: DesiredObject, heard: Manifest, at_version: bool) -> Manifest:
+    async def _own(self, desired: DesiredObject, heard: Manifest, at_version: bool) -> Manifest:
         """The object, after what it was created with has become what was applied to it. Raises Conflict for a successor
         of what was last heard of; `at_version`: for a later version too."""
         try:
-            live = await self._api.get(wish.resource, wish.namespace, wish.name)
+            live = await self._api.get(desired.resource, desired.namespace, desired.name)
             if uid_of(live) != uid_of(heard) or (at_version and _version_of(live) != _version_of(heard)):
-                raise Conflict(f"{wish.resource.kind} {wish.name} has changed")
+                raise Conflict(f"{desired.resource.kind} {desired.name} has changed")
             entries = as_applied(metadata_of(live).get("managedFields"), FIELD_MANAGER)
             found = await self._api.set_managed_fields(
-                *(wish.resource, wish.namespace, wish.name, entries), uid=uid_of(live), version=_version_of(live)
+                *(desired.resource, desired.namespace, desired.name, entries),
+                uid=uid_of(live),
+                version=_version_of(live),
             )
         except (Conflict, NotFound) as error:
-            await self.refresh(wish.resource, wish.body)
-            raise Conflict(f"{wish.resource.kind} {wish.name}: {error}") from error
-        self._caches[wish.resource].written(found)
+            await self.refresh(desired.resource, desired.body)
+            raise Conflict(f"{desired.resource.kind} {desired.name}: {error}") from error
+        self._caches[desired.resource].store(found)
         return found
 
-    async def _apply(self, wish: DesiredObject, body: Manifest, force: bool) -> Applied:
+    async def _apply(self, desired: DesiredObject, body: Manifest, force: bool) -> Applied:
         try:
-            found = await self._api.apply(wish.resource, body, manager=FIELD_MANAGER, force=force)
+            found = await self._api.apply(desired.resource, body, manager=FIELD_MANAGER, force=force)
         except Conflict:
-            await self.refresh(wish.resource, wish.body)
+            await self.refresh(desired.resource, desired.body)
             raise
-        self._stored(wish, found)
+        self._stored(desired, found)
         return Applied.WRITTEN
 
-    def forget(self, uid: str) -> None:
-        """The deployment is gone."""
-        self.writes.pop(uid, None)
-        self.restored.pop(uid, None)
+    async def replace(self, live: Manifest, desired: DesiredObject, owner: Owner) -> Applied:
+        """Delete an object that cannot be changed, and create it anew."""
+        await self.delete(desired.resource, live)
+        self._caches[desired.resource].remove(*place_of(live))
+        return await self.ensure(desired, owner)
 
-    def _stored(self, wish: DesiredObject, found: Manifest) -> None:
+    def writes_to(self, uid: str) -> int:
+        """Writes to the objects of an owner since the process began."""
+        return self._writes.get(uid, 0)
+
+    def take_restored(self, uid: str) -> tuple[str, ...]:
+        """The objects of an owner that were put back since the last call, as `Service chat-gateway`."""
+        return tuple(self._restored.pop(uid, ()))
+
+    def forget(self, uid: str) -> None:
+        """Drop what is known of an owner that is gone."""
+        self._writes.pop(uid, None)
+        self._restored.pop(uid, None)
+
+    def _stored(self, desired: DesiredObject, found: Manifest) -> None:
         """What a write brought back."""
-        self._caches[wish.resource].written(found)
-        self._count(wish.body)
-        place = (wish.resource, wish.namespace, wish.name)
-        if has_drifted(wish.body, found):
-            log.info("%s %s/%s is not stored as it was applied", wish.resource.kind, wish.namespace, wish.name)
+        self._caches[desired.resource].store(found)
+        self._count(desired.body)
+        place = (desired.resource, desired.namespace, desired.name)
+        if has_drifted(desired.body, found):
+            log.info("%s %s/%s is not stored as it was applied", desired.resource.kind, desired.namespace, desired.name)
             if len(self._settled) > MAX_OURS:
                 self._settled.clear()
-            self._settled[place] = (wish.digest, _essence(found))
+            self._settled[place] = (desired.digest, _essence(found))
         else:
             self._settled.pop(place, None)
 
@@ -286,12 +301,15 @@ class Applier:
         for reference in mappings(metadata_of(wanted).get("ownerReferences")):
             if reference.get("kind") == KIND:
                 uid = str(reference.get("uid"))
-                self.writes[uid] = self.writes.get(uid, 0) + 1
+                self._writes[uid] = self._writes.get(uid, 0) + 1
 
-    def _differs(self, wish: DesiredObject, live: Manifest) -> bool:
-        if not has_drifted(wish.body, live):
+    def _differs(self, desired: DesiredObject, live: Manifest) -> bool:
+        if not has_drifted(desired.body, live):
             return False
-        return self._settled.get((wish.resource, wish.namespace, wish.name)) != (wish.digest, _essence(live))
+        return self._settled.get((desired.resource, desired.namespace, desired.name)) != (
+            desired.digest,
+            _essence(live),
+        )
 
 
 def _version_of(live: Manifest) -> str:

@@ -14,10 +14,10 @@ from baton_operator.kube.object_fields import Manifest, integer, mapping, metada
 from baton_operator.objects.fetch import TRIES, FetchState
 from baton_operator.objects.fetch_progress import progress_words
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
-from baton_operator.passes.ingress import unreached
-from baton_operator.passes.observe import condition
-from baton_operator.passes.pod_problems import PodNeeds, Said, age_s, is_ready, pod_trouble, seconds_since
-from baton_operator.passes.problems import Trouble, refused_object, short
+from baton_operator.passes.ingress import find_ingress_problems
+from baton_operator.passes.observe import WorkerSet, condition
+from baton_operator.passes.pod_problems import ObjectEvent, PodNeeds, age_s, find_pod_problem, is_ready, seconds_since
+from baton_operator.passes.problems import PassProblem, refused_object, short
 from baton_operator.passes.snapshot import Snapshot
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -27,34 +27,35 @@ MEASURED_WITHIN_S = 120.0
 
 def diagnose(
     seen: Snapshot,
+    sets: Iterable[WorkerSet],
     deployment: LLMDeployment,
     fetch: FetchState,
-    said: Mapping[str, Said],
+    said: Mapping[str, ObjectEvent],
     now: datetime.datetime,
-) -> tuple[Trouble, ...]:
+) -> tuple[PassProblem, ...]:
     """`said`: the newest Events about Pods and Jobs that are stuck, by uid."""
     needs = _needs(deployment)
-    found = [pod_trouble(pod, needs, said.get(uid_of(pod)), age_s(pod, now)) for pod in _current(seen.live_pods)]
-    troubles = [each for each in found if each is not None]
-    troubles += _refused_pods(seen)
+    found = [find_pod_problem(pod, needs, said.get(uid_of(pod)), age_s(pod, now)) for pod in _current(seen.live_pods)]
+    problems = [each for each in found if each is not None]
+    problems += _refused_pods(seen)
     if fetch.failure:
-        troubles = [each for each in troubles if each.of != FETCH_ROLE]
+        problems = [each for each in problems if each.of != FETCH_ROLE]
         message = f"{fetch.failure}; delete the Job to have it tried again"
-        troubles.append(Trouble("ModelFetchFailed", message, of=FETCH_ROLE))
+        problems.append(PassProblem("ModelFetchFailed", message, of=FETCH_ROLE))
     elif not fetch.is_done:
-        troubles += _fetching(seen, said)
-    if seen.gateway_lateness and not any(each.of == Role.GATEWAY for each in troubles):
-        troubles.append(Trouble("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
+        problems += _fetching(seen, said)
+    if seen.gateway_lateness and not any(each.of == Role.GATEWAY for each in problems):
+        problems.append(PassProblem("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
     scaler = idle_scaler(seen, now)
     if scaler is not None and scaler[1] <= 0:
-        troubles.append(scaler[0])
-    troubles += [trouble for trouble, left_s in unreached(seen, now) if left_s <= 0]
-    for each in seen.sets:
-        is_quiet = not any(trouble.of == each.role for trouble in troubles)
+        problems.append(scaler[0])
+    problems += [problem for problem, left_s in find_ingress_problems(seen, now) if left_s <= 0]
+    for each in sets:
+        is_quiet = not any(problem.of == each.role for problem in problems)
         if each.is_late and not each.is_leaving and each.ready < each.wanted and is_quiet:
             message = f"{each.role} worker: not ready within the time for loading"
-            troubles.append(Trouble("WorkersFail", message, of=each.role.value))
-    return tuple(dict.fromkeys(troubles))
+            problems.append(PassProblem("WorkersFail", message, of=each.role.value))
+    return tuple(dict.fromkeys(problems))
 
 
 def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
@@ -103,34 +104,34 @@ def _needs(deployment: LLMDeployment) -> PodNeeds:
     return PodNeeds({role.value: pool_spec(deployment, role).queue for role in POOL_ROLES}, mounts)
 
 
-def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[Trouble, float] | None:
+def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[PassProblem, float] | None:
     """An autoscaler that cannot measure, which leaves the gateways as many as they are, and in how many seconds that is
-    a trouble: a new one needs a moment. None: it can, or there is none."""
+    a problem: a new one needs a moment. None: it can, or there is none."""
     for resource, scaler in seen.withdrawable:
         active = condition(scaler, "ScalingActive") if resource == AUTOSCALERS else {}
         since_s = seconds_since(active.get("lastTransitionTime"), now)
         if active.get("status") == "False" and since_s is not None:
             message = f"gateway: its autoscaler does nothing: {active.get('reason')}: {short(active.get('message'))}"
-            return Trouble("GatewayNotScaled", message, of=Role.GATEWAY.value), MEASURED_WITHIN_S - since_s
+            return PassProblem("GatewayNotScaled", message, of=Role.GATEWAY.value), MEASURED_WITHIN_S - since_s
     return None
 
 
-def _refused_pods(seen: Snapshot) -> list[Trouble]:
+def _refused_pods(seen: Snapshot) -> list[PassProblem]:
     """Pods that cannot be made, as the Deployments tell."""
     told = [(each.role.value, each.refusal) for each in seen.sets if each.refusal and not each.is_leaving]
     told += [(Role.GATEWAY.value, seen.gateway_refusal)] if seen.gateway_refusal else []
-    return [Trouble(refused_object(text, "FailedCreate"), f"{role}: {short(text)}", of=role) for role, text in told]
+    return [PassProblem(refused_object(text, "FailedCreate"), f"{role}: {short(text)}", of=role) for role, text in told]
 
 
-def _fetching(seen: Snapshot, said: Mapping[str, Said]) -> list[Trouble]:
+def _fetching(seen: Snapshot, said: Mapping[str, ObjectEvent]) -> list[PassProblem]:
     told = [said[uid_of(job)] for job in seen.fetches if uid_of(job) in said]
     refused = [each for each in told if each.reason == "FailedCreate"]
     if refused:
         text = refused[0].message
-        return [Trouble(refused_object(text, "FailedCreate"), f"fetch of the model: {short(text)}", of=FETCH_ROLE)]
+        return [PassProblem(refused_object(text, "FailedCreate"), f"fetch of the model: {short(text)}", of=FETCH_ROLE)]
     suspended = any(mapping(job.get("spec")).get("suspend") is True for job in seen.fetches)
     if suspended:
-        return [Trouble("QueuedByKueue", "the fetch of the model is suspended", lasts=False, of=FETCH_ROLE)]
+        return [PassProblem("QueuedByKueue", "the fetch of the model is suspended", lasts=False, of=FETCH_ROLE)]
     unbound = [
         f"; the claim {metadata_of(claim).get('name')} is {mapping(claim.get('status')).get('phase')}"
         for claim in seen.claims
@@ -141,4 +142,4 @@ def _fetching(seen: Snapshot, said: Mapping[str, Said]) -> list[Trouble]:
     running = [said[uid_of(pod)].message for pod in fetching_pods(seen) if uid_of(pod) in said]
     far = progress_words(running[-1]) if running else ""
     message = f"the model is being fetched{far}{tries}{''.join(unbound)}"
-    return [Trouble("FetchingModel", message, lasts=False, of=FETCH_ROLE)]
+    return [PassProblem("FetchingModel", message, lasts=False, of=FETCH_ROLE)]

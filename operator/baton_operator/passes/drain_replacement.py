@@ -43,11 +43,11 @@ class DrainReplacement:
 
     least: Mapping[Role, int] = field(default_factory=dict)
     """How many an eviction must leave: 1, or 0 once its successor was given up; else the usual budget counts."""
-    doubled: frozenset[Role] = frozenset()
+    replaced: frozenset[Role] = frozenset()
     """One more is started, as the node of the only one is being emptied."""
 
 
-def succession(
+def plan_replacement(
     wanted: Mapping[Role, int],
     places: Mapping[Role, tuple[PodPlace, ...]],
     emptying: frozenset[str] | None,
@@ -57,14 +57,14 @@ def succession(
     that are being emptied; None: unknown."""
     if emptying is None:
         return DrainReplacement()
-    least, doubled = {}, set()
+    least, replaced = {}, set()
     for role in (each for each, count in wanted.items() if count == 1):
         found = places.get(role, ())
         successors = [each for each in found if each.node not in emptying]
         if len(successors) < len(found):
-            doubled.add(role)
+            replaced.add(role)
         least[role] = 0 if any(_is_given_up(each, now) for each in successors) else 1
-    return DrainReplacement(least, frozenset(doubled))
+    return DrainReplacement(least, frozenset(replaced))
 
 
 def places_of(pods: Iterable[Manifest]) -> dict[Role, tuple[PodPlace, ...]]:
@@ -87,7 +87,7 @@ def adjusted(wanted: DesiredObject, found: DrainReplacement) -> DesiredObject:
     if wanted.resource == BUDGETS and role in found.least:
         kept = {name: value for name, value in spec.items() if name != "maxUnavailable"}
         spec = {**kept, "minAvailable": found.least[Role(str(role))]}
-    elif wanted.resource == WORKERS and role == Role.GATEWAY and role in found.doubled:
+    elif wanted.resource == WORKERS and role == Role.GATEWAY and role in found.replaced:
         spec = {**spec, "replicas": (integer(spec.get("replicas")) or 0) + 1}
     else:
         return wanted

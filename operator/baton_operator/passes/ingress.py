@@ -9,7 +9,7 @@ import datetime
 from baton_operator.kube.kinds import ROUTES
 from baton_operator.kube.object_fields import Manifest, integer, mapping, mappings, metadata_of
 from baton_operator.passes.pod_problems import seconds_since
-from baton_operator.passes.problems import Trouble, short
+from baton_operator.passes.problems import PassProblem, short
 from baton_operator.passes.snapshot import Snapshot
 from baton_wire.messages.values import Role
 
@@ -17,14 +17,14 @@ FOUND_WITHIN_S = 120.0
 """A Service without an address, or a route of which no Gateway says anything, is told of after so long."""
 
 
-def unreached(seen: Snapshot, now: datetime.datetime) -> tuple[tuple[Trouble, float], ...]:
-    """What keeps requests from outside away, and in how many seconds that is a trouble: an address takes a moment."""
+def find_ingress_problems(seen: Snapshot, now: datetime.datetime) -> tuple[tuple[PassProblem, float], ...]:
+    """What keeps requests from outside away, and in how many seconds that is a problem: an address takes a moment."""
     routes = [each for resource, each in seen.withdrawable if resource == ROUTES]
     found = [_without_address(seen.gateway_service, now), *(_not_accepted(each, now) for each in routes)]
     return tuple(each for each in found if each is not None)
 
 
-def _without_address(service: Manifest, now: datetime.datetime) -> tuple[Trouble, float] | None:
+def _without_address(service: Manifest, now: datetime.datetime) -> tuple[PassProblem, float] | None:
     """Of a Service of type LoadBalancer that has none. Inside of the cluster it works all the same."""
     balancer = mapping(mapping(service.get("status")).get("loadBalancer"))
     since_s = _age_s(service, now)
@@ -37,7 +37,7 @@ def _without_address(service: Manifest, now: datetime.datetime) -> tuple[Trouble
     return _of_gateway("NoAddress", message), FOUND_WITHIN_S - since_s
 
 
-def _not_accepted(route: Manifest, now: datetime.datetime) -> tuple[Trouble, float] | None:
+def _not_accepted(route: Manifest, now: datetime.datetime) -> tuple[PassProblem, float] | None:
     """Of a route that no Gateway has said anything about, or that every one refuses which did. What was said about an
     older edit is no answer to this one."""
     parents = ", ".join(str(each.get("name")) for each in mappings(mapping(route.get("spec")).get("parentRefs")))
@@ -62,8 +62,8 @@ def _not_accepted(route: Manifest, now: datetime.datetime) -> tuple[Trouble, flo
     return _of_gateway("RouteNotAccepted", f"gateway: the Gateway {parents} refuses the HTTPRoute: {said}"), 0.0
 
 
-def _of_gateway(reason: str, message: str) -> Trouble:
-    return Trouble(reason, message, of=Role.GATEWAY.value)
+def _of_gateway(reason: str, message: str) -> PassProblem:
+    return PassProblem(reason, message, of=Role.GATEWAY.value)
 
 
 def _age_s(body: Manifest, now: datetime.datetime) -> float:

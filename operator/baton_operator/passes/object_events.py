@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from baton_operator.kube.kinds import EVENTS
 from baton_operator.kube.kube_api import KubeApi, KubeError
 from baton_operator.kube.object_fields import Manifest, mapping, metadata_of, uid_of
-from baton_operator.passes.pod_problems import CREATING_S, Said, waiting_pods
+from baton_operator.passes.pod_problems import CREATING_S, ObjectEvent, waiting_pods
 
 log = logging.getLogger(__name__)
 AGAIN_S = 10.0
@@ -22,16 +22,16 @@ MOST = 2
 MAX_KNOWN = 4096
 
 
-class ObjectEvents:
+class EventReader:
     """For all deployments. `clock` is monotonic."""
 
     def __init__(self, api: KubeApi, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
-        self._known: dict[str, tuple[float, Said | None]] = {}
+        self._known: dict[str, tuple[float, ObjectEvent | None]] = {}
 
     async def about_pods(
         self, pods: Iterable[Manifest], now: datetime.datetime
-    ) -> tuple[Mapping[str, Said], float | None]:
+    ) -> tuple[Mapping[str, ObjectEvent], float | None]:
         """What is said about Pods whose containers are not made yet, by uid, and when to come again in seconds. What
         is said about one is taken to hold for its siblings with the same labels."""
         waiting = waiting_pods(pods, now)
@@ -39,7 +39,7 @@ class ObjectEvents:
         for pod, age in waiting:
             if age >= CREATING_S:
                 groups.setdefault(str(sorted(mapping(metadata_of(pod).get("labels")).items())), []).append(pod)
-        found: dict[str, Said] = {}
+        found: dict[str, ObjectEvent] = {}
         for members in list(groups.values())[:MOST]:
             said = await self.about(members[0])
             found |= {uid_of(each): said for each in members} if said is not None else {}
@@ -48,7 +48,7 @@ class ObjectEvents:
         youngest = min(age for _, age in waiting)
         return found, AGAIN_S if groups else max(CREATING_S - youngest, 0.5)
 
-    async def about(self, manifest: Manifest) -> Said | None:
+    async def about(self, manifest: Manifest) -> ObjectEvent | None:
         """The newest Event about an object; None: there is none, or it cannot be known."""
         uid, now = uid_of(manifest), self._clock()
         at, said = self._known.get(uid, (now - AGAIN_S, None))
@@ -70,7 +70,7 @@ class ObjectEvents:
         return said
 
 
-def newest(events: Iterable[Manifest]) -> Said | None:
+def newest(events: Iterable[Manifest]) -> ObjectEvent | None:
     """The newest Event but those of the scheduler, whose say is over when a Pod has a node; of two at the same second
     the Warning."""
     told = (each for each in events if each.get("reason") != "FailedScheduling")
@@ -78,7 +78,7 @@ def newest(events: Iterable[Manifest]) -> Said | None:
     if not ordered:
         return None
     last = ordered[-1]
-    return Said(str(last.get("reason")), str(last.get("message") or ""), last.get("type") == "Warning")
+    return ObjectEvent(str(last.get("reason")), str(last.get("message") or ""), last.get("type") == "Warning")
 
 
 def _time(event: Manifest) -> str:

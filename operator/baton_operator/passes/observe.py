@@ -25,7 +25,9 @@ from baton_operator.passes.worker_pods import PodCounts
 from baton_operator.telemetry import RoutableCounts
 from baton_wire.messages.values import POOL_ROLES, Role
 
-NO_CREWS: Mapping[tuple[Role, str], PodCounts] = {}
+TemplateKey = tuple[Role, str]
+"""Role and template hash."""
+NO_PODS: Mapping[TemplateKey, PodCounts] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +55,29 @@ class WorkerSet:
     is_flexible: bool = False
     """Its Pods may serve in either pool: another set of the same name has the rest of them."""
 
+    @property
+    def key(self) -> TemplateKey:
+        return self.role, self.revision.template
+
 
 def worker_sets(
-    deployments: Iterable[Manifest], owner: Owner, crews: Mapping[tuple[Role, str], PodCounts] = NO_CREWS
+    deployments: Iterable[Manifest], owner: Owner, pod_counts: Mapping[TemplateKey, PodCounts] = NO_PODS
 ) -> tuple[WorkerSet, ...]:
-    """The worker Deployments that belong to `owner`, by name. Objects that are not worker Deployments are left out.
-    `crews`: their Pods, by role and template hash; a Deployment of flexible workers does not tell its own by role."""
-    found = (part for each in deployments for part in _worker_sets(each, owner, crews))
+    """The worker Deployments that belong to `owner`, by name; other objects are left out. `pod_counts`: their Pods; the
+    status of a Deployment of flexible workers does not count its Pods by role."""
+    found = (part for each in deployments for part in _worker_sets(each, owner, pod_counts))
     return tuple(sorted(found, key=lambda each: each.name))
 
 
-def groups(sets: Iterable[WorkerSet], routable: RoutableCounts | None) -> tuple[Group, ...]:
-    """What the planner sees. `routable` None: no gateway has told yet, so that nothing is known; a template that the
-    gateways do not name has no routable worker."""
+def rollout_groups(
+    sets: Iterable[WorkerSet], routable: RoutableCounts | None, pod_counts: Mapping[TemplateKey, PodCounts] = NO_PODS
+) -> tuple[Group, ...]:
+    """The worker sets as the rollout's planner sees them. `routable` None: no gateway has reported yet, so that the
+    counts are unknown; a template that gateways do not name has no routable worker."""
     return tuple(
-        Group(each.role, each.revision, each.wanted, _routable(each, routable)) for each in sets if not each.is_leaving
+        _group(worker_set, routable, pod_counts.get(worker_set.key, PodCounts()))
+        for worker_set in sets
+        if not worker_set.is_leaving
     )
 
 
@@ -104,7 +114,7 @@ def _is_finished(each: WorkerSet, wanted: Mapping[Role, Revision]) -> bool:
 
 
 def _worker_sets(
-    deployment: Manifest, owner: Owner, crews: Mapping[tuple[Role, str], PodCounts]
+    deployment: Manifest, owner: Owner, pod_counts: Mapping[TemplateKey, PodCounts]
 ) -> Iterator[WorkerSet]:
     metadata, spec, status = (_mapping(deployment.get(part)) for part in ("metadata", "spec", "status"))
     labels = _mapping(metadata.get("labels"))
@@ -129,7 +139,7 @@ def _worker_sets(
     if role is not None:
         yield whole
         return
-    pools = {each: crews.get((each, template), PodCounts()) for each in POOL_ROLES}
+    pools = {each: pod_counts.get((each, template), PodCounts()) for each in POOL_ROLES}
     roles = roles_of(_mapping(metadata.get("annotations")).get(ROLES_ANNOTATION))
     if roles is None:  # somebody took it away: what runs stays, and whoever comes begins as its template says
         decode = min(pools[Role.DECODE].existing - pools[Role.DECODE].leaving, whole.wanted)
@@ -158,10 +168,18 @@ def refusal(deployment: Manifest) -> str:
     return str(failure.get("message") or failure.get("reason")) if failure.get("status") == "True" else ""
 
 
-def _routable(each: WorkerSet, routable: RoutableCounts | None) -> int | None:
-    if routable is None:
-        return None
-    return min(routable.get((each.role, each.revision.template), 0), each.wanted)
+def _group(worker_set: WorkerSet, routable: RoutableCounts | None, pods: PodCounts) -> Group:
+    is_failing = pods.failing > 0 and pods.failing >= pods.ready
+    return Group(
+        worker_set.role,
+        worker_set.revision,
+        worker_set.wanted,
+        None if routable is None else min(routable.get(worker_set.key, 0), worker_set.wanted),
+        failing=is_failing or (worker_set.is_late and not pods.placing and pods.ready == 0),
+        unschedulable=pods.unschedulable,
+        idle=max(worker_set.wanted - pods.ready, 0),
+        since=worker_set.since,
+    )
 
 
 def _mapping(value: object) -> Manifest:

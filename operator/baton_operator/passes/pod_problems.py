@@ -13,7 +13,7 @@ from datetime import datetime
 from baton_control.names import flexible_name, gateway_name, workers_name
 from baton_operator.kube.object_fields import Manifest, integer, is_leaving, mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.passes.problems import Trouble, missing_object, short, unplaced
+from baton_operator.passes.problems import PassProblem, missing_object, short, unplaced
 from baton_wire.messages.values import POOL_ROLES, Role
 
 CREATING_S = 8.0
@@ -39,7 +39,7 @@ _CRASH = {Role.GATEWAY.value: "GatewayFails", FETCH_ROLE: "ModelFetchFailed"}
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ObjectEvent:
     """What an Event says about an object."""
 
     reason: str
@@ -59,7 +59,7 @@ class PodNeeds:
 
 def our_pods(pods: Iterable[Manifest], deployment: str, jobs: frozenset[str]) -> tuple[Manifest, ...]:
     """The Pods that Deployments of ours made, or one of the fetch `jobs`: whatever labels a Pod carries, another's
-    troubles are not told."""
+    problems are not told."""
     return tuple(pod for pod in pods if _is_ours(metadata_of(pod), deployment, jobs))
 
 
@@ -78,100 +78,106 @@ def _is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str]) -> bool:
     return False
 
 
-def pod_trouble(pod: Manifest, needs: PodNeeds, said: Said | None, age_s: float | None) -> Trouble | None:
+def find_pod_problem(
+    pod: Manifest, needs: PodNeeds, said: ObjectEvent | None, age_s: float | None
+) -> PassProblem | None:
     """Why this Pod is not ready; None: it is, it leaves, or it only takes its time. `age_s`: since it was made."""
     metadata, status = metadata_of(pod), mapping(pod.get("status"))
     if is_leaving(pod) or is_ready(status) or status.get("phase") == "Succeeded":
         return None
     role = str(mapping(metadata.get("labels")).get(ROLE_LABEL))
     found = _found(status, role, needs, said, age_s)
-    return None if found is None else Trouble(found.reason, f"{_whose(role)}: {found.message}", found.lasts, role)
+    return None if found is None else PassProblem(found.reason, f"{_whose(role)}: {found.message}", found.lasts, role)
 
 
 def _whose(role: str) -> str:
     return {FETCH_ROLE: "the fetch of the model", Role.GATEWAY.value: "gateway"}.get(role, f"{role} worker")
 
 
-def _found(status: Manifest, role: str, needs: PodNeeds, said: Said | None, age_s: float | None) -> Trouble | None:
+def _found(
+    status: Manifest, role: str, needs: PodNeeds, said: ObjectEvent | None, age_s: float | None
+) -> PassProblem | None:
     if status.get("phase") == "Failed":
         return _failed(status, role)
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False":
         return _unplaced(placed, role, needs)
-    found = container_trouble(status, role) or _ended_once(status, role)
+    found = find_container_problem(status, role) or _ended_once(status, role)
     if found is None and is_creating(status):
         return _creating(said, age_s)
     # The probe of a fetch fails to tell how far it is.
     return _unready(said) if found is None and is_unready(status) and role != FETCH_ROLE else found
 
 
-def _failed(status: Manifest, role: str) -> Trouble | None:
+def _failed(status: Manifest, role: str) -> PassProblem | None:
     """Of a Pod that ended: a node refused it or sent it away; what a program says when it ends is told elsewhere."""
     reason = str(status.get("reason") or "")
     if not reason.startswith(_REFUSED_BY_NODE):
         return None
-    return Trouble("NodeRefuses", f"{reason}: {short(status.get('message'))}")
+    return PassProblem("NodeRefuses", f"{reason}: {short(status.get('message'))}")
 
 
-def _unplaced(placed: Manifest, role: str, needs: PodNeeds) -> Trouble | None:
+def _unplaced(placed: Manifest, role: str, needs: PodNeeds) -> PassProblem | None:
     if placed.get("reason") == "SchedulingGated":
         queue = needs.queue.get(role)
         if queue is None:
-            return Trouble("SchedulingGated", "a scheduling gate keeps it from a node", lasts=False)
-        return Trouble("QueuedByKueue", f"it waits in the queue {queue}", lasts=False)
+            return PassProblem("SchedulingGated", "a scheduling gate keeps it from a node", lasts=False)
+        return PassProblem("QueuedByKueue", f"it waits in the queue {queue}", lasts=False)
     if placed.get("reason") == "Unschedulable":
         return unplaced(str(placed.get("message") or ""), needs.claims.get(role, ()))
     return None
 
 
-def container_trouble(status: Manifest, role: str) -> Trouble | None:
+def find_container_problem(status: Manifest, role: str) -> PassProblem | None:
     """Why a container does not come up by itself; None: it may."""
     for container in mappings(status.get("containerStatuses")):
         waiting = mapping(mapping(container.get("state")).get("waiting"))
         reason = str(waiting.get("reason"))
         if reason in _NO_IMAGE:
-            return Trouble("ImagePull", f"the image {container.get('image')} cannot be pulled")
+            return PassProblem("ImagePull", f"the image {container.get('image')} cannot be pulled")
         if reason in _STUCK:
             message = short(waiting.get("message"))
-            return missing_object(message) or Trouble("ContainerConfig", f"{reason}: {message}")
+            return missing_object(message) or PassProblem("ContainerConfig", f"{reason}: {message}")
         if reason == "CrashLoopBackOff" or (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
-            return Trouble(_CRASH.get(role, "WorkersFail"), last_words(container))
+            return PassProblem(_CRASH.get(role, "WorkersFail"), last_words(container))
     return None
 
 
-def _ended_once(status: Manifest, role: str) -> Trouble | None:
+def _ended_once(status: Manifest, role: str) -> PassProblem | None:
     """Of a process that has failed and is tried again: it may pass, and until then its last words are all that is
     known. It fails no template yet."""
     for container in mappings(status.get("containerStatuses")):
         code = integer(_last_end(container).get("exitCode"))
         if code and role != FETCH_ROLE:
-            return Trouble(_CRASH.get(role, "WorkersFail"), last_words(container), lasts=False)
+            return PassProblem(_CRASH.get(role, "WorkersFail"), last_words(container), lasts=False)
     return None
 
 
-def _creating(said: Said | None, age_s: float | None) -> Trouble | None:
+def _creating(said: ObjectEvent | None, age_s: float | None) -> PassProblem | None:
     if said is not None and said.warns:
         missing = missing_object(said.message)
         if missing is not None:
             return missing
         if said.reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
-            return Trouble("VolumeFails", short(said.message))
+            return PassProblem("VolumeFails", short(said.message))
         if said.reason == "FailedCreatePodSandBox":
-            return Trouble("SandboxFails", short(said.message))
+            return PassProblem("SandboxFails", short(said.message))
     if said is not None and said.reason == "Pulling":
-        return Trouble("PullingImage", short(said.message), lasts=False)
+        return PassProblem("PullingImage", short(said.message), lasts=False)
     if age_s is None or age_s < SLOW_S:
         return None
     hint = f": {said.reason}: {short(said.message)}" if said is not None else ", and no Event says why"
-    return Trouble("ContainerCreating", f"its containers have been created for over {SLOW_S:.0f} s{hint}", lasts=False)
+    return PassProblem(
+        "ContainerCreating", f"its containers have been created for over {SLOW_S:.0f} s{hint}", lasts=False
+    )
 
 
-def _unready(said: Said | None) -> Trouble | None:
+def _unready(said: ObjectEvent | None) -> PassProblem | None:
     """Of a process that started and is not Ready, which may pass."""
     if said is not None and said.reason == "NodeNotReady":
-        return Trouble("NodeNotReady", "its node does not answer", lasts=False)
+        return PassProblem("NodeNotReady", "its node does not answer", lasts=False)
     if said is not None and said.reason in ("Unhealthy", "ProbeWarning"):
-        return Trouble("ProbeFails", short(said.message), lasts=False)
+        return PassProblem("ProbeFails", short(said.message), lasts=False)
     return None
 
 

@@ -36,7 +36,7 @@ class Facade:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PoolPlan:
     """What becomes of one pool's size."""
 
     workers: int
@@ -49,7 +49,7 @@ class Plan:
     """Who else writes the number while Baton should be the only one."""
 
 
-def standing(
+def last_sizes(
     deployment: LLMDeployment,
     facades: Mapping[Role, Facade],
     published: Mapping[Role, int | None],
@@ -57,14 +57,16 @@ def standing(
 ) -> dict[Role, int]:
     """The size that each pool was given last, before anything new is decided: from the facade; where that is lost, or
     written by somebody who has no say, from what was published, then from what runs; at first the minimum."""
-    return {role: _standing(deployment, role, facades.get(role), published[role], running[role]) for role in POOL_ROLES}
+    return {
+        role: _last_size(deployment, role, facades.get(role), published[role], running[role]) for role in POOL_ROLES
+    }
 
 
-def plans(
-    deployment: LLMDeployment, facades: Mapping[Role, Facade], standing: Mapping[Role, int], sized: Sized | None
-) -> dict[Role, Plan]:
+def plan_pools(
+    deployment: LLMDeployment, facades: Mapping[Role, Facade], before: Mapping[Role, int], sized: Sized | None
+) -> dict[Role, PoolPlan]:
     """`sized` is sizing's answer in mode SLO, and None in the others."""
-    asked = dict(standing) if sized is None else {role: sized.workers[role] for role in POOL_ROLES}
+    asked = dict(before) if sized is None else {role: sized.workers[role] for role in POOL_ROLES}
     bounded = {role: within_bounds(deployment, role, asked[role]) for role in POOL_ROLES}
     fitting = _fitting(deployment, bounded)
     return {
@@ -80,7 +82,9 @@ def is_foreign(mode: ScalingMode, facade: Facade | None) -> bool:
     return facade.written is not None and facade.replicas != facade.written
 
 
-def _standing(deployment: LLMDeployment, role: Role, facade: Facade | None, published: int | None, running: int) -> int:
+def _last_size(
+    deployment: LLMDeployment, role: Role, facade: Facade | None, published: int | None, running: int
+) -> int:
     if facade is not None and not is_foreign(deployment.spec.autoscaling.mode, facade):
         return facade.replicas
     if published is not None:
@@ -96,7 +100,9 @@ def _fitting(deployment: LLMDeployment, workers: Mapping[Role, int]) -> dict[Rol
     return within_budget(budget, workers, least, each, lambda role, left: (least[role] - left,))
 
 
-def _plan(deployment: LLMDeployment, role: Role, facade: Facade | None, asked: int, bounded: int, fitting: int) -> Plan:
+def _plan(
+    deployment: LLMDeployment, role: Role, facade: Facade | None, asked: int, bounded: int, fitting: int
+) -> PoolPlan:
     bounds, mode = pool_spec(deployment, role).replicas, deployment.spec.autoscaling.mode
     limit = ""
     if fitting != bounded:
@@ -106,10 +112,10 @@ def _plan(deployment: LLMDeployment, role: Role, facade: Facade | None, asked: i
         edge = f"replicas.max {bounds.max}" if asked > bounded else f"replicas.min {bounds.min}"
         limit = f"{role}: {bounded} instead of {asked} by {edge}"
     if facade is None:
-        return Plan(fitting, fitting if mode is ScalingMode.SLO else asked, limit)
+        return PoolPlan(fitting, fitting if mode is ScalingMode.SLO else asked, limit)
     if mode is not ScalingMode.SLO:
-        return Plan(fitting, None, limit)
+        return PoolPlan(fitting, None, limit)
     if is_foreign(mode, facade):
-        return Plan(fitting, None, limit, (facade.owners or frozenset()) - {SCALER} or frozenset({"somebody"}))
+        return PoolPlan(fitting, None, limit, (facade.owners or frozenset()) - {SCALER} or frozenset({"somebody"}))
     is_ours = (facade.owners is None or SCALER in facade.owners) and facade.written == fitting
-    return Plan(fitting, None if facade.replicas == fitting and is_ours else fitting, limit)
+    return PoolPlan(fitting, None if facade.replicas == fitting and is_ours else fitting, limit)

@@ -14,7 +14,7 @@ MAX_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PassProblem:
     """Something that a pass wanted and did not get."""
 
     reason: str
@@ -53,10 +53,10 @@ then within what does not, the first line is told first."""
 _PLACE = {reason: place for place, line in enumerate(WORST) for reason in line}
 
 
-def worst_first(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:
+def worst_first(problems: Iterable[PassProblem]) -> tuple[PassProblem, ...]:
     """What lasts before what does not, causes before what follows from them; the same ones once."""
     return tuple(
-        sorted(dict.fromkeys(troubles), key=lambda each: (not each.lasts, _PLACE.get(each.reason, 0)))
+        sorted(dict.fromkeys(problems), key=lambda each: (not each.lasts, _PLACE.get(each.reason, 0)))
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ _MISSING = re.compile(
 _MISSING_KINDS = {"secret": "MissingSecret", "configmap": "MissingConfigMap", "persistentvolumeclaim": "MissingClaim"}
 
 
-def missing_object(text: str) -> Trouble | None:
+def missing_object(text: str) -> PassProblem | None:
     """An object that a Pod needs and that is not there, as the scheduler or a kubelet says; None: it says no such
     thing."""
     found = _MISSING.search(text)
@@ -98,23 +98,23 @@ def missing_object(text: str) -> Trouble | None:
     kind, name = found.group(1), found.group(2)
     words = {"secret": "the Secret", "configmap": "the ConfigMap", "persistentvolumeclaim": "the claim"}
     reason = _MISSING_KINDS.get(kind, "MissingResourceClaim")
-    return Trouble(reason, f"{words.get(kind, 'the resource claim')} {name} does not exist")
+    return PassProblem(reason, f"{words.get(kind, 'the resource claim')} {name} does not exist")
 
 
 _ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+\.[a-z0-9.-]+/(?!hugepages)\S+")
-_CLAIM_TROUBLES = ("PersistentVolumeClaim", "persistentvolumeclaim", "volume node affinity conflict")
+_CLAIM_PROBLEMS = ("PersistentVolumeClaim", "persistentvolumeclaim", "volume node affinity conflict")
 
 
-def unplaced(text: str, claims: Iterable[str] = ()) -> Trouble:
+def unplaced(text: str, claims: Iterable[str] = ()) -> PassProblem:
     """Why no node takes a Pod, from the scheduler's words. `claims`: the volumes that it waits for, if it does."""
     missing = missing_object(text)
     if missing is not None:
         return missing
-    if any(phrase in text for phrase in _CLAIM_TROUBLES):
+    if any(phrase in text for phrase in _CLAIM_PROBLEMS):
         names = ", ".join(sorted(claims)) or "of a volume"
-        return Trouble("MissingClaim", f"the claim {names} is not bound: {short(text)}")
+        return PassProblem("MissingClaim", f"the claim {names} is not bound: {short(text)}")
     reason = "InsufficientAccelerators" if _ACCELERATOR.search(text) else "Unschedulable"
-    return Trouble(reason, f"no node takes it: {short(text)}")
+    return PassProblem(reason, f"no node takes it: {short(text)}")
 
 
 def short(text: object) -> str:

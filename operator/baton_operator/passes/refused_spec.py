@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from baton_control.errors import FieldProblem
 from baton_operator.passes.conditions import Finding, merged, said
-from baton_operator.passes.problems import Trouble
+from baton_operator.passes.problems import PassProblem
 from baton_operator.schema.status import ConditionType, DeploymentStatus, Truth
 
 
@@ -28,9 +28,9 @@ class RefusedSpec:
         return "; ".join(str(each) for each in self.problems)
 
     @property
-    def trouble(self) -> Trouble:
+    def as_problem(self) -> PassProblem:
         """As a pass tells it that goes on from the last good spec."""
-        return Trouble(self.reason, f"the last good spec stays: {self.message}", of="spec")
+        return PassProblem(self.reason, f"the last good spec stays: {self.message}", of="spec")
 
 
 def refused(

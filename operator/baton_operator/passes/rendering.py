@@ -24,7 +24,7 @@ from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, pool_facade, standing_objects, workers_of
 from baton_operator.objects.metadata import RESTART_ANNOTATION, roles_text
 from baton_operator.passes import accelerators
-from baton_operator.passes.apply import DesiredObject, wish, with_metadata
+from baton_operator.passes.apply import DesiredObject, desired_object, with_metadata
 from baton_operator.passes.refused_env import written
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current, newest
@@ -80,7 +80,7 @@ class Rendering:
         """The workers of one template, which `pod` is."""
         key = (role, revision, str(replicas))
         if key not in self._workers:
-            self._workers[key] = wish(workers_of(self.deployment, role, revision, pod, replicas, owner))
+            self._workers[key] = desired_object(workers_of(self.deployment, role, revision, pod, replicas, owner))
         return self._workers[key]
 
     def flexible_workers(
@@ -89,7 +89,7 @@ class Rendering:
         """The flexible workers of one template, so many of each role."""
         key = (None, revision, roles_text(roles))
         if key not in self._workers:
-            self._workers[key] = wish(flexible_workers_of(self.deployment, revision, pod, roles, owner))
+            self._workers[key] = desired_object(flexible_workers_of(self.deployment, revision, pod, roles, owner))
         return self._workers[key]
 
     @property
@@ -167,8 +167,8 @@ def render(given: Inputs) -> Rendering:
         record=record,
         secret=secret,
         keys=keys,
-        standing=tuple(wish(each) for each in others if resource_of(each) not in absent),
-        pools={role: wish(pool_facade(deployment, role, given.owner)) for role in POOL_ROLES},
+        standing=tuple(desired_object(each) for each in others if resource_of(each) not in absent),
+        pools={role: desired_object(pool_facade(deployment, role, given.owner)) for role in POOL_ROLES},
         pods=pods,
         notes=tuple(notes),
         text=given.text.decode(),

@@ -25,7 +25,7 @@ from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTak
 from baton_operator.passes.drain_replacement import DrainReplacement, adjusted
 from baton_operator.passes.drift import APPLIED
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
-from baton_operator.passes.problems import Trouble, refused_object
+from baton_operator.passes.problems import PassProblem, refused_object
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
 
@@ -37,10 +37,12 @@ _NEEDED = (POLICIES, ACCOUNTS)
 class Ensured:
     """What came of it."""
 
-    troubles: list[Trouble]
+    problems: tuple[PassProblem, ...] = ()
     """What was refused, and why."""
-    may_run: bool
-    """Whether all is there that Pods need."""
+    may_run: bool = True
+    """Whether everything is there that Pods need."""
+    again_s: float | None = None
+    """When the rest can be made; None: nothing is left to make."""
 
 
 class SharedObjects:
@@ -51,24 +53,24 @@ class SharedObjects:
         """Make these objects what they should be, in order; what Pods need comes before them. Evictions are met as
         `found` has it. Stops at the first that is refused of those that Pods need, so that none runs without its
         policies; what else is refused keeps nothing back. Raises KubeError for what can be tried again."""
-        troubles: list[Trouble] = []
+        problems: list[PassProblem] = []
         if seen.keys != made.keys or not seen.has_keys:
             try:
                 await self._applier.ensure_secret(made.secret, seen.owner, is_known=seen.keys is not None)
             except (NameTaken, Forbidden, Invalid) as error:
-                troubles.append(trouble(error))
+                problems.append(refusal_problem(error))
                 if seen.keys is None or not seen.has_keys:
-                    return Ensured(troubles, may_run=False)  # else Pods start with the keys that are there
+                    return Ensured(tuple(problems), may_run=False)  # else Pods start with the keys that are there
         for each in made.standing:
             refused = await self._one(each, seen, made, found)
-            troubles += [refused] if refused is not None else []
+            problems += [refused] if refused is not None else []
             if refused is not None and each.resource in _NEEDED:
-                return Ensured(troubles, may_run=False)
-        return Ensured(troubles, may_run=True)
+                return Ensured(tuple(problems), may_run=False)
+        return Ensured(tuple(problems), may_run=True)
 
     async def _one(
         self, each: DesiredObject, seen: Snapshot, made: Rendering, found: DrainReplacement
-    ) -> Trouble | None:
+    ) -> PassProblem | None:
         gateway = gateway_name(made.deployment.metadata.name)
         try:
             if each.name == gateway and each.resource == WORKERS:
@@ -78,8 +80,8 @@ class SharedObjects:
             if await self._applier.ensure(adjusted(each, found), seen.owner) is not Applied.LEAVING:
                 return None
         except (NameTaken, Forbidden, Invalid) as error:
-            return trouble(error)
-        return Trouble("Replacing", f"an older {each.resource.kind} {each.name} is being deleted", lasts=False)
+            return refusal_problem(error)
+        return PassProblem("Replacing", f"an older {each.resource.kind} {each.name} is being deleted", lasts=False)
 
     async def facade(
         self, bare: DesiredObject, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
@@ -97,13 +99,15 @@ class SharedObjects:
             await self._applier.apply(full, manager=SCALER, force=live.mode != mode)
 
 
-def trouble(error: OperatorError) -> Trouble:
+def refusal_problem(error: OperatorError) -> PassProblem:
     """A refusal as it is reported."""
     if isinstance(error, NameTaken):
-        return Trouble("NameTaken", str(error))
+        return PassProblem("NameTaken", str(error))
     if isinstance(error, Forbidden):
-        return Trouble("QuotaExceeded" if error.is_quota else refused_object(error.message, "Forbidden"), error.message)
-    return Trouble(refused_object(str(error), "Rejected"), str(error))
+        return PassProblem(
+            "QuotaExceeded" if error.is_quota else refused_object(error.message, "Forbidden"), error.message
+        )
+    return PassProblem(refused_object(str(error), "Rejected"), str(error))
 
 
 def handed_over(wanted: DesiredObject, live: Manifest | None, gateway: GatewaySpec, owner: Owner) -> Manifest | None:

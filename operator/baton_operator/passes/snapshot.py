@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from pydantic import ValidationError
 
+from baton_control.hashes import Revision
 from baton_control.names import Key, gateway_name, keys_name, pool_name
 from baton_operator.kube.cache import REPLICA_OWNERS, Cache
 from baton_operator.kube.kinds import (
@@ -41,7 +42,7 @@ from baton_operator.passes.observe import WorkerSet, condition, refusal, worker_
 from baton_operator.passes.pod_problems import is_ready, our_pods
 from baton_operator.passes.pool_size import WRITTEN, Facade
 from baton_operator.passes.template_records import Stored, stored
-from baton_operator.passes.worker_pods import PodCounts, WorkerPod, crews, worker_pods
+from baton_operator.passes.worker_pods import PodCounts, WorkerPod, count_pods, worker_pods
 from baton_operator.schema.status import DeploymentStatus, PoolConditionType
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -88,10 +89,16 @@ class Snapshot:
     """Live objects of kinds that not every deployment has."""
     gateway_service: Manifest = field(default_factory=dict)
     """The live Service that clients ask, if it is ours; empty: there is none."""
-    crews: Mapping[tuple[Role, str], PodCounts] = field(default_factory=dict)
+    pod_counts: Mapping[tuple[Role, str], PodCounts] = field(default_factory=dict)
+
+    @property
+    def templates(self) -> dict[tuple[Role, Revision], Manifest]:
+        """The Pod templates of the live worker Deployments: all that is left of a template whose record is lost."""
+        specs = {live.name: mapping(self.live_sets[live.name].get("spec")) for live in self.sets}
+        return {(live.role, live.revision): mapping(specs[live.name].get("template")) for live in self.sets}
 
 
-def snapshot(key: Key, caches: Caches) -> Snapshot | None:
+def take_snapshot(key: Key, caches: Caches) -> Snapshot | None:
     """None when there is no such deployment, or when it is being deleted: then its objects go with it."""
     raw = caches[DEPLOYMENTS].get(*key)
     if raw is None or is_leaving(raw):
@@ -100,7 +107,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
     workers = {str(metadata_of(each)["name"]): each for each in caches[WORKERS].of(key)}
     records = {str(metadata_of(each)["name"]): each for each in _ours(caches[RECORDS].of(key), owner)}
     pods = worker_pods(caches[PODS].of(key), key.name)
-    teams = crews(pods)
+    teams = count_pods(pods)
     fetches = _ours(caches[JOBS].of(key), owner)
     jobs = frozenset(str(metadata_of(each).get("name")) for each in fetches)
     gateway = next(iter(_ours((workers.get(gateway_name(key.name), {}),), owner)), {})
@@ -135,7 +142,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
             (kind, each) for kind in WITHDRAWN if kind in caches for each in _ours(caches[kind].of(key), owner)
         ),
         gateway_service=next(iter(_ours((service,), owner)), {}),
-        crews=teams,
+        pod_counts=teams,
     )
 
 
@@ -156,7 +163,7 @@ def _lateness(gateway: Manifest) -> str:
     return "new gateways do not get ready" if is_late else ""
 
 
-def facade(pool: Manifest) -> Facade:
+def read_facade(pool: Manifest) -> Facade:
     """What counts of a live LLMPool."""
     owners = pool.get(REPLICA_OWNERS)
     conditions = mappings(mapping(pool.get("status")).get("conditions"))

@@ -21,7 +21,7 @@ _NUMBERS = re.compile(r"[0-9a-f]{8,}|[0-9]+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StatusEvent:
     warns: bool
     reason: str
     message: str
@@ -45,18 +45,18 @@ class Series:
     count: int
 
 
-def turns(before: DeploymentStatus, after: DeploymentStatus) -> tuple[Turn, ...]:
+def turns(before: DeploymentStatus, after: DeploymentStatus) -> tuple[StatusEvent, ...]:
     """What a person on call would want to find in the Events after the status went from one to the other. What closes
     comes last."""
     was, now = _by_type(before), _by_type(after)
-    found: list[Turn] = []
+    found: list[StatusEvent] = []
     if before.revision is not None and after.revision != before.revision:
-        found.append(Turn(False, "RolloutStarted", f"new templates: {after.revision}"))
+        found.append(StatusEvent(False, "RolloutStarted", f"new templates: {after.revision}"))
     known = set(before.scaling_decisions)
     for decision in after.scaling_decisions:
         if decision not in known:
             move = f"{decision.pool} {decision.from_} to {decision.to}: {decision.reason}"
-            found.append(Turn(False, "Scaled", move, decision.pool))
+            found.append(StatusEvent(False, "Scaled", move, decision.pool))
     for role, old_pool, new_pool in (
         ("prefill", before.prefill, after.prefill),
         ("decode", before.decode, after.decode),
@@ -64,41 +64,41 @@ def turns(before: DeploymentStatus, after: DeploymentStatus) -> tuple[Turn, ...]
         if old_pool is None or new_pool is None or None in (chosen := (old_pool.accelerator, new_pool.accelerator)):
             continue
         if chosen[0] != chosen[1]:
-            found.append(Turn(False, "AcceleratorChosen", new_pool.choice or f"{role} on {chosen[1]}", role))
+            found.append(StatusEvent(False, "AcceleratorChosen", new_pool.choice or f"{role} on {chosen[1]}", role))
     for kind, end in ((ConditionType.DEGRADED, "Recovered"), (ConditionType.SCALING_LIMITED, "ScalingFree")):
         found += _troubled(was.get(kind), now.get(kind), end)
     found += _fetched(was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING))
     found += _served(was.get(ConditionType.AVAILABLE), now.get(ConditionType.AVAILABLE))
     old, new = was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING)
     if old is not None and new is not None and old.reason != new.reason == "RolloutComplete":
-        found.append(Turn(False, "RolloutComplete", f"all workers are those of {after.revision}", closes=True))
+        found.append(StatusEvent(False, "RolloutComplete", f"all workers are those of {after.revision}", closes=True))
     return tuple(sorted(found, key=lambda turn: turn.closes))
 
 
-def _troubled(old: Condition | None, new: Condition | None, end: str) -> list[Turn]:
+def _troubled(old: Condition | None, new: Condition | None, end: str) -> list[StatusEvent]:
     """Of a condition that is True while something is wrong."""
     was_true = old is not None and old.status == "True"
     if new is None:
         return []
     if new.status == "True" and (old is None or not was_true or old.reason != new.reason):
-        return [Turn(True, new.reason, new.message)]
+        return [StatusEvent(True, new.reason, new.message)]
     if old is not None and was_true and new.status != "True":
-        return [Turn(False, end, f"over: {old.reason}", closes=True)]
+        return [StatusEvent(False, end, f"over: {old.reason}", closes=True)]
     return []
 
 
-def _fetched(old: Condition | None, new: Condition | None) -> list[Turn]:
+def _fetched(old: Condition | None, new: Condition | None) -> list[StatusEvent]:
     was, now = (each is not None and each.reason == "FetchingModel" for each in (old, new))
     if now and not was:
-        return [Turn(False, "FetchingModel", "the model is being fetched; workers start when it is there")]
-    return [Turn(False, "ModelFetched", "the model is there", closes=True)] if was and not now else []
+        return [StatusEvent(False, "FetchingModel", "the model is being fetched; workers start when it is there")]
+    return [StatusEvent(False, "ModelFetched", "the model is there", closes=True)] if was and not now else []
 
 
-def _served(old: Condition | None, new: Condition | None) -> list[Turn]:
+def _served(old: Condition | None, new: Condition | None) -> list[StatusEvent]:
     if new is not None and new.status == "True" and (old is None or old.status != "True"):
-        return [Turn(False, "Available", new.message, closes=True)]
+        return [StatusEvent(False, "Available", new.message, closes=True)]
     if new is not None and new.status == "False" and old is not None and old.status == "True":
-        return [Turn(True, new.reason, new.message)]
+        return [StatusEvent(True, new.reason, new.message)]
     return []
 
 
@@ -114,7 +114,7 @@ class EventBook:
         """By key, with when it was told last."""
         self._times: deque[float] = deque()
 
-    def tell(self, turn: Turn, now: float) -> Series | None:
+    def tell(self, turn: StatusEvent, now: float) -> Series | None:
         """The Event to write for this turn; None: it is only counted, there were too many."""
         known, last = self._series.pop(turn.key, (Series(now, 0), now))
         if now - last > FORGOTTEN_S:

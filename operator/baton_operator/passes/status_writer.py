@@ -22,9 +22,9 @@ from baton_operator.objects.fetch_progress import without_progress
 from baton_operator.objects.metadata import selector_text
 from baton_operator.passes.apply import Applier
 from baton_operator.passes.conditions import Finding, merged, timestamp
-from baton_operator.passes.pool_size import Plan
+from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.snapshot import Snapshot
-from baton_operator.passes.status_events import EventBook, Series, Turn, turns
+from baton_operator.passes.status_events import EventBook, Series, StatusEvent, turns
 from baton_operator.schema.llm_pool import POOL_KIND
 from baton_operator.schema.status import (
     Condition,
@@ -75,10 +75,10 @@ class StatusWriter:
         log.debug("%s: status: %s", seen.key, {name: [live.get(name), status.get(name)] for name in changed})
         await self._apply(API_VERSION, KIND, seen.key.namespace, seen.key.name, uid, status)
         self._written_at[seen.key] = now
-        await self.tell(seen, turns(seen.before, after))
+        await self.write_events(seen, turns(seen.before, after))
         return None
 
-    async def write_pools(self, seen: Snapshot, deployment: LLMDeployment, plans: Mapping[Role, Plan]) -> None:
+    async def write_pools(self, seen: Snapshot, deployment: LLMDeployment, plans: Mapping[Role, PoolPlan]) -> None:
         """The same for the facades, which `/scale` and autoscalers read."""
         bounds = {role: pool_spec(deployment, role).replicas for role in POOL_ROLES}
         CONDITIONS.saw_bounds(seen.key, {role: each.max for role, each in bounds.items() if each.max > each.min})
@@ -92,7 +92,7 @@ class StatusWriter:
                 await self._apply(API_VERSION, POOL_KIND, seen.key.namespace, name, uid_of(live), status)
 
     def _pool_status(
-        self, seen: Snapshot, deployment: LLMDeployment, role: Role, plan: Plan, live: Manifest
+        self, seen: Snapshot, deployment: LLMDeployment, role: Role, plan: PoolPlan, live: Manifest
     ) -> PoolFacadeStatus:
         mode = deployment.spec.autoscaling.mode
         generation = metadata_of(live).get("generation")
@@ -114,7 +114,7 @@ class StatusWriter:
         body: Manifest = {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status}
         await self._applier.apply(body, manager=STATUS_MANAGER, force=True, subresource="status")
 
-    async def tell(self, seen: Snapshot, found: Iterable[Turn]) -> None:
+    async def write_events(self, seen: Snapshot, found: Iterable[StatusEvent]) -> None:
         """Write Events, or raise the counts of those that are there. Which cannot be told are lost."""
         book = self._books.setdefault(seen.key, EventBook())
         for turn in found:
@@ -126,7 +126,7 @@ class StatusWriter:
             except KubeError as error:
                 log.warning("%s: Event %s not told: %s", seen.key, turn.reason, error)
 
-    def _event(self, seen: Snapshot, turn: Turn, series: Series) -> Manifest:
+    def _event(self, seen: Snapshot, turn: StatusEvent, series: Series) -> Manifest:
         first = timestamp(datetime.datetime.fromtimestamp(series.first, datetime.UTC))
         namespace, name = seen.key
         regarding = {

@@ -11,7 +11,7 @@ from baton_control.sizing.inputs.observations import slow_start_s
 from baton_operator.kube.labels import ASSIGNED_ANNOTATION, COST_ANNOTATION
 from baton_operator.kube.object_fields import Manifest, integer, is_leaving, mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.passes.pod_problems import container_trouble, is_creating, is_ready
+from baton_operator.passes.pod_problems import find_container_problem, is_creating, is_ready
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
@@ -72,7 +72,7 @@ def placement_s(pods: Iterable[WorkerPod], role: Role) -> float | None:
     return slow_start_s([pod.placed_s for pod in newest if pod.placed_s is not None])
 
 
-def crews(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], PodCounts]:
+def count_pods(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], PodCounts]:
     """By role and template hash."""
     grouped: dict[tuple[Role, str], list[WorkerPod]] = {}
     for pod in pods:
@@ -111,7 +111,7 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
     ready = is_ready(status)
     placed = mapping(conditions.get("PodScheduled"))
     is_refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
-    failure = None if ready else container_trouble(status, str(role))
+    failure = None if ready else find_container_problem(status, str(role))
     return WorkerPod(
         uid=uid_of(pod),
         role=Role(str(role)),

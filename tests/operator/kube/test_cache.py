@@ -37,20 +37,20 @@ def version_of(made: Cache) -> int | None:
 
 def test_what_a_write_brought_back_outlasts_older_events() -> None:
     made, heard = cache()
-    made.heard(event(Change.ADDED, service(1)))
-    made.written(service(5))
-    made.heard(event(Change.MODIFIED, service(3)))
+    made.apply_event(event(Change.ADDED, service(1)))
+    made.store(service(5))
+    made.apply_event(event(Change.MODIFIED, service(3)))
     assert version_of(made) == 5
     assert heard == [KEY, KEY], "the old event changes nothing"
 
 
 def test_a_late_event_does_not_bring_back_what_is_gone() -> None:
     made, _ = cache()
-    made.heard(event(Change.ADDED, service(1)))
-    made.heard(event(Change.DELETED, service(4)))
-    made.heard(event(Change.MODIFIED, service(3)))
+    made.apply_event(event(Change.ADDED, service(1)))
+    made.apply_event(event(Change.DELETED, service(4)))
+    made.apply_event(event(Change.MODIFIED, service(3)))
     assert version_of(made) is None
-    made.heard(event(Change.ADDED, service(6, uid="2")))
+    made.apply_event(event(Change.ADDED, service(6, uid="2")))
     assert version_of(made) == 6
 
 
@@ -58,7 +58,7 @@ def test_a_pool_whose_label_was_taken_off_is_still_the_one_that_its_spec_names()
     made, heard = cache(POOLS)
     for version, label in ((1, "chat"), (2, None)):
         body = service(version, name="chat-decode", label=label) | {"spec": {"deployment": "chat", "replicas": version}}
-        made.heard(event(Change.MODIFIED, body))
+        made.apply_event(event(Change.MODIFIED, body))
     found = made.get("ns", "chat-decode")
     assert found is not None
     assert found["spec"] == {"deployment": "chat", "replicas": 2}
@@ -67,29 +67,29 @@ def test_a_pool_whose_label_was_taken_off_is_still_the_one_that_its_spec_names()
 
 def test_a_late_deletion_does_not_take_the_successor() -> None:
     made, _ = cache()
-    made.heard(event(Change.ADDED, service(1)))
-    made.written(service(6, uid="2"))
-    made.heard(event(Change.DELETED, service(4, uid="1")))
+    made.apply_event(event(Change.ADDED, service(1)))
+    made.store(service(6, uid="2"))
+    made.apply_event(event(Change.DELETED, service(4, uid="1")))
     assert version_of(made) == 6
 
 
 def test_a_list_takes_away_what_it_does_not_have_unless_that_is_newer() -> None:
     made, heard = cache()
-    made.written(service(3, name="a"))
-    made.written(service(9, uid="2", name="b"))
+    made.store(service(3, name="a"))
+    made.store(service(9, uid="2", name="b"))
     heard.clear()
-    made.listed(Listing((service(5),), "7"), "ns")
+    made.apply_list(Listing((service(5),), "7"), "ns")
     assert made.get("ns", "a") is None
     assert made.get("ns", "b") is not None
     assert len(made) == 2
     assert heard == [KEY, KEY], "one came, one went"
-    made.listed(Listing((), "99"), "elsewhere")
+    made.apply_list(Listing((), "99"), "elsewhere")
     assert len(made) == 2, "another namespace's list says nothing"
 
 
 def test_an_object_without_our_label_is_none_of_ours() -> None:
     made, heard = cache()
-    made.heard(event(Change.ADDED, service(1, label=None)))
+    made.apply_event(event(Change.ADDED, service(1, label=None)))
     assert (len(made), heard) == (0, [])
 
 
@@ -97,8 +97,8 @@ def test_a_pod_is_reduced_and_a_change_of_what_is_left_out_is_no_change() -> Non
     made, heard = cache(PODS)
     pod = service(1)
     pod["status"] = {"phase": "Running", "podIP": "10.0.0.1"}
-    made.heard(event(Change.ADDED, pod))
-    made.heard(event(Change.MODIFIED, {**service(2), "status": {"phase": "Running", "podIP": "10.0.0.2"}}))
+    made.apply_event(event(Change.ADDED, pod))
+    made.apply_event(event(Change.MODIFIED, {**service(2), "status": {"phase": "Running", "podIP": "10.0.0.2"}}))
     assert heard == [KEY]
     assert made.of(KEY)[0]["status"] == {"phase": "Running"}
 
@@ -110,7 +110,7 @@ def test_the_owners_of_replicas_are_read_from_the_managed_fields() -> None:
         {"manager": "baton-scaler", "fieldsV1": {"f:spec": {"f:role": {}}}},
         {"manager": "kubectl", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
     ]
-    made.heard(event(Change.ADDED, pool))
+    made.apply_event(event(Change.ADDED, pool))
     found = made.of(KEY)[0]
     assert found[REPLICA_OWNERS] == ["kubectl"]
     assert "managedFields" not in found["metadata"]  # type: ignore[operator]
@@ -126,7 +126,7 @@ def test_what_the_operator_created_and_never_applied_is_told() -> None:
     ):
         body = service(version)
         body["metadata"]["managedFields"] = managed
-        made.heard(event(Change.MODIFIED, body))
+        made.apply_event(event(Change.MODIFIED, body))
         found = made.get("ns", "chat-gateway")
         assert found is not None
         assert (CREATED in found["metadata"]) is (version == 1)  # type: ignore[operator]
@@ -134,7 +134,7 @@ def test_what_the_operator_created_and_never_applied_is_told() -> None:
 
 def test_a_deployment_is_its_own_key() -> None:
     made, heard = cache(DEPLOYMENTS)
-    made.heard(event(Change.ADDED, service(1, name="chat", label=None)))
+    made.apply_event(event(Change.ADDED, service(1, name="chat", label=None)))
     assert (heard, made.deployments()) == ([KEY], (KEY,))
 
 
@@ -142,24 +142,24 @@ def test_a_deployment_is_its_own_key() -> None:
 def test_any_order_of_events_ends_with_the_newest(order: list[int], deleted_at: int) -> None:
     made, _ = cache()
     for version in order:
-        made.heard(event(Change.DELETED if version == deleted_at else Change.MODIFIED, service(version)))
+        made.apply_event(event(Change.DELETED if version == deleted_at else Change.MODIFIED, service(version)))
     assert version_of(made) == (None if deleted_at == 8 else 8)
 
 
 def test_a_note_goes_with_the_next_change_of_the_object() -> None:
     made, _ = cache()
     made.mark("ns", "chat-gateway", "as wanted")
-    assert made.marked("ns", "chat-gateway") is None, "there is nothing to note it about"
-    made.heard(event(Change.ADDED, service(1)))
+    assert made.mark_of("ns", "chat-gateway") is None, "there is nothing to note it about"
+    made.apply_event(event(Change.ADDED, service(1)))
     made.mark("ns", "chat-gateway", "as wanted")
-    made.heard(event(Change.MODIFIED, service(1)))
-    assert made.marked("ns", "chat-gateway") == "as wanted", "heard twice is no change"
-    made.heard(event(Change.MODIFIED, service(2)))
-    assert made.marked("ns", "chat-gateway") is None
+    made.apply_event(event(Change.MODIFIED, service(1)))
+    assert made.mark_of("ns", "chat-gateway") == "as wanted", "heard twice is no change"
+    made.apply_event(event(Change.MODIFIED, service(2)))
+    assert made.mark_of("ns", "chat-gateway") is None
     made.mark("ns", "chat-gateway", "as wanted")
-    made.heard(event(Change.DELETED, service(3)))
-    made.heard(event(Change.ADDED, service(4, uid="2")))
-    assert made.marked("ns", "chat-gateway") is None
+    made.apply_event(event(Change.DELETED, service(3)))
+    made.apply_event(event(Change.ADDED, service(4, uid="2")))
+    assert made.mark_of("ns", "chat-gateway") is None
 
 
 def test_what_is_not_ours_counts_as_absent_and_what_ceases_to_be_ours_is_gone() -> None:
@@ -167,8 +167,8 @@ def test_what_is_not_ours_counts_as_absent_and_what_ceases_to_be_ours_is_gone() 
     made = Cache(SERVICES, heard.append, ours=lambda each: each["spec"] == "ours")
     mine, place = "ours", ("ns", "chat-gateway")
     for version, spec in ((1, "theirs"), (2, mine), (3, "theirs"), (4, mine)):
-        made.heard(event(Change.MODIFIED, service(version) | {"spec": spec}))
+        made.apply_event(event(Change.MODIFIED, service(version) | {"spec": spec}))
         assert (made.get(*place) is not None) is (spec == mine)
-    made.listed(Listing((service(5) | {"spec": "theirs"},), "5"), None)
+    made.apply_list(Listing((service(5) | {"spec": "theirs"},), "5"), None)
     assert made.get(*place) is None
     assert heard == [KEY] * 4

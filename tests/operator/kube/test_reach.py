@@ -22,63 +22,63 @@ def reach() -> Reach:
 
 def read(made: Reach, scope: Scope) -> None:
     for each in (PODS, SERVICES, BUDGETS):
-        made.listed(each, scope)
+        made.mark_listed(each, scope)
 
 
 def test_a_namespace_is_known_when_all_of_it_has_been_listed_and_one_that_is_refused_is_its_own_trouble() -> None:
     made = reach()
     assert made.is_blind
     read(made, A)
-    made.listed(PODS, B)
-    made.failed(SERVICES, B, Forbidden("no right"))
+    made.mark_listed(PODS, B)
+    made.mark_failed(SERVICES, B, Forbidden("no right"))
     assert (made.is_known(A), made.is_known(B), made.is_blind) == (True, False, False)
-    assert made.trouble(A) == ""
-    assert made.troubles() == {B: "services: no right"}
+    assert made.problem(A) == ""
+    assert made.problems() == {B: "services: no right"}
 
 
 def test_what_has_not_answered_yet_is_neither_known_nor_a_trouble() -> None:
     made = reach()
-    made.listed(PODS, A)
-    assert (made.is_known(A), made.trouble(A), made.troubles()) == (False, "", {})
+    made.mark_listed(PODS, A)
+    assert (made.is_known(A), made.problem(A), made.problems()) == (False, "", {})
     assert not made.is_known("never-heard-of")
 
 
 def test_a_late_cache_is_no_trouble_but_a_right_that_is_taken_away_is_and_both_end() -> None:
     made = reach()
     read(made, A)
-    made.failed(PODS, A, Unavailable("away"))
+    made.mark_failed(PODS, A, Unavailable("away"))
     assert made.is_known(A)
-    made.failed(PODS, A, Forbidden("revoked"))
-    assert (made.is_known(A), made.trouble(A)) == (False, "pods: revoked")
-    made.heard(PODS, A)
+    made.mark_failed(PODS, A, Forbidden("revoked"))
+    assert (made.is_known(A), made.problem(A)) == (False, "pods: revoked")
+    made.mark_allowed(PODS, A)
     assert made.is_known(A)
-    made.failed(PODS, A, Forbidden("revoked"))
-    made.listed(PODS, A)
+    made.mark_failed(PODS, A, Forbidden("revoked"))
+    made.mark_listed(PODS, A)
     assert made.is_known(A)
 
 
 def test_a_list_that_never_came_is_a_trouble_whatever_it_failed_of() -> None:
     made = reach()
     read(made, A)
-    made.failed(PODS, B, Unavailable("TimeoutError"))
-    assert made.troubles() == {B: "pods: TimeoutError"}
+    made.mark_failed(PODS, B, Unavailable("TimeoutError"))
+    assert made.problems() == {B: "pods: TimeoutError"}
 
 
 def test_an_optional_kind_that_is_refused_is_left_out_there_and_nowhere_else() -> None:
     made = reach()
     read(made, A)
     read(made, B)
-    made.failed(BUDGETS, B, Forbidden("no right"))
-    assert (made.is_known(B), made.troubles()) == (True, {})
+    made.mark_failed(BUDGETS, B, Forbidden("no right"))
+    assert (made.is_known(B), made.problems()) == (True, {})
     assert (made.left_out(A), made.left_out(B)) == (frozenset(), frozenset({BUDGETS}))
 
 
 def test_one_stream_for_all_stands_for_every_namespace() -> None:
     made = Reach()
     made.expect(PODS, None)
-    made.failed(PODS, None, Forbidden("no right"))
-    assert (made.is_known(A), made.is_blind, made.troubles()) == (False, True, {"*": "pods: no right"})
-    made.listed(PODS, None)
+    made.mark_failed(PODS, None, Forbidden("no right"))
+    assert (made.is_known(A), made.is_blind, made.problems()) == (False, True, {"*": "pods: no right"})
+    made.mark_listed(PODS, None)
     assert made.is_known(A)
     assert made.is_known(B)
 
@@ -91,7 +91,7 @@ async def test_who_waits_for_all_answers_waits_for_refusals_too_and_changes_are_
     for each in (PODS, SERVICES, BUDGETS):
         await asyncio.sleep(0)
         assert not waiting.done()
-        made.failed(each, B, Forbidden("no right"))
-        made.failed(each, B, Forbidden("no right"))
+        made.mark_failed(each, B, Forbidden("no right"))
+        made.mark_failed(each, B, Forbidden("no right"))
     await waiting
     assert told == [A, B, B]

@@ -17,7 +17,7 @@ from baton_operator.passes.rendering import Inputs, Rendering, render
 from baton_testing.kube.campaign import run
 from baton_testing.kube.manifests import KUBERNETES, deployment
 from baton_testing.kube.scenarios import SCENARIOS
-from baton_testing.kube.world import MASTERS, PLATFORM, wish
+from baton_testing.kube.world import MASTERS, PLATFORM, deployment_body
 from baton_wire.messages.values import POOL_ROLES, Role
 
 OWNER = Owner("u1")
@@ -86,7 +86,7 @@ def test_alerts_are_about_the_targets_that_the_user_set() -> None:
 
 
 def rendered(*served: Any) -> Rendering:
-    text = msgspec.json.encode(wish(gateway={"route": {"parent": "edge"}, "openAccess": True}))
+    text = msgspec.json.encode(deployment_body(gateway={"route": {"parent": "edge"}, "openAccess": True}))
     return render(Inputs(text, "", OWNER, (), WATCHING, MASTERS, frozenset(served)))
 
 

@@ -12,10 +12,10 @@ from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.telemetry.pairs import Pairs
-from baton_operator.passes.deployment_status import View, status_of
+from baton_operator.passes.deployment_status import PassResult, status_of
 from baton_operator.passes.observe import WorkerSet
-from baton_operator.passes.pool_size import Plan
-from baton_operator.passes.problems import Trouble
+from baton_operator.passes.pool_size import PoolPlan
+from baton_operator.passes.problems import PassProblem
 from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
 from baton_operator.schema.status import DeploymentStatus, SloStatus
 from baton_operator.telemetry import GatewayReport
@@ -35,23 +35,23 @@ def step(phase: RolloutPhase) -> Step:
 
 def view(
     routable: int | None = 1, workers: int = 1, ready: int = 1, phase: RolloutPhase = RolloutPhase.COMPLETE
-) -> View:
+) -> PassResult:
     sets = tuple(
         WorkerSet(f"chat-{role}-new", role, NEW, wanted=workers, existing=workers, ready=ready, is_leaving=False)
         for role in POOL_ROLES
     )
-    return View(
+    return PassResult(
         deployment=deployment(autoscaling__mode="Off"),
         generation=3,
         wanted=dict.fromkeys(POOL_ROLES, NEW),
-        plans={role: Plan(workers, None) for role in POOL_ROLES},
+        plans={role: PoolPlan(workers, None) for role in POOL_ROLES},
         sized=None,
         sets=sets,
         groups=tuple(Group(role, NEW, workers, routable) for role in POOL_ROLES),
         step=step(phase),
         gateways_ready=1,
-        heard=None,
-        troubles=(),
+        report=None,
+        problems=(),
     )
 
 
@@ -60,7 +60,7 @@ def condition(status: DeploymentStatus, kind: str) -> tuple[str, str]:
     return found.status, found.reason
 
 
-def judged(seen: View, kind: str) -> tuple[str, str]:
+def judged(seen: PassResult, kind: str) -> tuple[str, str]:
     return condition(status_of(seen, EMPTY, NOW), kind)
 
 
@@ -106,7 +106,7 @@ def test_a_deployment_that_serves_says_so() -> None:
         ),
     ],
 )
-def test_available_means_that_a_request_would_be_answered(seen: View, expected: tuple[str, str]) -> None:
+def test_available_means_that_a_request_would_be_answered(seen: PassResult, expected: tuple[str, str]) -> None:
     assert judged(seen, "Available") == expected
 
 
@@ -129,7 +129,7 @@ CUT_OFF = "gateways that have no pair of workers, of 3: one and two"
 def test_the_top_line_asks_every_gateway_for_a_pair_of_its_own_and_counts_ask_for_common_workers(
     routable: int | None, pairs: Pairs | None, expected: tuple[str, str], message: str
 ) -> None:
-    seen = replace(view(routable), heard=GatewayReport({}, pairs=pairs))
+    seen = replace(view(routable), report=GatewayReport({}, pairs=pairs))
     status = status_of(seen, EMPTY, NOW)
     assert condition(status, "Available") == condition(status, "Ready") == expected
     assert next(each.message for each in status.conditions if each.type == "Ready") == message
@@ -142,17 +142,17 @@ def test_the_top_line_asks_every_gateway_for_a_pair_of_its_own_and_counts_ask_fo
     [(set(), "False"), ({"other"}, "False"), ({"old"}, "True")],
 )
 def test_a_gateway_that_leaves_needs_no_pair_as_requests_come_to_it_no_more(leaving: set[str], expected: str) -> None:
-    seen = replace(view(0), heard=GatewayReport({}, pairs=Pairs(2, ("old",))), leaving_gateways=frozenset(leaving))
+    seen = replace(view(0), report=GatewayReport({}, pairs=Pairs(2, ("old",))), leaving_gateways=frozenset(leaving))
     assert judged(seen, "Ready")[0] == expected
-    alone = replace(seen, heard=GatewayReport({}, pairs=Pairs(1, ("old",))))
+    alone = replace(seen, report=GatewayReport({}, pairs=Pairs(1, ("old",))))
     assert judged(alone, "Ready") == ("False", "NoRoutableWorkers"), "no other one says that requests are answered"
 
 
 def test_what_keeps_the_workers_of_a_gateway_back_is_told_as_the_cause() -> None:
-    missing = Trouble("MissingSecret", "the Secret models is not there", of="decode")
-    seen = replace(view(0), heard=GatewayReport({}, pairs=Pairs(1, ("one",))), troubles=(missing,))
+    missing = PassProblem("MissingSecret", "the Secret models is not there", of="decode")
+    seen = replace(view(0), report=GatewayReport({}, pairs=Pairs(1, ("one",))), problems=(missing,))
     assert judged(seen, "Ready") == ("False", "MissingSecret")
-    assert judged(replace(seen, heard=GatewayReport({}, pairs=Pairs(1))), "Ready") == ("True", "Serving")
+    assert judged(replace(seen, report=GatewayReport({}, pairs=Pairs(1))), "Ready") == ("True", "Serving")
 
 
 @pytest.mark.parametrize("phase", list(RolloutPhase))
@@ -171,21 +171,21 @@ def test_complete_numbers_are_not_complete_until_workers_are_routable() -> None:
     assert judged(view(routable=0), "Progressing") == ("True", "WaitingForWorkers")
 
 
-CRASH = Trouble("WorkersFail", "decode worker: crash", of="decode")
+CRASH = PassProblem("WorkersFail", "decode worker: crash", of="decode")
 
 
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
-        (replace(view(), troubles=(Trouble("QuotaExceeded", "no"),)), "QuotaExceeded"),
-        (replace(view(), troubles=(CRASH,)), "WorkersFail"),
-        (replace(view(phase=RolloutPhase.FAILING), troubles=(CRASH,)), "NewTemplateFails"),
-        (replace(view(phase=RolloutPhase.FAILING), troubles=(Trouble("ImagePull", "no"),)), "ImagePull"),
+        (replace(view(), problems=(PassProblem("QuotaExceeded", "no"),)), "QuotaExceeded"),
+        (replace(view(), problems=(CRASH,)), "WorkersFail"),
+        (replace(view(phase=RolloutPhase.FAILING), problems=(CRASH,)), "NewTemplateFails"),
+        (replace(view(phase=RolloutPhase.FAILING), problems=(PassProblem("ImagePull", "no"),)), "ImagePull"),
         (view(phase=RolloutPhase.FAILING), "NewTemplateFails"),
         (view(phase=RolloutPhase.UNSCHEDULABLE), "Unschedulable"),
     ],
 )
-def test_degraded_names_the_worst_that_is_known_and_so_does_the_column(seen: View, reason: str) -> None:
+def test_degraded_names_the_worst_that_is_known_and_so_does_the_column(seen: PassResult, reason: str) -> None:
     assert judged(seen, "Degraded") == ("True", reason)
     assert judged(seen, "Stalled") == ("True", reason)
     assert judged(seen, "Reconciling") == ("False", "Stalled")
@@ -203,21 +203,21 @@ def test_degraded_names_the_worst_that_is_known_and_so_does_the_column(seen: Vie
         (view(routable=0), "NoRoutableWorkers"),
         (replace(view(), gateways_ready=0), "NoGateway"),
         (
-            replace(view(routable=0), troubles=(Trouble("FetchingModel", "x", False, "fetch"),)),
+            replace(view(routable=0), problems=(PassProblem("FetchingModel", "x", False, "fetch"),)),
             "FetchingModel",
         ),
-        (replace(view(routable=0), troubles=(CRASH, Trouble("Unschedulable", "y", of="gateway"))), "WorkersFail"),
+        (replace(view(routable=0), problems=(CRASH, PassProblem("Unschedulable", "y", of="gateway"))), "WorkersFail"),
     ],
 )
-def test_the_column_says_the_worst_in_a_word(seen: View, summary: str) -> None:
+def test_the_column_says_the_worst_in_a_word(seen: PassResult, summary: str) -> None:
     assert status_of(seen, EMPTY, NOW).summary == summary
 
 
 def test_the_words_beside_the_column_are_about_what_it_says() -> None:
-    full = Trouble("QuotaExceeded", "exceeded quota: q, requested: pods=1, used: pods=3", of="decode")
-    status = status_of(replace(view(), troubles=(full,)), EMPTY, NOW)
+    full = PassProblem("QuotaExceeded", "exceeded quota: q, requested: pods=1, used: pods=3", of="decode")
+    status = status_of(replace(view(), problems=(full,)), EMPTY, NOW)
     assert (status.summary, status.message) == ("QuotaExceeded", full.message)
-    assert judged(replace(view(), troubles=(full,)), "Ready") == ("True", "Serving")
+    assert judged(replace(view(), problems=(full,)), "Ready") == ("True", "Serving")
     serving = status_of(view(), EMPTY, NOW)
     assert (serving.summary, serving.message) == ("Serving", "requests are served")
     lost = unreadable("forbidden", serving, 1, NOW)
@@ -227,8 +227,8 @@ def test_the_words_beside_the_column_are_about_what_it_says() -> None:
 
 
 def test_why_nothing_serves_is_a_sentence_with_its_cause() -> None:
-    cause = Trouble("MissingSecret", "decode worker: the Secret x does not exist", of="decode")
-    status = status_of(replace(view(routable=0), troubles=(cause,)), EMPTY, NOW)
+    cause = PassProblem("MissingSecret", "decode worker: the Secret x does not exist", of="decode")
+    status = status_of(replace(view(routable=0), problems=(cause,)), EMPTY, NOW)
     told = {each.type: each.message for each in status.conditions}
     assert told["Available"] == (
         "no prefill and no decode worker is routable, because decode worker: the Secret x does not exist"
@@ -246,17 +246,19 @@ def test_what_is_left_out_is_said_without_alarm() -> None:
 
 def test_measurements_are_unknown_until_there_are_any() -> None:
     heard = GatewayReport({}, SloStatus(ttft="p95 412ms/500ms"), True, None, False, "0.8 GB/s")
-    status = status_of(replace(view(), heard=heard), EMPTY, NOW)
+    status = status_of(replace(view(), report=heard), EMPTY, NOW)
     assert condition(status, "SLOMet") == ("True", "Met")
     assert condition(status, "TransportVerified") == ("False", "TooSlow")
     assert status.slo == heard.slo
-    assert judged(replace(view(), heard=GatewayReport(None)), "SLOMet") == ("Unknown", "NotMeasured")
+    assert judged(replace(view(), report=GatewayReport(None)), "SLOMet") == ("Unknown", "NotMeasured")
 
 
 def test_limits_are_told_with_who_and_what() -> None:
-    foreign = replace(view(), plans={P: Plan(1, None), D: Plan(1, None, "", frozenset({"hpa"}))})
+    foreign = replace(view(), plans={P: PoolPlan(1, None), D: PoolPlan(1, None, "", frozenset({"hpa"}))})
     assert judged(foreign, "ScalingLimited") == ("True", "ForeignWriter")
-    bound = replace(view(), plans={P: Plan(1, None), D: Plan(4, None, "decode: 4 instead of 9 by replicas.max 4")})
+    bound = replace(
+        view(), plans={P: PoolPlan(1, None), D: PoolPlan(4, None, "decode: 4 instead of 9 by replicas.max 4")}
+    )
     assert judged(bound, "ScalingLimited") == ("True", "OutOfBounds")
     held = replace(view(), sized=Sized({P: 1, D: 1}, {P: "hold", D: "hold"}, holds=True))
     assert judged(held, "ScalingLimited") == ("Unknown", "Holding")
@@ -271,7 +273,7 @@ def test_a_new_size_is_a_decision_with_its_reason_and_the_first_one_is_none() ->
     first = status_of(view(), EMPTY, NOW)
     assert first.last_scaling is None
     sized = Sized({P: 1, D: 3}, {P: "prefill stays", D: "decode 1→3: load"}, holds=False, inputs="9 req/s")
-    grown = replace(view(), plans={P: Plan(1, None), D: Plan(3, 3)}, sized=sized)
+    grown = replace(view(), plans={P: PoolPlan(1, None), D: PoolPlan(3, 3)}, sized=sized)
     after = status_of(grown, first, LATER)
     assert after.last_scaling is not None
     assert (after.last_scaling.from_, after.last_scaling.to, after.last_scaling.inputs) == (1, 3, "9 req/s")

@@ -10,7 +10,7 @@ import pytest
 
 from baton_operator.kube.kinds import BUDGETS, EVENTS, PODS, WORKERS
 from baton_operator.objects.metadata import ROLE_LABEL
-from baton_operator.passes.drain_replacement import GIVE_UP, DrainReplacement, PodPlace, succession
+from baton_operator.passes.drain_replacement import GIVE_UP, DrainReplacement, PodPlace, plan_replacement
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.cluster import is_ready
 from baton_testing.kube.world import SPACE, Promise, World
@@ -48,7 +48,7 @@ DECODE, HELD = frozenset({Role.DECODE}), {Role.DECODE: 1}
 def test_what_is_done_follows_from_places_and_nodes(
     count: int, places: tuple[PodPlace, ...], emptying: frozenset[str] | None, expected: DrainReplacement
 ) -> None:
-    assert succession({Role.DECODE: count}, {Role.DECODE: places}, emptying, NOW) == expected
+    assert plan_replacement({Role.DECODE: count}, {Role.DECODE: places}, emptying, NOW) == expected
 
 
 def pods_of(world: World, role: Role) -> list[Json]:

@@ -19,7 +19,7 @@ from baton_operator.passes.shared_objects import handed_over
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.store import Json
-from baton_testing.kube.world import MASTERS, NAME, PLATFORM, SPACE, Promise, World, wish
+from baton_testing.kube.world import MASTERS, NAME, PLATFORM, SPACE, Promise, World, deployment_body
 from baton_testing.virtual_time.loop import run_virtual
 from baton_wire.messages.values import POOL_ROLES
 
@@ -110,7 +110,7 @@ def test_taken_away_it_leaves_the_number_to_the_spec() -> None:
 
 
 def test_where_the_api_is_not_served_the_floor_is_what_runs() -> None:
-    text = msgspec.json.encode(wish(gateway={"autoscaling": SCALED}))
+    text = msgspec.json.encode(deployment_body(gateway={"autoscaling": SCALED}))
     made = render(Inputs(text, "", Owner("u"), (), PLATFORM, MASTERS, frozenset(OPTIONAL) - {AUTOSCALERS}))
     [gateway] = [each for each in made.standing if each.name == GATEWAY and each.resource == WORKERS]
     owner = {"uid": "u", "controller": True}

@@ -90,7 +90,7 @@ def test_a_gateway_that_refuses_a_route_is_told_of_at_once_until_the_route_is_an
 
 def test_a_route_that_one_of_several_gateways_takes_is_taken() -> None:
     async def script(world: World) -> None:
-        both = [told(status, "Said")["parents"][0] for status in ("False", "True")]
+        both = [told(status, "ObjectEvent")["parents"][0] for status in ("False", "True")]
         world.store.set_status(ROUTES, SPACE, GATEWAY, {"parents": both})
         await asyncio.sleep(FOUND_WITHIN_S)
         assert condition(world, "Stalled") == ("False", "AsExpected")

@@ -12,7 +12,7 @@ from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.object_fields import is_controlled
 from baton_operator.objects.metadata import ADOPT_ANNOTATION
 from baton_testing.kube.calm_world import play
-from baton_testing.kube.world import NAME, SPACE, World, wish
+from baton_testing.kube.world import NAME, SPACE, World, deployment_body
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -76,7 +76,7 @@ def test_objects_without_an_owner_are_a_condition_and_an_event_and_an_annotation
         await world.settle()
         assert degraded(world) == ("True", "NameTaken")
         assert "NameTaken" in {each["reason"] for each in world.store.all(EVENTS, SPACE)}
-        body = wish()
+        body = deployment_body()
         body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
         world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
         await world.settle()
@@ -112,7 +112,7 @@ def test_a_record_under_another_name_is_taken_over_once_and_fights_no_other() ->
         world.start()
         world.user_applies()
         await world.settle()
-        body = wish()
+        body = deployment_body()
         body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
         world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
         await asyncio.sleep(60.0)
@@ -141,7 +141,7 @@ def test_a_secret_that_a_backup_wrote_is_taken_over_by_whom_its_label_names_and_
         world.store.create(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {}}, "velero")
         world.by_hand = False
         world.start()
-        body = wish()
+        body = deployment_body()
         body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"} if adopts else {}
         world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
         await asyncio.sleep(60.0)
@@ -164,7 +164,7 @@ def test_what_another_object_controls_is_never_taken_over() -> None:
         world.store.replace(WORKERS, theirs, "kubectl")
         world.by_hand = False
         world.start()
-        adopting = wish()
+        adopting = deployment_body()
         adopting["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
         world.store.apply(DEPLOYMENTS, adopting, "kubectl", force=True)
         await world.settle()

@@ -16,7 +16,7 @@ from baton_operator.kube.object_fields import Manifest, mapping
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, standing_objects, worker_deployment, workers_of
 from baton_operator.objects.pods import WorkerTemplate, worker_template
-from baton_operator.passes.observe import WorkerSet, finished, groups, replicas_after, worker_sets
+from baton_operator.passes.observe import WorkerSet, finished, replicas_after, rollout_groups, worker_sets
 from baton_operator.passes.worker_pods import PodCounts
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -47,7 +47,7 @@ def pass_over(live: Live, wanted: LLMDeployment) -> tuple[Live, bool]:
     templates = {role: worker_template(wanted, role, PLATFORM) for role in POOL_ROLES}
     count = {role: Wanted(templates[role].spec.revision, wanted.spec.prefill.replicas.min) for role in POOL_ROLES}
     routable = {(each.role, each.revision.template): each.ready for each in sets}
-    step = next_step(count, groups(sets, routable), Limits(1, 0))
+    step = next_step(count, rollout_groups(sets, routable), Limits(1, 0))
     after = copy.deepcopy(live)
     for (role, revision), replicas in replicas_after(sets, step).items():
         write(after, sets, templates[role], wanted, role, revision, replicas)
@@ -127,14 +127,14 @@ SET = WorkerSet("chat-decode-hash", Role.DECODE, REVISION, wanted=3, existing=3,
 
 
 def test_without_word_from_a_gateway_it_is_unknown_what_is_routable() -> None:
-    assert groups([SET], None)[0].routable is None
-    assert groups([SET], {})[0].routable == 0
-    assert groups([SET], {(Role.DECODE, "hash"): 9})[0].routable == 3
+    assert rollout_groups([SET], None)[0].routable is None
+    assert rollout_groups([SET], {})[0].routable == 0
+    assert rollout_groups([SET], {(Role.DECODE, "hash"): 9})[0].routable == 3
 
 
 def test_a_deployment_on_its_way_out_counts_for_nothing() -> None:
     leaving = dataclasses.replace(SET, is_leaving=True)
-    assert groups([leaving], {}) == ()
+    assert rollout_groups([leaving], {}) == ()
     assert replicas_after([leaving], Step((PoolChange(Role.DECODE, REVISION, 2),), "")) == {(Role.DECODE, REVISION): 2}
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
-from baton_operator.passes.deployment_status import View, status_of
+from baton_operator.passes.deployment_status import PassResult, status_of
 from baton_operator.passes.observe import WorkerSet
-from baton_operator.passes.pool_size import Plan
-from baton_operator.passes.problems import WORST, Trouble
+from baton_operator.passes.pool_size import PoolPlan
+from baton_operator.passes.problems import WORST, PassProblem
 from baton_operator.schema.status import DeploymentStatus
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -32,8 +32,8 @@ class Worker:
     is_routable: bool
 
 
-troubles = st.builds(
-    lambda reason, of: Trouble(reason, f"{of or 'all'}: it is {reason}", reason not in ENDS_ALONE, of),
+problems = st.builds(
+    lambda reason, of: PassProblem(reason, f"{of or 'all'}: it is {reason}", reason not in ENDS_ALONE, of),
     st.sampled_from(REASONS_OF_ALL),
     st.sampled_from(["", "prefill", "decode", "gateway", "fetch"]),
 )
@@ -45,8 +45,8 @@ workers = st.lists(
 
 def view(  # noqa: PLR0913
     found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
-    told: list[Trouble], is_reachable: bool | None, wakes: bool | None,
-) -> View:  # fmt: skip
+    told: list[PassProblem], is_reachable: bool | None, wakes: bool | None,
+) -> PassResult:  # fmt: skip
     keys = sorted({(each.role, each.fit, each.template) for each in found})
     groups, sets = [], []
     for role, fit, template in keys:
@@ -54,18 +54,18 @@ def view(  # noqa: PLR0913
         count, revision = sum(each.is_routable for each in mine), Revision(fit, template)
         groups.append(Group(role, revision, len(mine), count if known else None))
         sets.append(WorkerSet(f"chat-{role}-{fit}{template}", role, revision, len(mine), len(mine), count, False))
-    return View(
+    return PassResult(
         deployment=MODES[mode],
         generation=1,
         wanted=dict.fromkeys(POOL_ROLES, Revision("a", "x")),
-        plans={role: Plan(size, None) for role, size in zip(POOL_ROLES, sizes, strict=True)},
+        plans={role: PoolPlan(size, None) for role, size in zip(POOL_ROLES, sizes, strict=True)},
         sized=None,
         sets=tuple(sets),
         groups=tuple(groups),
         step=Step((), REASONS[phase], phase),
         gateways_ready=gateways,
-        heard=None,
-        troubles=tuple(told),
+        report=None,
+        problems=tuple(told),
         is_reachable=is_reachable,
         wakes=wakes,
     )
@@ -109,13 +109,13 @@ def kstatus(status: DeploymentStatus) -> str:
     st.tuples(st.integers(0, 2), st.integers(0, 2)),
     st.sampled_from(sorted(MODES)),
     st.sampled_from(list(RolloutPhase)),
-    st.lists(troubles, max_size=4),
+    st.lists(problems, max_size=4),
     st.sampled_from([True, True, False, None]),
     st.sampled_from([True, False, None]),
 )
 def test_ready_is_whether_a_request_would_be_answered(  # noqa: PLR0913
     found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
-    told: list[Trouble], is_reachable: bool | None, wakes: bool | None,
+    told: list[PassProblem], is_reachable: bool | None, wakes: bool | None,
 ) -> None:  # fmt: skip
     seen = view(found, known, gateways, sizes, mode, phase, told, is_reachable, wakes)
     status = status_of(seen, DeploymentStatus(), NOW)

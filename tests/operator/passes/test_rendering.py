@@ -11,11 +11,13 @@ from baton_control.errors import ManifestError
 from baton_operator.kube.kinds import BUDGETS, OPTIONAL
 from baton_operator.objects.cluster import Owner
 from baton_operator.passes.rendering import KEPT, Inputs, Rendering, Renderings, render
-from baton_testing.kube.world import MASTERS, PLATFORM, newer, wish
+from baton_testing.kube.world import MASTERS, PLATFORM, deployment_body, newer
 
 
 def inputs(uid: str = "u1", **fields: object) -> Inputs:
-    return Inputs(msgspec.json.encode(wish(**fields)), "", Owner(uid), (), PLATFORM, dict(MASTERS), frozenset(OPTIONAL))
+    return Inputs(
+        msgspec.json.encode(deployment_body(**fields)), "", Owner(uid), (), PLATFORM, dict(MASTERS), frozenset(OPTIONAL)
+    )
 
 
 def counting() -> tuple[Renderings, list[Inputs]]:

@@ -7,24 +7,24 @@ from typing import Any
 from baton_control.names import Key
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, PODS, WATCHED, WORKERS
-from baton_operator.passes.snapshot import Snapshot, snapshot
-from baton_testing.kube.world import NAME, SPACE, wish
+from baton_operator.passes.snapshot import Snapshot, take_snapshot
+from baton_testing.kube.world import NAME, SPACE, deployment_body
 
 
 def seen(gateway: dict[str, Any], **of_pod: str) -> Snapshot:
     caches = {each: Cache(each, lambda key: None) for each in (*WATCHED, *OPTIONAL)}
-    live = wish()
+    live = deployment_body()
     live["metadata"] |= {"uid": "u1", "resourceVersion": "1", "generation": 1}
-    caches[DEPLOYMENTS].written(live)
+    caches[DEPLOYMENTS].store(live)
     metadata = {"name": f"{NAME}-gateway", "namespace": SPACE, "uid": "u2", "resourceVersion": "2"}
     labels = {"baton.dev/deployment": NAME, "baton.dev/role": "gateway"}
     owner = {"uid": "u1", "controller": True}
-    caches[WORKERS].written({**gateway, "metadata": {**metadata, "labels": labels, "ownerReferences": [owner]}})
+    caches[WORKERS].store({**gateway, "metadata": {**metadata, "labels": labels, "ownerReferences": [owner]}})
     pod: dict[str, Any] = {"metadata": {**metadata, "name": f"{NAME}-gateway-a-b", "uid": "u3", "labels": labels}}
     pod["metadata"] |= of_pod
     pod["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": f"{NAME}-gateway-a", "uid": "u4"}]
-    caches[PODS].written({**pod, "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}})
-    found = snapshot(Key(SPACE, NAME), caches)
+    caches[PODS].store({**pod, "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}})
+    found = take_snapshot(Key(SPACE, NAME), caches)
     assert found is not None
     return found
 

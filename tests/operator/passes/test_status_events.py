@@ -11,10 +11,10 @@ import pytest
 from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
 from baton_operator.kube.kinds import EVENTS, POOLS, SERVICES
-from baton_operator.passes.deployment_status import View, status_of
-from baton_operator.passes.pool_size import Plan
-from baton_operator.passes.problems import Trouble
-from baton_operator.passes.status_events import MOST, WINDOW_S, EventBook, Turn, turns
+from baton_operator.passes.deployment_status import PassResult, status_of
+from baton_operator.passes.pool_size import PoolPlan
+from baton_operator.passes.problems import PassProblem
+from baton_operator.passes.status_events import MOST, WINDOW_S, EventBook, StatusEvent, turns
 from baton_operator.schema.status import DeploymentStatus
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.planted_causes import LOOSE
@@ -28,21 +28,21 @@ DEPLOYMENT = deployment(autoscaling__mode="Off")
 
 
 def status(
-    before: DeploymentStatus, routable: int = 1, workers: int = 1, revision: Revision = NEW, *troubles: Trouble,
+    before: DeploymentStatus, routable: int = 1, workers: int = 1, revision: Revision = NEW, *problems: PassProblem,
     phase: RolloutPhase = RolloutPhase.COMPLETE, limit: str = "",
 ) -> DeploymentStatus:  # fmt: skip
-    seen = View(
+    seen = PassResult(
         deployment=DEPLOYMENT,
         generation=1,
         wanted=dict.fromkeys(POOL_ROLES, revision),
-        plans={role: Plan(workers, None, limit) for role in POOL_ROLES},
+        plans={role: PoolPlan(workers, None, limit) for role in POOL_ROLES},
         sized=None,
         sets=(),
         groups=tuple(Group(role, revision, workers, routable) for role in POOL_ROLES),
         step=Step((), REASONS[phase], phase),
         gateways_ready=1,
-        heard=None,
-        troubles=troubles,
+        report=None,
+        problems=problems,
     )
     return status_of(seen, before, NOW)
 
@@ -66,13 +66,13 @@ def test_a_status_tells_its_turns_and_nothing_twice() -> None:
 
 def test_what_was_wrong_is_told_to_be_over() -> None:
     serving = status(status(DeploymentStatus(), routable=0))
-    bad = status(serving, 1, 1, NEW, Trouble("MissingSecret", "x"))
+    bad = status(serving, 1, 1, NEW, PassProblem("MissingSecret", "x"))
     assert reasons(serving, bad) == [(True, "MissingSecret")]
     assert reasons(bad, status(bad)) == [(False, "Recovered")]
     bound = status(serving, limit="decode: 3 instead of 9 by replicas.max 3")
     assert reasons(serving, bound) == [(True, "OutOfBounds")]
     assert reasons(bound, status(bound)) == [(False, "ScalingFree")]
-    fetching = status(serving, 0, 1, NEW, Trouble("FetchingModel", "x", lasts=False))
+    fetching = status(serving, 0, 1, NEW, PassProblem("FetchingModel", "x", lasts=False))
     assert (False, "FetchingModel") in reasons(serving, fetching)
     assert (False, "ModelFetched") in reasons(fetching, status(fetching))
 
@@ -90,15 +90,15 @@ def test_both_pools_are_told_of_and_the_last_twenty_sizes_kept() -> None:
 
 def test_the_same_again_raises_a_count_whatever_its_numbers() -> None:
     book = EventBook()
-    first = book.tell(Turn(False, "Scaled", "decode 1 to 2: forecast 3.5 req/s", "decode"), 100.0)
-    again = book.tell(Turn(False, "Scaled", "decode 2 to 3: forecast 7.25 req/s", "decode"), 130.0)
-    other = book.tell(Turn(False, "Scaled", "prefill 2 to 3: forecast 7.25 req/s", "prefill"), 131.0)
+    first = book.tell(StatusEvent(False, "Scaled", "decode 1 to 2: forecast 3.5 req/s", "decode"), 100.0)
+    again = book.tell(StatusEvent(False, "Scaled", "decode 2 to 3: forecast 7.25 req/s", "decode"), 130.0)
+    other = book.tell(StatusEvent(False, "Scaled", "prefill 2 to 3: forecast 7.25 req/s", "prefill"), 131.0)
     assert first is not None
     assert again is not None
     assert other is not None
     assert (first.count, again.count, other.count) == (1, 2, 1)
     assert (first.first, again.first) == (100.0, 100.0)
-    late = book.tell(Turn(False, "Scaled", "decode 3 to 4: forecast 9 req/s", "decode"), 5000.0)
+    late = book.tell(StatusEvent(False, "Scaled", "decode 3 to 4: forecast 9 req/s", "decode"), 5000.0)
     assert late is not None
     assert (late.count, late.first) == (1, 5000.0)
 
@@ -106,9 +106,9 @@ def test_the_same_again_raises_a_count_whatever_its_numbers() -> None:
 @pytest.mark.parametrize("reason", ["Available", "Recovered", "RolloutComplete", "ModelFetched", "Restored"])
 def test_a_flood_is_bounded_and_the_end_is_told_all_the_same(reason: str) -> None:
     book = EventBook()
-    words = [Turn(True, "A", f"{chr(97 + n % 26)}{chr(97 + n // 26)}") for n in range(500)]
+    words = [StatusEvent(True, "A", f"{chr(97 + n % 26)}{chr(97 + n // 26)}") for n in range(500)]
     assert sum(book.tell(turn, n * WINDOW_S / 600) is not None for n, turn in enumerate(words)) <= MOST
-    assert book.tell(Turn(False, reason, "over", closes=True), WINDOW_S - 1) is not None
+    assert book.tell(StatusEvent(False, reason, "over", closes=True), WINDOW_S - 1) is not None
 
 
 def events(world: World) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class Gateways:
         self.pairs: Callable[[], Pairs | None] = lambda: None
         self.is_blind = False
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         if self._world.clock() < self.from_s:
             return None
         counts: dict[tuple[Role, str], int] = {}

@@ -10,7 +10,7 @@ from baton_operator.passes.worker_pods import (
     PodCounts,
     Readiness,
     WorkerPod,
-    crews,
+    count_pods,
     placement_s,
     worker_pods,
 )
@@ -97,7 +97,7 @@ def test_a_pod_without_a_node_says_why() -> None:
 def test_crews_count_by_template() -> None:
     leaving = pod("3")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    found = crews(worker_pods([pod("1"), pod("2", ready=False, **waiting("ErrImagePull")), leaving], "chat"))
+    found = count_pods(worker_pods([pod("1"), pod("2", ready=False, **waiting("ErrImagePull")), leaving], "chat"))
     assert found == {
         KEY: PodCounts(existing=3, leaving=1, ready=1, failing=1, message="the image baton cannot be pulled"),
     }

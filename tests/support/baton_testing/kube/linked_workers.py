@@ -50,7 +50,7 @@ class LinkedWorkers:
             self._workers[uid] = _Worker(number.to_bytes(16, "big"), role)
         return self._workers[uid]
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport:
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport:
         ready = [pod for pod in self._store.all(PODS, key.namespace) if is_worker(pod) and is_ready(pod)]
         routable = Counter((self.role(pod), str(pod["metadata"]["labels"][TEMPLATE_LABEL])) for pod in ready)
         told = [(pod["status"]["podIP"], self._worker(pod)) for pod in ready]

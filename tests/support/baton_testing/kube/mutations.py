@@ -24,7 +24,7 @@ from baton_operator.schema.crd import deployment_definition
 from baton_testing.kube.campaign import difference
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.store import Json
-from baton_testing.kube.world import LINKED, NAME, SPACE, Promise, World, wish
+from baton_testing.kube.world import LINKED, NAME, SPACE, Promise, World, deployment_body
 from baton_testing.virtual_time.loop import run_virtual
 from baton_wire.messages.values import POOL_ROLES
 
@@ -121,7 +121,7 @@ class Mutation:
 
 def base() -> Json:
     """The deployment that is mutated: the smallest that serves."""
-    return wish(prefill__replicas=dict(ONE), decode__replicas=dict(ONE))
+    return deployment_body(prefill__replicas=dict(ONE), decode__replicas=dict(ONE))
 
 
 def paths() -> list[str]:

@@ -62,7 +62,7 @@ class RolloutWorld:
         self._failing: set[tuple[Role, Revision]] = set()
         self._room: int | None = None
         self._is_known, self._is_linked, self._paused = True, True, False
-        self._has_trouble = True
+        self._has_problem = True
         """Nothing was complete yet, or something else than the planner made workers fewer or the wish greater."""
         self._limits = self._some_limits()
         fit, template = "f0", "t0"
@@ -112,17 +112,17 @@ class RolloutWorld:
         self._wanted = self._wanted | {role: Wanted(self._wanted[role].revision, self._size())}
         if self._random.random() < 0.05:
             self._wanted = {each: Wanted(pool.revision, 0) for each, pool in self._wanted.items()}
-        self._has_trouble = True
+        self._has_problem = True
 
     def _crash(self) -> None:
         for worker in self._workers:
             if self._random.random() < 0.3:
                 worker.is_ready = worker.is_routable = False
-        self._has_trouble = True
+        self._has_problem = True
 
     def _set_limits(self) -> None:
         self._limits = self._some_limits()
-        self._has_trouble = True
+        self._has_problem = True
 
     def _toggle_pause(self) -> None:
         self._paused = not self._paused
@@ -139,7 +139,7 @@ class RolloutWorld:
         for worker in self._workers:
             if self._random.random() < 0.2:
                 worker.is_routable = False
-        self._has_trouble = True
+        self._has_problem = True
 
     def _toggle_room(self) -> None:
         self._room = None if self._room is not None else len(self._workers) + self._random.randint(0, 1)
@@ -157,7 +157,7 @@ class RolloutWorld:
             if self._step().phase is RolloutPhase.COMPLETE:
                 self._world_moves(1.0)
                 self._world_moves(1.0)
-                self._has_trouble = False
+                self._has_problem = False
                 return
         raise self._broken("the rollout does not complete")
 
@@ -228,7 +228,7 @@ class RolloutWorld:
                 raise self._broken(f"surge of {role}")
             if after.usable[role] < min(floor, before.usable[role]):
                 raise self._broken(f"floor of {role}: {before.usable[role]} to {after.usable[role]}")
-            if not self._has_trouble and after.usable[role] < floor:
+            if not self._has_problem and after.usable[role] < floor:
                 raise self._broken(f"{role} under the floor {floor} though nothing went wrong: {after.usable[role]}")
             self._check_hold(role, before, after, reported)
         if after.share < min(before.share, after.least_share) - 1e-9 and step.changes and len(before.fits) <= 2:

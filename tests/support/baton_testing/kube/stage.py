@@ -65,7 +65,7 @@ class ReadyIsRoutable:
         """`flipped`: the last flip of each worker, by the epoch that its Pod's uid stands for."""
         self._runtime, self._flipped = runtime, flipped
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         counts: dict[tuple[Role, str], int] = {}
         flexible: list[FlexibleWorker] = []
         for pod in self._runtime().caches[PODS].of(key):

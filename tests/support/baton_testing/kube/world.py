@@ -222,7 +222,7 @@ class World:
 
     def user_applies(self, **fields: object) -> None:
         """`kubectl apply` of the deployment with these fields (`manifest` says how)."""
-        self.store.apply(DEPLOYMENTS, wish(**fields), "kubectl", force=True)
+        self.store.apply(DEPLOYMENTS, deployment_body(**fields), "kubectl", force=True)
 
     def user_edits(self, path: str, value: object) -> None:
         """`kubectl edit` of one field, `rollout.paused` for instance."""
@@ -366,7 +366,7 @@ class World:
         return found | {"pods": dict(pods)}
 
 
-def wish(**fields: object) -> Json:
+def deployment_body(**fields: object) -> Json:
     """The deployment that scenarios start from: two workers in each pool."""
     two = {"min": 2, "max": 2}
     body = manifest(**{"model__source": "pvc://models/a", "prefill__replicas": two, "decode__replicas": two, **fields})
