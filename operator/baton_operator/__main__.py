@@ -78,7 +78,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             nonlocal scopes, missing
             version = await look(session.version)
             missing = warnings(version)
-            metrics.server_lacks(each.name for each in lacks(version))
+            metrics.server_lacks(feature.name for feature in lacks(version))
             await check_secrets_guarded(api, settings.namespaces)
             scopes = await scopes_for(api, settings.namespaces, open_files)
 
@@ -91,7 +91,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             return [
                 *missing,
                 *closed,
-                *(f"namespace {name} belongs to the operator {each}" for name, each in others.items()),
+                *(f"namespace {name} belongs to the operator {holder}" for name, holder in others.items()),
             ]
 
         def stalled() -> str | None:
@@ -106,14 +106,14 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             custom, keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
         )
         metrics.REGISTRY.register(metrics.AlteredGatewayFrames(lambda: links.server.altered.count))
-        told = settings.routable_from is RoutableFrom.GATEWAY
+        hears_gateways = settings.routable_from is RoutableFrom.GATEWAY
         claims = _claims(api, settings)
         runtime = Runtime(
             api,
             custom,
             installation,
-            sizing=links.sizing if told else None,
-            telemetry=links.telemetry if told else None,
+            sizing=links.sizing if hears_gateways else None,
+            telemetry=links.telemetry if hears_gateways else None,
             measured=SizingMetrics(metrics.REGISTRY),
             claims=claims,
             reads_nodes=True,
@@ -195,8 +195,8 @@ async def _before(stop: asyncio.Event, work: Coroutine[object, object, None]) ->
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
     is_done = task.done()
-    for each in (task, stopped):
-        each.cancel()
+    for waiter in (task, stopped):
+        waiter.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
     return is_done

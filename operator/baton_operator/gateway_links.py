@@ -62,8 +62,8 @@ class DeploymentLinks:
             yield int(listening.getsockname()[1])
 
     def _live(self, key: Key) -> Manifest | None:
-        found = self._deployments.get(*key)
-        return None if found is None or is_leaving(found) else found
+        live = self._deployments.get(*key)
+        return None if live is None or is_leaving(live) else live
 
     def _keys(self, key: Key) -> DerivedKeys | None:
         live = self._live(key)

@@ -38,8 +38,8 @@ _UNREADABLE = Gauge(
 def unreadable(namespaces: frozenset[str]) -> None:
     """These and no others. They come from the operator's flags, so they are few."""
     _UNREADABLE.clear()
-    for each in namespaces:
-        _UNREADABLE.labels(each).set(1)
+    for namespace in namespaces:
+        _UNREADABLE.labels(namespace).set(1)
 
 
 _CLAIMED = Gauge(
@@ -68,8 +68,8 @@ _LACKS = Gauge(
 def server_lacks(features: Iterable[str]) -> None:
     """These and no others."""
     _LACKS.clear()
-    for each in features:
-        _LACKS.labels(each).set(1)
+    for feature in features:
+        _LACKS.labels(feature).set(1)
 
 
 def pass_ended(outcome: str, seconds: float, queued: int) -> None:
@@ -110,11 +110,11 @@ class DeploymentConditions(Collector):
             "baton_deployment_reason", "1 for the worst that is true of a deployment", labels=[*labels, "reason"]
         )
         for key, status in sorted(self._seen.items()):
-            for each in status.conditions:
-                if each.type in set(ConditionType):
+            for condition in status.conditions:
+                if condition.type in set(ConditionType):
                     for truth in Truth:
-                        place = [*key, each.type, truth.value]
-                        conditions.add_metric(place, float(each.status == truth))
+                        place = [*key, condition.type, truth.value]
+                        conditions.add_metric(place, float(condition.status == truth))
             reasons.add_metric([*key, status.summary or "Unknown"], 1.0)
         yield conditions
         yield reasons
@@ -138,10 +138,10 @@ class ApiCalls(Collector):
         self._counts = counts
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        found = CounterMetricFamily("baton_operator_api_calls", "Calls to the API server", labels=["verb", "resource"])
+        family = CounterMetricFamily("baton_operator_api_calls", "Calls to the API server", labels=["verb", "resource"])
         for (verb, resource), count in sorted(self._counts().items()):
-            found.add_metric([verb, resource], count)
-        yield found
+            family.add_metric([verb, resource], count)
+        yield family
 
 
 class AlteredGatewayFrames(Collector):
@@ -152,9 +152,9 @@ class AlteredGatewayFrames(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         text = "Frames of gateways that did not arrive as they were sent; each ended its link"
-        found = CounterMetricFamily("baton_operator_altered_frames", text)
-        found.add_metric([], self._count())
-        yield found
+        family = CounterMetricFamily("baton_operator_altered_frames", text)
+        family.add_metric([], self._count())
+        yield family
 
 
 def text() -> bytes:

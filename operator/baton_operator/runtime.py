@@ -93,9 +93,9 @@ class Runtime:
         """Until cancelled. Raises KubeError when the server cannot be asked what it serves."""
         clock = asyncio.get_running_loop().time
         self._ended_at = self._saw_at = clock()
-        optional = frozenset([each for each in OPTIONAL if await self._is_served(each)])
+        optional = frozenset([kind for kind in OPTIONAL if await self._is_served(kind)])
         installation = replace(self._installation, served=lambda name: optional - self.reach.left_out(name))
-        watched = {each: Cache(each, self.offer, self._custom.namespaces) for each in (*OWNED, *optional)}
+        watched = {kind: Cache(kind, self.offer, self._custom.namespaces) for kind in (*OWNED, *optional)}
         self.caches |= watched
         reconciler = Reconciler(
             self._api,
@@ -110,7 +110,7 @@ class Runtime:
         )
         scopes = self._custom.scopes
         informers = [
-            self._informer(cache, each, cache.resource in optional) for cache in watched.values() for each in scopes
+            self._informer(cache, scope, cache.resource in optional) for cache in watched.values() for scope in scopes
         ]
         self.reach.listeners.append(self._reach_changed)
         async with asyncio.TaskGroup() as tasks:
@@ -177,8 +177,8 @@ class Runtime:
         if not self.reach.is_blind:
             self._saw_at = now
         if now - self._saw_at > STALL_S:
-            said = "; ".join(f"{name}: {why}" for name, why in list(self.reach.problems().items())[:3])
-            return f"no namespace could be read for {now - self._saw_at:.0f} s: {said or 'no list came'}"
+            problems = "; ".join(f"{name}: {why}" for name, why in list(self.reach.problems().items())[:3])
+            return f"no namespace could be read for {now - self._saw_at:.0f} s: {problems or 'no list came'}"
         for name, at in self._beats.items():
             if now - at > 2 * self._pace.watch_s + STALL_S:
                 return f"the watch of {name} has been silent for {now - at:.0f} s"

@@ -109,7 +109,7 @@ def parse(argv: list[str]) -> Settings:
         given.routable_from = RoutableFrom.READINESS
     if given.operator_class is not None and not is_class(given.operator_class):
         parser.error(f"--class: {given.operator_class!r} is not allowed: must be a label such as team-a")
-    named = tuple(each.strip() for each in (given.namespaces or given.own_namespace).split(",") if each.strip())
+    named = tuple(name.strip() for name in (given.namespaces or given.own_namespace).split(",") if name.strip())
     return Settings(
         namespaces=None if given.all_namespaces else named,
         own_namespace=given.own_namespace,
@@ -136,7 +136,7 @@ def _lease_name(operator_class: str | None) -> str:
 
 def _ports(text: str) -> tuple[int, ...]:
     """Raises ValueError."""
-    ports = tuple(int(each) if each.isascii() and each.isdigit() else 0 for each in text.split(","))
+    ports = tuple(int(port) if port.isascii() and port.isdigit() else 0 for port in text.split(","))
     if not all(0 < port < 65_536 for port in ports):
         raise ValueError(f"--fetch-ports: {text!r} is not allowed: must be ports from 1 to 65535")
     return ports
@@ -145,7 +145,7 @@ def _ports(text: str) -> tuple[int, ...]:
 def _networks(text: str) -> tuple[str, ...]:
     """Raises ValueError."""
     try:
-        return tuple(str(ipaddress.ip_network(each.strip())) for each in text.split(",") if each.strip())
+        return tuple(str(ipaddress.ip_network(network.strip())) for network in text.split(",") if network.strip())
     except ValueError as error:
         raise ValueError(f"--fetch-cidrs: {error}: must be networks such as 10.20.0.0/16") from error
 

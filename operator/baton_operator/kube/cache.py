@@ -41,8 +41,8 @@ class Entry:
     data: bytes
 
     def manifest(self) -> Manifest:
-        found: Manifest = msgspec.json.decode(self.data)
-        return found
+        manifest: Manifest = msgspec.json.decode(self.data)
+        return manifest
 
 
 class Cache:
@@ -179,13 +179,13 @@ def _entry(resource: Resource, manifest: Manifest) -> Entry | None:
         label = mapping(manifest.get("spec")).get("deployment")
     if not isinstance(label, str) or not namespace:
         return None
-    kept = _pod(manifest) if resource == PODS else {**manifest, "metadata": _without_fields(metadata)}
+    trimmed = _pod(manifest) if resource == PODS else {**manifest, "metadata": _without_fields(metadata)}
     if is_created_by(manifest, FIELD_MANAGER):
-        kept["metadata"] = {**mapping(kept["metadata"]), CREATED: True}
+        trimmed["metadata"] = {**mapping(trimmed["metadata"]), CREATED: True}
     if resource == POOLS and "managedFields" in metadata:
-        kept[REPLICA_OWNERS] = sorted(_owners_of_replicas(metadata))
+        trimmed[REPLICA_OWNERS] = sorted(_owners_of_replicas(metadata))
     version = _number(metadata.get("resourceVersion"))
-    return Entry(str(metadata.get("uid", "")), version, Key(namespace, label), msgspec.json.encode(kept))
+    return Entry(str(metadata.get("uid", "")), version, Key(namespace, label), msgspec.json.encode(trimmed))
 
 
 def _owners_of_replicas(metadata: Manifest) -> set[str]:
@@ -208,9 +208,9 @@ def _pod(manifest: Manifest) -> Manifest:
     node = mapping(manifest.get("spec")).get("nodeName")
     given = mapping(metadata.get("annotations"))
     marks = {name: given[name] for name in (ASSIGNED_ANNOTATION, COST_ANNOTATION) if name in given}
-    kept = {name: metadata[name] for name in names if name in metadata}
+    fields = {name: metadata[name] for name in names if name in metadata}
     return {
-        "metadata": {**kept, **({"annotations": marks} if marks else {})},
+        "metadata": {**fields, **({"annotations": marks} if marks else {})},
         **({"spec": {"nodeName": node}} if node else {}),
         "status": {name: status[name] for name in (*_POD_STATUS, *(("podIP",) if marks else ())) if name in status},
     }

@@ -68,13 +68,13 @@ class Claims:
         """Renew the claims of these namespaces, and look again at those of others, until cancelled."""
         while True:
             wanted = frozenset(namespaces())
-            for each in self._claims.keys() - wanted:
-                del self._claims[each]  # nobody renews it: others may have it in a while
-            for each in wanted:
+            for namespace in self._claims.keys() - wanted:
+                del self._claims[namespace]  # nobody renews it: others may have it in a while
+            for namespace in wanted:
                 try:
-                    await self.other(each)
+                    await self.other(namespace)
                 except KubeError as error:
-                    log.warning("the claim to namespace %s is not renewed: %s", each, error)
+                    log.warning("the claim to namespace %s is not renewed: %s", namespace, error)
             await asyncio.sleep(LOOK_S / 2)
 
     async def _ask(self, namespace: str, claim: _Claim) -> str:

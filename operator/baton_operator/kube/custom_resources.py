@@ -47,8 +47,8 @@ class CustomResources:
         }
         self.reach = Reach()
         for scope in self.scopes:
-            for each in CUSTOM:
-                self.reach.expect(each, scope)
+            for kind in CUSTOM:
+                self.reach.expect(kind, scope)
         self.listeners: list[Callable[[Key], None]] = []
 
     def _changed(self, key: Key) -> None:

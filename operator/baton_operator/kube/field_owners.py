@@ -17,17 +17,17 @@ _APPLY, _UPDATE = "Apply", "Update"
 
 def is_created_by(manifest: Manifest, manager: str) -> bool:
     """Whether the manager's create or update owns fields of the object; its subresources do not count."""
-    return any(_is(each, manager, _UPDATE) for each in mappings(metadata_of(manifest).get("managedFields")))
+    return any(_is(entry, manager, _UPDATE) for entry in mappings(metadata_of(manifest).get("managedFields")))
 
 
 def as_applied(managed_fields: object, manager: str) -> list[Manifest]:
     """The same entries, but what the manager's update owns is what its apply owns."""
     entries = mappings(managed_fields)
-    mine = [each for each in entries if _is(each, manager, _APPLY) or _is(each, manager, _UPDATE)]
-    others = [each for each in entries if each not in mine]
+    mine = [entry for entry in entries if _is(entry, manager, _APPLY) or _is(entry, manager, _UPDATE)]
+    others = [entry for entry in entries if entry not in mine]
     if not mine:
         return others
-    fields = _union(mapping(each.get("fieldsV1")) for each in mine)
+    fields = _union(mapping(entry.get("fieldsV1")) for entry in mine)
     return [*others, {**mine[-1], "operation": _APPLY, "fieldsV1": fields}]
 
 
@@ -36,8 +36,8 @@ def _is(entry: Manifest, manager: str, operation: str) -> bool:
 
 
 def _union(trees: Iterable[Mapping[str, object]]) -> Manifest:
-    found: Manifest = {}
+    union: Manifest = {}
     for tree in trees:
         for step, below in tree.items():
-            found[step] = _union((mapping(found.get(step)), mapping(below)))
-    return found
+            union[step] = _union((mapping(union.get(step)), mapping(below)))
+    return union

@@ -120,7 +120,7 @@ class HttpKubeApi:
             page = page_of(data)
             items += page.items or ()
             if not page.metadata.next:
-                return Listing(ReadLater(items, lambda each: kind | mapping_of(each)), page.metadata.version)
+                return Listing(ReadLater(items, lambda item: kind | mapping_of(item)), page.metadata.version)
             query["continue"] = page.metadata.next
 
     async def watch(
@@ -173,8 +173,8 @@ class HttpKubeApi:
     async def set_managed_fields(
         self, resource: Resource, namespace: str, name: str, entries: Sequence[Manifest], *, uid: str, version: str
     ) -> Manifest:
-        said: Manifest = {"managedFields": entries, "uid": uid, "resourceVersion": version}
-        patch = [Manifest(op="replace", path=f"/metadata/{field}", value=value) for field, value in said.items()]
+        metadata: Manifest = {"managedFields": entries, "uid": uid, "resourceVersion": version}
+        patch = [Manifest(op="replace", path=f"/metadata/{field}", value=value) for field, value in metadata.items()]
         path = path_of(resource, namespace, name)
         return await self._call("patch", "PATCH", resource, path, None, patch, "application/json-patch+json")
 
@@ -193,20 +193,20 @@ class HttpKubeApi:
     async def served(self, group: str, version: str) -> frozenset[str]:
         resource = Resource(group, version, "discovery", "APIResourceList")
         try:
-            found = await self._call("discover", "GET", resource, _root(resource))
+            answer = await self._call("discover", "GET", resource, _root(resource))
         except NotFound:
             return frozenset()
-        entries = found.get("resources")
+        entries = answer.get("resources")
         return (
-            frozenset(str(each["name"]) for each in entries if isinstance(each, dict) and "name" in each)
+            frozenset(str(entry["name"]) for entry in entries if isinstance(entry, dict) and "name" in entry)
             if (isinstance(entries, list))
             else frozenset()
         )
 
     async def version(self) -> str:
         """The server's, such as `v1.33.2`; empty when it does not say. Raises KubeError."""
-        found = await self._call("version", "GET", Resource("", "", "version", "Version"), "/version")
-        return str(found.get("gitVersion", ""))
+        answer = await self._call("version", "GET", Resource("", "", "version", "Version"), "/version")
+        return str(answer.get("gitVersion", ""))
 
     def _open(
         self,
@@ -263,15 +263,15 @@ class HttpKubeApi:
         return data
 
     def _socket(self, address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
-        made = _socket(address)
-        self._sockets.add(made)
-        return made
+        opened = _socket(address)
+        self._sockets.add(opened)
+        return opened
 
     async def _all_closed(self) -> None:
         """Wait for connections that their cancelled calls have left, a watch's for one: aiohttp knows no more of them,
         and TLS says goodbye first, so a loop that ends at once would leave their sockets to the collector."""
         for _ in range(_GOODBYES):
-            if all(each.fileno() < 0 for each in self._sockets):
+            if all(opened.fileno() < 0 for opened in self._sockets):
                 return
             await asyncio.sleep(0.005)
 
@@ -287,12 +287,12 @@ class HttpKubeApi:
 
 def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE:
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-    return made
+        opened.setsockopt(socket.IPPROTO_TCP, option, value)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+    return opened
 
 
 def _root(resource: Resource) -> str:

@@ -135,14 +135,14 @@ class Informer:
             self._cache.apply_event(event)
             self._backoff.reset()
             self._reach.mark_allowed(self._cache.resource, self._namespace)
-            found = metadata_of(event.object).get("resourceVersion")
-            self._version = str(found) if found else self._version
+            version = metadata_of(event.object).get("resourceVersion")
+            self._version = str(version) if version else self._version
         self._beat()
 
     async def _back_off(self, error: KubeError) -> None:
-        said = f"{self._cache.resource.plural} in {self._namespace or 'all namespaces'}: {error}"
-        log.log(logging.WARNING if said != self._told else logging.DEBUG, "%s", said)
-        self._told = said
+        text = f"{self._cache.resource.plural} in {self._namespace or 'all namespaces'}: {error}"
+        log.log(logging.WARNING if text != self._told else logging.DEBUG, "%s", text)
+        self._told = text
         self._beat()
         self._reach.mark_failed(self._cache.resource, self._namespace, error)
         wait_s = self._backoff.after(error)

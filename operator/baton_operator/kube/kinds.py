@@ -40,7 +40,7 @@ OPTIONAL = (BUDGETS, *WITHDRAWN)
 """Watched where they are served, else left out, which a condition says."""
 OWNED_SELECTOR = DEPLOYMENT_LABEL
 """Selects everything that carries the label, whatever its value."""
-_BY_NAME = {(each.api_version, each.kind): each for each in (*WATCHED, *OPTIONAL, SECRETS, LEASES, EVENTS)}
+_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (*WATCHED, *OPTIONAL, SECRETS, LEASES, EVENTS)}
 
 
 def resource_of(manifest: dict[str, object]) -> Resource:

@@ -80,25 +80,25 @@ def from_kubeconfig() -> KubeConnection:
     """By the kubeconfig's current context, exec plugins included. Raises KubeConfigError."""
     from kubernetes import client, config  # heavy, and not needed in a Pod
 
-    found = client.Configuration()
+    configuration = client.Configuration()
     try:
         # Named, as the package has read the variable when it was imported.
         named = os.environ.get("KUBECONFIG") or None
-        config.load_kube_config(config_file=named, client_configuration=found)  # type: ignore[no-untyped-call]
+        config.load_kube_config(config_file=named, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         raise KubeConfigError(f"no kubeconfig: {error}") from error
     context: ssl.SSLContext | None = None
-    if found.host.startswith("https:"):
-        context = ssl.create_default_context(cafile=found.ssl_ca_cert)
-        if found.cert_file:
-            context.load_cert_chain(found.cert_file, found.key_file)
-        if not found.verify_ssl:
+    if configuration.host.startswith("https:"):
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
+        if not configuration.verify_ssl:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 
     def token() -> str | None:
-        text: str | None = found.get_api_key_with_prefix("authorization") or found.get_api_key_with_prefix(
-            "BearerToken"
-        )
+        text: str | None = configuration.get_api_key_with_prefix(
+            "authorization"
+        ) or configuration.get_api_key_with_prefix("BearerToken")
         return text.removeprefix("Bearer ") if text else None
 
-    return KubeConnection(found.host, context, token)
+    return KubeConnection(configuration.host, context, token)

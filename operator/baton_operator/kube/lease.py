@@ -119,31 +119,31 @@ class Lease:
 
     async def _try(self) -> bool:
         try:
-            found = await self._api.get(LEASES, self._namespace, self._name)
+            live = await self._api.get(LEASES, self._namespace, self._name)
         except NotFound:
             try:
                 self._held = await self._api.create(LEASES, self._made(), manager=MANAGER)
             except AlreadyExists:
                 return False
             return True
-        self._saw(found)
-        if not self._may_take(found):
-            self.holder_address = text(annotations_of(found).get(ADDRESS)) or None
-            self.holder = text(mapping(found.get("spec")).get("holderIdentity")) or ""
+        self._saw(live)
+        if not self._may_take(live):
+            self.holder_address = text(annotations_of(live).get(ADDRESS)) or None
+            self.holder = text(mapping(live.get("spec")).get("holderIdentity")) or ""
             return False
         try:
-            self._held = await self._api.replace(LEASES, self._taken(found), manager=MANAGER)
+            self._held = await self._api.replace(LEASES, self._taken(live), manager=MANAGER)
         except (Conflict, NotFound):
             return False
         return True
 
-    def _may_take(self, found: Manifest) -> bool:
-        spec = mapping(found.get("spec"))
+    def _may_take(self, live: Manifest) -> bool:
+        spec = mapping(live.get("spec"))
         holder, duration = text(spec.get("holderIdentity")), spec.get("leaseDurationSeconds")
         if not holder or holder == self._identity:
             return True
         clock = asyncio.get_running_loop().time()
-        version = str(metadata_of(found).get("resourceVersion"))
+        version = str(metadata_of(live).get("resourceVersion"))
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, clock)
         wait_s = float(duration) if type(duration) is int else self._times.duration_s
@@ -151,9 +151,9 @@ class Lease:
         wait_s = max(self._times.duration_s, min(wait_s, LONGEST_S))
         return clock - self._seen[1] >= wait_s
 
-    def _saw(self, found: Manifest) -> None:
+    def _saw(self, live: Manifest) -> None:
         """Raises LeaseLost for a version that is older than one before it."""
-        text_of = str(metadata_of(found).get("resourceVersion"))
+        text_of = str(metadata_of(live).get("resourceVersion"))
         version = int(text_of) if text_of.isdigit() else self._newest
         if version < self._newest:
             raise LeaseLost(f"its version went from {self._newest} back to {version}: the store has been restored")
@@ -166,11 +166,11 @@ class Lease:
             self._held = await self._api.replace(LEASES, {**self._held, "spec": spec}, manager=MANAGER)
             self._saw(self._held)
         except (Conflict, NotFound) as error:
-            found = await self._api.get(LEASES, self._namespace, self._name)
-            self._saw(found)
-            if text(mapping(found.get("spec")).get("holderIdentity")) != self._identity:
-                raise LeaseLost(f"held by {mapping(found.get('spec')).get('holderIdentity')!r} now") from error
-            self._held = found  # our own renewal whose answer was lost
+            live = await self._api.get(LEASES, self._namespace, self._name)
+            self._saw(live)
+            if text(mapping(live.get("spec")).get("holderIdentity")) != self._identity:
+                raise LeaseLost(f"held by {mapping(live.get('spec')).get('holderIdentity')!r} now") from error
+            self._held = live  # our own renewal whose answer was lost
             raise
 
     def _made(self) -> Manifest:
@@ -178,12 +178,12 @@ class Lease:
         spec = self._holding(0)
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
-    def _taken(self, found: Manifest) -> Manifest:
-        before = mapping(found.get("spec")).get("leaseTransitions")
+    def _taken(self, live: Manifest) -> Manifest:
+        before = mapping(live.get("spec")).get("leaseTransitions")
         transitions = before + 1 if type(before) is int and 0 <= before < MAX_TRANSITIONS else 1
-        kept = {name: metadata_of(found)[name] for name in ("name", "namespace", "uid", "resourceVersion")}
-        metadata: Manifest = {**kept, "annotations": {**annotations_of(found), ADDRESS: self._address}}
-        return {**found, "metadata": metadata, "spec": self._holding(transitions)}
+        metadata_kept = {name: metadata_of(live)[name] for name in ("name", "namespace", "uid", "resourceVersion")}
+        metadata: Manifest = {**metadata_kept, "annotations": {**annotations_of(live), ADDRESS: self._address}}
+        return {**live, "metadata": metadata, "spec": self._holding(transitions)}
 
     def _holding(self, transitions: int) -> Manifest:
         return {

@@ -36,7 +36,7 @@ class Nodes:
 
     def apply_list(self, listing: Listing, namespace: str | None) -> None:
         """A whole list."""
-        self._set(frozenset(_name(each) for each in listing.items if is_emptying(each)))
+        self._set(frozenset(_name(node) for node in listing.items if is_emptying(node)))
 
     def apply_event(self, event: WatchEvent) -> None:
         """An event of a watch."""
@@ -54,7 +54,7 @@ class Nodes:
 
 def is_emptying(node: Manifest) -> bool:
     spec = mapping(node.get("spec"))
-    taints = {str(each.get("key")) for each in mappings(spec.get("taints"))}
+    taints = {str(taint.get("key")) for taint in mappings(spec.get("taints"))}
     return spec.get("unschedulable") is True or not EMPTYING_TAINTS.isdisjoint(taints)
 
 

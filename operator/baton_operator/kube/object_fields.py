@@ -12,7 +12,7 @@ def mapping(value: object) -> Manifest:
 
 def mappings(value: object) -> tuple[Manifest, ...]:
     """The mappings of a list."""
-    return tuple(each for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
+    return tuple(item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
 
 
 def text(value: object) -> str | None:
@@ -43,4 +43,4 @@ def is_leaving(manifest: Manifest) -> bool:
 def is_controlled(manifest: Manifest, uid: str) -> bool:
     """Whether the object with that uid is its controlling owner."""
     references = mappings(metadata_of(manifest).get("ownerReferences"))
-    return any(each.get("uid") == uid and each.get("controller") is True for each in references)
+    return any(reference.get("uid") == uid and reference.get("controller") is True for reference in references)

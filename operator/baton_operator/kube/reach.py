@@ -88,15 +88,15 @@ class Reach:
 
     def left_out(self, namespace: str) -> frozenset[Resource]:
         """Optional kinds that may not be read there."""
-        return frozenset(each for each, kind in self._kinds(namespace) if kind.is_optional and kind.refusal)
+        return frozenset(resource for resource, kind in self._kinds(namespace) if kind.is_optional and kind.refusal)
 
     def problems(self) -> Mapping[str, str]:
         """The namespaces that could not be read, and what was said; `*`: all of them, through one stream."""
-        found = {
+        problems = {
             scope: next((kind.problem for kind in kinds.values() if kind.problem), "")
             for scope, kinds in self._scopes.items()
         }
-        return {scope or "*": said for scope, said in found.items() if said}
+        return {scope or "*": problem for scope, problem in problems.items() if problem}
 
     @property
     def is_blind(self) -> bool:
@@ -108,7 +108,7 @@ class Reach:
         await self._settled.wait()
 
     def _kinds(self, namespace: str) -> list[tuple[Resource, _Kind]]:
-        return [each for scope in (namespace, None) for each in self._scopes.get(scope, {}).items()]
+        return [item for scope in (namespace, None) for item in self._scopes.get(scope, {}).items()]
 
     @contextlib.contextmanager
     def _telling(self, scope: Scope) -> Iterator[None]:
@@ -118,10 +118,10 @@ class Reach:
         yield
         after = [(kind.is_known, kind.problem) for kind in kinds.values()]
         if not self._settled.is_set() and all(
-            kind.has_answered for each in self._scopes.values() for kind in each.values()
+            kind.has_answered for kinds_there in self._scopes.values() for kind in kinds_there.values()
         ):
             self._settled.set()
         is_known = all(known for known, _ in after)
-        if is_known != was_known or [said for _, said in before] != [said for _, said in after]:
+        if is_known != was_known or [problem for _, problem in before] != [problem for _, problem in after]:
             for listener in self.listeners:
                 listener(scope)

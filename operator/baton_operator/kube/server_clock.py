@@ -33,8 +33,8 @@ class ServerClock:
             return
         self._last = date
         try:
-            said = parsedate_to_datetime(date)
-            ahead_s = (said - self._here()).total_seconds()
+            server_time = parsedate_to_datetime(date)
+            ahead_s = (server_time - self._here()).total_seconds()
         except (ValueError, TypeError):
             return
         ahead_s = ahead_s if abs(ahead_s) > SLACK_S else 0.0

@@ -44,14 +44,14 @@ FEATURES = (
 
 def version_of(text: str) -> Version | None:
     """`v1.33.2+k3s1` as (1, 33); None: it is no version."""
-    found = re.match(r"v?(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found is not None else None
+    match = re.match(r"v?(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match is not None else None
 
 
 def lacks(text: str) -> tuple[Feature, ...]:
     """What a server of this version lacks, the oldest first; an unreadable version lacks nothing that is known."""
     version = version_of(text)
-    return () if version is None else tuple(each for each in FEATURES if version < each.since)
+    return () if version is None else tuple(feature for feature in FEATURES if version < feature.since)
 
 
 def warnings(text: str) -> tuple[str, ...]:
@@ -60,8 +60,8 @@ def warnings(text: str) -> tuple[str, ...]:
     if version is None or version >= OLDEST:
         return ()
     oldest = ".".join(map(str, OLDEST))
-    said = f"Kubernetes {text} is older than {oldest}, the oldest that Baton supports"
-    return (said, *(f"{each.name} is missing: {each.without}" for each in lacks(text)))
+    too_old = f"Kubernetes {text} is older than {oldest}, the oldest that Baton supports"
+    return (too_old, *(f"{feature.name} is missing: {feature.without}" for feature in lacks(text)))
 
 
 async def look(ask: Callable[[], Awaitable[str]]) -> str:
@@ -79,6 +79,6 @@ async def look(ask: Callable[[], Awaitable[str]]) -> str:
             await asyncio.sleep(backoff.after(error))
             continue
         log.info("the server is Kubernetes %s", text)
-        for each in warnings(text):
-            log.warning("%s", each)
+        for warning in warnings(text):
+            log.warning("%s", warning)
         return text

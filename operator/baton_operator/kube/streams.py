@@ -84,17 +84,17 @@ async def _may_share(api: KubeApi) -> bool:
     """Whether everything that has to be watched may be listed cluster-wide. A list goes as a watch does: the chart
     grants both together."""
     backoff = Backoff(random.Random())
-    for each in WATCHED:
+    for resource in WATCHED:
         while True:
             try:
-                await api.list(each, None, _NOBODY)
+                await api.list(resource, None, _NOBODY)
             except Forbidden as error:
                 log.info("namespaces are watched one by one: %s", error)
                 return False
             except NotFound:
                 pass  # its definition comes later
             except KubeError as error:
-                log.warning("%s: %s", each.plural, error)
+                log.warning("%s: %s", resource.plural, error)
                 await asyncio.sleep(backoff.after(error))
                 continue
             break

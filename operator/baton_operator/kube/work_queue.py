@@ -114,7 +114,7 @@ class WorkQueue:
     def waiting_since(self, now: float) -> float:
         """Since when the key that is due longest has been; `now` when nothing is late."""
         due = self.next_at()
-        parked = [each[0][0] for each in self._parked.values()]
+        parked = [waiting[0][0] for waiting in self._parked.values()]
         return min([now, *parked, *([] if due is None else [due])])
 
     def _settle(self, key: Key, state: _State, again_at: float | None) -> None:
@@ -122,9 +122,9 @@ class WorkQueue:
         self._busy[key.namespace] -= 1
         parked = self._parked.pop(key.namespace, [])
         free = len(parked) if not self._busy[key.namespace] else 1
-        for due, each in parked[:free]:
+        for due, parked_key in parked[:free]:
             self._count += 1
-            heapq.heappush(self._heap, (due, self._count, each))
+            heapq.heappush(self._heap, (due, self._count, parked_key))
         if parked[free:]:
             self._parked[key.namespace] = parked[free:]
         offers = [at for at in (state.again, again_at) if at is not None]

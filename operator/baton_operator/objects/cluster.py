@@ -96,7 +96,7 @@ def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
 
 def _require_one_account(deployment: LLMDeployment) -> None:
     """Raises UnsupportedError: a Pod that serves in both pools has one ServiceAccount."""
-    prefill, decode = (each.service_account_annotations for each in (deployment.spec.prefill, deployment.spec.decode))
+    prefill, decode = (pool.service_account_annotations for pool in (deployment.spec.prefill, deployment.spec.decode))
     if prefill != decode:
         text = "prefill and decode have unequal `serviceAccountAnnotations`: must be equal where workers flip"
         raise UnsupportedError("spec.autoscaling.flips", text)

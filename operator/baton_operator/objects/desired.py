@@ -64,9 +64,9 @@ def workers_of(
 ) -> Manifest:
     """The same from a recorded template."""
     name = workers_name(deployment.metadata.name, role, revision.template)
-    made = owned("apps/v1", "Deployment", name, deployment, owner, role, revision)
+    head = owned("apps/v1", "Deployment", name, deployment, owner, role, revision)
     pods = selector(deployment, role, revision.template)
-    return made | {"spec": _workers(pods, pod, replicas, _strategy(replicas))}
+    return head | {"spec": _workers(pods, pod, replicas, _strategy(replicas))}
 
 
 def flexible_workers_of(
@@ -75,10 +75,10 @@ def flexible_workers_of(
     """The flexible workers of one template, so many of each role. What a Pod serves as is in no selector of its
     Deployment, so that it can change."""
     name = flexible_name(deployment.metadata.name, revision.template)
-    made = owned("apps/v1", "Deployment", name, deployment, owner, None, revision)
+    head = owned("apps/v1", "Deployment", name, deployment, owner, None, revision)
     pods = selector(deployment, None, revision.template)
     spec = _workers(pods, pod, sum(roles.values()), _strategy(min(roles.values())))
-    return with_annotations(made, {ROLES_ANNOTATION: roles_text(roles)}) | {"spec": spec}
+    return with_annotations(head, {ROLES_ANNOTATION: roles_text(roles)}) | {"spec": spec}
 
 
 def _workers(pods: Mapping[str, str], pod: Manifest, replicas: int, strategy: Manifest) -> Manifest:

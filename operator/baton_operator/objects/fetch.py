@@ -95,15 +95,15 @@ def fetch_job(deployment: LLMDeployment, platform: Platform, owner: Owner, tells
 
 def fetch_of(objects: Iterable[Manifest], live: Iterable[Manifest]) -> FetchState:
     """How far the Job among the wanted objects is; done where nothing is to be fetched."""
-    names = [metadata_of(each).get("name") for each in objects if each["kind"] == "Job"]
-    found = {metadata_of(each).get("name"): each for each in live}
-    return fetch_state(found.get(names[0])) if names else FetchState(True)
+    names = [metadata_of(manifest).get("name") for manifest in objects if manifest["kind"] == "Job"]
+    jobs = {metadata_of(job).get("name"): job for job in live}
+    return fetch_state(jobs.get(names[0])) if names else FetchState(True)
 
 
 def fetch_state(job: Manifest | None) -> FetchState:
     """What a live Job says; None: it is not there yet."""
     conditions = mappings(mapping((job or {}).get("status")).get("conditions"))
-    true = {str(each.get("type")): each for each in conditions if each.get("status") == "True"}
+    true = {str(condition.get("type")): condition for condition in conditions if condition.get("status") == "True"}
     if "Complete" in true:
         return FetchState(True)
     failed = true.get("Failed")
@@ -114,8 +114,8 @@ def fetch_state(job: Manifest | None) -> FetchState:
 
 def former_jobs(objects: Iterable[Manifest], live: Iterable[Manifest]) -> tuple[Manifest, ...]:
     """Live fetch Jobs that are not wanted: those of earlier sources or credentials."""
-    wanted = {metadata_of(each).get("name") for each in objects if each["kind"] == "Job"}
-    return tuple(each for each in live if _is_fetch(each) and metadata_of(each).get("name") not in wanted)
+    wanted = {metadata_of(manifest).get("name") for manifest in objects if manifest["kind"] == "Job"}
+    return tuple(job for job in live if _is_fetch(job) and metadata_of(job).get("name") not in wanted)
 
 
 def _is_fetch(job: Manifest) -> bool:
@@ -123,9 +123,9 @@ def _is_fetch(job: Manifest) -> bool:
 
 
 def _owned(api_version: str, kind: str, name: str, deployment: LLMDeployment, owner: Owner) -> Manifest:
-    made = owned(api_version, kind, name, deployment, owner)
-    metadata = metadata_of(made)
-    return made | {"metadata": metadata | {"labels": {**mapping(metadata["labels"]), **_COMPONENT}}}
+    head = owned(api_version, kind, name, deployment, owner)
+    metadata = metadata_of(head)
+    return head | {"metadata": metadata | {"labels": {**mapping(metadata["labels"]), **_COMPONENT}}}
 
 
 def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source: ModelSource) -> Manifest:

@@ -17,10 +17,10 @@ _WORDS = re.compile(r": (?:[0-9]+ %|under 1 %|[0-9.]+ [KMGT]?i?B so far)(?: \([^
 def progress_words(message: str) -> str:
     """`: 20 % (12.3 of 60.5 GiB)`, to stand behind what it is about; without a known total `: 12.3 GiB so far`. Empty
     where the Event says nothing of it."""
-    found = _SAID.search(message)
-    if found is None:
+    match = _SAID.search(message)
+    if match is None:
         return ""
-    have, total = int(found.group(1)), int(found.group(2) or 0)
+    have, total = int(match.group(1)), int(match.group(2) or 0)
     if total <= 0:
         number, unit = _in_units(have, have)
         return f": {number} {unit} so far"
@@ -37,6 +37,6 @@ def without_progress(text: str) -> str:
 
 def _in_units(size: int, like: int) -> tuple[str, str]:
     """A size in the unit that fits `like`."""
-    power = max((each for each in range(5) if like >= 1 << (10 * each)), default=0)
+    power = max((exponent for exponent in range(5) if like >= 1 << (10 * exponent)), default=0)
     unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
     return (f"{size / (1 << (10 * power)):.1f}" if power else str(size)), unit

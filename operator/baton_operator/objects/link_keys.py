@@ -18,14 +18,14 @@ def key_marker(secret: Manifest, uid: str) -> Manifest:
     Secret goes, the garbage collector takes it along, and that is seen."""
     metadata = metadata_of(secret)
     reference = {"apiVersion": "v1", "kind": "Secret", "name": metadata["name"], "uid": uid}
-    kept = {name: metadata[name] for name in ("name", "namespace", "labels")}
-    made: Manifest = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 0, "data": {}}
-    return made | {"metadata": {**kept, "ownerReferences": [reference]}}
+    metadata_kept = {name: metadata[name] for name in ("name", "namespace", "labels")}
+    marker: Manifest = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 0, "data": {}}
+    return marker | {"metadata": {**metadata_kept, "ownerReferences": [reference]}}
 
 
-def is_key_marker(found: Manifest) -> bool:
+def is_key_marker(live: Manifest) -> bool:
     """Whether a live object stands for a Secret that is there."""
-    return any(each.get("kind") == "Secret" for each in mappings(metadata_of(found).get("ownerReferences")))
+    return any(reference.get("kind") == "Secret" for reference in mappings(metadata_of(live).get("ownerReferences")))
 
 
 def key_secret(deployment: LLMDeployment, owner: Owner, masters: Mapping[str, bytes]) -> Manifest:

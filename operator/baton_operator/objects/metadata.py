@@ -29,17 +29,17 @@ ADOPT_ANNOTATION = "baton.dev/adopt"
 
 def labels(deployment: LLMDeployment, role: Role | None = None, revision: Revision | None = None) -> dict[str, str]:
     """Labels of an object of a deployment, of one role and of one revision as far as these are given."""
-    found = {
+    labels_of_object = {
         "app.kubernetes.io/name": "baton",
         "app.kubernetes.io/instance": deployment.metadata.name,
         "app.kubernetes.io/managed-by": FIELD_MANAGER,
         DEPLOYMENT_LABEL: deployment.metadata.name,
     }
     if role is not None:
-        found |= role_labels(role)
+        labels_of_object |= role_labels(role)
     if revision is not None:
-        found |= {TEMPLATE_LABEL: revision.template, FIT_LABEL: revision.fit}
-    return found
+        labels_of_object |= {TEMPLATE_LABEL: revision.template, FIT_LABEL: revision.fit}
+    return labels_of_object
 
 
 def role_labels(role: Role) -> dict[str, str]:
@@ -56,18 +56,18 @@ def roles_of(text: object) -> dict[Role, int] | None:
     """The same read; None where it does not say it."""
     parts = dict(part.partition("=")[::2] for part in str(text).split(","))
     counts = {role: parts.get(role.value, "") for role in POOL_ROLES}
-    is_whole = len(parts) == len(counts) and all(_NUMBER.fullmatch(each) for each in counts.values())
-    return {role: int(each) for role, each in counts.items()} if is_whole else None
+    is_whole = len(parts) == len(counts) and all(_NUMBER.fullmatch(count) for count in counts.values())
+    return {role: int(count) for role, count in counts.items()} if is_whole else None
 
 
 def selector(deployment: LLMDeployment, role: Role | None = None, template: str | None = None) -> dict[str, str]:
     """Labels that select the Pods of a deployment, of one role and of one template as far as these are given."""
-    found = {DEPLOYMENT_LABEL: deployment.metadata.name}
+    wanted = {DEPLOYMENT_LABEL: deployment.metadata.name}
     if role is not None:
-        found[ROLE_LABEL] = role.value
+        wanted[ROLE_LABEL] = role.value
     if template is not None:
-        found[TEMPLATE_LABEL] = template
-    return found
+        wanted[TEMPLATE_LABEL] = template
+    return wanted
 
 
 def selector_text(deployment: LLMDeployment, role: Role) -> str:
@@ -81,7 +81,7 @@ def belongs(manifest: Manifest, owner: Owner) -> bool:
     if is_controlled(manifest, owner.uid):
         return True
     references = mappings(metadata_of(manifest).get("ownerReferences"))
-    return owner.adopts and bool(manifest) and not any(each.get("controller") is True for each in references)
+    return owner.adopts and bool(manifest) and not any(reference.get("controller") is True for reference in references)
 
 
 def owned(

@@ -19,19 +19,19 @@ SHARED_MEMORY_PATH, HUGEPAGES_PATH = "/dev/shm", "/dev/hugepages"
 
 def environment(given: PoolSpec | None, own: Mapping[str, str]) -> list[Manifest]:
     """Variables of a container; of a name that both give, Baton's."""
-    theirs = {} if given is None else {each.name: each.value.replace("$", "$$") for each in given.env}
+    theirs = {} if given is None else {variable.name: variable.value.replace("$", "$$") for variable in given.env}
     return [{"name": name, "value": value} for name, value in ({**theirs, **own}).items()]
 
 
 def volumes(pool: PoolSpec) -> Iterator[tuple[Manifest, Manifest]]:
     """Volumes with their mounts."""
-    for each in pool.volumes:
-        mount: Manifest = {"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only}
-        if each.claim_name is not None:
-            claim: Manifest = {"claimName": each.claim_name, "readOnly": each.read_only}
-            yield {"name": each.name, "persistentVolumeClaim": claim}, mount
+    for volume in pool.volumes:
+        mount: Manifest = {"name": volume.name, "mountPath": volume.mount_path, "readOnly": volume.read_only}
+        if volume.claim_name is not None:
+            claim: Manifest = {"claimName": volume.claim_name, "readOnly": volume.read_only}
+            yield {"name": volume.name, "persistentVolumeClaim": claim}, mount
         else:
-            yield {"name": each.name, "configMap": {"name": each.config_map_name}}, mount
+            yield {"name": volume.name, "configMap": {"name": volume.config_map_name}}, mount
     if pool.shared_memory is not None:
         memory: Manifest = {"medium": "Memory", "sizeLimit": pool.shared_memory}
         yield {"name": "shm", "emptyDir": memory}, {"name": "shm", "mountPath": SHARED_MEMORY_PATH}
@@ -42,10 +42,10 @@ def volumes(pool: PoolSpec) -> Iterator[tuple[Manifest, Manifest]]:
 
 def mount(pod: Manifest, volume: Manifest, place: Manifest) -> None:
     """Add a volume to a Pod and mount it in its one container."""
-    found, containers = pod["volumes"], pod["containers"]
-    assert isinstance(found, list)
+    volumes_of_pod, containers = pod["volumes"], pod["containers"]
+    assert isinstance(volumes_of_pod, list)
     assert isinstance(containers, list)
-    found.append(volume)
+    volumes_of_pod.append(volume)
     containers[0]["volumeMounts"].append(place)
 
 
@@ -69,20 +69,20 @@ def nodes(placement: NodesSpec) -> Manifest:
 
 
 def _affinity(placement: PlacementSpec) -> Manifest:
-    found: Manifest = {
+    affinity: Manifest = {
         "nodeAffinity": _node_affinity(placement.node_affinity),
         "podAffinity": _pod_affinity(placement.pod_affinity),
         "podAntiAffinity": _pod_affinity(placement.pod_anti_affinity),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in affinity.items() if value}
 
 
 def _node_affinity(terms: Iterable[NodeTermSpec]) -> Manifest:
-    made = [(each.weight, {"matchExpressions": [_expression(e) for e in each.match_expressions]}) for each in terms]
-    required = [term for weight, term in made if weight is None]
-    preferred = [{"weight": weight, "preference": term} for weight, term in made if weight is not None]
-    found: Manifest = {_REQUIRED: {"nodeSelectorTerms": required}} if required else {}
-    return found | ({_PREFERRED: preferred} if preferred else {})
+    weighted = [(term.weight, {"matchExpressions": [_expression(e) for e in term.match_expressions]}) for term in terms]
+    required = [term for weight, term in weighted if weight is None]
+    preferred = [{"weight": weight, "preference": term} for weight, term in weighted if weight is not None]
+    rules: Manifest = {_REQUIRED: {"nodeSelectorTerms": required}} if required else {}
+    return rules | ({_PREFERRED: preferred} if preferred else {})
 
 
 def _expression(given: NodeExpressionSpec) -> Manifest:
@@ -91,14 +91,14 @@ def _expression(given: NodeExpressionSpec) -> Manifest:
 
 def _pod_affinity(terms: Iterable[PodTermSpec]) -> Manifest:
     """Without namespaces, so that Pods of the same namespace alone are meant."""
-    made = [
-        (each.weight, {"labelSelector": {"matchLabels": dict(each.match_labels)}, "topologyKey": each.topology_key})
-        for each in terms
+    weighted = [
+        (term.weight, {"labelSelector": {"matchLabels": dict(term.match_labels)}, "topologyKey": term.topology_key})
+        for term in terms
     ]
-    required = [term for weight, term in made if weight is None]
-    preferred = [{"weight": weight, "podAffinityTerm": term} for weight, term in made if weight is not None]
-    found: Manifest = {_REQUIRED: required} if required else {}
-    return found | ({_PREFERRED: preferred} if preferred else {})
+    required = [term for weight, term in weighted if weight is None]
+    preferred = [{"weight": weight, "podAffinityTerm": term} for weight, term in weighted if weight is not None]
+    rules: Manifest = {_REQUIRED: required} if required else {}
+    return rules | ({_PREFERRED: preferred} if preferred else {})
 
 
 def with_annotations(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:

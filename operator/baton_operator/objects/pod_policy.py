@@ -127,7 +127,9 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
         if given is None:
             return
         places = [(at, given.node_selector)]
-        places += [(f"{at}.alternatives[{i}]", each.node_selector) for i, each in enumerate(given.alternatives)]
+        places += [
+            (f"{at}.alternatives[{i}]", alternative.node_selector) for i, alternative in enumerate(given.alternatives)
+        ]
         for path, selector in places:
             for key in selector:
                 if not _allows(self.node_labels, key):
@@ -170,5 +172,5 @@ def _name(path: str, name: str | None, entries: Entries, field: str) -> Iterator
 
 def _problem(path: str, value: str | None, entries: Entries, field: str) -> FieldProblem:
     allowed = ", ".join(entries) or "none"
-    said = "not allowed" if value is None else f"{shown(value)} is not allowed"
-    return FieldProblem(path, f"{said} by this installation (podPolicy.{field}): {allowed}")
+    verdict = "not allowed" if value is None else f"{shown(value)} is not allowed"
+    return FieldProblem(path, f"{verdict} by this installation (podPolicy.{field}): {allowed}")

@@ -120,8 +120,8 @@ def _metadata(
     deployment: LLMDeployment, role: Role, revision: Revision | None, more: dict[str, str], restart: str = ""
 ) -> Manifest:
     given = deployment.spec.pod_metadata
-    found = {**given.annotations, **({RESTART_ANNOTATION: restart} if restart else {})}
-    annotations = {"annotations": found} if found else {}
+    annotated = {**given.annotations, **({RESTART_ANNOTATION: restart} if restart else {})}
+    annotations = {"annotations": annotated} if annotated else {}
     return {"labels": {**given.labels, **more, **labels(deployment, role, revision)}, **annotations}
 
 

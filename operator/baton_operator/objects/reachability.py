@@ -45,8 +45,8 @@ def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
         "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP", **scheme}],
     }
     name = gateway_name(deployment.metadata.name)
-    made = with_annotations(owned("v1", "Service", name, deployment, owner, Role.GATEWAY), service.annotations)
-    return made | {"spec": spec}
+    head = with_annotations(owned("v1", "Service", name, deployment, owner, Role.GATEWAY), service.annotations)
+    return head | {"spec": spec}
 
 
 def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
@@ -63,7 +63,7 @@ def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tup
 
 
 def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: Owner) -> Manifest:
-    prefill, decode, gateway = (_pods(deployment, each) for each in (Role.PREFILL, Role.DECODE, Role.GATEWAY))
+    prefill, decode, gateway = (_pods(deployment, role) for role in (Role.PREFILL, Role.DECODE, Role.GATEWAY))
     ingress: dict[Role, list[Manifest]] = {
         Role.PREFILL: [_from([gateway], HTTP_PORT)],
         Role.DECODE: [_from([gateway], HTTP_PORT), _from([prefill], PAIR_PORT)],

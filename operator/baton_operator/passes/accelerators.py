@@ -31,12 +31,12 @@ def recorded(deployment: LLMDeployment, records: Iterable[Stored]) -> dict[Role,
     before = newest(records)
     if before is None:
         return {}
-    found = {
+    names = {
         role: _of_template(pool_spec(deployment, role), before.record.rendered[role].pod)
         for role in POOL_ROLES
         if types_of(pool_spec(deployment, role))
     }
-    return {role: name for role, name in found.items() if name is not None}
+    return {role: name for role, name in names.items() if name is not None}
 
 
 def others(
@@ -61,7 +61,7 @@ def _of_template(pool: PoolSpec, pod: Manifest) -> str | None:
     selector = mapping(spec.get("nodeSelector"))
     for container in mappings(spec.get("containers"))[:1]:
         for resource in mapping(mapping(container.get("resources")).get("limits")):
-            found = type_of(pool, resource, selector)
-            if found is not None:
-                return found
+            name = type_of(pool, resource, selector)
+            if name is not None:
+                return name
     return None

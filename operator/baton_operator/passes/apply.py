@@ -151,11 +151,11 @@ class Applier:
         """One server-side apply, the answer into the cache; a Conflict makes the cache look again first."""
         resource = resource_of(wanted)
         try:
-            found = await self._api.apply(resource, wanted, manager=manager, force=force, subresource=subresource)
+            stored = await self._api.apply(resource, wanted, manager=manager, force=force, subresource=subresource)
         except (Conflict, NotFound):
             await self.refresh(resource, wanted)
             raise
-        self._caches[resource].store(found)
+        self._caches[resource].store(stored)
         self._count(wanted)
 
     def wrote(self, owner: Owner) -> None:
@@ -168,14 +168,14 @@ class Applier:
         resource = resource_of(wanted)
         if not is_known:
             try:
-                found = await self._probe(wanted, _NOBODY)
-                if len(mapping(metadata_of(found).get("labels"))) > 1 or mapping(found.get("data")):
+                stored = await self._probe(wanted, _NOBODY)
+                if len(mapping(metadata_of(stored).get("labels"))) > 1 or mapping(stored.get("data")):
                     raise NameTaken(resource.kind, place_of(wanted)[1])
             except Conflict as error:
                 if FIELD_MANAGER not in error.managers and not (owner.adopts and await self._is_lost(wanted, owner)):
                     raise NameTaken(resource.kind, place_of(wanted)[1]) from error
-        found = await self._api.apply(resource, wanted, manager=FIELD_MANAGER, force=True)
-        await self.apply(key_marker(wanted, uid_of(found)), manager=FIELD_MANAGER, force=True)
+        stored = await self._api.apply(resource, wanted, manager=FIELD_MANAGER, force=True)
+        await self.apply(key_marker(wanted, uid_of(stored)), manager=FIELD_MANAGER, force=True)
 
     async def _is_lost(self, secret: Manifest, owner: Owner) -> bool:
         """Whether the Secret of that name, on which somebody else set Baton's label (a backup that was restored), has
@@ -231,21 +231,21 @@ class Applier:
             await self._apply(desired, desired.body, force=False)
             return True
         try:
-            found = await self._api.create(desired.resource, desired.body, manager=FIELD_MANAGER)
+            stored = await self._api.create(desired.resource, desired.body, manager=FIELD_MANAGER)
         except AlreadyExists:
             return False
-        self._stored(desired, found)
+        self._stored(desired, stored)
         return True
 
-    async def _own(self, desired: DesiredObject, heard: Manifest, at_version: bool) -> Manifest:
+    async def _own(self, desired: DesiredObject, seen: Manifest, at_version: bool) -> Manifest:
         """The object, after what it was created with has become what was applied to it. Raises Conflict for a successor
         of what was last heard of; `at_version`: for a later version too."""
         try:
             live = await self._api.get(desired.resource, desired.namespace, desired.name)
-            if uid_of(live) != uid_of(heard) or (at_version and _version_of(live) != _version_of(heard)):
+            if uid_of(live) != uid_of(seen) or (at_version and _version_of(live) != _version_of(seen)):
                 raise Conflict(f"{desired.resource.kind} {desired.name} has changed")
             entries = as_applied(metadata_of(live).get("managedFields"), FIELD_MANAGER)
-            found = await self._api.set_managed_fields(
+            stored = await self._api.set_managed_fields(
                 *(desired.resource, desired.namespace, desired.name, entries),
                 uid=uid_of(live),
                 version=_version_of(live),
@@ -253,16 +253,16 @@ class Applier:
         except (Conflict, NotFound) as error:
             await self.refresh(desired.resource, desired.body)
             raise Conflict(f"{desired.resource.kind} {desired.name}: {error}") from error
-        self._caches[desired.resource].store(found)
-        return found
+        self._caches[desired.resource].store(stored)
+        return stored
 
     async def _apply(self, desired: DesiredObject, body: Manifest, force: bool) -> Applied:
         try:
-            found = await self._api.apply(desired.resource, body, manager=FIELD_MANAGER, force=force)
+            stored = await self._api.apply(desired.resource, body, manager=FIELD_MANAGER, force=force)
         except Conflict:
             await self.refresh(desired.resource, desired.body)
             raise
-        self._stored(desired, found)
+        self._stored(desired, stored)
         return Applied.WRITTEN
 
     async def replace(self, live: Manifest, desired: DesiredObject, owner: Owner) -> Applied:
@@ -284,16 +284,16 @@ class Applier:
         self._writes.pop(uid, None)
         self._restored.pop(uid, None)
 
-    def _stored(self, desired: DesiredObject, found: Manifest) -> None:
+    def _stored(self, desired: DesiredObject, stored: Manifest) -> None:
         """What a write brought back."""
-        self._caches[desired.resource].store(found)
+        self._caches[desired.resource].store(stored)
         self._count(desired.body)
         place = (desired.resource, desired.namespace, desired.name)
-        if has_drifted(desired.body, found):
+        if has_drifted(desired.body, stored):
             log.info("%s %s/%s is not stored as it was applied", desired.resource.kind, desired.namespace, desired.name)
             if len(self._settled) > MAX_OURS:
                 self._settled.clear()
-            self._settled[place] = (desired.digest, _essence(found))
+            self._settled[place] = (desired.digest, _essence(stored))
         else:
             self._settled.pop(place, None)
 
@@ -323,10 +323,12 @@ def _labels_of(manifest: Manifest) -> object:
 def _essence(live: Manifest) -> str:
     """Hash of what others could have changed in an object: all but its status and bookkeeping."""
     metadata = metadata_of(live)
-    kept = {name: metadata.get(name) for name in ("uid", "labels", "annotations", "ownerReferences")}
-    annotations = {name: each for name, each in mapping(kept["annotations"]).items() if name.startswith("baton.dev/")}
+    fields = {name: metadata.get(name) for name in ("uid", "labels", "annotations", "ownerReferences")}
+    annotations = {
+        name: value for name, value in mapping(fields["annotations"]).items() if name.startswith("baton.dev/")
+    }
     body = {name: value for name, value in live.items() if name not in ("status", "metadata")}
-    return content_hash({"metadata": kept | {"annotations": annotations}, "body": body})
+    return content_hash({"metadata": fields | {"annotations": annotations}, "body": body})
 
 
 def place_of(manifest: Manifest) -> tuple[str, str]:

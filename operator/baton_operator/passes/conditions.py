@@ -39,9 +39,9 @@ def merged(
     new: dict[str, Condition] = {
         finding.type.value: _condition(finding, old.get(finding.type), generation, now) for finding in findings
     }
-    kept: dict[str, Condition] = {**old, **new}
-    known = [kept[kind] for kind in ConditionType if kind in kept]
-    return (*known, *(condition for kind, condition in kept.items() if kind not in set(ConditionType)))
+    by_type: dict[str, Condition] = {**old, **new}
+    known = [by_type[kind] for kind in ConditionType if kind in by_type]
+    return (*known, *(condition for kind, condition in by_type.items() if kind not in set(ConditionType)))
 
 
 def said(finding: Finding) -> str:

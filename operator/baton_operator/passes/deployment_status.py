@@ -72,7 +72,7 @@ class PassResult:
 def status_of(result: PassResult, before: DeploymentStatus, now: datetime.datetime) -> DeploymentStatus:
     """The status after a pass. Raises ValidationError only for what bounds should have kept out."""
     decisions = _decisions(result, before, now)
-    heard, findings = result.report, _findings(result)
+    report, findings = result.report, _findings(result)
     worst = _worst(findings)
     raw = {
         "observedGeneration": result.generation,
@@ -81,8 +81,8 @@ def status_of(result: PassResult, before: DeploymentStatus, now: datetime.dateti
         "conditions": merged(before.conditions, findings, result.generation, now),
         "prefill": _pool(result, Role.PREFILL, before.prefill),
         "decode": _pool(result, Role.DECODE, before.decode),
-        "slo": heard.slo if heard is not None else None,
-        "kvTransfer": heard.lane if heard is not None else None,
+        "slo": report.slo if report is not None else None,
+        "kvTransfer": report.lane if report is not None else None,
         "lastScaling": _last(result, decisions) or before.last_scaling,
         "scalingDecisions": (*before.scaling_decisions, *decisions)[-MAX_DECISIONS:],
         "revision": " ".join(f"{role.value}:{result.wanted[role].template}" for role in POOL_ROLES),
@@ -92,12 +92,12 @@ def status_of(result: PassResult, before: DeploymentStatus, now: datetime.dateti
 
 
 def _pool(result: PassResult, role: Role, before: PoolStatus | None) -> PoolStatus:
-    sets = [each for each in result.sets if each.role is role]
+    sets = [worker_set for worker_set in result.sets if worker_set.role is role]
     routable = [group.routable for group in result.groups if group.role is role]
     known = [count for count in routable if count is not None]
-    ready = sum(each.ready for each in sets)
+    ready = sum(worker_set.ready for worker_set in sets)
     desired = result.plans[role].workers
-    revisions = [_revision(result, each) for each in sets if each.wanted or each.existing]
+    revisions = [_revision(result, worker_set) for worker_set in sets if worker_set.wanted or worker_set.existing]
     accelerator, why = _accelerator(result, role, before)
     return PoolStatus(
         desired=desired,
@@ -122,20 +122,20 @@ def _accelerator(result: PassResult, role: Role, before: PoolStatus | None) -> t
     return in_force, before.choice if before is not None and before.accelerator == in_force else None
 
 
-def _revision(result: PassResult, each: WorkerSet) -> RevisionStatus:
+def _revision(result: PassResult, worker_set: WorkerSet) -> RevisionStatus:
     routable = {(group.role, group.revision): group.routable for group in result.groups}
     return RevisionStatus(
-        revision=each.revision.template,
-        workers=each.wanted,
-        ready=each.ready,
-        routable=routable.get((each.role, each.revision)),
+        revision=worker_set.revision.template,
+        workers=worker_set.wanted,
+        ready=worker_set.ready,
+        routable=routable.get((worker_set.role, worker_set.revision)),
     )
 
 
 def _decisions(result: PassResult, before: DeploymentStatus, now: datetime.datetime) -> list[ScalingDecision]:
     """The sizes of pools that changed, each with its reason."""
     published = {Role.PREFILL: before.prefill, Role.DECODE: before.decode}
-    found = []
+    changes = []
     for role in POOL_ROLES:
         pool, workers = published[role], result.plans[role].workers
         if pool is None or pool.desired is None or pool.desired == workers:
@@ -145,31 +145,31 @@ def _decisions(result: PassResult, before: DeploymentStatus, now: datetime.datet
         if result.plans[role].limit:
             reason = f"{reason}; {result.plans[role].limit}"
         raw = {"time": timestamp(now), "pool": role.value, "from": pool.desired, "to": workers, "reason": reason[:256]}
-        found.append(ScalingDecision.model_validate(raw))
-    return found
+        changes.append(ScalingDecision.model_validate(raw))
+    return changes
 
 
 def _last(result: PassResult, decisions: list[ScalingDecision]) -> ScalingDecision | None:
     """The last decision with what was weighed; where both pools changed, prefill's, with both reasons."""
     if not decisions:
         return None
-    reason = "; ".join(each.reason for each in decisions)[:256]
+    reason = "; ".join(decision.reason for decision in decisions)[:256]
     inputs = result.sized.inputs if result.sized else None
     return decisions[0].model_copy(update={"reason": reason, "inputs": inputs})
 
 
 def _findings(result: PassResult) -> tuple[Finding, ...]:
     """Every condition but those of readers such as kstatus, and then these, which follow from them."""
-    told = _told(result)
-    available, progressing = _available(result, told), _progressing(result, told)
-    stalled = _stalled(told)
+    problems = _told(result)
+    available, progressing = _available(result, problems), _progressing(result, problems)
+    stalled = _stalled(problems)
     return (
-        _ready(available, told),
-        _reconciling(result, available, progressing, stalled, told),
+        _ready(available, problems),
+        _reconciling(result, available, progressing, stalled, problems),
         stalled,
         available,
         progressing,
-        _degraded(result, told),
+        _degraded(result, problems),
         _slo(result),
         _transport(result.report),
         _limited(result),
@@ -178,13 +178,13 @@ def _findings(result: PassResult) -> tuple[Finding, ...]:
 
 def _told(result: PassResult) -> tuple[PassProblem, ...]:
     """The problems, the worst first: of those that last, what keeps requests back before what does not."""
-    found = [_named(result, each) for each in result.problems]
-    if not any(each.lasts for each in found) and result.step.phase in _STUCK:
-        found.append(PassProblem(result.step.phase.value, result.step.reason))
+    problems = [_named(result, problem) for problem in result.problems]
+    if not any(problem.lasts for problem in problems) and result.step.phase in _STUCK:
+        problems.append(PassProblem(result.step.phase.value, result.step.reason))
     missing = {role.value for role in _missing(result)} | {"", FETCH_ROLE}
     missing |= {Role.GATEWAY.value} if result.gateways_ready == 0 else set()
-    ranked = worst_first(found)
-    return tuple(sorted(ranked, key=lambda each: (not each.lasts, each.of not in missing)))
+    ranked = worst_first(problems)
+    return tuple(sorted(ranked, key=lambda problem: (not problem.lasts, problem.of not in missing)))
 
 
 def _named(result: PassResult, problem: PassProblem) -> PassProblem:
@@ -212,19 +212,19 @@ def _pairs(result: PassResult) -> Pairs | None:
     pairs = None if result.report is None else result.report.pairs
     if pairs is None or len(pairs.lacking) == pairs.gateways:
         return pairs
-    return replace(pairs, lacking=tuple(each for each in pairs.lacking if each not in result.leaving_gateways))
+    return replace(pairs, lacking=tuple(gateway for gateway in pairs.lacking if gateway not in result.leaving_gateways))
 
 
-def _available(result: PassResult, told: tuple[PassProblem, ...]) -> Finding:
+def _available(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding:
     """Whether a request would be answered: a gateway is ready, and each one has a pair of workers that fit each other,
     or had one a moment ago. Pools that sleep count where Baton wakes them, in mode SLO."""
     kind = ConditionType.AVAILABLE
     if result.gateways_ready == 0:
-        cause = next((each for each in told if each.of in (Role.GATEWAY, "")), None)
+        cause = next((problem for problem in problems if problem.of in (Role.GATEWAY, "")), None)
         because = "" if cause is None else f", because {cause.message}"
         return Finding(kind, Truth.FALSE, "NoGateway", f"no gateway Pod is ready{because}")
     if result.is_reachable is False:
-        cause = next((each for each in told if each.of == ""), None)
+        cause = next((problem for problem in problems if problem.of == ""), None)
         because = "" if cause is None else f", because {cause.message}"
         return Finding(kind, Truth.FALSE, "NoService", f"no Service leads to the gateways{because}")
     if all(result.plans[role].workers == 0 for role in POOL_ROLES):
@@ -233,7 +233,10 @@ def _available(result: PassResult, told: tuple[PassProblem, ...]) -> Finding:
         return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", "no gateway has told which workers it can use")
     missing = _missing(result)
     if missing:
-        cause = next((each for each in told if each.of not in (Role.GATEWAY, *(set(POOL_ROLES) - set(missing)))), None)
+        cause = next(
+            (problem for problem in problems if problem.of not in (Role.GATEWAY, *(set(POOL_ROLES) - set(missing)))),
+            None,
+        )
         because = "" if cause is None else f", because {cause.message}"
         return Finding(kind, Truth.FALSE, "NoRoutableWorkers", f"{_no_workers(result, missing)}{because}")
     if result.is_reachable is None:
@@ -268,30 +271,30 @@ def _no_workers(result: PassResult, missing: tuple[Role, ...]) -> str:
     return f"no {' and no '.join(empty)} worker is routable"
 
 
-def _ready(available: Finding, told: tuple[PassProblem, ...]) -> Finding:
+def _ready(available: Finding, problems: tuple[PassProblem, ...]) -> Finding:
     """As Available, and where that is False its reason is the cause."""
-    if available.truth is Truth.FALSE and told:
-        return Finding(ConditionType.READY, Truth.FALSE, told[0].reason, told[0].message)
+    if available.truth is Truth.FALSE and problems:
+        return Finding(ConditionType.READY, Truth.FALSE, problems[0].reason, problems[0].message)
     return replace(available, type=ConditionType.READY)
 
 
-def _stalled(told: tuple[PassProblem, ...]) -> Finding:
+def _stalled(problems: tuple[PassProblem, ...]) -> Finding:
     """What is wanted will not be reached until somebody does something."""
-    lasting = [each for each in told if each.lasts]
+    lasting = [problem for problem in problems if problem.lasts]
     if not lasting:
         return Finding(ConditionType.STALLED, Truth.FALSE, "AsExpected", "")
     return Finding(ConditionType.STALLED, Truth.TRUE, lasting[0].reason, _messages(lasting))
 
 
 def _reconciling(
-    result: PassResult, available: Finding, progressing: Finding, stalled: Finding, told: tuple[PassProblem, ...]
+    result: PassResult, available: Finding, progressing: Finding, stalled: Finding, problems: tuple[PassProblem, ...]
 ) -> Finding:
     """What is wanted is not reached, and waiting is enough. Never together with Stalled."""
     kind = ConditionType.RECONCILING
     if stalled.truth is Truth.TRUE:
         return Finding(kind, Truth.FALSE, "Stalled", "somebody has to do something first")
-    if told:
-        return Finding(kind, Truth.TRUE, told[0].reason, told[0].message)
+    if problems:
+        return Finding(kind, Truth.TRUE, problems[0].reason, problems[0].message)
     if progressing.truth is Truth.TRUE:
         return Finding(kind, Truth.TRUE, progressing.reason, progressing.message)
     if result.step.phase in (RolloutPhase.PAUSED, RolloutPhase.CANARY) or available.reason == "ScaledToZero":
@@ -301,9 +304,9 @@ def _reconciling(
     return Finding(kind, Truth.FALSE, "AsExpected", "")
 
 
-def _progressing(result: PassResult, told: tuple[PassProblem, ...]) -> Finding:
+def _progressing(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding:
     kind, phase, message = ConditionType.PROGRESSING, result.step.phase, result.step.reason
-    waits = next((each for each in told if not each.lasts), None)
+    waits = next((problem for problem in problems if not problem.lasts), None)
     if phase is not RolloutPhase.COMPLETE:
         if phase in (*_STUCK, RolloutPhase.PAUSED, RolloutPhase.CANARY):
             return Finding(kind, Truth.FALSE, phase.value, message)
@@ -323,9 +326,9 @@ def _routable(result: PassResult, role: Role) -> int:
     return sum(group.routable or 0 for group in result.groups if group.role is role)
 
 
-def _degraded(result: PassResult, told: tuple[PassProblem, ...]) -> Finding:
+def _degraded(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding:
     kind = ConditionType.DEGRADED
-    lasting = [each for each in told if each.lasts]
+    lasting = [problem for problem in problems if problem.lasts]
     if lasting or result.refused_env:
         reason = lasting[0].reason if lasting else ENV_REFUSED
         parts = [text for text in (_messages(lasting), _refused_env(result)) if text]
@@ -342,12 +345,12 @@ def _refused_env(result: PassResult) -> str:
 
 
 def _messages(problems: Iterable[PassProblem]) -> str:
-    return "; ".join(dict.fromkeys(each.message for each in problems))
+    return "; ".join(dict.fromkeys(problem.message for problem in problems))
 
 
 def _worst(findings: Iterable[Finding]) -> Finding:
     """The worst that is true, for the columns."""
-    by_type = {each.type: each for each in findings}
+    by_type = {finding.type: finding for finding in findings}
     ready, reconciling = by_type[ConditionType.READY], by_type[ConditionType.RECONCILING]
     if by_type[ConditionType.STALLED].truth is Truth.TRUE:
         return by_type[ConditionType.STALLED]
@@ -358,12 +361,12 @@ def _worst(findings: Iterable[Finding]) -> Finding:
 
 def _slo(result: PassResult) -> Finding:
     """With the numbers; where a target is missed, also what sizing makes of it."""
-    heard = result.report
-    met = None if heard is None else heard.slo_met
-    if heard is None or met is None:
+    report = result.report
+    met = None if report is None else report.slo_met
+    if report is None or met is None:
         message = "too few requests lately to judge latencies"
         return Finding(ConditionType.SLO_MET, Truth.UNKNOWN, "NotMeasured", message)
-    slo = heard.slo or SloStatus()
+    slo = report.slo or SloStatus()
     parts = [f"{name} {text}" for name, text in (("TTFT", slo.ttft), ("TPOT", slo.tpot)) if text is not None]
     if not met:
         parts += [result.sized.reasons[role] for role in POOL_ROLES] if result.sized is not None else []
@@ -371,13 +374,13 @@ def _slo(result: PassResult) -> Finding:
     return Finding(ConditionType.SLO_MET, truth, reason, "; ".join(parts))
 
 
-def _transport(heard: GatewayReport | None) -> Finding:
-    verified = None if heard is None else heard.transport_verified
+def _transport(report: GatewayReport | None) -> Finding:
+    verified = None if report is None else report.transport_verified
     kind = ConditionType.TRANSPORT_VERIFIED
-    if heard is None or verified is None:
+    if report is None or verified is None:
         return Finding(kind, Truth.UNKNOWN, "NotMeasured", "no transfer has been measured")
     truth, reason = (Truth.TRUE, "Verified") if verified else (Truth.FALSE, "TooSlow")
-    return Finding(kind, truth, reason, heard.transport_message)
+    return Finding(kind, truth, reason, report.transport_message)
 
 
 def _limited(result: PassResult) -> Finding:

@@ -30,31 +30,33 @@ def diagnose(
     sets: Iterable[WorkerSet],
     deployment: LLMDeployment,
     fetch: FetchState,
-    said: Mapping[str, ObjectEvent],
+    events: Mapping[str, ObjectEvent],
     now: datetime.datetime,
 ) -> tuple[PassProblem, ...]:
     """`said`: the newest Events about Pods and Jobs that are stuck, by uid."""
     needs = _needs(deployment)
-    found = [find_pod_problem(pod, needs, said.get(uid_of(pod)), age_s(pod, now)) for pod in _current(seen.live_pods)]
-    problems = [each for each in found if each is not None]
+    found_problems = [
+        find_pod_problem(pod, needs, events.get(uid_of(pod)), age_s(pod, now)) for pod in _current(seen.live_pods)
+    ]
+    problems = [problem for problem in found_problems if problem is not None]
     problems += _refused_pods(seen)
     if fetch.failure:
-        problems = [each for each in problems if each.of != FETCH_ROLE]
+        problems = [problem for problem in problems if problem.of != FETCH_ROLE]
         message = f"{fetch.failure}; delete the Job to have it tried again"
         problems.append(PassProblem("ModelFetchFailed", message, of=FETCH_ROLE))
     elif not fetch.is_done:
-        problems += _fetching(seen, said)
-    if seen.gateway_lateness and not any(each.of == Role.GATEWAY for each in problems):
+        problems += _fetching(seen, events)
+    if seen.gateway_lateness and not any(problem.of == Role.GATEWAY for problem in problems):
         problems.append(PassProblem("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
     scaler = idle_scaler(seen, now)
     if scaler is not None and scaler[1] <= 0:
         problems.append(scaler[0])
     problems += [problem for problem, left_s in find_ingress_problems(seen, now) if left_s <= 0]
-    for each in sets:
-        is_quiet = not any(problem.of == each.role for problem in problems)
-        if each.is_late and not each.is_leaving and each.ready < each.wanted and is_quiet:
-            message = f"{each.role} worker: not ready within the time for loading"
-            problems.append(PassProblem("WorkersFail", message, of=each.role.value))
+    for worker_set in sets:
+        is_quiet = not any(problem.of == worker_set.role for problem in problems)
+        if worker_set.is_late and not worker_set.is_leaving and worker_set.ready < worker_set.wanted and is_quiet:
+            message = f"{worker_set.role} worker: not ready within the time for loading"
+            problems.append(PassProblem("WorkersFail", message, of=worker_set.role.value))
     return tuple(dict.fromkeys(problems))
 
 
@@ -69,20 +71,20 @@ def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
 
 def fetching_pods(seen: Snapshot) -> tuple[Manifest, ...]:
     """Pods that fetch the model now, the oldest first."""
-    found = [
+    running = [
         pod
         for pod in seen.live_pods
         if mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == FETCH_ROLE
         and mapping(pod.get("status")).get("phase") == "Running"
     ]
-    return tuple(sorted(found, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))))
+    return tuple(sorted(running, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))))
 
 
 def _current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
     """Pods that count: of those that ended, the newest of a role, and only while none of that role is ready."""
     ended: dict[str, Manifest] = {}
     ready: set[str] = set()
-    for pod in sorted(pods, key=lambda each: str(metadata_of(each).get("creationTimestamp"))):
+    for pod in sorted(pods, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))):
         role, status = str(mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL)), mapping(pod.get("status"))
         if is_ready(status):
             ready.add(role)
@@ -118,14 +120,20 @@ def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[PassProblem, fl
 
 def _refused_pods(seen: Snapshot) -> list[PassProblem]:
     """Pods that cannot be made, as the Deployments tell."""
-    told = [(each.role.value, each.refusal) for each in seen.sets if each.refusal and not each.is_leaving]
-    told += [(Role.GATEWAY.value, seen.gateway_refusal)] if seen.gateway_refusal else []
-    return [PassProblem(refused_object(text, "FailedCreate"), f"{role}: {short(text)}", of=role) for role, text in told]
+    refusals = [
+        (worker_set.role.value, worker_set.refusal)
+        for worker_set in seen.sets
+        if worker_set.refusal and not worker_set.is_leaving
+    ]
+    refusals += [(Role.GATEWAY.value, seen.gateway_refusal)] if seen.gateway_refusal else []
+    return [
+        PassProblem(refused_object(text, "FailedCreate"), f"{role}: {short(text)}", of=role) for role, text in refusals
+    ]
 
 
-def _fetching(seen: Snapshot, said: Mapping[str, ObjectEvent]) -> list[PassProblem]:
-    told = [said[uid_of(job)] for job in seen.fetches if uid_of(job) in said]
-    refused = [each for each in told if each.reason == "FailedCreate"]
+def _fetching(seen: Snapshot, events: Mapping[str, ObjectEvent]) -> list[PassProblem]:
+    job_events = [events[uid_of(job)] for job in seen.fetches if uid_of(job) in events]
+    refused = [event for event in job_events if event.reason == "FailedCreate"]
     if refused:
         text = refused[0].message
         return [PassProblem(refused_object(text, "FailedCreate"), f"fetch of the model: {short(text)}", of=FETCH_ROLE)]
@@ -139,7 +147,7 @@ def _fetching(seen: Snapshot, said: Mapping[str, ObjectEvent]) -> list[PassProbl
     ]
     failed = max((integer(mapping(job.get("status")).get("failed")) or 0 for job in seen.fetches), default=0)
     tries = f", try {failed + 1} of {TRIES + 1}" if failed else ""
-    running = [said[uid_of(pod)].message for pod in fetching_pods(seen) if uid_of(pod) in said]
+    running = [events[uid_of(pod)].message for pod in fetching_pods(seen) if uid_of(pod) in events]
     far = progress_words(running[-1]) if running else ""
     message = f"the model is being fetched{far}{tries}{''.join(unbound)}"
     return [PassProblem("FetchingModel", message, lasts=False, of=FETCH_ROLE)]

@@ -58,36 +58,36 @@ def plan_replacement(
     if emptying is None:
         return DrainReplacement()
     least, replaced = {}, set()
-    for role in (each for each, count in wanted.items() if count == 1):
-        found = places.get(role, ())
-        successors = [each for each in found if each.node not in emptying]
-        if len(successors) < len(found):
+    for role in (role for role, count in wanted.items() if count == 1):
+        role_places = places.get(role, ())
+        successors = [place for place in role_places if place.node not in emptying]
+        if len(successors) < len(role_places):
             replaced.add(role)
-        least[role] = 0 if any(_is_given_up(each, now) for each in successors) else 1
+        least[role] = 0 if any(_is_given_up(place, now) for place in successors) else 1
     return DrainReplacement(least, frozenset(replaced))
 
 
 def places_of(pods: Iterable[Manifest]) -> dict[Role, tuple[PodPlace, ...]]:
     """Of Pods of gateways and workers, by role; those that are told to go are left out."""
-    found: dict[Role, tuple[PodPlace, ...]] = {}
+    places: dict[Role, tuple[PodPlace, ...]] = {}
     for pod in pods:
         role, status = mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL), mapping(pod.get("status"))
         if role not in set(Role) or is_leaving(pod) or status.get("phase") in ("Succeeded", "Failed"):
             continue
         node = mapping(pod.get("spec")).get("nodeName")
         place = PodPlace(str(node or ""), is_ready(status), _moment(metadata_of(pod).get("creationTimestamp")))
-        found[Role(str(role))] = (*found.get(Role(str(role)), ()), place)
-    return found
+        places[Role(str(role))] = (*places.get(Role(str(role)), ()), place)
+    return places
 
 
-def adjusted(wanted: DesiredObject, found: DrainReplacement) -> DesiredObject:
+def adjusted(wanted: DesiredObject, replacement: DrainReplacement) -> DesiredObject:
     """A standing object as the succession wants it: a budget that keeps the last one, one gateway more."""
     role = mapping(metadata_of(wanted.body).get("labels")).get(ROLE_LABEL)
     spec = mapping(wanted.body.get("spec"))
-    if wanted.resource == BUDGETS and role in found.least:
-        kept = {name: value for name, value in spec.items() if name != "maxUnavailable"}
-        spec = {**kept, "minAvailable": found.least[Role(str(role))]}
-    elif wanted.resource == WORKERS and role == Role.GATEWAY and role in found.replaced:
+    if wanted.resource == BUDGETS and role in replacement.least:
+        other_fields = {name: value for name, value in spec.items() if name != "maxUnavailable"}
+        spec = {**other_fields, "minAvailable": replacement.least[Role(str(role))]}
+    elif wanted.resource == WORKERS and role == Role.GATEWAY and role in replacement.replaced:
         spec = {**spec, "replicas": (integer(spec.get("replicas")) or 0) + 1}
     else:
         return wanted

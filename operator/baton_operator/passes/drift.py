@@ -23,8 +23,8 @@ def has_drifted(wanted: Manifest, live: Manifest) -> bool:
     for name, value in wanted.items():
         if name == "metadata":
             ours, theirs = mapping(value), mapping(live.get("metadata"))
-            kept = {key: each for key, each in ours.items() if key not in ("uid", "resourceVersion")}
-            if not _holds(kept, theirs, ""):
+            settings = {key: setting for key, setting in ours.items() if key not in ("uid", "resourceVersion")}
+            if not _holds(settings, theirs, ""):
                 return True
         elif not _holds(value, live.get(name), name):
             return True
@@ -33,8 +33,8 @@ def has_drifted(wanted: Manifest, live: Manifest) -> bool:
 
 def _holds(wanted: object, live: object, name: str) -> bool:
     if isinstance(wanted, dict):
-        found = mapping(live)
-        return all(_holds(value, found.get(key), str(key)) for key, value in wanted.items())
+        live_fields = mapping(live)
+        return all(_holds(value, live_fields.get(key), str(key)) for key, value in wanted.items())
     if isinstance(wanted, list):
         return _list_holds(wanted, live, name)
     if wanted == live:
@@ -52,13 +52,13 @@ def _list_holds(wanted: list[object], live: object, name: str) -> bool:
     key = "uid" if name == "ownerReferences" else "name"
     ours, theirs = _by(wanted, key), _by(live, key)
     if ours is not None and theirs is not None:
-        return all(each in theirs and _holds(value, theirs[each], "") for each, value in ours.items())
+        return all(item in theirs and _holds(value, theirs[item], "") for item, value in ours.items())
     return len(wanted) == len(live) and all(_holds(one, other, "") for one, other in zip(wanted, live, strict=True))
 
 
 def _by(items: list[object], key: str) -> dict[str, object] | None:
-    found: dict[str, object] = {str(item[key]): item for item in items if isinstance(item, dict) and key in item}
-    return found if items and len(found) == len(items) else None
+    items_by_key: dict[str, object] = {str(item[key]): item for item in items if isinstance(item, dict) and key in item}
+    return items_by_key if items and len(items_by_key) == len(items) else None
 
 
 def _same_quantity(one: str, other: str) -> bool:

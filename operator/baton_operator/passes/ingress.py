@@ -19,9 +19,9 @@ FOUND_WITHIN_S = 120.0
 
 def find_ingress_problems(seen: Snapshot, now: datetime.datetime) -> tuple[tuple[PassProblem, float], ...]:
     """What keeps requests from outside away, and in how many seconds that is a problem: an address takes a moment."""
-    routes = [each for resource, each in seen.withdrawable if resource == ROUTES]
-    found = [_without_address(seen.gateway_service, now), *(_not_accepted(each, now) for each in routes)]
-    return tuple(each for each in found if each is not None)
+    routes = [route for resource, route in seen.withdrawable if resource == ROUTES]
+    late = [_without_address(seen.gateway_service, now), *(_not_accepted(route, now) for route in routes)]
+    return tuple(problem for problem in late if problem is not None)
 
 
 def _without_address(service: Manifest, now: datetime.datetime) -> tuple[PassProblem, float] | None:
@@ -40,26 +40,26 @@ def _without_address(service: Manifest, now: datetime.datetime) -> tuple[PassPro
 def _not_accepted(route: Manifest, now: datetime.datetime) -> tuple[PassProblem, float] | None:
     """Of a route that no Gateway has said anything about, or that every one refuses which did. What was said about an
     older edit is no answer to this one."""
-    parents = ", ".join(str(each.get("name")) for each in mappings(mapping(route.get("spec")).get("parentRefs")))
-    told = [
-        each
+    parents = ", ".join(str(parent.get("name")) for parent in mappings(mapping(route.get("spec")).get("parentRefs")))
+    answers = [
+        condition
         for parent in mappings(mapping(route.get("status")).get("parents"))
-        for each in mappings(parent.get("conditions"))
-        if each.get("type") == "Accepted"
+        for condition in mappings(parent.get("conditions"))
+        if condition.get("type") == "Accepted"
     ]
-    if not told:
+    if not answers:
         message = f"gateway: nobody has taken the HTTPRoute: is there a Gateway {parents}, and who serves it?"
         return _of_gateway("RouteNotAccepted", message), FOUND_WITHIN_S - _age_s(route, now)
     generation = integer(metadata_of(route).get("generation")) or 0
     refusals = [
-        each
-        for each in told
-        if each.get("status") == "False" and (integer(each.get("observedGeneration")) or generation) >= generation
+        answer
+        for answer in answers
+        if answer.get("status") == "False" and (integer(answer.get("observedGeneration")) or generation) >= generation
     ]
-    if len(refusals) < len(told):
+    if len(refusals) < len(answers):
         return None
-    said = f"{refusals[0].get('reason')}: {short(refusals[0].get('message'))}"
-    return _of_gateway("RouteNotAccepted", f"gateway: the Gateway {parents} refuses the HTTPRoute: {said}"), 0.0
+    refusal = f"{refusals[0].get('reason')}: {short(refusals[0].get('message'))}"
+    return _of_gateway("RouteNotAccepted", f"gateway: the Gateway {parents} refuses the HTTPRoute: {refusal}"), 0.0
 
 
 def _of_gateway(reason: str, message: str) -> PassProblem:

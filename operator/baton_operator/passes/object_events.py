@@ -39,21 +39,21 @@ class EventReader:
         for pod, age in waiting:
             if age >= CREATING_S:
                 groups.setdefault(str(sorted(mapping(metadata_of(pod).get("labels")).items())), []).append(pod)
-        found: dict[str, ObjectEvent] = {}
+        events: dict[str, ObjectEvent] = {}
         for members in list(groups.values())[:MOST]:
-            said = await self.about(members[0])
-            found |= {uid_of(each): said for each in members} if said is not None else {}
+            event = await self.about(members[0])
+            events |= {uid_of(pod): event for pod in members} if event is not None else {}
         if not waiting:
-            return found, None
+            return events, None
         youngest = min(age for _, age in waiting)
-        return found, AGAIN_S if groups else max(CREATING_S - youngest, 0.5)
+        return events, AGAIN_S if groups else max(CREATING_S - youngest, 0.5)
 
     async def about(self, manifest: Manifest) -> ObjectEvent | None:
         """The newest Event about an object; None: there is none, or it cannot be known."""
         uid, now = uid_of(manifest), self._clock()
-        at, said = self._known.get(uid, (now - AGAIN_S, None))
+        at, event = self._known.get(uid, (now - AGAIN_S, None))
         if now - at < AGAIN_S:
-            return said
+            return event
         metadata = metadata_of(manifest)
         try:
             listing = await self._api.list(
@@ -62,19 +62,19 @@ class EventReader:
         except KubeError as error:
             log.info("the Events of %s are not known: %s", metadata.get("name"), error)
         else:
-            said = newest(listing.items)
+            event = newest(listing.items)
         self._known.pop(uid, None)
-        self._known[uid] = (now, said)
+        self._known[uid] = (now, event)
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
-        return said
+        return event
 
 
 def newest(events: Iterable[Manifest]) -> ObjectEvent | None:
     """The newest Event but those of the scheduler, whose say is over when a Pod has a node; of two at the same second
     the Warning."""
-    told = (each for each in events if each.get("reason") != "FailedScheduling")
-    ordered = sorted(told, key=lambda each: (_time(each), each.get("type") == "Warning"))
+    others = (event for event in events if event.get("reason") != "FailedScheduling")
+    ordered = sorted(others, key=lambda event: (_time(event), event.get("type") == "Warning"))
     if not ordered:
         return None
     last = ordered[-1]

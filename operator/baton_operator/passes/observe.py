@@ -65,8 +65,8 @@ def worker_sets(
 ) -> tuple[WorkerSet, ...]:
     """The worker Deployments that belong to `owner`, by name; other objects are left out. `pod_counts`: their Pods; the
     status of a Deployment of flexible workers does not count its Pods by role."""
-    found = (part for each in deployments for part in _worker_sets(each, owner, pod_counts))
-    return tuple(sorted(found, key=lambda each: each.name))
+    parts = (part for deployment in deployments for part in _worker_sets(deployment, owner, pod_counts))
+    return tuple(sorted(parts, key=lambda worker_set: worker_set.name))
 
 
 def rollout_groups(
@@ -83,7 +83,9 @@ def rollout_groups(
 
 def replicas_after(sets: Iterable[WorkerSet], step: Step) -> dict[tuple[Role, Revision], int]:
     """How many a step asks for, by role and template, of those alone that it changes. Raises ValueError below zero."""
-    now = {(each.role, each.revision): each.wanted for each in sets if not each.is_leaving}
+    now = {
+        (worker_set.role, worker_set.revision): worker_set.wanted for worker_set in sets if not worker_set.is_leaving
+    }
     after: dict[tuple[Role, Revision], int] = {}
     for change in step.changes:
         key = (change.role, change.revision)
@@ -97,19 +99,19 @@ def finished(sets: Iterable[WorkerSet], wanted: Mapping[Role, Revision]) -> tupl
     """Worker Deployments of other revisions without any worker left: they may be deleted. Of a Deployment with two
     parts that has to be true of both, and one of them stands for it."""
     parts = tuple(sets)
-    done = [each for each in parts if _is_finished(each, wanted)]
-    by_name = {each.name: each for each in done}
-    kept = {each.name for each in parts if each not in done}
-    return tuple(each for name, each in by_name.items() if name not in kept)
+    done = [part for part in parts if _is_finished(part, wanted)]
+    by_name = {part.name: part for part in done}
+    busy = {part.name for part in parts if part not in done}
+    return tuple(part for name, part in by_name.items() if name not in busy)
 
 
-def _is_finished(each: WorkerSet, wanted: Mapping[Role, Revision]) -> bool:
+def _is_finished(worker_set: WorkerSet, wanted: Mapping[Role, Revision]) -> bool:
     return (
-        not each.is_leaving
-        and each.is_observed
-        and each.revision != wanted[each.role]
-        and each.wanted == 0
-        and each.existing == 0
+        not worker_set.is_leaving
+        and worker_set.is_observed
+        and worker_set.revision != wanted[worker_set.role]
+        and worker_set.wanted == 0
+        and worker_set.existing == 0
     )
 
 
@@ -139,16 +141,16 @@ def _worker_sets(
     if role is not None:
         yield whole
         return
-    pools = {each: pod_counts.get((each, template), PodCounts()) for each in POOL_ROLES}
+    pools = {role: pod_counts.get((role, template), PodCounts()) for role in POOL_ROLES}
     roles = roles_of(_mapping(metadata.get("annotations")).get(ROLES_ANNOTATION))
     if roles is None:  # somebody took it away: what runs stays, and whoever comes begins as its template says
         decode = min(pools[Role.DECODE].existing - pools[Role.DECODE].leaving, whole.wanted)
         roles = {Role.PREFILL: whole.wanted - decode, Role.DECODE: decode}
-    for each, crew in pools.items():
+    for role, crew in pools.items():
         yield replace(
             whole,
-            role=each,
-            wanted=roles[each],
+            role=role,
+            wanted=roles[role],
             existing=crew.existing - crew.leaving,
             ready=crew.ready,
             is_flexible=True,
@@ -157,9 +159,9 @@ def _worker_sets(
 
 def condition(manifest: Manifest, kind: str) -> Manifest:
     """A condition of a live object; empty when it is not set."""
-    found = _mapping(manifest.get("status")).get("conditions")
-    entries = found if isinstance(found, list) else []
-    return next((each for each in map(_mapping, entries) if each.get("type") == kind), {})
+    conditions = _mapping(manifest.get("status")).get("conditions")
+    entries = conditions if isinstance(conditions, list) else []
+    return next((entry for entry in map(_mapping, entries) if entry.get("type") == kind), {})
 
 
 def refusal(deployment: Manifest) -> str:

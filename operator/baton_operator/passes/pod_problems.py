@@ -79,15 +79,19 @@ def _is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str]) -> bool:
 
 
 def find_pod_problem(
-    pod: Manifest, needs: PodNeeds, said: ObjectEvent | None, age_s: float | None
+    pod: Manifest, needs: PodNeeds, event: ObjectEvent | None, age_s: float | None
 ) -> PassProblem | None:
     """Why this Pod is not ready; None: it is, it leaves, or it only takes its time. `age_s`: since it was made."""
     metadata, status = metadata_of(pod), mapping(pod.get("status"))
     if is_leaving(pod) or is_ready(status) or status.get("phase") == "Succeeded":
         return None
     role = str(mapping(metadata.get("labels")).get(ROLE_LABEL))
-    found = _found(status, role, needs, said, age_s)
-    return None if found is None else PassProblem(found.reason, f"{_whose(role)}: {found.message}", found.lasts, role)
+    problem = _found(status, role, needs, event, age_s)
+    return (
+        None
+        if problem is None
+        else PassProblem(problem.reason, f"{_whose(role)}: {problem.message}", problem.lasts, role)
+    )
 
 
 def _whose(role: str) -> str:
@@ -95,18 +99,18 @@ def _whose(role: str) -> str:
 
 
 def _found(
-    status: Manifest, role: str, needs: PodNeeds, said: ObjectEvent | None, age_s: float | None
+    status: Manifest, role: str, needs: PodNeeds, event: ObjectEvent | None, age_s: float | None
 ) -> PassProblem | None:
     if status.get("phase") == "Failed":
         return _failed(status, role)
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False":
         return _unplaced(placed, role, needs)
-    found = find_container_problem(status, role) or _ended_once(status, role)
-    if found is None and is_creating(status):
-        return _creating(said, age_s)
+    problem = find_container_problem(status, role) or _ended_once(status, role)
+    if problem is None and is_creating(status):
+        return _creating(event, age_s)
     # The probe of a fetch fails to tell how far it is.
-    return _unready(said) if found is None and is_unready(status) and role != FETCH_ROLE else found
+    return _unready(event) if problem is None and is_unready(status) and role != FETCH_ROLE else problem
 
 
 def _failed(status: Manifest, role: str) -> PassProblem | None:
@@ -153,31 +157,31 @@ def _ended_once(status: Manifest, role: str) -> PassProblem | None:
     return None
 
 
-def _creating(said: ObjectEvent | None, age_s: float | None) -> PassProblem | None:
-    if said is not None and said.warns:
-        missing = missing_object(said.message)
+def _creating(event: ObjectEvent | None, age_s: float | None) -> PassProblem | None:
+    if event is not None and event.warns:
+        missing = missing_object(event.message)
         if missing is not None:
             return missing
-        if said.reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
-            return PassProblem("VolumeFails", short(said.message))
-        if said.reason == "FailedCreatePodSandBox":
-            return PassProblem("SandboxFails", short(said.message))
-    if said is not None and said.reason == "Pulling":
-        return PassProblem("PullingImage", short(said.message), lasts=False)
+        if event.reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
+            return PassProblem("VolumeFails", short(event.message))
+        if event.reason == "FailedCreatePodSandBox":
+            return PassProblem("SandboxFails", short(event.message))
+    if event is not None and event.reason == "Pulling":
+        return PassProblem("PullingImage", short(event.message), lasts=False)
     if age_s is None or age_s < SLOW_S:
         return None
-    hint = f": {said.reason}: {short(said.message)}" if said is not None else ", and no Event says why"
+    hint = f": {event.reason}: {short(event.message)}" if event is not None else ", and no Event says why"
     return PassProblem(
         "ContainerCreating", f"its containers have been created for over {SLOW_S:.0f} s{hint}", lasts=False
     )
 
 
-def _unready(said: ObjectEvent | None) -> PassProblem | None:
+def _unready(event: ObjectEvent | None) -> PassProblem | None:
     """Of a process that started and is not Ready, which may pass."""
-    if said is not None and said.reason == "NodeNotReady":
+    if event is not None and event.reason == "NodeNotReady":
         return PassProblem("NodeNotReady", "its node does not answer", lasts=False)
-    if said is not None and said.reason in ("Unhealthy", "ProbeWarning"):
-        return PassProblem("ProbeFails", short(said.message), lasts=False)
+    if event is not None and event.reason in ("Unhealthy", "ProbeWarning"):
+        return PassProblem("ProbeFails", short(event.message), lasts=False)
     return None
 
 
@@ -204,29 +208,29 @@ def is_creating(status: Manifest) -> bool:
     if _condition(status, "PodScheduled").get("status") == "False" or status.get("phase") in ("Running", "Failed"):
         return False
     containers = mappings(status.get("containerStatuses"))
-    reasons = [str(mapping(mapping(each.get("state")).get("waiting")).get("reason")) for each in containers]
+    reasons = [str(mapping(mapping(container.get("state")).get("waiting")).get("reason")) for container in containers]
     return all(reason in _CREATING for reason in reasons)
 
 
 def is_unready(status: Manifest) -> bool:
     """Its containers run and have started, and it is not Ready: only an Event says why."""
     containers = mappings(status.get("containerStatuses"))
-    runs = all("running" in mapping(each.get("state")) for each in containers)
-    has_started = any(each.get("started") is True for each in containers)
+    runs = all("running" in mapping(container.get("state")) for container in containers)
+    has_started = any(container.get("started") is True for container in containers)
     return status.get("phase") == "Running" and runs and has_started and not is_ready(status)
 
 
 def waiting_pods(pods: Iterable[Manifest], now: datetime) -> tuple[tuple[Manifest, float], ...]:
     """Pods whose containers are being created, or run without being Ready, with their ages in seconds, the oldest
     first."""
-    found = []
+    aged = []
     for pod in pods:
         status = mapping(pod.get("status"))
         if not is_leaving(pod) and (is_creating(status) or is_unready(status)):
             age = age_s(pod, now)
             if age is not None:
-                found.append((pod, age))
-    return tuple(sorted(found, key=lambda each: (-each[1], uid_of(each[0]))))
+                aged.append((pod, age))
+    return tuple(sorted(aged, key=lambda item: (-item[1], uid_of(item[0]))))
 
 
 def age_s(pod: Manifest, now: datetime) -> float | None:
@@ -243,4 +247,4 @@ def seconds_since(moment: object, now: datetime) -> float | None:
 
 
 def _condition(status: Manifest, kind: str) -> Manifest:
-    return next((each for each in mappings(status.get("conditions")) if each.get("type") == kind), {})
+    return next((condition for condition in mappings(status.get("conditions")) if condition.get("type") == kind), {})

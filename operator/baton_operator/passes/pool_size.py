@@ -95,9 +95,9 @@ def _last_size(
 def _fitting(deployment: LLMDeployment, workers: Mapping[Role, int]) -> dict[Role, int]:
     """The pool that is further above its minimum gives."""
     least = {role: pool_spec(deployment, role).replicas.min for role in POOL_ROLES}
-    each = {role: accelerators(deployment, role) for role in POOL_ROLES}
+    per_worker = {role: accelerators(deployment, role) for role in POOL_ROLES}
     budget = deployment.spec.autoscaling.budget.max_accelerators
-    return within_budget(budget, workers, least, each, lambda role, left: (least[role] - left,))
+    return within_budget(budget, workers, least, per_worker, lambda role, left: (least[role] - left,))
 
 
 def _plan(

@@ -56,7 +56,7 @@ _PLACE = {reason: place for place, line in enumerate(WORST) for reason in line}
 def worst_first(problems: Iterable[PassProblem]) -> tuple[PassProblem, ...]:
     """What lasts before what does not, causes before what follows from them; the same ones once."""
     return tuple(
-        sorted(dict.fromkeys(problems), key=lambda each: (not each.lasts, _PLACE.get(each.reason, 0)))
+        sorted(dict.fromkeys(problems), key=lambda problem: (not problem.lasts, _PLACE.get(problem.reason, 0)))
     )  # fmt: skip
 
 
@@ -92,10 +92,10 @@ _MISSING_KINDS = {"secret": "MissingSecret", "configmap": "MissingConfigMap", "p
 def missing_object(text: str) -> PassProblem | None:
     """An object that a Pod needs and that is not there, as the scheduler or a kubelet says; None: it says no such
     thing."""
-    found = _MISSING.search(text)
-    if found is None:
+    match = _MISSING.search(text)
+    if match is None:
         return None
-    kind, name = found.group(1), found.group(2)
+    kind, name = match.group(1), match.group(2)
     words = {"secret": "the Secret", "configmap": "the ConfigMap", "persistentvolumeclaim": "the claim"}
     reason = _MISSING_KINDS.get(kind, "MissingResourceClaim")
     return PassProblem(reason, f"{words.get(kind, 'the resource claim')} {name} does not exist")

@@ -47,43 +47,43 @@ def written(raw: Manifest, policy: PodPolicy, before: Stored | None) -> WrittenS
     left_out: list[FieldProblem] = []
     for role in POOL_ROLES:
         entries = mapping(spec.get(role.value)).get("env")
-        kept: list[object] = []
+        allowed: list[object] = []
         for place, entry in enumerate(entries if isinstance(entries, list) else []):
             variable = _variable(role, entry)
             problem = None
             if variable is not None and variable in known:
                 problem = policy.env_problem(variable.name, variable.value)
             if problem is None:
-                kept.append(entry)
+                allowed.append(entry)
             else:
                 left_out.append(FieldProblem(f"spec.{role}.env[{place}].{problem.path}", problem.message))
-        if isinstance(entries, list) and len(kept) < len(entries):
-            spec[role.value] = {**mapping(spec[role.value]), "env": kept}
-            full[role] = [_entry(each) for each in _variables(role, entries)]
+        if isinstance(entries, list) and len(allowed) < len(entries):
+            spec[role.value] = {**mapping(spec[role.value]), "env": allowed}
+            full[role] = [_entry(variable_written) for variable_written in _variables(role, entries)]
     return WrittenSpec({**raw, "spec": spec} if full else raw, full, tuple(left_out))
 
 
 def still_there(records: Iterable[Record], live_templates: Iterable[str], policy: PodPolicy) -> tuple[str, ...]:
     """The variables that are refused and stand in templates in use: those of the first record, from which the next Pods
     are made, and those of which workers are left. Each as `spec.decode.env: NAME`."""
-    live, found = set(live_templates), dict[str, None]()
+    live, fields = set(live_templates), dict[str, None]()
     for place, record in enumerate(records):
         for role in POOL_ROLES:
             if place == 0 or record.rendered[role].revision.template in live:
                 for variable in _of_record(record, role):
                     if policy.env_problem(variable.name, variable.value) is not None:
-                        found[f"spec.{role}.env: {variable.name}"] = None
-    return tuple(found)
+                        fields[f"spec.{role}.env: {variable.name}"] = None
+    return tuple(fields)
 
 
 def _carried_out(before: Stored) -> frozenset[Variable]:
     """The variables of the spec that was carried out last and of its templates."""
-    found = {variable for role in POOL_ROLES for variable in _of_record(before.record, role)}
+    variables = {variable for role in POOL_ROLES for variable in _of_record(before.record, role)}
     if before.good is not None:
         spec = mapping(mapping(msgspec.json.decode(before.good)).get("spec"))
         for role in POOL_ROLES:
-            found |= set(_variables(role, mapping(spec.get(role.value)).get("env")))
-    return frozenset(found)
+            variables |= set(_variables(role, mapping(spec.get(role.value)).get("env")))
+    return frozenset(variables)
 
 
 def _of_record(record: Record, role: Role) -> Iterator[Variable]:
@@ -99,8 +99,8 @@ def _variables(role: Role, entries: object) -> Iterator[Variable]:
 
 def _variable(role: Role, entry: object) -> Variable | None:
     """None: it is no entry, which its parser says."""
-    found = mapping(entry)
-    name, value = found.get("name"), found.get("value")
+    fields = mapping(entry)
+    name, value = fields.get("name"), fields.get("value")
     return Variable(role, name, value) if isinstance(name, str) and isinstance(value, str) else None
 
 

@@ -25,7 +25,7 @@ class RefusedSpec:
 
     @property
     def message(self) -> str:
-        return "; ".join(str(each) for each in self.problems)
+        return "; ".join(str(problem) for problem in self.problems)
 
     @property
     def as_problem(self) -> PassProblem:
@@ -72,5 +72,5 @@ def unreadable(why: str, before: DeploymentStatus, generation: int, now: datetim
         Finding(ConditionType.DEGRADED, Truth.TRUE, reason, message),
     )
     conditions = merged(before.conditions, findings, generation, now)
-    told = {"summary": reason, "message": said(findings[0]), "conditions": conditions}
-    return before.model_copy(update=told)
+    changed = {"summary": reason, "message": said(findings[0]), "conditions": conditions}
+    return before.model_copy(update=changed)

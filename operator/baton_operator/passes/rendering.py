@@ -94,7 +94,7 @@ class Rendering:
 
     @property
     def objects(self) -> tuple[Manifest, ...]:
-        return tuple(each.body for each in self.standing)
+        return tuple(desired.body for desired in self.standing)
 
 
 def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], served: frozenset[Resource]) -> Inputs:
@@ -151,23 +151,23 @@ def render(given: Inputs) -> Rendering:
         gateway_pod,
         version=record.version,
     )
-    secret = next(each for each in objects if each["kind"] == SECRETS.kind)
+    secret = next(manifest for manifest in objects if manifest["kind"] == SECRETS.kind)
     keys = content_hash(secret)
-    others = [_with_keys(each, deployment, keys) for each in objects if each is not secret]
-    absent = {each for each in OPTIONAL if each not in given.served}
-    missing = sorted({resource_of(each) for each in others} & absent, key=lambda each: each.plural)
+    others = [_with_keys(manifest, deployment, keys) for manifest in objects if manifest is not secret]
+    absent = {kind for kind in OPTIONAL if kind not in given.served}
+    missing = sorted({resource_of(manifest) for manifest in others} & absent, key=lambda kind: kind.plural)
     notes = [f"unknown fields are ignored: {', '.join(unknown)}"] if unknown else []
-    notes += [f"left out: {each}" for each in as_written.left_out]
-    notes += [f"{each.kind}s are left out: {each.api_version} is not served, or not granted" for each in missing]
+    notes += [f"left out: {problem}" for problem in as_written.left_out]
+    notes += [f"{kind.kind}s are left out: {kind.api_version} is not served, or not granted" for kind in missing]
     pods: dict[tuple[Role, Revision], Manifest] = {}
-    for each in (*(each.record for each in sorted(given.records, key=lambda each: each.number)), record):
-        pods |= {(role, each.rendered[role].revision): each.rendered[role].pod for role in POOL_ROLES}
+    for newer in (*(stored.record for stored in sorted(given.records, key=lambda stored: stored.number)), record):
+        pods |= {(role, newer.rendered[role].revision): newer.rendered[role].pod for role in POOL_ROLES}
     return Rendering(
         deployment=deployment,
         record=record,
         secret=secret,
         keys=keys,
-        standing=tuple(desired_object(each) for each in others if resource_of(each) not in absent),
+        standing=tuple(desired_object(manifest) for manifest in others if resource_of(manifest) not in absent),
         pools={role: desired_object(pool_facade(deployment, role, given.owner)) for role in POOL_ROLES},
         pods=pods,
         notes=tuple(notes),
@@ -185,19 +185,19 @@ class Renderings:
     def of(self, given: Inputs) -> Rendering:
         """Raises what `render` raises."""
         uid = given.owner.uid
-        kept = self._kept.get(uid)
-        if kept is None or kept[0] != given:
-            kept = (given, self._make(given))
-        self._kept[uid] = kept
+        entry = self._kept.get(uid)
+        if entry is None or entry[0] != given:
+            entry = (given, self._make(given))
+        self._kept[uid] = entry
         self._kept.move_to_end(uid)
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return kept[1]
+        return entry[1]
 
     def last(self, owner: Owner) -> Rendering | None:
         """What was made of this deployment last, if it is still kept."""
-        kept = self._kept.get(owner.uid)
-        return None if kept is None else kept[1]
+        entry = self._kept.get(owner.uid)
+        return None if entry is None else entry[1]
 
 
 def _with_keys(manifest: Manifest, deployment: LLMDeployment, keys: str) -> Manifest:

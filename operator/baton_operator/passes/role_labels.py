@@ -34,25 +34,25 @@ class RoleLabels:
     async def write(self, key: Key, owner: Owner, wanted: Iterable[Assigned]) -> dict[str, WorkerPod]:
         """Have Pods say what they are to be; gives them as they are then, by uid. Raises KubeError, Conflict for a Pod
         that has gone."""
-        found: dict[str, WorkerPod] = {}
-        for each in wanted:
-            pod = each.pod
-            if each.is_new:
-                await self._applier.apply(_body(key, each), manager=FIELD_MANAGER, force=True)
+        labelled: dict[str, WorkerPod] = {}
+        for assignment in wanted:
+            pod = assignment.pod
+            if assignment.is_new:
+                await self._applier.apply(_body(key, assignment), manager=FIELD_MANAGER, force=True)
                 self._applier.wrote(owner)
-                if pod.is_assigned and pod.role is not each.role:
-                    log.info("%s: %s is %s, was %s", key, pod.name, each.role, pod.role)
-            found[pod.uid] = replace(pod, role=each.role, is_assigned=True, is_spare=each.is_spare)
-        return found
+                if pod.is_assigned and pod.role is not assignment.role:
+                    log.info("%s: %s is %s, was %s", key, pod.name, assignment.role, pod.role)
+            labelled[pod.uid] = replace(pod, role=assignment.role, is_assigned=True, is_spare=assignment.is_spare)
+        return labelled
 
-    def order(self, key: Key, pods: Iterable[WorkerPod], heard: GatewayReport | None) -> None:
+    def order(self, key: Key, pods: Iterable[WorkerPod], report: GatewayReport | None) -> None:
         """Have gateways told who is to flip. While they say nothing, what was ordered last stays."""
-        if self._telemetry is None or heard is None:
+        if self._telemetry is None or report is None:
             return
-        wanted = orders(pods, heard.flexible)
+        wanted = orders(pods, report.flexible)
         before, now = self._open.get(key, {}), self._clock()
         for order, since in before.items():
-            if order not in wanted and any(each.epoch == order.worker for each in heard.flexible):
+            if order not in wanted and any(worker.epoch == order.worker for worker in report.flexible):
                 log.info("%s: flip %d to %s took %.2f s", key, order.number, order.role, now - since)
         self._open[key] = {order: before.get(order, now) for order in wanted}
         self._telemetry.order(key, wanted)

@@ -44,7 +44,10 @@ def after_flips(
 ) -> tuple[WorkerSet, ...]:
     """The worker sets, those of the wanted template with these sizes."""
     return tuple(
-        replace(each, wanted=sizes[each.role]) if each.revision == wanted[each.role].revision else each for each in sets
+        replace(worker_set, wanted=sizes[worker_set.role])
+        if worker_set.revision == wanted[worker_set.role].revision
+        else worker_set
+        for worker_set in sets
     )
 
 
@@ -72,36 +75,36 @@ def assigned(pods: Iterable[WorkerPod], sizes: Mapping[Role, int]) -> tuple[Assi
     """
     staying = [pod for pod in pods if not pod.leaving]
     spare = _spare(staying, sizes)
-    kept = [pod for pod in staying if pod.uid not in spare]
-    roles = {pod.uid: pod.role for pod in kept if pod.is_assigned}
+    fitting = [pod for pod in staying if pod.uid not in spare]
+    roles = {pod.uid: pod.role for pod in fitting if pod.is_assigned}
     for rich, short in (POOL_ROLES, POOL_ROLES[::-1]):
         surplus = _count(roles, rich) - sizes[rich]
         missing = sizes[short] - _count(roles, short)
-        givers = [pod for pod in kept if roles.get(pod.uid) is rich]
+        givers = [pod for pod in fitting if roles.get(pod.uid) is rich]
         givers.sort(key=lambda pod: pod.name)
         givers.sort(key=lambda pod: (pod.ready, pod.made), reverse=True)
         roles |= {pod.uid: short for pod in givers[: max(min(surplus, missing), 0)]}
     for pod in sorted(
-        (pod for pod in kept if not pod.is_assigned), key=lambda pod: (not pod.ready, pod.made, pod.name)
+        (pod for pod in fitting if not pod.is_assigned), key=lambda pod: (not pod.ready, pod.made, pod.name)
     ):
         short_of = [role for role in POOL_ROLES if _count(roles, role) < sizes[role]]
         roles[pod.uid] = pod.role if pod.role in short_of or not short_of else short_of[0]
-    made = (Assigned(pod, roles.get(pod.uid, pod.role), pod.uid in spare) for pod in staying)
-    return tuple(sorted(made, key=lambda each: each.pod.name))
+    assignments = (Assigned(pod, roles.get(pod.uid, pod.role), pod.uid in spare) for pod in staying)
+    return tuple(sorted(assignments, key=lambda assignment: assignment.pod.name))
 
 
 def _spare(pods: list[WorkerPod], sizes: Mapping[Role, int]) -> frozenset[str]:
     """Uids of those that are one too many."""
     left, have = list(pods), {role: sum(pod.role is role for pod in pods) for role in POOL_ROLES}
-    found: set[str] = set()
+    spare: set[str] = set()
     for _ in range(len(pods) - sum(sizes.values())):
         surplus = {role: have[role] - sizes[role] for role in POOL_ROLES}
         left.sort(key=lambda pod: pod.name)
         left.sort(key=lambda pod: (not pod.ready, surplus[pod.role], pod.is_spare, pod.made), reverse=True)
         going = left.pop(0)
-        found.add(going.uid)
+        spare.add(going.uid)
         have[going.role] -= 1
-    return frozenset(found)
+    return frozenset(spare)
 
 
 def _count(roles: Mapping[str, Role], wanted: Role) -> int:
@@ -112,29 +115,32 @@ def serving_as_labelled(
     routable: Mapping[tuple[Role, str], int],
     sets: Iterable[WorkerSet],
     pods: Iterable[WorkerPod],
-    told: Iterable[FlexibleWorker],
+    workers: Iterable[FlexibleWorker],
 ) -> dict[tuple[Role, str], int]:
     """Routable workers by role and template, flexible ones where their Pods say the same: who serves as something else
     now is about to flip, and nobody's place is given up for that one."""
     given = {(_address(pod.address), pod.role): pod.template for pod in pods if pod.is_assigned and not pod.leaving}
-    found = {**routable, **{(each.role, each.revision.template): 0 for each in sets if each.is_flexible}}
-    for worker in told:
+    counts = {
+        **routable,
+        **{(worker_set.role, worker_set.revision.template): 0 for worker_set in sets if worker_set.is_flexible},
+    }
+    for worker in workers:
         template = given.get((_address(worker.host), worker.role))
-        if worker.is_routable and (worker.role, template) in found:
-            found[worker.role, str(template)] += 1
-    return found
+        if worker.is_routable and (worker.role, template) in counts:
+            counts[worker.role, str(template)] += 1
+    return counts
 
 
-def orders(pods: Iterable[WorkerPod], told: Iterable[FlexibleWorker]) -> tuple[FlipOrder, ...]:
+def orders(pods: Iterable[WorkerPod], workers: Iterable[FlexibleWorker]) -> tuple[FlipOrder, ...]:
     """What workers are to be told whose role is not their Pod's. The number is the next after the last one that the
     worker carried out: the same worker in the same role gets the same order, whoever asks and however often."""
     roles = {_address(pod.address): pod.role for pod in pods if pod.is_assigned and pod.address and not pod.leaving}
-    found = [
+    flips = [
         FlipOrder(worker.epoch, worker.flip + 1, role)
-        for worker in told
+        for worker in workers
         if (role := roles.get(_address(worker.host))) is not None and role is not worker.role
     ]
-    return tuple(sorted(found, key=lambda order: order.worker))
+    return tuple(sorted(flips, key=lambda order: order.worker))
 
 
 def _address(text: str) -> str:

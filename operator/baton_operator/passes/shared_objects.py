@@ -49,39 +49,41 @@ class SharedObjects:
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
 
-    async def ensure(self, seen: Snapshot, made: Rendering, found: DrainReplacement) -> Ensured:
+    async def ensure(self, seen: Snapshot, rendering: Rendering, replacement: DrainReplacement) -> Ensured:
         """Make these objects what they should be, in order; what Pods need comes before them. Evictions are met as
         `found` has it. Stops at the first that is refused of those that Pods need, so that none runs without its
         policies; what else is refused keeps nothing back. Raises KubeError for what can be tried again."""
         problems: list[PassProblem] = []
-        if seen.keys != made.keys or not seen.has_keys:
+        if seen.keys != rendering.keys or not seen.has_keys:
             try:
-                await self._applier.ensure_secret(made.secret, seen.owner, is_known=seen.keys is not None)
+                await self._applier.ensure_secret(rendering.secret, seen.owner, is_known=seen.keys is not None)
             except (NameTaken, Forbidden, Invalid) as error:
                 problems.append(refusal_problem(error))
                 if seen.keys is None or not seen.has_keys:
                     return Ensured(tuple(problems), may_run=False)  # else Pods start with the keys that are there
-        for each in made.standing:
-            refused = await self._one(each, seen, made, found)
+        for desired in rendering.standing:
+            refused = await self._one(desired, seen, rendering, replacement)
             problems += [refused] if refused is not None else []
-            if refused is not None and each.resource in _NEEDED:
+            if refused is not None and desired.resource in _NEEDED:
                 return Ensured(tuple(problems), may_run=False)
         return Ensured(tuple(problems), may_run=True)
 
     async def _one(
-        self, each: DesiredObject, seen: Snapshot, made: Rendering, found: DrainReplacement
+        self, desired: DesiredObject, seen: Snapshot, rendering: Rendering, replacement: DrainReplacement
     ) -> PassProblem | None:
-        gateway = gateway_name(made.deployment.metadata.name)
+        gateway = gateway_name(rendering.deployment.metadata.name)
         try:
-            if each.name == gateway and each.resource == WORKERS:
-                size = handed_over(each, seen.live_sets.get(gateway), made.deployment.spec.gateway, seen.owner)
+            if desired.name == gateway and desired.resource == WORKERS:
+                size = handed_over(desired, seen.live_sets.get(gateway), rendering.deployment.spec.gateway, seen.owner)
                 if size is not None:
                     await self._applier.apply(size, manager=SCALER, force=True)
-            if await self._applier.ensure(adjusted(each, found), seen.owner) is not Applied.LEAVING:
+            if await self._applier.ensure(adjusted(desired, replacement), seen.owner) is not Applied.LEAVING:
                 return None
         except (NameTaken, Forbidden, Invalid) as error:
             return refusal_problem(error)
-        return PassProblem("Replacing", f"an older {each.resource.kind} {each.name} is being deleted", lasts=False)
+        return PassProblem(
+            "Replacing", f"an older {desired.resource.kind} {desired.name} is being deleted", lasts=False
+        )
 
     async def facade(
         self, bare: DesiredObject, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
@@ -90,8 +92,8 @@ class SharedObjects:
         spec = {**mapping(bare.body["spec"]), "replicas": replicas}
         full = with_metadata({**bare.body, "spec": spec}, annotations={WRITTEN: str(replicas)})
         if live is None:
-            found = await self._applier.find(bare, owner)
-            if found is None and replicas is not None:
+            existing = await self._applier.find(bare, owner)
+            if existing is None and replicas is not None:
                 await self._applier.apply(full, manager=SCALER, force=False)
             return
         await self._applier.ensure(bare, owner)

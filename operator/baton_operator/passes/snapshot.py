@@ -104,18 +104,18 @@ def take_snapshot(key: Key, caches: Caches) -> Snapshot | None:
     if raw is None or is_leaving(raw):
         return None
     owner = Owner(uid_of(raw), adopts=annotations_of(raw).get(ADOPT_ANNOTATION) == "true")
-    workers = {str(metadata_of(each)["name"]): each for each in caches[WORKERS].of(key)}
-    records = {str(metadata_of(each)["name"]): each for each in _ours(caches[RECORDS].of(key), owner)}
+    workers = {str(metadata_of(manifest)["name"]): manifest for manifest in caches[WORKERS].of(key)}
+    records = {str(metadata_of(manifest)["name"]): manifest for manifest in _ours(caches[RECORDS].of(key), owner)}
     pods = worker_pods(caches[PODS].of(key), key.name)
     teams = count_pods(pods)
     fetches = _ours(caches[JOBS].of(key), owner)
-    jobs = frozenset(str(metadata_of(each).get("name")) for each in fetches)
+    jobs = frozenset(str(metadata_of(job).get("name")) for job in fetches)
     gateway = next(iter(_ours((workers.get(gateway_name(key.name), {}),), owner)), {})
     service = caches[SERVICES].get(key.namespace, gateway_name(key.name)) or {}
     account = caches[ACCOUNTS].get(key.namespace, gateway_name(key.name)) or {}
     keys = annotations_of(account).get(KEYS_ANNOTATION) if is_controlled(account, owner.uid) else None
     facades = {role: caches[POOLS].get(key.namespace, pool_name(key.name, role)) or {} for role in POOL_ROLES}
-    found = (stored(each) for each in records.values())
+    records_read = (stored(manifest) for manifest in records.values())
     live_pods = our_pods(caches[PODS].of(key), key.name, jobs)
     return Snapshot(
         key=key,
@@ -123,7 +123,7 @@ def take_snapshot(key: Key, caches: Caches) -> Snapshot | None:
         owner=owner,
         generation=integer(metadata_of(raw).get("generation")) or 0,
         before=read_status(raw),
-        records=tuple(each for each in found if each is not None),
+        records=tuple(record for record in records_read if record is not None),
         live_records=records,
         sets=worker_sets(workers.values(), owner, teams),
         live_sets=workers,
@@ -139,7 +139,7 @@ def take_snapshot(key: Key, caches: Caches) -> Snapshot | None:
         claims=_ours(caches[CLAIMS].of(key), owner),
         fetches=fetches,
         withdrawable=tuple(
-            (kind, each) for kind in WITHDRAWN if kind in caches for each in _ours(caches[kind].of(key), owner)
+            (kind, manifest) for kind in WITHDRAWN if kind in caches for manifest in _ours(caches[kind].of(key), owner)
         ),
         gateway_service=next(iter(_ours((service,), owner)), {}),
         pod_counts=teams,
@@ -168,10 +168,12 @@ def read_facade(pool: Manifest) -> Facade:
     owners = pool.get(REPLICA_OWNERS)
     conditions = mappings(mapping(pool.get("status")).get("conditions"))
     written = annotations_of(pool).get(WRITTEN)
-    modes = [str(each.get("reason")) for each in conditions if each.get("type") == PoolConditionType.SIZED]
+    modes = [
+        str(condition.get("reason")) for condition in conditions if condition.get("type") == PoolConditionType.SIZED
+    ]
     return Facade(
         replicas=integer(mapping(pool.get("spec")).get("replicas")) or 0,
-        owners=frozenset(str(each) for each in owners) if isinstance(owners, list) else None,
+        owners=frozenset(str(manager) for manager in owners) if isinstance(owners, list) else None,
         mode=modes[0] if modes else None,
         written=int(written) if isinstance(written, str) and written.isdigit() else None,
     )
@@ -190,9 +192,9 @@ def read_status(raw: Manifest) -> DeploymentStatus:
             read = DeploymentStatus.model_validate_json(msgspec.json.encode({name: value}))
         except ValidationError:
             continue
-        known = known.model_copy(update={each: getattr(read, each) for each in read.model_fields_set})
+        known = known.model_copy(update={field_name: getattr(read, field_name) for field_name in read.model_fields_set})
     return known
 
 
 def _ours(manifests: tuple[Manifest, ...], owner: Owner) -> tuple[Manifest, ...]:
-    return tuple(each for each in manifests if belongs(each, owner) and not is_leaving(each))
+    return tuple(manifest for manifest in manifests if belongs(manifest, owner) and not is_leaving(manifest))

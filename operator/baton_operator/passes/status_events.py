@@ -49,14 +49,14 @@ def turns(before: DeploymentStatus, after: DeploymentStatus) -> tuple[StatusEven
     """What a person on call would want to find in the Events after the status went from one to the other. What closes
     comes last."""
     was, now = _by_type(before), _by_type(after)
-    found: list[StatusEvent] = []
+    events: list[StatusEvent] = []
     if before.revision is not None and after.revision != before.revision:
-        found.append(StatusEvent(False, "RolloutStarted", f"new templates: {after.revision}"))
+        events.append(StatusEvent(False, "RolloutStarted", f"new templates: {after.revision}"))
     known = set(before.scaling_decisions)
     for decision in after.scaling_decisions:
         if decision not in known:
             move = f"{decision.pool} {decision.from_} to {decision.to}: {decision.reason}"
-            found.append(StatusEvent(False, "Scaled", move, decision.pool))
+            events.append(StatusEvent(False, "Scaled", move, decision.pool))
     for role, old_pool, new_pool in (
         ("prefill", before.prefill, after.prefill),
         ("decode", before.decode, after.decode),
@@ -64,15 +64,15 @@ def turns(before: DeploymentStatus, after: DeploymentStatus) -> tuple[StatusEven
         if old_pool is None or new_pool is None or None in (chosen := (old_pool.accelerator, new_pool.accelerator)):
             continue
         if chosen[0] != chosen[1]:
-            found.append(StatusEvent(False, "AcceleratorChosen", new_pool.choice or f"{role} on {chosen[1]}", role))
+            events.append(StatusEvent(False, "AcceleratorChosen", new_pool.choice or f"{role} on {chosen[1]}", role))
     for kind, end in ((ConditionType.DEGRADED, "Recovered"), (ConditionType.SCALING_LIMITED, "ScalingFree")):
-        found += _troubled(was.get(kind), now.get(kind), end)
-    found += _fetched(was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING))
-    found += _served(was.get(ConditionType.AVAILABLE), now.get(ConditionType.AVAILABLE))
+        events += _troubled(was.get(kind), now.get(kind), end)
+    events += _fetched(was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING))
+    events += _served(was.get(ConditionType.AVAILABLE), now.get(ConditionType.AVAILABLE))
     old, new = was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING)
     if old is not None and new is not None and old.reason != new.reason == "RolloutComplete":
-        found.append(StatusEvent(False, "RolloutComplete", f"all workers are those of {after.revision}", closes=True))
-    return tuple(sorted(found, key=lambda turn: turn.closes))
+        events.append(StatusEvent(False, "RolloutComplete", f"all workers are those of {after.revision}", closes=True))
+    return tuple(sorted(events, key=lambda turn: turn.closes))
 
 
 def _troubled(old: Condition | None, new: Condition | None, end: str) -> list[StatusEvent]:
@@ -88,7 +88,7 @@ def _troubled(old: Condition | None, new: Condition | None, end: str) -> list[St
 
 
 def _fetched(old: Condition | None, new: Condition | None) -> list[StatusEvent]:
-    was, now = (each is not None and each.reason == "FetchingModel" for each in (old, new))
+    was, now = (condition is not None and condition.reason == "FetchingModel" for condition in (old, new))
     if now and not was:
         return [StatusEvent(False, "FetchingModel", "the model is being fetched; workers start when it is there")]
     return [StatusEvent(False, "ModelFetched", "the model is there", closes=True)] if was and not now else []

@@ -81,7 +81,7 @@ class StatusWriter:
     async def write_pools(self, seen: Snapshot, deployment: LLMDeployment, plans: Mapping[Role, PoolPlan]) -> None:
         """The same for the facades, which `/scale` and autoscalers read."""
         bounds = {role: pool_spec(deployment, role).replicas for role in POOL_ROLES}
-        CONDITIONS.saw_bounds(seen.key, {role: each.max for role, each in bounds.items() if each.max > each.min})
+        CONDITIONS.saw_bounds(seen.key, {role: pool.max for role, pool in bounds.items() if pool.max > pool.min})
         for role in POOL_ROLES:
             live = seen.pools.get(role)
             if live is None:
@@ -98,11 +98,11 @@ class StatusWriter:
         generation = metadata_of(live).get("generation")
         observed = generation if isinstance(generation, int) else 0
         given = mapping(live.get("status")).get("conditions")
-        before = [Condition.model_validate(each) for each in given] if isinstance(given, list) else []
+        before = [Condition.model_validate(condition) for condition in given] if isinstance(given, list) else []
         finding = Finding(PoolConditionType.SIZED, Truth.TRUE, mode.value, plan.limit)
         raw = {
             "observedGeneration": observed,
-            "replicas": sum(each.existing for each in seen.sets if each.role is role),
+            "replicas": sum(worker_set.existing for worker_set in seen.sets if worker_set.role is role),
             "selector": selector_text(deployment, role),
             "effective": plan.workers,
             "conditions": merged(before, (finding,), observed, self._now()),
@@ -114,10 +114,10 @@ class StatusWriter:
         body: Manifest = {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status}
         await self._applier.apply(body, manager=STATUS_MANAGER, force=True, subresource="status")
 
-    async def write_events(self, seen: Snapshot, found: Iterable[StatusEvent]) -> None:
+    async def write_events(self, seen: Snapshot, events: Iterable[StatusEvent]) -> None:
         """Write Events, or raise the counts of those that are there. Which cannot be told are lost."""
         book = self._books.setdefault(seen.key, EventBook())
-        for turn in found:
+        for turn in events:
             series = book.tell(turn, self._now().timestamp())
             if series is None:
                 continue
@@ -154,10 +154,12 @@ class StatusWriter:
 
 def _steady(status: Manifest) -> Manifest:
     """A status without the numbers that move all the time."""
-    kept = {name: value for name, value in status.items() if name not in _SELDOM}
-    kept["message"] = without_progress(str(kept.get("message")))
-    kept["conditions"] = [{**each, "message": _steady_message(each)} for each in mappings(kept.get("conditions"))]
-    return kept
+    steady = {name: value for name, value in status.items() if name not in _SELDOM}
+    steady["message"] = without_progress(str(steady.get("message")))
+    steady["conditions"] = [
+        {**condition, "message": _steady_message(condition)} for condition in mappings(steady.get("conditions"))
+    ]
+    return steady
 
 
 def _steady_message(condition: Manifest) -> str:

@@ -74,12 +74,12 @@ class Record:
     def data(self) -> Manifest:
         roles = {
             role.value: {
-                "inputs": each.inputs,
-                "fit": each.revision.fit,
-                "template": each.revision.template,
-                "pod": each.pod,
+                "inputs": template.inputs,
+                "fit": template.revision.fit,
+                "template": template.revision.template,
+                "pod": template.pod,
             }
-            for role, each in self.rendered.items()
+            for role, template in self.rendered.items()
         }
         return {
             "version": self.version,
@@ -116,19 +116,19 @@ def current(
     without variables that are refused by now. The current template stays while nothing else was edited; none is made,
     and no older one is taken, that has them. Raises UnsupportedError for what this version cannot run."""
     version = TEMPLATE_VERSION if version is None else version
-    newest_first = [each.record for each in sorted(stored, key=lambda each: -each.number)]
+    newest_first = [record.record for record in sorted(stored, key=lambda record: -record.number)]
     if not restart and newest_first:
         restart = text(newest_first[0].rendered[Role.DECODE].inputs.get("restart")) or ""
     wanted = {role: inputs(deployment, role, restart) for role in ROLES}
     if newest_first and newest_first[0].upgrade == upgrade:
         base = newest_first[0]
-        kept = {
+        kept_templates = {
             role: _unedited(role, wanted[role], base, full_env) or _known(role, wanted[role], base, newest_first)
             for role in ROLES
         }
-        if all(kept.values()) or base.version == version:
+        if all(kept_templates.values()) or base.version == version:
             pinned = replace(platform, worker_image=base.worker_image, gateway_image=base.gateway_image)
-            rendered = {role: kept[role] or _render(deployment, role, pinned, wanted[role]) for role in ROLES}
+            rendered = {role: kept_templates[role] or _render(deployment, role, pinned, wanted[role]) for role in ROLES}
             return replace(base, rendered=rendered)
     rendered = {role: _render(deployment, role, platform, wanted[role]) for role in ROLES}
     return Record(version, platform.worker_image, platform.gateway_image, upgrade, rendered)
@@ -149,14 +149,14 @@ def _known(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]
     """What was rendered from these inputs before, for the same images."""
     source = (base.version, base.worker_image, base.gateway_image, base.upgrade)
     for record in records:
-        found = record.rendered.get(role)
+        template = record.rendered.get(role)
         is_alike = (record.version, record.worker_image, record.gateway_image, record.upgrade) == source
-        if (found is not None and found.inputs.get(_FLIPS, False) is True) is not wanted.get(_FLIPS, False):
+        if (template is not None and template.inputs.get(_FLIPS, False) is True) is not wanted.get(_FLIPS, False):
             continue
         # What is derived has no default: an older record, which has no word of it, stays as it is.
         defaults = {**_DEFAULTS[role], KEEPS_ANSWERS: wanted.get(KEEPS_ANSWERS)}
-        if found is not None and is_alike and same_inputs(found.inputs, wanted, defaults):
-            return found
+        if template is not None and is_alike and same_inputs(template.inputs, wanted, defaults):
+            return template
     return None
 
 
@@ -176,7 +176,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
     longest = spec.gateway.limits.max_request_duration
     if role is Role.GATEWAY:
         gateway = {name: value for name, value in dump["gateway"].items() if name not in _NOT_IN_PODS}
-        targets = {name: each["target"] for name, each in dump["slo"].items()}
+        targets = {name: target["target"] for name, target in dump["slo"].items()}
         may_sleep = spec.prefill.replicas.min == 0
         routing = {name: value for name, value in dump["routing"].items() if name != "keepAnswers"}
         more = {"routing": routing, "targets": targets, "maySleep": may_sleep}
@@ -187,7 +187,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
     pool = {name: value for name, value in dump[role.value].items() if name not in _NOT_IN_TEMPLATES}
     if pool["accelerator"] is not None:  # what it costs, or could be, is no reason to start workers anew
         pool["accelerator"] = {"resource": pool["accelerator"]["resource"]}
-    devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}
+    devices = {pool_role.value: pool_spec(deployment, pool_role).accelerator is not None for pool_role in POOL_ROLES}
     more = {KEEPS_ANSWERS: keeps_answers(deployment)} if role is Role.PREFILL else {}
     return {
         **shared,
@@ -238,21 +238,21 @@ def manifest(
     stands keeps its `name`: a backup or another version may have named it by other bytes of the same content."""
     data = record.data()
     name = name or record_name(deployment.metadata.name, content_hash(data))
-    made = owned("apps/v1", "ControllerRevision", name, deployment, owner)
+    head = owned("apps/v1", "ControllerRevision", name, deployment, owner)
     if 0 < len(good.encode()) <= MAX_GOOD_BYTES:
-        made["metadata"] = {**mapping(made["metadata"]), "annotations": {GOOD_ANNOTATION: good}}
-    return made | {"revision": number, "data": data}
+        head["metadata"] = {**mapping(head["metadata"]), "annotations": {GOOD_ANNOTATION: good}}
+    return head | {"revision": number, "data": data}
 
 
-def stored(found: Manifest) -> Stored | None:
+def stored(live: Manifest) -> Stored | None:
     """The record in a live ControllerRevision; None for one that cannot be read, which then counts as absent."""
-    data, metadata = mapping(found.get("data")), mapping(found.get("metadata"))
-    number, version = integer(found.get("revision")), integer(data.get("version"))
+    data, metadata = mapping(live.get("data")), mapping(live.get("metadata"))
+    number, version = integer(live.get("revision")), integer(data.get("version"))
     images = text(data.get("workerImage")), text(data.get("gatewayImage"))
     rendered = {role: _rendered(mapping(mapping(data.get("roles")).get(role.value))) for role in ROLES}
     if number is None or version is None or images[0] is None or images[1] is None:
         return None
-    complete = {role: each for role, each in rendered.items() if each is not None}
+    complete = {role: template for role, template in rendered.items() if template is not None}
     if len(complete) < len(ROLES):
         return None
     record = Record(version, images[0], images[1], text(data.get("upgrade")) or "", complete)
@@ -262,7 +262,7 @@ def stored(found: Manifest) -> Stored | None:
 
 def newest(records: Iterable[Stored]) -> Stored | None:
     """The current one; None: nothing was ever rendered."""
-    return max(records, key=lambda each: each.number, default=None)
+    return max(records, key=lambda record: record.number, default=None)
 
 
 def _rendered(data: Manifest) -> Rendered | None:
@@ -274,15 +274,15 @@ def _rendered(data: Manifest) -> Rendered | None:
 
 def outdated(records: Iterable[Stored], live_templates: Iterable[str]) -> tuple[Stored, ...]:
     """Records that nothing needs any more: not the current one, and every worker left is made from a newer one too."""
-    newest_first = sorted(records, key=lambda each: -each.number)
+    newest_first = sorted(records, key=lambda record: -record.number)
     missing = set(live_templates)
-    found = []
-    for place, each in enumerate(newest_first):
+    unneeded = []
+    for place, record in enumerate(newest_first):
         templates = {
-            rendered.revision.template for role, rendered in each.record.rendered.items() if role in POOL_ROLES
+            rendered.revision.template for role, rendered in record.record.rendered.items() if role in POOL_ROLES
         }
         if place > 0 and (not templates & missing or place > KEPT):
-            found.append(each)
+            unneeded.append(record)
         else:
             missing -= templates
-    return tuple(found)
+    return tuple(unneeded)

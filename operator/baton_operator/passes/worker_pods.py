@@ -62,8 +62,8 @@ class PodCounts:
 def worker_pods(pods: Iterable[Manifest], deployment: str) -> tuple[WorkerPod, ...]:
     """The workers among the Pods that carry the deployment's label. One that no Deployment of ours made, whatever its
     labels, is left out."""
-    found = (_worker_pod(pod, deployment) for pod in pods)
-    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.uid))
+    workers = (_worker_pod(pod, deployment) for pod in pods)
+    return tuple(sorted((worker for worker in workers if worker is not None), key=lambda worker: worker.uid))
 
 
 def placement_s(pods: Iterable[WorkerPod], role: Role) -> float | None:
@@ -102,12 +102,12 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
         return None
     made_by = (f"{workers_name(deployment, Role(str(role)), template)}-", f"{flexible_name(deployment, template)}-")
     owners = mappings(metadata.get("ownerReferences"))
-    if not any(each.get("kind") == "ReplicaSet" and str(each.get("name")).startswith(made_by) for each in owners):
+    if not any(owner.get("kind") == "ReplicaSet" and str(owner.get("name")).startswith(made_by) for owner in owners):
         return None
     marks = mapping(metadata.get("annotations"))
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
-    conditions = {str(each.get("type")): each for each in mappings(status.get("conditions"))}
+    conditions = {str(condition.get("type")): condition for condition in mappings(status.get("conditions"))}
     ready = is_ready(status)
     placed = mapping(conditions.get("PodScheduled"))
     is_refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
@@ -132,12 +132,14 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
 
 def _placed_s(metadata: Manifest, status: Manifest) -> float | None:
     containers = mappings(status.get("containerStatuses"))
-    times = [mapping(mapping(each.get("state")).get("running")).get("startedAt") for each in containers]
-    if not times or any(integer(each.get("restartCount")) for each in containers):
+    times = [mapping(mapping(container.get("state")).get("running")).get("startedAt") for container in containers]
+    if not times or any(integer(container.get("restartCount")) for container in containers):
         return None
     try:
-        made, *started = (datetime.fromisoformat(str(each)) for each in (metadata.get("creationTimestamp"), *times))
-        return max(0.0, (max(started) - made).total_seconds())
+        created, *started = (
+            datetime.fromisoformat(str(moment)) for moment in (metadata.get("creationTimestamp"), *times)
+        )
+        return max(0.0, (max(started) - created).total_seconds())
     except (ValueError, TypeError):
         return None  # it does not run yet, or its times are of another form
 

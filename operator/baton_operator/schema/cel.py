@@ -65,7 +65,7 @@ ALTERNATIVES = "has(self.alternatives) && self.alternatives.size() > 0"
 def _differ(one: str, other: str) -> str:
     """That two accelerators select other nodes."""
     empty = "dyn({})"
-    labels = [f"(has({each}.nodeSelector) ? dyn({each}.nodeSelector) : {empty})" for each in (one, other)]
+    labels = [f"(has({name}.nodeSelector) ? dyn({name}.nodeSelector) : {empty})" for name in (one, other)]
     return f"{labels[0]} != {labels[1]}"
 
 

@@ -78,12 +78,12 @@ def _written(value: object, field: FieldInfo) -> object:
 
 def _whole(value: Model) -> Schema:
     """A default value with all that is in it: the API server checks its rules before it fills in inner defaults."""
-    found: Schema = {}
+    fields: Schema = {}
     for key, field in type(value).model_fields.items():
         inner = _written(getattr(value, key), field)
         if inner is not None:
-            found[field.alias or key] = inner
-    return found
+            fields[field.alias or key] = inner
+    return fields
 
 
 def _object(model: type[Model]) -> Schema:
