@@ -1,8 +1,8 @@
-"""The links of all gateways as the operator's process holds them: one listener, and what is made of what it hears.
+"""The links of all gateways with the operator's process: one listener, and the telemetry and sizing behind it.
 
-A deployment's link keys follow from the operator's master keys and the deployment's uid, so that nothing of a former
-deployment of the same name is ever let in. A process that waits for the Lease listens too: it knows the deployments as
-well, and sends gateways to the process that holds the Lease.
+A deployment's link keys are derived from the operator's master keys and the deployment's uid, so that gateways of a
+former deployment of the same name cannot link. A process that waits for the Lease listens too: it knows the deployments
+as well, and redirects gateways to the process that holds the Lease.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BACKLOG = 1_024
 
 
 class DeploymentLinks:
-    """`masters`: the master keys as they are now. `offer`: a deployment has a reason to be looked at. `holder`: where
-    the process with the Lease listens, None when that is not known."""
+    """The links of every deployment. `masters`: the present master keys. `offer` queues a deployment for a pass.
+    `holder`: where the process with the Lease listens; None: unknown."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class DeploymentLinks:
     ) -> None:
         self._masters, self._holder = masters, holder
         self.is_active = False
-        """Whether this process holds the Lease."""
+        """True while this process holds the Lease."""
         self._deployments = custom.caches[DEPLOYMENTS]
         custom.listeners.append(self._changed)
         self.server = TelemetryServer(
@@ -55,7 +55,7 @@ class DeploymentLinks:
 
     @contextlib.asynccontextmanager
     async def serving(self, listen: tuple[str, int]) -> AsyncIterator[int]:
-        """Take links while the block runs; gives the port."""
+        """Accept links while the block runs; yields the port."""
         listening = bind(*listen)
         listening.listen(BACKLOG)
         async with self.server.serving(listening):

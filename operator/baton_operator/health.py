@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 128
 MAX_CONNECTIONS = 256
-"""Half of them from one address, so that the kubelet always gets in."""
+"""One address may have half of the connections, so that the kubelet always gets in."""
 SHUTDOWN_S = 1.0
 METHODS = ("GET", "HEAD")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

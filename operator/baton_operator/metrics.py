@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus. Labels take values from closed sets only."""
+"""The operator's Prometheus metrics. Labels take values from closed sets only."""
 
 from __future__ import annotations
 
@@ -83,21 +83,21 @@ def is_active(value: bool) -> None:
 
 
 class DeploymentConditions(Collector):
-    """The conditions of each deployment as they were written last, and the reason that its column shows."""
+    """Shows the conditions of each deployment as they were written last, and the reason in its column."""
 
     def __init__(self) -> None:
         self._seen: dict[Key, DeploymentStatus] = {}
         self._most: dict[Key, Mapping[Role, int]] = {}
 
     def saw_bounds(self, key: Key, most: Mapping[Role, int]) -> None:
-        """How many workers pools may have at most; of those that can grow."""
+        """Note the most workers that each pool may have; pools that cannot grow are left out."""
         self._most[key] = most
 
     def saw(self, key: Key, status: DeploymentStatus) -> None:
         self._seen[key] = status
 
     def forget(self, key: Key) -> None:
-        """The deployment is gone, and its series with it."""
+        """Drop the series of a deployment that is gone."""
         self._seen.pop(key, None)
         self._most.pop(key, None)
 
@@ -132,7 +132,7 @@ REGISTRY.register(CONDITIONS)
 
 
 class ApiCalls(Collector):
-    """Calls to the API server by verb and resource, read where they are counted."""
+    """Shows the calls to the API server by verb and resource. `counts` reads them where they are counted."""
 
     def __init__(self, counts: Callable[[], dict[tuple[str, str], int]]) -> None:
         self._counts = counts
@@ -145,7 +145,7 @@ class ApiCalls(Collector):
 
 
 class AlteredGatewayFrames(Collector):
-    """Read where they are counted."""
+    """Shows the altered frames of gateways. `count` reads their number where they are counted."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count

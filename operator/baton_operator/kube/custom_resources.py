@@ -1,6 +1,6 @@
-"""What a process knows of LLMDeployments and LLMPools, and who is told when that changes.
+"""The caches of Baton's own kinds, and the listeners for their changes.
 
-One stream feeds it: kopf's in the operator, informers where an API server in memory stands for a real one.
+One stream feeds them: kopf's in the operator, informers in tests with an API server in memory.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _CLASS = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def is_class(given: object) -> bool:
-    """Whether it can name a class of operators. What cannot is the one's to refuse that has none."""
+    """True if `given` can name a class of operators. The operator without a class refuses other values."""
     return isinstance(given, str) and _CLASS.fullmatch(given) is not None
 
 
 class CustomResources:
-    """The caches of Baton's own kinds in `namespaces` (None: in all). `scopes`: what streams are made for; by default
-    one for each namespace. LLMDeployments of another `operator_class` count as absent. Each of `listeners` is called
-    with the LLMDeployment that a change concerns."""
+    """The caches of LLMDeployments and LLMPools in `namespaces` (None: in all). `scopes`: the streams that feed them,
+    by default one for each namespace. LLMDeployments of another `operator_class` count as absent. Each of `listeners`
+    is called with the LLMDeployment that a change concerns."""
 
     def __init__(
         self,

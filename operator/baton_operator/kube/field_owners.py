@@ -1,9 +1,9 @@
-"""Who owns which field of an object, as its `managedFields` say. Pure.
+"""The owners of an object's fields, as its `managedFields` name them. Pure.
 
-What an object is created with is owned by an *update* of the creator. An apply takes away only what an earlier *apply*
-of the same manager set, so a field that the operator created and does not want any more would stay for ever. Before its
-first apply, what its create set becomes what its apply set. `kubectl apply --server-side` treats objects of older
-clients alike (k8s.io/client-go/util/csaupgrade).
+The fields that an object is created with belong to an *update* of its creator. An apply removes only fields that an
+earlier *apply* of the same manager set, so a field of the create would stay for ever. So before its first apply the
+operator turns the fields of its create into fields of an apply. `kubectl apply --server-side` does the same for objects
+of older clients (k8s.io/client-go/util/csaupgrade).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _APPLY, _UPDATE = "Apply", "Update"
 
 
 def is_created_by(manifest: Manifest, manager: str) -> bool:
-    """Whether the manager's create or update owns fields of the object; its subresources do not count."""
+    """True if the manager's create or update owns fields of the object; fields of subresources do not count."""
     return any(_is(entry, manager, _UPDATE) for entry in mappings(metadata_of(manifest).get("managedFields")))
 
 
 def as_applied(managed_fields: object, manager: str) -> list[Manifest]:
-    """The same entries, but what the manager's update owns is what its apply owns."""
+    """The entries of `managedFields`, with the fields of the manager's update given to its apply."""
     entries = mappings(managed_fields)
     mine = [entry for entry in entries if _is(entry, manager, _APPLY) or _is(entry, manager, _UPDATE)]
     others = [entry for entry in entries if entry not in mine]

@@ -31,9 +31,9 @@ from baton_operator.kube.server_clock import ServerClock
 CALL_S, LIST_S = 20.0, 60.0
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 _UNACKNOWLEDGED_MS = 60_000
-"""A connection whose other end is gone without a word, a quiet watch in particular, ends after a minute."""
+"""A connection whose other end has vanished ends after a minute, a quiet watch in particular."""
 _GOODBYES = 1_000
-"""Looks for connections that are still closing, 5 ms apart."""
+"""Most looks at connections that are still closing, 5 ms apart."""
 PAGE = 500
 CONNECTIONS = 128
 """For calls. Watches have connections of their own, one each: they never keep a call waiting."""
@@ -55,7 +55,7 @@ class RateLimit:
 
 
 class HttpKubeApi:
-    """One session with an API server; `async with` closes it. Calls beyond `calls_per_s` wait their turn."""
+    """A session with an API server; `async with` closes it. Calls beyond `calls_per_s` wait."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class HttpKubeApi:
             if session is not None:
                 await session.close()
         self._session = self._streams = None
-        await self._all_closed()
+        await self._wait_for_closing()
 
     @property
     def server(self) -> str:
@@ -93,15 +93,15 @@ class HttpKubeApi:
         return self._connection.server
 
     def session(self, *middlewares: aiohttp.ClientMiddlewareType, limit: int = 0) -> aiohttp.ClientSession:
-        """A session of the same account with the same server, for whom makes requests of his own; he closes it.
-        `limit`: connections at most, 0: as many as there are requests."""
+        """A session of the same account with the same server, for callers with requests of their own, who close it.
+        `limit`: most connections; 0: one per request."""
         connector = aiohttp.TCPConnector(limit=limit, ssl=self._connection.ssl or False, socket_factory=self._socket)
         return aiohttp.ClientSession(
             connector=connector, headers={"User-Agent": "baton-operator"}, middlewares=(*middlewares, self._authorized)
         )
 
     def count(self, verb: str, resource: Resource) -> None:
-        """A call that was made in another session."""
+        """Count a call that was made in another session."""
         key = (verb, resource.plural)
         self.calls[key] = self.calls.get(key, 0) + 1
 
@@ -142,7 +142,7 @@ class HttpKubeApi:
                 async for line in lines_of(answer.content):
                     yield watch_event(line)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"watch {resource.plural}: {_said(error)}") from error
+            raise Unavailable(f"watch {resource.plural}: {_text_of(error)}") from error
 
     async def apply(
         self,
@@ -225,7 +225,7 @@ class HttpKubeApi:
             method, self._connection.server + path, params=query, data=data, headers=headers, timeout=timeout
         )
 
-    async def _call(  # noqa: PLR0913
+    async def _call(  # noqa: PLR0913 - the parts of one HTTP request, passed on to `_answer`
         self,
         verb: str,
         method: str,
@@ -238,7 +238,7 @@ class HttpKubeApi:
     ) -> Manifest:
         return mapping_of(await self._answer(verb, method, resource, path, query, body, kind, deadline_s))
 
-    async def _answer(  # noqa: PLR0913
+    async def _answer(  # noqa: PLR0913 - the parts of one HTTP request
         self,
         verb: str,
         method: str,
@@ -259,7 +259,7 @@ class HttpKubeApi:
                 if answer.status >= 300:
                     raise error_of(answer.status, data, answer.headers)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{verb} {resource.plural}: {_said(error)}") from error
+            raise Unavailable(f"{verb} {resource.plural}: {_text_of(error)}") from error
         return data
 
     def _socket(self, address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
@@ -267,9 +267,9 @@ class HttpKubeApi:
         self._sockets.add(opened)
         return opened
 
-    async def _all_closed(self) -> None:
-        """Wait for connections that their cancelled calls have left, a watch's for one: aiohttp knows no more of them,
-        and TLS says goodbye first, so a loop that ends at once would leave their sockets to the collector."""
+    async def _wait_for_closing(self) -> None:
+        """Wait for the connections of cancelled calls, such as watches: aiohttp forgets them, and TLS closes them with
+        a last exchange, so that a loop that ends at once would leave their sockets to the garbage collector."""
         for _ in range(_GOODBYES):
             if all(opened.fileno() < 0 for opened in self._sockets):
                 return
@@ -278,7 +278,7 @@ class HttpKubeApi:
     async def _authorized(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """With the token as it is now, as it rotates; not where a redirect leads elsewhere."""
+        """Send the present token, which rotates, except where a redirect leads to another server."""
         token = self._connection.token()
         if token is not None and request.url.origin() == self._origin:
             request.headers["Authorization"] = f"Bearer {token}"
@@ -300,7 +300,7 @@ def _root(resource: Resource) -> str:
 
 
 def path_of(resource: Resource, namespace: str | None, name: str | None = None) -> str:
-    """Where the API server has objects of a kind, in one namespace or in all, or one object."""
+    """The path of a kind on the API server, in one namespace or in all, or of one object."""
     place = f"/namespaces/{quote(namespace, safe='')}" if namespace is not None else ""
     return f"{_root(resource)}{place}/{resource.plural}" + (f"/{quote(name, safe='')}" if name is not None else "")
 
@@ -311,5 +311,5 @@ def _named(manifest: Manifest) -> tuple[str, str]:
     return str(metadata["namespace"]), str(metadata.get("name", ""))
 
 
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

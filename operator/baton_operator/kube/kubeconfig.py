@@ -1,4 +1,4 @@
-"""How the API server is reached: from inside a Pod by its mounted token, elsewhere by a kubeconfig."""
+"""The connection to the API server: in a Pod by its mounted token, elsewhere by a kubeconfig."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TokenSource = Callable[[], str | None]
 
 
 class KubeConfigError(OperatorError):
-    """There is no usable way to an API server; says what was looked at."""
+    """No API server can be reached; the text names what was tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeConnection:
-    """Where the API server is, and who we are to it."""
+    """The address of the API server and the credentials for it."""
 
     server: str
     """`https://host:port`."""
@@ -43,7 +43,7 @@ def load() -> KubeConnection:
 
 
 def in_cluster(account: Path = ACCOUNT) -> KubeConnection:
-    """By the token that the kubelet mounts. Raises KubeConfigError."""
+    """The connection by the token that the kubelet mounts. Raises KubeConfigError."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise KubeConfigError("KUBERNETES_SERVICE_HOST is not set: not in a Pod")
@@ -57,7 +57,7 @@ def in_cluster(account: Path = ACCOUNT) -> KubeConnection:
 
 
 class TokenFile:
-    """A token in a file that somebody else rotates."""
+    """A token in a file that the kubelet rotates."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
@@ -77,7 +77,7 @@ class TokenFile:
 
 
 def from_kubeconfig() -> KubeConnection:
-    """By the kubeconfig's current context, exec plugins included. Raises KubeConfigError."""
+    """The connection of the kubeconfig's current context, exec plugins included. Raises KubeConfigError."""
     from kubernetes import client, config  # heavy, and not needed in a Pod
 
     configuration = client.Configuration()

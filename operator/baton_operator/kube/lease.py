@@ -1,10 +1,11 @@
-"""One active operator at a time: a Lease that is renewed, taken over when it is not, and given back at the end.
+"""One active operator at a time: a Lease that is renewed, taken over when it is not renewed, and released at the end.
 
-A store that was restored from a backup gives versions anew that this process has seen before. What it knows is of
-another time then, and nothing would tell: so it ends, and begins anew. The Lease is where that shows, within seconds.
+A store that was restored from a backup hands out resource versions that this process has seen before. Its caches are
+then newer than the store, and no watch reports that. The version of the Lease shows it within seconds, and the process
+ends to begin anew.
 
-Nobody compares wall clocks: who waits takes the Lease over when he has *seen* no change of it for its duration by his
-own monotonic clock. Who holds it gives up a margin before others may take it: a process that cannot renew ends.
+No wall clocks are compared. A waiting process takes the Lease over when it has *seen* no change for the Lease's
+duration by its own monotonic clock. The holder gives up some seconds before that: a process that cannot renew ends.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from baton_operator.kube.object_fields import Manifest, annotations_of, mapping,
 log = logging.getLogger(__name__)
 MANAGER = "baton-lease"
 LONGEST_S = 60.0
-"""A Lease's duration counts as at most this, and as at least this process's own."""
+"""The longest duration of a Lease that is believed; the shortest is this process's own."""
 MAX_TRANSITIONS = (1 << 31) - 1
 ADDRESS = "baton.dev/address"
 """Annotation: where the holder can be reached."""
 
 
 class LeaseLost(Exception):
-    """Somebody else may be active: this process has to end."""
+    """Another process may be active: this process has to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,14 @@ class Times:
     duration_s: float = 15.0
     renew_s: float = 4.0
     give_up_s: float = 10.0
-    """Without a renewal for so long, it counts as lost; below `duration_s`, so that there are never two."""
+    """Time without a renewal after which the Lease counts as lost; below `duration_s`, so that two processes are never
+    active."""
     retry_s: float = 2.0
 
 
 class Lease:
-    """The Lease `name`; `identity` differs for each process, restarts included. `address` is where this process can be
-    reached, for others to read."""
+    """The Lease `name`. `identity` differs for each process, restarts included. `address`: where others reach this
+    process."""
 
     def __init__(
         self,
@@ -59,9 +61,9 @@ class Lease:
         self._api, self._namespace, self._name, self._identity = api, namespace, name, identity
         self._address, self._times, self._now = address, times, now
         self.holder_address: str | None = None
-        """Where the process that holds the Lease can be reached, as last seen; None: not known."""
+        """The address of the process that holds the Lease, as last seen; None: unknown."""
         self.holder = ""
-        """Who held it when it could not be had last; empty: nobody did, or it is not known."""
+        """The holder that kept this process from the Lease last; empty: none did, or it is unknown."""
         self._held: Manifest | None = None
         self._seen: tuple[str, float] | None = None
         """The version last seen, and since when."""
@@ -69,8 +71,8 @@ class Lease:
         """The highest version that the Lease was seen with."""
 
     async def acquire(self) -> None:
-        """Waits until this process holds the Lease; a server that does not answer only prolongs that. Raises LeaseLost
-        where the store was restored from a backup."""
+        """Wait until this process holds the Lease, also while the server does not answer. Raises LeaseLost when the
+        store was restored from a backup."""
         while True:
             try:
                 if await self._try():
@@ -81,7 +83,7 @@ class Lease:
             await asyncio.sleep(self._times.retry_s)
 
     async def keep(self) -> None:
-        """Renews until cancelled. Raises LeaseLost."""
+        """Renew until cancelled. Raises LeaseLost."""
         clock = asyncio.get_running_loop().time
         renewed = clock()
         while True:
@@ -97,13 +99,13 @@ class Lease:
                 raise LeaseLost(f"not renewed for {clock() - renewed:.1f} s")
 
     async def hold(self) -> bool:
-        """One attempt to get the Lease, or to renew it; whether this process holds it now. Raises KubeError."""
+        """Try once to get or renew the Lease. Returns whether this process holds it now. Raises KubeError."""
         if self._held is not None:
             try:
                 await self._renew()
             except (LeaseLost, NotFound):
                 self._held = None
-        self._newest = 0  # whoever asks this way knows nothing else that could be of another time
+        self._newest = 0  # callers of `hold` keep nothing that a restored store would make wrong
         return self._held is not None or await self._try()
 
     async def release(self) -> None:
@@ -122,17 +124,17 @@ class Lease:
             live = await self._api.get(LEASES, self._namespace, self._name)
         except NotFound:
             try:
-                self._held = await self._api.create(LEASES, self._made(), manager=MANAGER)
+                self._held = await self._api.create(LEASES, self._new_lease(), manager=MANAGER)
             except AlreadyExists:
                 return False
             return True
-        self._saw(live)
+        self._note_version(live)
         if not self._may_take(live):
             self.holder_address = text(annotations_of(live).get(ADDRESS)) or None
             self.holder = text(mapping(live.get("spec")).get("holderIdentity")) or ""
             return False
         try:
-            self._held = await self._api.replace(LEASES, self._taken(live), manager=MANAGER)
+            self._held = await self._api.replace(LEASES, self._taken_over(live), manager=MANAGER)
         except (Conflict, NotFound):
             return False
         return True
@@ -147,11 +149,11 @@ class Lease:
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, clock)
         wait_s = float(duration) if type(duration) is int else self._times.duration_s
-        # Anybody with the right could have written it: too short lets two be active, too long nobody ever again.
+        # Others may have written it: too short a duration lets two be active, too long a one lets none.
         wait_s = max(self._times.duration_s, min(wait_s, LONGEST_S))
         return clock - self._seen[1] >= wait_s
 
-    def _saw(self, live: Manifest) -> None:
+    def _note_version(self, live: Manifest) -> None:
         """Raises LeaseLost for a version that is older than one before it."""
         text_of = str(metadata_of(live).get("resourceVersion"))
         version = int(text_of) if text_of.isdigit() else self._newest
@@ -164,21 +166,21 @@ class Lease:
         spec = {**mapping(self._held.get("spec")), "renewTime": self._stamp()}
         try:
             self._held = await self._api.replace(LEASES, {**self._held, "spec": spec}, manager=MANAGER)
-            self._saw(self._held)
+            self._note_version(self._held)
         except (Conflict, NotFound) as error:
             live = await self._api.get(LEASES, self._namespace, self._name)
-            self._saw(live)
+            self._note_version(live)
             if text(mapping(live.get("spec")).get("holderIdentity")) != self._identity:
                 raise LeaseLost(f"held by {mapping(live.get('spec')).get('holderIdentity')!r} now") from error
             self._held = live  # our own renewal whose answer was lost
             raise
 
-    def _made(self) -> Manifest:
+    def _new_lease(self) -> Manifest:
         metadata = {"name": self._name, "namespace": self._namespace, "annotations": {ADDRESS: self._address}}
         spec = self._holding(0)
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
-    def _taken(self, live: Manifest) -> Manifest:
+    def _taken_over(self, live: Manifest) -> Manifest:
         before = mapping(live.get("spec")).get("leaseTransitions")
         transitions = before + 1 if type(before) is int and 0 <= before < MAX_TRANSITIONS else 1
         metadata_kept = {name: metadata_of(live)[name] for name in ("name", "namespace", "uid", "resourceVersion")}

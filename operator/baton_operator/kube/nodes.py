@@ -1,4 +1,4 @@
-"""Which nodes are being emptied: cordoned, or marked by what takes nodes away. Nothing else is kept of them."""
+"""The nodes that are being emptied: cordoned, or tainted by what removes nodes. Nothing else is kept of nodes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ EMPTYING_TAINTS = frozenset(
         "kubernetes.azure.com/scalesetpriority-eviction",
     }
 )
-"""Of kubectl cordon, the cluster autoscaler, Karpenter, and clouds that take spot nodes back."""
+"""Taints of kubectl cordon, the cluster autoscaler, Karpenter, and clouds that take spot nodes back."""
 
 
 class Nodes:
-    """Fed by an informer. `on_change` is told when another set of nodes is being emptied."""
+    """The set of nodes that are being emptied, fed by an informer. `on_change` is called when the set changes."""
 
     resource = NODES
 
@@ -35,11 +35,11 @@ class Nodes:
         """By name; None: nodes were never read."""
 
     def apply_list(self, listing: Listing, namespace: str | None) -> None:
-        """A whole list."""
+        """Apply a whole list."""
         self._set(frozenset(_name(node) for node in listing.items if is_emptying(node)))
 
     def apply_event(self, event: WatchEvent) -> None:
-        """An event of a watch."""
+        """Apply an event of a watch."""
         if event.change is Change.BOOKMARK or self.emptying is None:
             return
         stays_in = event.change is not Change.DELETED and is_emptying(event.object)

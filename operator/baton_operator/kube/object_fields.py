@@ -1,4 +1,4 @@
-"""Reading objects that came over the network: what is not of the expected shape counts as absent."""
+"""Readers of fields of objects that came over the network: a field of an unexpected shape counts as absent."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def uid_of(manifest: Manifest) -> str:
 
 
 def is_leaving(manifest: Manifest) -> bool:
-    """Deleted, and waiting for something."""
+    """True if the object is deleted and waits for its finalizers or dependants."""
     return "deletionTimestamp" in metadata_of(manifest)
 
 
 def is_controlled(manifest: Manifest, uid: str) -> bool:
-    """Whether the object with that uid is its controlling owner."""
+    """True if the object with that uid is the controlling owner."""
     references = mappings(metadata_of(manifest).get("ownerReferences"))
     return any(reference.get("uid") == uid and reference.get("controller") is True for reference in references)

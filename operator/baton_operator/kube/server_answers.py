@@ -1,4 +1,4 @@
-"""What an API server's answers say: objects, parts of lists, events of watches, and errors by their type."""
+"""Parsers of an API server's answers: objects, parts of lists, events of watches, and typed errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def watch_event(line: bytes) -> WatchEvent:
-    """Raises the KubeError that an ERROR event tells of, and Unavailable for what is no event."""
+    """The event in one line of a watch. Raises the KubeError of an ERROR event, and Unavailable for anything else."""
     event = mapping_of(line)
     body, kind = event.get("object"), event.get("type")
     if not isinstance(body, dict):
@@ -73,7 +73,7 @@ def watch_event(line: bytes) -> WatchEvent:
 
 
 def page_of(data: bytes) -> Page:
-    """Raises Unavailable."""
+    """The part of a list in an answer. Raises Unavailable."""
     try:
         return _PAGES.decode(data)
     except msgspec.DecodeError as error:
@@ -81,7 +81,7 @@ def page_of(data: bytes) -> Page:
 
 
 def mapping_of(data: bytes | msgspec.Raw) -> Manifest:
-    """An object. Raises Unavailable."""
+    """The object in an answer. Raises Unavailable."""
     try:
         answer = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -92,7 +92,7 @@ def mapping_of(data: bytes | msgspec.Raw) -> Manifest:
 
 
 def error_of(status: int, data: bytes, headers: Mapping[str, str]) -> KubeError:
-    """What an answer that is no success means."""
+    """The typed error of an answer that is no success."""
     try:
         body = mapping_of(data)
     except Unavailable:
