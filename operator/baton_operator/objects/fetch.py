@@ -17,7 +17,7 @@ from baton_operator.kube.object_fields import Manifest, mapping, mappings, metad
 from baton_operator.objects.cluster import Owner, Platform, model_key, model_source
 from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
-from baton_operator.objects.pod_additions import nodes, sized, with_annotations
+from baton_operator.objects.pod_additions import build_resources, nodes, with_annotations
 
 USER = 10_001
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
@@ -112,7 +112,7 @@ def fetch_state(job: Manifest | None) -> FetchState:
     return FetchState(False, f"{failed.get('reason', 'Failed')}: {failed.get('message', 'the Job failed')}")
 
 
-def former_jobs(objects: Iterable[Manifest], live: Iterable[Manifest]) -> tuple[Manifest, ...]:
+def find_former_jobs(objects: Iterable[Manifest], live: Iterable[Manifest]) -> tuple[Manifest, ...]:
     """Live fetch Jobs that are not wanted: those of earlier sources or credentials."""
     wanted = {metadata_of(manifest).get("name") for manifest in objects if manifest["kind"] == "Job"}
     return tuple(job for job in live if _is_fetch(job) and metadata_of(job).get("name") not in wanted)
@@ -179,7 +179,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
         "command": [platform.python, "-m", "baton_model_fetch"],
         "args": [argument.replace("$", "$$") for argument in arguments],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
-        "resources": sized(model.fetch.resources, cpu="250m", memory="256Mi", limit="2Gi"),
+        "resources": build_resources(model.fetch.resources, cpu="250m", memory="256Mi", limit="2Gi"),
         "volumeMounts": mounts,
         **({"readinessProbe": _probe(platform)} if tells_progress else {}),
         "terminationMessagePolicy": "FallbackToLogsOnError",

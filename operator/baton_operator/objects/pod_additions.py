@@ -49,7 +49,7 @@ def mount(pod: Manifest, volume: Manifest, place: Manifest) -> None:
     containers[0]["volumeMounts"].append(place)
 
 
-def sized(given: ResourceSpec, cpu: str, memory: str, limit: str) -> Manifest:
+def build_resources(given: ResourceSpec, cpu: str, memory: str, limit: str) -> Manifest:
     """Resources of a Pod that has defaults: what is given is requested, and memory is the limit too."""
     return {
         "requests": {"cpu": given.cpu or cpu, "memory": given.memory or memory},

@@ -31,7 +31,7 @@ from baton_operator.objects.cluster import (
     site_of,
 )
 from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, ROLE_LABEL, labels, selector
-from baton_operator.objects.pod_additions import environment, mount, nodes, sized, volumes
+from baton_operator.objects.pod_additions import build_resources, environment, mount, nodes, volumes
 from baton_wire.messages.values import POOL_ROLES, Role
 
 USER = 10_001
@@ -78,7 +78,7 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     scheme = None if tls is None else "HTTPS"
     container = _container(spec, platform.gateway_image, None)
     container |= {
-        "resources": sized(deployment.spec.gateway.resources, cpu="250m", memory="512Mi", limit="4Gi"),
+        "resources": build_resources(deployment.spec.gateway.resources, cpu="250m", memory="512Mi", limit="4Gi"),
         "lifecycle": {"preStop": {"sleep": {"seconds": BEFORE_STOP_S}}},
         "startupProbe": _probe("live", period_s=1, failures=120, scheme=scheme),
         "livenessProbe": _probe("live", period_s=10, failures=3, scheme=scheme),

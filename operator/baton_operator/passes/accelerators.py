@@ -15,20 +15,20 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import pool_spec
 from baton_operator.kube.object_fields import Manifest, mapping, mappings
-from baton_operator.passes.template_records import Stored, newest
+from baton_operator.passes.template_records import Stored, newest_record
 from baton_operator.schema.status import DeploymentStatus
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
-def said(before: DeploymentStatus) -> dict[Role, str]:
+def status_types(before: DeploymentStatus) -> dict[Role, str]:
     """The types that the status names."""
     pools = {Role.PREFILL: before.prefill, Role.DECODE: before.decode}
     return {role: pool.accelerator for role, pool in pools.items() if pool is not None and pool.accelerator is not None}
 
 
-def recorded(deployment: LLMDeployment, records: Iterable[Stored]) -> dict[Role, str]:
+def recorded_types(deployment: LLMDeployment, records: Iterable[Stored]) -> dict[Role, str]:
     """The types of the newest templates, as far as they are known."""
-    before = newest(records)
+    before = newest_record(records)
     if before is None:
         return {}
     names = {
@@ -39,7 +39,7 @@ def recorded(deployment: LLMDeployment, records: Iterable[Stored]) -> dict[Role,
     return {role: name for role, name in names.items() if name is not None}
 
 
-def others(
+def count_other_types(
     deployment: LLMDeployment, role: Role, groups: Iterable[Group], pods: Mapping[tuple[Role, Revision], Manifest]
 ) -> tuple[dict[str, int], int]:
     """Workers that are on another type than the one in force, by type, and how many of them are routable."""

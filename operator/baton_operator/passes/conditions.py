@@ -26,7 +26,7 @@ class Finding:
     message: str = ""
 
 
-def merged(
+def merge_conditions(
     before: Iterable[Condition], findings: Iterable[Finding], generation: int, now: datetime.datetime
 ) -> tuple[Condition, ...]:
     """The conditions after a pass, in the order of ConditionType.
@@ -44,7 +44,7 @@ def merged(
     return (*known, *(condition for kind, condition in by_type.items() if kind not in set(ConditionType)))
 
 
-def said(finding: Finding) -> str:
+def message_of(finding: Finding) -> str:
     """Its message within bounds; never empty, as API servers such as 1.20 turn an applied "" into null."""
     message = finding.message or finding.reason
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
@@ -56,7 +56,7 @@ def _condition(finding: Finding, before: Condition | None, generation: int, now:
         "type": finding.type.value,
         "status": finding.truth.value,
         "reason": finding.reason,
-        "message": said(finding),
+        "message": message_of(finding),
         "lastTransitionTime": before.last_transition_time if before is not None and is_same else timestamp(now),
         "observedGeneration": generation,
     }

@@ -18,10 +18,10 @@ from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.telemetry.pairs import Pairs
 from baton_control.worker_specs import pool_spec
 from baton_operator.objects.metadata import FETCH_ROLE, RESTART_ANNOTATION
-from baton_operator.passes.conditions import Finding, merged, said, timestamp
+from baton_operator.passes.conditions import Finding, merge_conditions, message_of, timestamp
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import PoolPlan
-from baton_operator.passes.problems import PassProblem, listed, worst_first
+from baton_operator.passes.problems import PassProblem, join_names, rank_problems
 from baton_operator.schema.status import (
     ConditionType,
     DeploymentStatus,
@@ -77,8 +77,8 @@ def status_of(result: PassResult, before: DeploymentStatus, now: datetime.dateti
     raw = {
         "observedGeneration": result.generation,
         "summary": worst.reason,
-        "message": said(worst),
-        "conditions": merged(before.conditions, findings, result.generation, now),
+        "message": message_of(worst),
+        "conditions": merge_conditions(before.conditions, findings, result.generation, now),
         "prefill": _pool(result, Role.PREFILL, before.prefill),
         "decode": _pool(result, Role.DECODE, before.decode),
         "slo": report.slo if report is not None else None,
@@ -183,7 +183,7 @@ def _told(result: PassResult) -> tuple[PassProblem, ...]:
         problems.append(PassProblem(result.step.phase.value, result.step.reason))
     missing = {role.value for role in _missing(result)} | {"", FETCH_ROLE}
     missing |= {Role.GATEWAY.value} if result.gateways_ready == 0 else set()
-    ranked = worst_first(problems)
+    ranked = rank_problems(problems)
     return tuple(sorted(ranked, key=lambda problem: (not problem.lasts, problem.of not in missing)))
 
 
@@ -264,7 +264,7 @@ def _no_workers(result: PassResult, missing: tuple[Role, ...]) -> str:
     off from workers that others have."""
     pairs = _pairs(result)
     if pairs is not None and 0 < len(pairs.lacking) < pairs.gateways:
-        return f"gateways that have no pair of workers, of {pairs.gateways}: {listed(pairs.lacking)}"
+        return f"gateways that have no pair of workers, of {pairs.gateways}: {join_names(pairs.lacking)}"
     empty = [role.value for role in missing if _routable(result, role) == 0]
     if not empty:
         return "no routable prefill worker fits a routable decode worker"
@@ -317,7 +317,7 @@ def _progressing(result: PassResult, problems: tuple[PassProblem, ...]) -> Findi
     if any(count > 0 for count in missing.values()):
         if waits is not None:
             return Finding(kind, Truth.TRUE, waits.reason, waits.message)
-        waiting = listed(f"{count} {role.value}" for role, count in missing.items() if count > 0)
+        waiting = join_names(f"{count} {role.value}" for role, count in missing.items() if count > 0)
         return Finding(kind, Truth.TRUE, RolloutPhase.WAITING.value, f"not routable yet: {waiting}")
     return Finding(kind, Truth.FALSE, phase.value, "")
 
@@ -340,7 +340,7 @@ def _refused_env(result: PassResult) -> str:
     """What runs keeps its template, so that this alone keeps nothing back: no problem, and nothing stalls."""
     if not result.refused_env:
         return ""
-    names = f"workers that run have variables that are refused by now: {listed(result.refused_env)}"
+    names = f"workers that run have variables that are refused by now: {join_names(result.refused_env)}"
     return f"{names}; take them out of the spec, or restart the workers with the annotation {RESTART_ANNOTATION}"
 
 

@@ -17,7 +17,7 @@ from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
 from baton_operator.passes.ingress import find_ingress_problems
 from baton_operator.passes.observe import WorkerSet, condition
 from baton_operator.passes.pod_problems import ObjectEvent, PodNeeds, age_s, find_pod_problem, is_ready, seconds_since
-from baton_operator.passes.problems import PassProblem, refused_object, short
+from baton_operator.passes.problems import PassProblem, reason_of_refusal, shorten
 from baton_operator.passes.snapshot import Snapshot
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -113,7 +113,7 @@ def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[PassProblem, fl
         active = condition(scaler, "ScalingActive") if resource == AUTOSCALERS else {}
         since_s = seconds_since(active.get("lastTransitionTime"), now)
         if active.get("status") == "False" and since_s is not None:
-            message = f"gateway: its autoscaler does nothing: {active.get('reason')}: {short(active.get('message'))}"
+            message = f"gateway: its autoscaler does nothing: {active.get('reason')}: {shorten(active.get('message'))}"
             return PassProblem("GatewayNotScaled", message, of=Role.GATEWAY.value), MEASURED_WITHIN_S - since_s
     return None
 
@@ -127,7 +127,8 @@ def _refused_pods(seen: Snapshot) -> list[PassProblem]:
     ]
     refusals += [(Role.GATEWAY.value, seen.gateway_refusal)] if seen.gateway_refusal else []
     return [
-        PassProblem(refused_object(text, "FailedCreate"), f"{role}: {short(text)}", of=role) for role, text in refusals
+        PassProblem(reason_of_refusal(text, "FailedCreate"), f"{role}: {shorten(text)}", of=role)
+        for role, text in refusals
     ]
 
 
@@ -136,7 +137,9 @@ def _fetching(seen: Snapshot, events: Mapping[str, ObjectEvent]) -> list[PassPro
     refused = [event for event in job_events if event.reason == "FailedCreate"]
     if refused:
         text = refused[0].message
-        return [PassProblem(refused_object(text, "FailedCreate"), f"fetch of the model: {short(text)}", of=FETCH_ROLE)]
+        return [
+            PassProblem(reason_of_refusal(text, "FailedCreate"), f"fetch of the model: {shorten(text)}", of=FETCH_ROLE)
+        ]
     suspended = any(mapping(job.get("spec")).get("suspend") is True for job in seen.fetches)
     if suspended:
         return [PassProblem("QueuedByKueue", "the fetch of the model is suspended", lasts=False, of=FETCH_ROLE)]

@@ -80,7 +80,7 @@ def places_of(pods: Iterable[Manifest]) -> dict[Role, tuple[PodPlace, ...]]:
     return places
 
 
-def adjusted(wanted: DesiredObject, replacement: DrainReplacement) -> DesiredObject:
+def adjust_object(wanted: DesiredObject, replacement: DrainReplacement) -> DesiredObject:
     """A standing object as the succession wants it: a budget that keeps the last one, one gateway more."""
     role = mapping(metadata_of(wanted.body).get("labels")).get(ROLE_LABEL)
     spec = mapping(wanted.body.get("spec"))

@@ -9,7 +9,7 @@ import datetime
 from baton_operator.kube.kinds import ROUTES
 from baton_operator.kube.object_fields import Manifest, integer, mapping, mappings, metadata_of
 from baton_operator.passes.pod_problems import seconds_since
-from baton_operator.passes.problems import PassProblem, short
+from baton_operator.passes.problems import PassProblem, shorten
 from baton_operator.passes.snapshot import Snapshot
 from baton_wire.messages.values import Role
 
@@ -58,7 +58,7 @@ def _not_accepted(route: Manifest, now: datetime.datetime) -> tuple[PassProblem,
     ]
     if len(refusals) < len(answers):
         return None
-    refusal = f"{refusals[0].get('reason')}: {short(refusals[0].get('message'))}"
+    refusal = f"{refusals[0].get('reason')}: {shorten(refusals[0].get('message'))}"
     return _of_gateway("RouteNotAccepted", f"gateway: the Gateway {parents} refuses the HTTPRoute: {refusal}"), 0.0
 
 

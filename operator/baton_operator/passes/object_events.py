@@ -62,7 +62,7 @@ class EventReader:
         except KubeError as error:
             log.info("the Events of %s are not known: %s", metadata.get("name"), error)
         else:
-            event = newest(listing.items)
+            event = newest_event(listing.items)
         self._known.pop(uid, None)
         self._known[uid] = (now, event)
         if len(self._known) > MAX_KNOWN:
@@ -70,7 +70,7 @@ class EventReader:
         return event
 
 
-def newest(events: Iterable[Manifest]) -> ObjectEvent | None:
+def newest_event(events: Iterable[Manifest]) -> ObjectEvent | None:
     """The newest Event but those of the scheduler, whose say is over when a Pod has a node; of two at the same second
     the Warning."""
     others = (event for event in events if event.get("reason") != "FailedScheduling")

@@ -95,7 +95,7 @@ def replicas_after(sets: Iterable[WorkerSet], step: Step) -> dict[tuple[Role, Re
     return after
 
 
-def finished(sets: Iterable[WorkerSet], wanted: Mapping[Role, Revision]) -> tuple[WorkerSet, ...]:
+def find_finished(sets: Iterable[WorkerSet], wanted: Mapping[Role, Revision]) -> tuple[WorkerSet, ...]:
     """Worker Deployments of other revisions without any worker left: they may be deleted. Of a Deployment with two
     parts that has to be true of both, and one of them stands for it."""
     parts = tuple(sets)

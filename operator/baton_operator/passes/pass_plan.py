@@ -16,7 +16,7 @@ from baton_operator.passes.observe import WorkerSet, rollout_groups
 from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.pool_sizer import PoolSizes
 from baton_operator.passes.rendering import Rendering
-from baton_operator.passes.roles import after_flips, sizes_after_flips
+from baton_operator.passes.roles import apply_flips, sizes_after_flips
 from baton_operator.passes.serving import Serving
 from baton_operator.passes.snapshot import Snapshot
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -58,7 +58,7 @@ def plan_pass(
         for role in POOL_ROLES
     }
     flipped = sizes_after_flips(wanted, rollout_groups(snapshot.sets, serving.routable, snapshot.pod_counts))
-    sets = snapshot.sets if flipped is None else after_flips(snapshot.sets, wanted, flipped)
+    sets = snapshot.sets if flipped is None else apply_flips(snapshot.sets, wanted, flipped)
     groups = rollout_groups(sets, serving.routable, snapshot.pod_counts)
     rollout = deployment.spec.rollout
     limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)

@@ -21,8 +21,8 @@ from baton_operator.passes.pass_plan import PassPlan
 from baton_operator.passes.plan_writer import WrittenPlan
 from baton_operator.passes.pod_problems import ObjectEvent
 from baton_operator.passes.problems import PassProblem
-from baton_operator.passes.refused_env import still_there
-from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
+from baton_operator.passes.refused_env import find_refused_env
+from baton_operator.passes.refused_spec import RefusedSpec, refused_status, unreadable_status
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.serving import Serving, earliest
 from baton_operator.passes.snapshot import Caches, Snapshot
@@ -102,7 +102,7 @@ class PassReporter:
             notes=spec.rendering.notes,
             is_reachable=_is_reachable(self._caches, spec.rendering),
             wakes=serving.wakes,
-            refused_env=still_there(records, templates, policy),
+            refused_env=find_refused_env(records, templates, policy),
         )
         if self._postpones(snapshot.owner.uid):
             return 0.0
@@ -113,12 +113,12 @@ class PassReporter:
 
     async def refuse(self, snapshot: Snapshot, refusal: RefusedSpec) -> None:
         """Report that a spec is not carried out and that none was before."""
-        status = refused(refusal, snapshot.before, snapshot.generation, self._now())
+        status = refused_status(refusal, snapshot.before, snapshot.generation, self._now())
         await self._statuses.write(snapshot, status)
 
     async def hold(self, snapshot: Snapshot, why: str) -> None:
         """Report that nothing is done, because the namespace cannot be read."""
-        await self._statuses.write(snapshot, unreadable(why, snapshot.before, snapshot.generation, self._now()))
+        await self._statuses.write(snapshot, unreadable_status(why, snapshot.before, snapshot.generation, self._now()))
 
     async def stay_out(self, snapshot: Snapshot, other: str) -> None:
         """Report by an Event that another operator has the namespace; nothing else is written there."""

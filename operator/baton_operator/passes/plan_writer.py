@@ -9,20 +9,20 @@ from baton_control.hashes import Revision
 from baton_operator.kube.kinds import JOBS, RECORDS, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
 from baton_operator.kube.object_fields import Manifest, annotations_of, is_controlled, metadata_of
-from baton_operator.objects.fetch import former_jobs
+from baton_operator.objects.fetch import find_former_jobs
 from baton_operator.objects.metadata import ROLES_ANNOTATION, roles_of
 from baton_operator.passes.apply import Applied, Applier, NameTaken, desired_object
-from baton_operator.passes.observe import finished, replicas_after
+from baton_operator.passes.observe import find_finished, replicas_after
 from baton_operator.passes.pass_plan import PassPlan
 from baton_operator.passes.problems import PassProblem
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.role_labels import RoleLabels
-from baton_operator.passes.roles import assigned
+from baton_operator.passes.roles import assign_roles
 from baton_operator.passes.serving import earliest
 from baton_operator.passes.shared_objects import Ensured, SharedObjects, refusal_problem
 from baton_operator.passes.snapshot import Snapshot, read_facade
-from baton_operator.passes.template_records import MAX_GOOD_BYTES, newest, outdated
-from baton_operator.passes.template_records import manifest as record_manifest
+from baton_operator.passes.template_records import MAX_GOOD_BYTES, find_outdated, newest_record
+from baton_operator.passes.template_records import record_manifest as record_manifest
 from baton_operator.passes.worker_pods import PodCounts, WorkerPod
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -64,7 +64,7 @@ class PlanWriter:
 
     async def _write_record(self, snapshot: Snapshot, rendering: Rendering) -> Ensured:
         """Store the templates before anything is made from them."""
-        record, good, before = rendering.record, rendering.text, newest(snapshot.records)
+        record, good, before = rendering.record, rendering.text, newest_record(snapshot.records)
         is_same = before is not None and before.record == record
         is_noted = before is not None and (before.good == good or len(good.encode()) > MAX_GOOD_BYTES)
         is_ours = before is not None and is_controlled(snapshot.live_records[before.name], snapshot.owner.uid)
@@ -148,7 +148,7 @@ class PlanWriter:
         desired = rendering.flexible_workers(revision, pod, sizes, snapshot.owner)
         before = roles_of(annotations_of(snapshot.live_sets.get(desired.name, {})).get(ROLES_ANNOTATION))
         shrinks = before is None or any(sizes[role] < before[role] for role in POOL_ROLES)
-        roles = assigned((pod for pod in snapshot.pods if pod.template == revision.template), sizes)
+        roles = assign_roles((pod for pod in snapshot.pods if pod.template == revision.template), sizes)
         key, owner = snapshot.key, snapshot.owner
         spares = await self._roles.write(key, owner, [assignment for assignment in roles if assignment.is_spare])
         applied = await self._applier.ensure(desired, owner, at_version=shrinks)
@@ -159,18 +159,18 @@ class PlanWriter:
     async def _delete_unneeded(self, snapshot: Snapshot, rendering: Rendering, plan: PassPlan) -> None:
         """Delete empty worker Deployments, records that nothing runs from, optional objects that are not asked for any
         more and finished fetches of other models. Raises Conflict for an object that has changed since."""
-        for empty in finished(plan.sets, plan.wanted):
+        for empty in find_finished(plan.sets, plan.wanted):
             roles = POOL_ROLES if empty.is_flexible else (empty.role,)
             counts = (snapshot.pod_counts.get((role, empty.revision.template), PodCounts()) for role in roles)
             if not any(count.existing for count in counts):
                 await self._applier.delete(WORKERS, snapshot.live_sets[empty.name])
         live = {live_set.revision.template for live_set in plan.sets}
-        for record in outdated(snapshot.records, live | {revision.template for revision in plan.wanted.values()}):
+        for record in find_outdated(snapshot.records, live | {revision.template for revision in plan.wanted.values()}):
             await self._applier.delete(RECORDS, snapshot.live_records[record.name])
         names = {(desired.resource, desired.name) for desired in rendering.standing}
         for resource, optional in snapshot.withdrawable:
             if (resource, str(metadata_of(optional).get("name"))) not in names:
                 await self._applier.delete(resource, optional)
         if plan.fetch.is_done:
-            for job in former_jobs(rendering.objects, snapshot.fetches):
+            for job in find_former_jobs(rendering.objects, snapshot.fetches):
                 await self._applier.delete(JOBS, job)

@@ -13,7 +13,7 @@ from datetime import datetime
 from baton_control.names import flexible_name, gateway_name, workers_name
 from baton_operator.kube.object_fields import Manifest, integer, is_leaving, mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.passes.problems import PassProblem, missing_object, short, unplaced
+from baton_operator.passes.problems import PassProblem, explain_unplaced, find_missing_object, shorten
 from baton_wire.messages.values import POOL_ROLES, Role
 
 CREATING_S = 8.0
@@ -118,7 +118,7 @@ def _failed(status: Manifest, role: str) -> PassProblem | None:
     reason = str(status.get("reason") or "")
     if not reason.startswith(_REFUSED_BY_NODE):
         return None
-    return PassProblem("NodeRefuses", f"{reason}: {short(status.get('message'))}")
+    return PassProblem("NodeRefuses", f"{reason}: {shorten(status.get('message'))}")
 
 
 def _unplaced(placed: Manifest, role: str, needs: PodNeeds) -> PassProblem | None:
@@ -128,7 +128,7 @@ def _unplaced(placed: Manifest, role: str, needs: PodNeeds) -> PassProblem | Non
             return PassProblem("SchedulingGated", "a scheduling gate keeps it from a node", lasts=False)
         return PassProblem("QueuedByKueue", f"it waits in the queue {queue}", lasts=False)
     if placed.get("reason") == "Unschedulable":
-        return unplaced(str(placed.get("message") or ""), needs.claims.get(role, ()))
+        return explain_unplaced(str(placed.get("message") or ""), needs.claims.get(role, ()))
     return None
 
 
@@ -140,8 +140,8 @@ def find_container_problem(status: Manifest, role: str) -> PassProblem | None:
         if reason in _NO_IMAGE:
             return PassProblem("ImagePull", f"the image {container.get('image')} cannot be pulled")
         if reason in _STUCK:
-            message = short(waiting.get("message"))
-            return missing_object(message) or PassProblem("ContainerConfig", f"{reason}: {message}")
+            message = shorten(waiting.get("message"))
+            return find_missing_object(message) or PassProblem("ContainerConfig", f"{reason}: {message}")
         if reason == "CrashLoopBackOff" or (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
             return PassProblem(_CRASH.get(role, "WorkersFail"), last_words(container))
     return None
@@ -159,18 +159,18 @@ def _ended_once(status: Manifest, role: str) -> PassProblem | None:
 
 def _creating(event: ObjectEvent | None, age_s: float | None) -> PassProblem | None:
     if event is not None and event.warns:
-        missing = missing_object(event.message)
+        missing = find_missing_object(event.message)
         if missing is not None:
             return missing
         if event.reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
-            return PassProblem("VolumeFails", short(event.message))
+            return PassProblem("VolumeFails", shorten(event.message))
         if event.reason == "FailedCreatePodSandBox":
-            return PassProblem("SandboxFails", short(event.message))
+            return PassProblem("SandboxFails", shorten(event.message))
     if event is not None and event.reason == "Pulling":
-        return PassProblem("PullingImage", short(event.message), lasts=False)
+        return PassProblem("PullingImage", shorten(event.message), lasts=False)
     if age_s is None or age_s < SLOW_S:
         return None
-    hint = f": {event.reason}: {short(event.message)}" if event is not None else ", and no Event says why"
+    hint = f": {event.reason}: {shorten(event.message)}" if event is not None else ", and no Event says why"
     return PassProblem(
         "ContainerCreating", f"its containers have been created for over {SLOW_S:.0f} s{hint}", lasts=False
     )
@@ -181,7 +181,7 @@ def _unready(event: ObjectEvent | None) -> PassProblem | None:
     if event is not None and event.reason == "NodeNotReady":
         return PassProblem("NodeNotReady", "its node does not answer", lasts=False)
     if event is not None and event.reason in ("Unhealthy", "ProbeWarning"):
-        return PassProblem("ProbeFails", short(event.message), lasts=False)
+        return PassProblem("ProbeFails", shorten(event.message), lasts=False)
     return None
 
 

@@ -90,7 +90,7 @@ def _pools_now(snapshot: Snapshot, rendering: Rendering, groups: tuple[Group, ..
             sum(group.workers for group in groups if group.role is role),
             _sum_routable(groups, role),
             placement_s(snapshot.pods, role),
-            *accelerators.others(rendering.deployment, role, groups, pods),
+            *accelerators.count_other_types(rendering.deployment, role, groups, pods),
         )
         for role in POOL_ROLES
     }

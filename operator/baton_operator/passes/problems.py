@@ -53,7 +53,7 @@ then within what does not, the first line is told first."""
 _PLACE = {reason: place for place, line in enumerate(WORST) for reason in line}
 
 
-def worst_first(problems: Iterable[PassProblem]) -> tuple[PassProblem, ...]:
+def rank_problems(problems: Iterable[PassProblem]) -> tuple[PassProblem, ...]:
     """What lasts before what does not, causes before what follows from them; the same ones once."""
     return tuple(
         sorted(dict.fromkeys(problems), key=lambda problem: (not problem.lasts, _PLACE.get(problem.reason, 0)))
@@ -78,7 +78,7 @@ _REFUSALS = (
 """By phrases of the API server and its admission plugins."""
 
 
-def refused_object(text: str, otherwise: str) -> str:
+def reason_of_refusal(text: str, otherwise: str) -> str:
     """The reason for which an object was refused, from the refusal's words."""
     return next((reason for phrase, reason in _REFUSALS if phrase in text), otherwise)
 
@@ -89,7 +89,7 @@ _MISSING = re.compile(
 _MISSING_KINDS = {"secret": "MissingSecret", "configmap": "MissingConfigMap", "persistentvolumeclaim": "MissingClaim"}
 
 
-def missing_object(text: str) -> PassProblem | None:
+def find_missing_object(text: str) -> PassProblem | None:
     """An object that a Pod needs and that is not there, as the scheduler or a kubelet says; None: it says no such
     thing."""
     match = _MISSING.search(text)
@@ -105,25 +105,25 @@ _ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+\.[a-z0-9.-]+/(?!hugepages)\
 _CLAIM_PROBLEMS = ("PersistentVolumeClaim", "persistentvolumeclaim", "volume node affinity conflict")
 
 
-def unplaced(text: str, claims: Iterable[str] = ()) -> PassProblem:
+def explain_unplaced(text: str, claims: Iterable[str] = ()) -> PassProblem:
     """Why no node takes a Pod, from the scheduler's words. `claims`: the volumes that it waits for, if it does."""
-    missing = missing_object(text)
+    missing = find_missing_object(text)
     if missing is not None:
         return missing
     if any(phrase in text for phrase in _CLAIM_PROBLEMS):
         names = ", ".join(sorted(claims)) or "of a volume"
-        return PassProblem("MissingClaim", f"the claim {names} is not bound: {short(text)}")
+        return PassProblem("MissingClaim", f"the claim {names} is not bound: {shorten(text)}")
     reason = "InsufficientAccelerators" if _ACCELERATOR.search(text) else "Unschedulable"
-    return PassProblem(reason, f"no node takes it: {short(text)}")
+    return PassProblem(reason, f"no node takes it: {shorten(text)}")
 
 
-def short(text: object) -> str:
+def shorten(text: object) -> str:
     """One line of at most MAX_TEXT characters."""
     words = " ".join(str(text or "").split())
     return words if len(words) <= MAX_TEXT else words[: MAX_TEXT - 1] + "…"
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Names as a sentence has them: a, b and c."""
     *first, last = list(names) or [""]
     return f"{', '.join(first)} and {last}" if first else last

@@ -39,7 +39,7 @@ class WrittenSpec:
     left_out: tuple[FieldProblem, ...] = ()
 
 
-def written(raw: Manifest, policy: PodPolicy, before: Stored | None) -> WrittenSpec:
+def read_written_spec(raw: Manifest, policy: PodPolicy, before: Stored | None) -> WrittenSpec:
     """What is to be made of a spec after what was made before; None: nothing was."""
     known = frozenset[Variable]() if before is None else _carried_out(before)
     spec = dict(mapping(raw.get("spec")))
@@ -63,7 +63,7 @@ def written(raw: Manifest, policy: PodPolicy, before: Stored | None) -> WrittenS
     return WrittenSpec({**raw, "spec": spec} if full else raw, full, tuple(left_out))
 
 
-def still_there(records: Iterable[Record], live_templates: Iterable[str], policy: PodPolicy) -> tuple[str, ...]:
+def find_refused_env(records: Iterable[Record], live_templates: Iterable[str], policy: PodPolicy) -> tuple[str, ...]:
     """The variables that are refused and stand in templates in use: those of the first record, from which the next Pods
     are made, and those of which workers are left. Each as `spec.decode.env: NAME`."""
     live, fields = set(live_templates), dict[str, None]()

@@ -8,7 +8,7 @@ import datetime
 from dataclasses import dataclass, replace
 
 from baton_control.errors import FieldProblem
-from baton_operator.passes.conditions import Finding, merged, said
+from baton_operator.passes.conditions import Finding, merge_conditions, message_of
 from baton_operator.passes.problems import PassProblem
 from baton_operator.schema.status import ConditionType, DeploymentStatus, Truth
 
@@ -33,7 +33,7 @@ class RefusedSpec:
         return PassProblem(self.reason, f"the last good spec stays: {self.message}", of="spec")
 
 
-def refused(
+def refused_status(
     refusal: RefusedSpec, before: DeploymentStatus, generation: int, now: datetime.datetime
 ) -> DeploymentStatus:
     """The status of a spec that cannot be carried out where no former one was: nothing runs, and that is all there is
@@ -52,14 +52,14 @@ def refused(
         findings += [nothing, replace(nothing, type=ConditionType.AVAILABLE)]
     changed = {
         "summary": reason,
-        "message": said(finding),
+        "message": message_of(finding),
         "observed_generation": generation,
-        "conditions": merged(before.conditions, findings, generation, now),
+        "conditions": merge_conditions(before.conditions, findings, generation, now),
     }
     return before.model_copy(update=changed)
 
 
-def unreadable(why: str, before: DeploymentStatus, generation: int, now: datetime.datetime) -> DeploymentStatus:
+def unreadable_status(why: str, before: DeploymentStatus, generation: int, now: datetime.datetime) -> DeploymentStatus:
     """The status of a deployment in a namespace that the operator cannot read: what was last known may be wrong."""
     reason, message = "NamespaceUnreadable", f"the operator cannot read the namespace: {why}"
     waits = "nothing is changed until it can be read again"
@@ -71,6 +71,6 @@ def unreadable(why: str, before: DeploymentStatus, generation: int, now: datetim
         Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, waits),
         Finding(ConditionType.DEGRADED, Truth.TRUE, reason, message),
     )
-    conditions = merged(before.conditions, findings, generation, now)
-    changed = {"summary": reason, "message": said(findings[0]), "conditions": conditions}
+    conditions = merge_conditions(before.conditions, findings, generation, now)
+    changed = {"summary": reason, "message": message_of(findings[0]), "conditions": conditions}
     return before.model_copy(update=changed)

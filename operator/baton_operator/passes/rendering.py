@@ -25,9 +25,9 @@ from baton_operator.objects.desired import flexible_workers_of, pool_facade, sta
 from baton_operator.objects.metadata import RESTART_ANNOTATION, roles_text
 from baton_operator.passes import accelerators
 from baton_operator.passes.apply import DesiredObject, desired_object, with_metadata
-from baton_operator.passes.refused_env import written
+from baton_operator.passes.refused_env import read_written_spec
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
-from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current, newest
+from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current_record, newest_record
 from baton_wire.messages.values import POOL_ROLES, Role
 
 KEPT = 256
@@ -105,14 +105,14 @@ def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], 
     text = msgspec.json.encode(raw, order="sorted")
     asked = annotations_of(seen.raw).get(RESTART_ANNOTATION)
     restart = content_hash(asked) if asked else ""
-    types = accelerators.said(seen.before)
+    types = accelerators.status_types(seen.before)
     return Inputs(text, upgrade, seen.owner, seen.records, platform, masters, served, restart, types=types)
 
 
 def last_good(given: Inputs) -> Inputs | None:
     """The inputs of what was last carried out; None: nothing was, or it was not noted. An operator of another API
     version may have noted it: fields have the same names in all of them, so that only the version is another."""
-    before = newest(given.records)
+    before = newest_record(given.records)
     if before is None or before.good is None:
         return None
     raw = mapping(msgspec.json.decode(before.good)) | {"apiVersion": API_VERSION}
@@ -123,17 +123,17 @@ def last_good(given: Inputs) -> Inputs | None:
 def render(given: Inputs) -> Rendering:
     """Raises ManifestError for a spec that is wrong, NotAllowedError for one that asks for what the installation does
     not allow, UnsupportedError for one that this version cannot run."""
-    recorded = newest(given.records)
-    as_written = written(msgspec.json.decode(given.text), given.platform.pod_policy, recorded)
+    recorded = newest_record(given.records)
+    as_written = read_written_spec(msgspec.json.decode(given.text), given.platform.pod_policy, recorded)
     deployment, unknown = parse_live(as_written.raw)
     before = recorded if given.is_held else None
     if before is None:
         given.platform.pod_policy.check(deployment)
-    deployment = in_force(deployment, {**accelerators.recorded(deployment, given.records), **given.types})
+    deployment = in_force(deployment, {**accelerators.recorded_types(deployment, given.records), **given.types})
     if before is not None:
         record = before.record
     else:
-        record = current(
+        record = current_record(
             deployment,
             given.platform,
             given.upgrade,

@@ -13,7 +13,7 @@ from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.metadata import role_labels
 from baton_operator.passes.apply import Applier
-from baton_operator.passes.roles import Assigned, orders
+from baton_operator.passes.roles import Assignment, flip_orders
 from baton_operator.passes.worker_pods import WorkerPod
 from baton_operator.telemetry import GatewayReport, Telemetry
 from baton_wire.messages.operator_link import FlipOrder
@@ -31,7 +31,7 @@ class RoleLabels:
         self._open: dict[Key, dict[FlipOrder, float]] = {}
         """Orders that were not carried out when a pass last looked, and since when."""
 
-    async def write(self, key: Key, owner: Owner, wanted: Iterable[Assigned]) -> dict[str, WorkerPod]:
+    async def write(self, key: Key, owner: Owner, wanted: Iterable[Assignment]) -> dict[str, WorkerPod]:
         """Have Pods say what they are to be; gives them as they are then, by uid. Raises KubeError, Conflict for a Pod
         that has gone."""
         labelled: dict[str, WorkerPod] = {}
@@ -49,7 +49,7 @@ class RoleLabels:
         """Have gateways told who is to flip. While they say nothing, what was ordered last stays."""
         if self._telemetry is None or report is None:
             return
-        wanted = orders(pods, report.flexible)
+        wanted = flip_orders(pods, report.flexible)
         before, now = self._open.get(key, {}), self._clock()
         for order, since in before.items():
             if order not in wanted and any(worker.epoch == order.worker for worker in report.flexible):
@@ -62,7 +62,7 @@ class RoleLabels:
         self._open.pop(key, None)
 
 
-def _body(key: Key, wanted: Assigned) -> Manifest:
+def _body(key: Key, wanted: Assignment) -> Manifest:
     marks: Mapping[str, str] = {ASSIGNED_ANNOTATION: "true"}
     return {
         "apiVersion": PODS.api_version,

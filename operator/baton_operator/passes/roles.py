@@ -39,7 +39,7 @@ def sizes_after_flips(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) 
     return None
 
 
-def after_flips(
+def apply_flips(
     sets: Iterable[WorkerSet], wanted: Mapping[Role, Wanted], sizes: Mapping[Role, int]
 ) -> tuple[WorkerSet, ...]:
     """The worker sets, those of the wanted template with these sizes."""
@@ -52,7 +52,7 @@ def after_flips(
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class Assignment:
     """What a flexible worker's Pod is to be."""
 
     pod: WorkerPod
@@ -66,7 +66,7 @@ class Assigned:
         return not self.pod.is_assigned or (self.pod.role, self.pod.is_spare) != (self.role, self.is_spare)
 
 
-def assigned(pods: Iterable[WorkerPod], sizes: Mapping[Role, int]) -> tuple[Assigned, ...]:
+def assign_roles(pods: Iterable[WorkerPod], sizes: Mapping[Role, int]) -> tuple[Assignment, ...]:
     """The role of each Pod of one template that stays, by name, with as few changes as possible.
 
     Too many Pods: those go that are not ready, and then the youngest of the pool that has too many. A pool that has too
@@ -89,7 +89,7 @@ def assigned(pods: Iterable[WorkerPod], sizes: Mapping[Role, int]) -> tuple[Assi
     ):
         short_of = [role for role in POOL_ROLES if _count(roles, role) < sizes[role]]
         roles[pod.uid] = pod.role if pod.role in short_of or not short_of else short_of[0]
-    assignments = (Assigned(pod, roles.get(pod.uid, pod.role), pod.uid in spare) for pod in staying)
+    assignments = (Assignment(pod, roles.get(pod.uid, pod.role), pod.uid in spare) for pod in staying)
     return tuple(sorted(assignments, key=lambda assignment: assignment.pod.name))
 
 
@@ -111,7 +111,7 @@ def _count(roles: Mapping[str, Role], wanted: Role) -> int:
     return sum(role is wanted for role in roles.values())
 
 
-def serving_as_labelled(
+def count_serving(
     routable: Mapping[tuple[Role, str], int],
     sets: Iterable[WorkerSet],
     pods: Iterable[WorkerPod],
@@ -131,7 +131,7 @@ def serving_as_labelled(
     return counts
 
 
-def orders(pods: Iterable[WorkerPod], workers: Iterable[FlexibleWorker]) -> tuple[FlipOrder, ...]:
+def flip_orders(pods: Iterable[WorkerPod], workers: Iterable[FlexibleWorker]) -> tuple[FlipOrder, ...]:
     """What workers are to be told whose role is not their Pod's. The number is the next after the last one that the
     worker carried out: the same worker in the same role gets the same order, whoever asks and however often."""
     roles = {_address(pod.address): pod.role for pod in pods if pod.is_assigned and pod.address and not pod.leaving}

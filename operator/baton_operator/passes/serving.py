@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton_control.spec.api import LLMDeployment
-from baton_operator.passes.roles import serving_as_labelled
+from baton_operator.passes.roles import count_serving
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.worker_pods import Readiness
 from baton_operator.telemetry import GatewayReport, RoutableCounts, Telemetry
@@ -60,7 +60,7 @@ class ServingReader:
         is_near_end = report.pairs is not None and report.pairs.may_lack_soon
         routable = report.routable
         if routable is not None:
-            routable = serving_as_labelled(routable, snapshot.sets, snapshot.pods, report.flexible)
+            routable = count_serving(routable, snapshot.sets, snapshot.pods, report.flexible)
         return Serving(report, routable, wakes=True, again_s=PAIRS_S if is_near_end else None)
 
     def forget(self, uid: str) -> None:

@@ -22,10 +22,10 @@ from baton_operator.kube.object_fields import (
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.metadata import belongs
 from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, with_metadata
-from baton_operator.passes.drain_replacement import DrainReplacement, adjusted
+from baton_operator.passes.drain_replacement import DrainReplacement, adjust_object
 from baton_operator.passes.drift import APPLIED
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
-from baton_operator.passes.problems import PassProblem, refused_object
+from baton_operator.passes.problems import PassProblem, reason_of_refusal
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
 
@@ -74,10 +74,12 @@ class SharedObjects:
         gateway = gateway_name(rendering.deployment.metadata.name)
         try:
             if desired.name == gateway and desired.resource == WORKERS:
-                size = handed_over(desired, seen.live_sets.get(gateway), rendering.deployment.spec.gateway, seen.owner)
+                size = plan_handover(
+                    desired, seen.live_sets.get(gateway), rendering.deployment.spec.gateway, seen.owner
+                )
                 if size is not None:
                     await self._applier.apply(size, manager=SCALER, force=True)
-            if await self._applier.ensure(adjusted(desired, replacement), seen.owner) is not Applied.LEAVING:
+            if await self._applier.ensure(adjust_object(desired, replacement), seen.owner) is not Applied.LEAVING:
                 return None
         except (NameTaken, Forbidden, Invalid) as error:
             return refusal_problem(error)
@@ -107,12 +109,12 @@ def refusal_problem(error: OperatorError) -> PassProblem:
         return PassProblem("NameTaken", str(error))
     if isinstance(error, Forbidden):
         return PassProblem(
-            "QuotaExceeded" if error.is_quota else refused_object(error.message, "Forbidden"), error.message
+            "QuotaExceeded" if error.is_quota else reason_of_refusal(error.message, "Forbidden"), error.message
         )
-    return PassProblem(refused_object(str(error), "Rejected"), str(error))
+    return PassProblem(reason_of_refusal(str(error), "Rejected"), str(error))
 
 
-def handed_over(wanted: DesiredObject, live: Manifest | None, gateway: GatewaySpec, owner: Owner) -> Manifest | None:
+def plan_handover(wanted: DesiredObject, live: Manifest | None, gateway: GatewaySpec, owner: Owner) -> Manifest | None:
     """The fields that the scaler's manager applies to the gateway's live Deployment before `wanted` is applied; None:
     none.
 

@@ -41,7 +41,7 @@ from baton_operator.objects.metadata import ADOPT_ANNOTATION, ROLE_LABEL, belong
 from baton_operator.passes.observe import WorkerSet, condition, refusal, worker_sets
 from baton_operator.passes.pod_problems import is_ready, our_pods
 from baton_operator.passes.pool_size import WRITTEN, Facade
-from baton_operator.passes.template_records import Stored, stored
+from baton_operator.passes.template_records import Stored, read_record
 from baton_operator.passes.worker_pods import PodCounts, WorkerPod, count_pods, worker_pods
 from baton_operator.schema.status import DeploymentStatus, PoolConditionType
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -115,7 +115,7 @@ def take_snapshot(key: Key, caches: Caches) -> Snapshot | None:
     account = caches[ACCOUNTS].get(key.namespace, gateway_name(key.name)) or {}
     keys = annotations_of(account).get(KEYS_ANNOTATION) if is_controlled(account, owner.uid) else None
     facades = {role: caches[POOLS].get(key.namespace, pool_name(key.name, role)) or {} for role in POOL_ROLES}
-    records_read = (stored(manifest) for manifest in records.values())
+    records_read = (read_record(manifest) for manifest in records.values())
     live_pods = our_pods(caches[PODS].of(key), key.name, jobs)
     return Snapshot(
         key=key,

@@ -45,7 +45,7 @@ class Series:
     count: int
 
 
-def turns(before: DeploymentStatus, after: DeploymentStatus) -> tuple[StatusEvent, ...]:
+def find_status_events(before: DeploymentStatus, after: DeploymentStatus) -> tuple[StatusEvent, ...]:
     """What a person on call would want to find in the Events after the status went from one to the other. What closes
     comes last."""
     was, now = _by_type(before), _by_type(after)

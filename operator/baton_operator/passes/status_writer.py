@@ -21,10 +21,10 @@ from baton_operator.metrics import CONDITIONS
 from baton_operator.objects.fetch_progress import without_progress
 from baton_operator.objects.metadata import selector_text
 from baton_operator.passes.apply import Applier
-from baton_operator.passes.conditions import Finding, merged, timestamp
+from baton_operator.passes.conditions import Finding, merge_conditions, timestamp
 from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.snapshot import Snapshot
-from baton_operator.passes.status_events import EventBook, Series, StatusEvent, turns
+from baton_operator.passes.status_events import EventBook, Series, StatusEvent, find_status_events
 from baton_operator.schema.llm_pool import POOL_KIND
 from baton_operator.schema.status import (
     Condition,
@@ -63,7 +63,7 @@ class StatusWriter:
         """Store a status that differs from the live one. Returns in how many seconds to come again when only numbers
         differ that were written a moment ago."""
         CONDITIONS.saw(seen.key, after)
-        status, live = as_applied(after), mapping(seen.raw.get("status"))
+        status, live = without_empty(after), mapping(seen.raw.get("status"))
         if status == live:
             return None
         uid, now = seen.owner.uid, self._clock()
@@ -75,7 +75,7 @@ class StatusWriter:
         log.debug("%s: status: %s", seen.key, {name: [live.get(name), status.get(name)] for name in changed})
         await self._apply(API_VERSION, KIND, seen.key.namespace, seen.key.name, uid, status)
         self._written_at[seen.key] = now
-        await self.write_events(seen, turns(seen.before, after))
+        await self.write_events(seen, find_status_events(seen.before, after))
         return None
 
     async def write_pools(self, seen: Snapshot, deployment: LLMDeployment, plans: Mapping[Role, PoolPlan]) -> None:
@@ -86,7 +86,7 @@ class StatusWriter:
             live = seen.pools.get(role)
             if live is None:
                 continue  # made by this very pass: its event brings the next
-            status = as_applied(self._pool_status(seen, deployment, role, plans[role], live))
+            status = without_empty(self._pool_status(seen, deployment, role, plans[role], live))
             if status != mapping(live.get("status")):
                 name = pool_name(seen.key.name, role)
                 await self._apply(API_VERSION, POOL_KIND, seen.key.namespace, name, uid_of(live), status)
@@ -105,7 +105,7 @@ class StatusWriter:
             "replicas": sum(worker_set.existing for worker_set in seen.sets if worker_set.role is role),
             "selector": selector_text(deployment, role),
             "effective": plan.workers,
-            "conditions": merged(before, (finding,), observed, self._now()),
+            "conditions": merge_conditions(before, (finding,), observed, self._now()),
         }
         return PoolFacadeStatus.model_validate(raw)
 
@@ -167,7 +167,7 @@ def _steady_message(condition: Manifest) -> str:
     return "" if condition.get("type") in _SELDOM_MESSAGES else without_progress(text)
 
 
-def as_applied(status: DeploymentStatus | PoolFacadeStatus) -> Manifest:
+def without_empty(status: DeploymentStatus | PoolFacadeStatus) -> Manifest:
     """What is sent, without anything empty: of an object whose fields all go a server makes `null`, and refuses the
     whole status for that (kubernetes#117447); an empty list is not kept by all, and would be written each time."""
     return _filled(status.model_dump(mode="json", by_alias=True, exclude_none=True))

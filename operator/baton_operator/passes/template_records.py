@@ -102,7 +102,7 @@ class Stored:
     """The LLMDeployment that was last carried out with it; None: not noted."""
 
 
-def current(
+def current_record(
     deployment: LLMDeployment,
     platform: Platform,
     upgrade: str,
@@ -155,7 +155,7 @@ def _known(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]
             continue
         # What is derived has no default: an older record, which has no word of it, stays as it is.
         defaults = {**_DEFAULTS[role], KEEPS_ANSWERS: wanted.get(KEEPS_ANSWERS)}
-        if template is not None and is_alike and same_inputs(template.inputs, wanted, defaults):
+        if template is not None and is_alike and are_same_inputs(template.inputs, wanted, defaults):
             return template
     return None
 
@@ -202,13 +202,13 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
     }
 
 
-def same_inputs(recorded: Manifest, wanted: Manifest, defaults: Manifest) -> bool:
+def are_same_inputs(recorded: Manifest, wanted: Manifest, defaults: Manifest) -> bool:
     """Whether a template rendered from `recorded` serves `wanted`."""
     for name, value in wanted.items():
         default = defaults.get(name)
         before = recorded.get(name, default)
         if isinstance(default, dict) and default and isinstance(before, dict) and isinstance(value, dict):
-            if not same_inputs(before, value, default):
+            if not are_same_inputs(before, value, default):
                 return False
         elif before != value:
             return False
@@ -231,7 +231,7 @@ def _of_defaults(role: Role) -> Manifest:
 _DEFAULTS = {role: _of_defaults(role) for role in ROLES}
 
 
-def manifest(
+def record_manifest(
     record: Record, number: int, deployment: LLMDeployment, owner: Owner, good: str = "", name: str | None = None
 ) -> Manifest:
     """The ControllerRevision of a record, named by its content; `good` is noted on it, if there is room. One that
@@ -244,7 +244,7 @@ def manifest(
     return head | {"revision": number, "data": data}
 
 
-def stored(live: Manifest) -> Stored | None:
+def read_record(live: Manifest) -> Stored | None:
     """The record in a live ControllerRevision; None for one that cannot be read, which then counts as absent."""
     data, metadata = mapping(live.get("data")), mapping(live.get("metadata"))
     number, version = integer(live.get("revision")), integer(data.get("version"))
@@ -260,7 +260,7 @@ def stored(live: Manifest) -> Stored | None:
     return Stored(str(metadata.get("name")), str(metadata.get("uid")), number, record, good)
 
 
-def newest(records: Iterable[Stored]) -> Stored | None:
+def newest_record(records: Iterable[Stored]) -> Stored | None:
     """The current one; None: nothing was ever rendered."""
     return max(records, key=lambda record: record.number, default=None)
 
@@ -272,7 +272,7 @@ def _rendered(data: Manifest) -> Rendered | None:
     return Rendered(given, Revision(fit, template), pod)
 
 
-def outdated(records: Iterable[Stored], live_templates: Iterable[str]) -> tuple[Stored, ...]:
+def find_outdated(records: Iterable[Stored], live_templates: Iterable[str]) -> tuple[Stored, ...]:
     """Records that nothing needs any more: not the current one, and every worker left is made from a newer one too."""
     newest_first = sorted(records, key=lambda record: -record.number)
     missing = set(live_templates)

@@ -16,7 +16,7 @@ from baton_model_fetch import __main__ as program
 from baton_model_fetch import progress
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects
-from baton_operator.objects.fetch import REFUSED, fetch_job, fetch_objects, fetch_state, former_jobs
+from baton_operator.objects.fetch import REFUSED, fetch_job, fetch_objects, fetch_state, find_former_jobs
 from baton_operator.objects.fetch_progress import progress_words, without_progress
 from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
 from baton_testing.kube.manifests import KUBERNETES, deployment
@@ -225,5 +225,5 @@ def test_what_says_nothing_of_it_is_no_progress(text: str, tmp_path: Path) -> No
 def test_jobs_of_earlier_sources_are_told_apart_from_other_jobs() -> None:
     current, former = objects(remote())["Job"], objects(remote(SOURCES[1]))["Job"]
     other: Json = {"metadata": {"name": "mine", "labels": {"baton.dev/deployment": "chat"}}}
-    assert former_jobs((current,), (current, former, other)) == (former,)
-    assert former_jobs((), (current, other)) == (current,)
+    assert find_former_jobs((current,), (current, former, other)) == (former,)
+    assert find_former_jobs((), (current, other)) == (current,)

@@ -119,8 +119,12 @@ def everything() -> list[Json]:
     made = deployment(**EVERY)
     standing = standing_objects(made, WATCHING, OWNER, MASTERS)
     secret = next(each for each in standing if each["kind"] == SECRETS.kind)
-    record = template_records.current(made, WATCHING, "", ())
-    objects = [*standing, key_marker(secret, "uid-2"), template_records.manifest(record, 1, made, OWNER, good="{}")]
+    record = template_records.current_record(made, WATCHING, "", ())
+    objects = [
+        *standing,
+        key_marker(secret, "uid-2"),
+        template_records.record_manifest(record, 1, made, OWNER, good="{}"),
+    ]
     for role in POOL_ROLES:
         objects.append(worker_deployment(made, worker_template(made, role, WATCHING), 2, OWNER))
         objects.append(pool_facade(made, role, OWNER, 2))

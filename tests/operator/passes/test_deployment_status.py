@@ -16,7 +16,7 @@ from baton_operator.passes.deployment_status import PassResult, status_of
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.problems import PassProblem
-from baton_operator.passes.refused_spec import RefusedSpec, refused, unreadable
+from baton_operator.passes.refused_spec import RefusedSpec, refused_status, unreadable_status
 from baton_operator.schema.status import DeploymentStatus, SloStatus
 from baton_operator.telemetry import GatewayReport
 from baton_testing.kube.manifests import deployment
@@ -220,9 +220,9 @@ def test_the_words_beside_the_column_are_about_what_it_says() -> None:
     assert judged(replace(view(), problems=(full,)), "Ready") == ("True", "Serving")
     serving = status_of(view(), EMPTY, NOW)
     assert (serving.summary, serving.message) == ("Serving", "requests are served")
-    lost = unreadable("forbidden", serving, 1, NOW)
+    lost = unreadable_status("forbidden", serving, 1, NOW)
     assert (lost.summary, lost.message) == ("NamespaceUnreadable", "the operator cannot read the namespace: forbidden")
-    wrong = refused(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "is wrong"),)), serving, 1, NOW)
+    wrong = refused_status(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "is wrong"),)), serving, 1, NOW)
     assert (wrong.summary, wrong.message) == ("InvalidSpec", "spec.x: is wrong")
 
 
@@ -283,9 +283,9 @@ def test_a_new_size_is_a_decision_with_its_reason_and_the_first_one_is_none() ->
 
 def test_a_refused_spec_keeps_what_is_said_of_the_one_that_serves() -> None:
     serving = status_of(view(), EMPTY, NOW)
-    after = refused(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), serving, 4, LATER)
+    after = refused_status(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), serving, 4, LATER)
     assert condition(after, "Available") == ("True", "Serving")
     assert condition(after, "Degraded") == ("True", "InvalidSpec")
     assert (after.observed_generation, after.decode) == (4, serving.decode)
-    fresh = refused(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), EMPTY, 1, NOW)
+    fresh = refused_status(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), EMPTY, 1, NOW)
     assert condition(fresh, "Available") == ("False", "InvalidSpec")

@@ -15,7 +15,7 @@ from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Owner
 from baton_operator.passes.drift import APPLIED
 from baton_operator.passes.rendering import Inputs, render
-from baton_operator.passes.shared_objects import handed_over
+from baton_operator.passes.shared_objects import plan_handover
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.store import Json
@@ -117,7 +117,7 @@ def test_where_the_api_is_not_served_the_floor_is_what_runs() -> None:
     metadata = {"uid": "g", "ownerReferences": [owner], "annotations": {APPLIED: gateway.digest}}
     for replicas, written in ((0, 2), (1, 2), (2, None), (7, None)):
         live: Json = {"metadata": metadata, "spec": {**gateway.body["spec"], "replicas": replicas}}  # type: ignore[dict-item]
-        size: Any = handed_over(gateway, live, made.deployment.spec.gateway, Owner("u"))
+        size: Any = plan_handover(gateway, live, made.deployment.spec.gateway, Owner("u"))
         assert (size if size is None else size["spec"]["replicas"]) == written
     assert made.notes == ("HorizontalPodAutoscalers are left out: autoscaling/v2 is not served, or not granted",)
 

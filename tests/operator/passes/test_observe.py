@@ -16,7 +16,7 @@ from baton_operator.kube.object_fields import Manifest, mapping
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, standing_objects, worker_deployment, workers_of
 from baton_operator.objects.pods import WorkerTemplate, worker_template
-from baton_operator.passes.observe import WorkerSet, finished, replicas_after, rollout_groups, worker_sets
+from baton_operator.passes.observe import WorkerSet, find_finished, replicas_after, rollout_groups, worker_sets
 from baton_operator.passes.worker_pods import PodCounts
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -51,7 +51,7 @@ def pass_over(live: Live, wanted: LLMDeployment) -> tuple[Live, bool]:
     after = copy.deepcopy(live)
     for (role, revision), replicas in replicas_after(sets, step).items():
         write(after, sets, templates[role], wanted, role, revision, replicas)
-    gone = finished(sets, {role: pool.revision for role, pool in count.items()})
+    gone = find_finished(sets, {role: pool.revision for role, pool in count.items()})
     for each in gone:
         del after[each.name]
     return after, bool(step.changes or gone)
@@ -141,10 +141,10 @@ def test_a_deployment_on_its_way_out_counts_for_nothing() -> None:
 def test_a_template_is_finished_when_its_last_pod_is_gone() -> None:
     empty = dataclasses.replace(SET, wanted=0, existing=1, ready=0)
     other = {role: Revision("fit", "other") for role in POOL_ROLES}
-    assert finished([empty], other) == ()
+    assert find_finished([empty], other) == ()
     gone = dataclasses.replace(empty, existing=0)
-    assert finished([gone], other) == (gone,)
-    assert finished([gone], dict.fromkeys(POOL_ROLES, REVISION)) == ()
+    assert find_finished([gone], other) == (gone,)
+    assert find_finished([gone], dict.fromkeys(POOL_ROLES, REVISION)) == ()
 
 
 def test_no_step_goes_below_zero() -> None:
@@ -191,4 +191,4 @@ def test_flexible_workers_are_finished_when_neither_pool_has_any() -> None:
     other = {role: Revision("fit", "other") for role in POOL_ROLES}
     for roles, done in (({Role.PREFILL: 0, Role.DECODE: 1}, 0), ({Role.PREFILL: 0, Role.DECODE: 0}, 1)):
         made = flexible_set(roles)
-        assert len(finished(worker_sets([made], OWNER, crew_of(made, 0, 0)), other)) == done
+        assert len(find_finished(worker_sets([made], OWNER, crew_of(made, 0, 0)), other)) == done

@@ -14,7 +14,7 @@ from baton_control.hashes import Revision
 from baton_control.rollout import Group, Wanted
 from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.passes.observe import WorkerSet
-from baton_operator.passes.roles import assigned, orders, serving_as_labelled, sizes_after_flips
+from baton_operator.passes.roles import assign_roles, count_serving, flip_orders, sizes_after_flips
 from baton_operator.passes.worker_pods import WorkerPod
 from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -72,7 +72,7 @@ def pod(name: str, role: Role = P, *, ready: bool = True, own: bool = True, **mo
 
 
 def roles(pods: list[WorkerPod], prefill: int, decode: int) -> dict[str, str]:
-    found = assigned(pods, {P: prefill, D: decode})
+    found = assign_roles(pods, {P: prefill, D: decode})
     return {each.pod.name: "spare" if each.is_spare else each.role.value for each in found}
 
 
@@ -105,7 +105,7 @@ def test_of_those_that_serve_the_pool_that_has_too_many_gives_its_youngest() -> 
 
 def test_a_pod_is_no_spare_any_more_when_it_is_needed_again() -> None:
     pods = [pod("a"), pod("b", is_spare=True)]
-    found = assigned(pods, {P: 2, D: 0})
+    found = assign_roles(pods, {P: 2, D: 0})
     assert [each.is_new for each in found] == [False, True]
     assert [each.is_spare for each in found] == [False, False]
 
@@ -124,7 +124,7 @@ def test_roles_come_to_what_is_wanted_with_as_few_changes_as_that_takes(
         for number, (role, ready, own, spare, leaving) in enumerate(drawn)
     ]
     sizes = {P: prefill, D: decode}
-    found = assigned(pods, sizes)
+    found = assign_roles(pods, sizes)
     staying = [each for each in pods if not each.leaving]
     assert {each.pod.uid for each in found} == {each.uid for each in staying}
     counts = Counter(each.role for each in found if not each.is_spare)
@@ -138,7 +138,7 @@ def test_roles_come_to_what_is_wanted_with_as_few_changes_as_that_takes(
         assert len(left) <= max(had - sizes[role], 0)
     after = [replace(each.pod, role=each.role, is_spare=each.is_spare, is_assigned=True) for each in found]
     rng.shuffle(after)
-    assert not any(each.is_new for each in assigned(after, sizes)), "a pass that is repeated changes nothing"
+    assert not any(each.is_new for each in assign_roles(after, sizes)), "a pass that is repeated changes nothing"
 
 
 def worker(host: str, epoch: bytes, role: Role, flip: int = 0) -> FlexibleWorker:
@@ -148,8 +148,8 @@ def worker(host: str, epoch: bytes, role: Role, flip: int = 0) -> FlexibleWorker
 def test_a_worker_whose_pod_says_another_role_is_told_under_the_next_number() -> None:
     pods = [pod("a", D, address="10.0.0.1"), pod("b", P, address="fd00::1")]
     told = [worker("10.0.0.1", b"a", P, 4), worker("fd00:0::1", b"b", D, 7)]
-    assert orders(pods, told) == (FlipOrder(b"a", 5, D), FlipOrder(b"b", 8, P))
-    assert orders(pods, [worker("10.0.0.1", b"a", D, 5)]) == ()
+    assert flip_orders(pods, told) == (FlipOrder(b"a", 5, D), FlipOrder(b"b", 8, P))
+    assert flip_orders(pods, [worker("10.0.0.1", b"a", D, 5)]) == ()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_worker_whose_pod_says_another_role_is_told_under_the_next_number() ->
 )
 def test_nobody_else_is_told(change: dict[str, object]) -> None:
     there = replace(pod("a", D, address="10.0.0.1"), **change)  # type: ignore[arg-type]
-    assert orders([there], [worker("10.0.0.1", b"a", P)]) == ()
+    assert flip_orders([there], [worker("10.0.0.1", b"a", P)]) == ()
 
 
 def test_only_who_serves_as_its_pod_says_counts_as_routable() -> None:
@@ -167,9 +167,9 @@ def test_only_who_serves_as_its_pod_says_counts_as_routable() -> None:
     pods = [pod("a", P, address="10.0.0.1"), pod("b", D, address="10.0.0.2"), pod("c", D, address="10.0.0.3")]
     told = [worker("10.0.0.1", b"a", P), worker("10.0.0.2", b"b", P), worker("10.0.0.3", b"c", D)]
     plain = {(P, "old"): 2, (P, "abc"): 2, (D, "abc"): 1}
-    assert serving_as_labelled(plain, parts, pods, told) == {(P, "old"): 2, (P, "abc"): 1, (D, "abc"): 1}
+    assert count_serving(plain, parts, pods, told) == {(P, "old"): 2, (P, "abc"): 1, (D, "abc"): 1}
     unlinked = [replace(each, is_routable=False) for each in told]
-    assert serving_as_labelled(plain, parts, pods, unlinked) == {(P, "old"): 2, (P, "abc"): 0, (D, "abc"): 0}
+    assert count_serving(plain, parts, pods, unlinked) == {(P, "old"): 2, (P, "abc"): 0, (D, "abc"): 0}
     fresh = [replace(each, is_assigned=False) for each in pods]
-    assert serving_as_labelled(plain, parts, fresh, told) == {(P, "old"): 2, (P, "abc"): 0, (D, "abc"): 0}
-    assert serving_as_labelled(plain, (), pods, told)[P, "old"] == 2
+    assert count_serving(plain, parts, fresh, told) == {(P, "old"): 2, (P, "abc"): 0, (D, "abc"): 0}
+    assert count_serving(plain, (), pods, told)[P, "old"] == 2

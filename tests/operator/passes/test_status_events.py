@@ -14,7 +14,7 @@ from baton_operator.kube.kinds import EVENTS, POOLS, SERVICES
 from baton_operator.passes.deployment_status import PassResult, status_of
 from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.problems import PassProblem
-from baton_operator.passes.status_events import MOST, WINDOW_S, EventBook, StatusEvent, turns
+from baton_operator.passes.status_events import MOST, WINDOW_S, EventBook, StatusEvent, find_status_events
 from baton_operator.schema.status import DeploymentStatus
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.planted_causes import LOOSE
@@ -48,7 +48,7 @@ def status(
 
 
 def reasons(before: DeploymentStatus, after: DeploymentStatus) -> list[tuple[bool, str]]:
-    return [(turn.warns, turn.reason) for turn in turns(before, after)]
+    return [(turn.warns, turn.reason) for turn in find_status_events(before, after)]
 
 
 def test_a_status_tells_its_turns_and_nothing_twice() -> None:
