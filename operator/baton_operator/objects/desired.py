@@ -22,9 +22,9 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 _ROLES = (*POOL_ROLES, Role.GATEWAY)
 PROGRESS_VERSION = 4
-"""Images of this template version and later know how to tell how far a fetch is."""
+"""Images of this template version and later report the progress of a fetch."""
 LINK_S = 5
-"""A worker that is ready counts after so long: by then gateways have found and linked it."""
+"""Seconds after which a ready worker counts: by then gateways have found and linked it."""
 
 
 def standing_objects(
@@ -62,7 +62,7 @@ def worker_deployment(deployment: LLMDeployment, template: WorkerTemplate, repli
 def workers_of(
     deployment: LLMDeployment, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner
 ) -> Manifest:
-    """The same from a recorded template."""
+    """The worker Deployment of a recorded template."""
     name = workers_name(deployment.metadata.name, role, revision.template)
     head = owned("apps/v1", "Deployment", name, deployment, owner, role, revision)
     pods = selector(deployment, role, revision.template)
@@ -72,8 +72,8 @@ def workers_of(
 def flexible_workers_of(
     deployment: LLMDeployment, revision: Revision, pod: Manifest, roles: Mapping[Role, int], owner: Owner
 ) -> Manifest:
-    """The flexible workers of one template, so many of each role. What a Pod serves as is in no selector of its
-    Deployment, so that it can change."""
+    """The flexible workers of one template, with the number for each role. The role is not in the Deployment's
+    selector, so that a Pod's role can change."""
     name = flexible_name(deployment.metadata.name, revision.template)
     head = owned("apps/v1", "Deployment", name, deployment, owner, None, revision)
     pods = selector(deployment, None, revision.template)
@@ -94,14 +94,15 @@ def _workers(pods: Mapping[str, str], pod: Manifest, replicas: int, strategy: Ma
 
 
 def _strategy(replicas: int) -> Manifest:
-    """Baton never edits a template, but people restart Deployments, and edit them, which Baton takes back. Of several
-    workers one is missing meanwhile; of a single one none, so that it needs room for its successor."""
+    """The update strategy for restarts by `kubectl`, and for edits by others, which Baton reverts; Baton itself never
+    edits a template. Of several workers one is missing meanwhile. A single worker gets its successor first, which needs
+    room for both."""
     surge, missing = (1, 0) if replicas <= 1 else (0, 1)
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": missing}}
 
 
 def pool_facade(deployment: LLMDeployment, role: Role, owner: Owner, replicas: int | None = None) -> Manifest:
-    """The pool's `/scale` facade. `replicas` is left out where another than the operator writes it."""
+    """The pool's `/scale` facade, without `replicas` where a writer other than the operator sets them."""
     name = deployment.metadata.name
     spec: Manifest = {"deployment": name, "role": role.value}
     if replicas is not None:
@@ -122,7 +123,8 @@ def _account(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
 
 
 def _budget(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
-    """One voluntary disruption at a time over all revisions; Pods that serve nothing never hold up a drain."""
+    """The budget of a role: one voluntary disruption at a time over all revisions. Pods that are not ready never block
+    a drain."""
     spec: Manifest = {
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -133,7 +135,7 @@ def _budget(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
 
 
 def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner) -> Manifest:
-    """Without replicas where an autoscaler writes them (`passes/gateway_size.py`)."""
+    """The gateway's Deployment, without replicas where an autoscaler writes them (`passes/shared_objects.py`)."""
     given = deployment.spec.gateway
     spec: Manifest = {
         **({"replicas": given.replicas} if given.autoscaling is None else {}),

@@ -1,7 +1,7 @@
-"""Models that are fetched: a volume for them, and a Job that alone has the credentials and the way out.
+"""The objects that fetch a model: a volume, and a Job that alone has the credentials and the way to the internet.
 
-The Job runs `baton_model_fetch`; its name follows from its template, so that it is never edited and an upgrade
-of the operator starts none. Workers mount the volume read-only.
+The Job runs `baton_model_fetch`. Its name is the hash of its template, so that a Job is never edited and an upgrade of
+the operator starts none. Workers mount the volume read-only.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from baton_operator.objects.pod_additions import build_resources, nodes, with_an
 USER = 10_001
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
 REFUSED = 3
-"""Exit status of the program when another try would not help."""
+"""Exit status of the program when a retry would not help."""
 TRIES = 12
-"""Pods of one Job; each goes on where the one before stopped. Kubernetes waits longer between them, up to 6 minutes."""
+"""Retries of one Job; each Pod continues where the one before stopped. Kubernetes waits longer each time, up to 6
+min."""
 _PUBLIC: tuple[Manifest, ...] = (
     {
         "ipBlock": {
@@ -41,24 +42,24 @@ _PUBLIC: tuple[Manifest, ...] = (
     },
     {"ipBlock": {"cidr": "::/0", "except": ["fc00::/7", "fe80::/10"]}},
 )
-"""The open internet. Clusters, machines and their metadata servers are in what is left out."""
+"""The public internet, without the networks of clusters, machines and their metadata servers."""
 _COMPONENT = {ROLE_LABEL: FETCH_ROLE, "app.kubernetes.io/component": FETCH_ROLE}
 
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """How far fetching is, as its Job tells."""
+    """The state of a fetch, by its Job."""
 
     is_done: bool
     failure: str = ""
-    """Why it was given up; empty: it goes on."""
+    """Why the fetch was given up; empty: it goes on."""
 
 
 def fetch_objects(
     deployment: LLMDeployment, platform: Platform, owner: Owner, tells_progress: bool = True
 ) -> tuple[Manifest, ...]:
-    """What a deployment needs whose model has to be fetched, in the order of creation; nothing for any other. Older
-    images do not tell progress."""
+    """The objects that fetch a deployment's model, in the order of creation; none if its model is not fetched.
+    `tells_progress`: the image reports progress, which older images do not."""
     source = model_source(deployment)
     if not source.is_remote:
         return ()
@@ -94,14 +95,14 @@ def fetch_job(deployment: LLMDeployment, platform: Platform, owner: Owner, tells
 
 
 def fetch_of(objects: Iterable[Manifest], live: Iterable[Manifest]) -> FetchState:
-    """How far the Job among the wanted objects is; done where nothing is to be fetched."""
+    """The state of the fetch Job among the wanted objects; done where no model is fetched."""
     names = [metadata_of(manifest).get("name") for manifest in objects if manifest["kind"] == "Job"]
     jobs = {metadata_of(job).get("name"): job for job in live}
     return fetch_state(jobs.get(names[0])) if names else FetchState(True)
 
 
 def fetch_state(job: Manifest | None) -> FetchState:
-    """What a live Job says; None: it is not there yet."""
+    """The state of a live Job; None: the Job does not exist yet."""
     conditions = mappings(mapping((job or {}).get("status")).get("conditions"))
     true = {str(condition.get("type")): condition for condition in conditions if condition.get("status") == "True"}
     if "Complete" in true:
@@ -113,7 +114,7 @@ def fetch_state(job: Manifest | None) -> FetchState:
 
 
 def find_former_jobs(objects: Iterable[Manifest], live: Iterable[Manifest]) -> tuple[Manifest, ...]:
-    """Live fetch Jobs that are not wanted: those of earlier sources or credentials."""
+    """The live fetch Jobs of earlier sources or credentials."""
     wanted = {metadata_of(manifest).get("name") for manifest in objects if manifest["kind"] == "Job"}
     return tuple(job for job in live if _is_fetch(job) and metadata_of(job).get("name") not in wanted)
 
@@ -129,8 +130,8 @@ def _owned(api_version: str, kind: str, name: str, deployment: LLMDeployment, ow
 
 
 def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source: ModelSource) -> Manifest:
-    """Out to the ports that sources listen on, at public addresses and those that the installation names; nobody comes
-    in. What private networks hold is no source's to choose."""
+    """The policy of fetch Pods: out to the ports of sources, at public addresses and in the networks that the
+    installation names, and nothing in. A source must not choose addresses in private networks."""
     ports = {*platform.fetch_ports}
     if source.scheme is Scheme.OCI:
         _, separator, port = str(source.place).partition("/")[0].partition(":")
@@ -215,6 +216,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
 
 
 def _probe(platform: Platform) -> Manifest:
-    """It fails with a sentence that says how far the fetch is; nobody asks whether the Pod is Ready."""
+    """The readiness probe of a fetch Pod, which always fails, with the progress as its message. Nothing depends on the
+    Pod being Ready."""
     command = [platform.python, "-m", "baton_model_fetch.progress", PROGRESS_FILE]
     return {"exec": {"command": command}, "periodSeconds": PROGRESS_S, "timeoutSeconds": 10, "failureThreshold": 1}

@@ -1,4 +1,4 @@
-"""How far a fetch is, from the Event that the kubelet makes of the readiness probe of its Pod. Pure.
+"""The progress of a fetch, from the Event that the kubelet makes of its Pod's readiness probe. Pure.
 
 The Job's Pod has no rights and no port, and the operator reads no logs.
 """
@@ -9,14 +9,14 @@ import re
 
 PROGRESS_FILE = "/tmp/progress"
 PROGRESS_S = 30
-"""The probe runs so often, and its Events are asked for as often."""
+"""Seconds between two probes, and between two reads of their Events."""
 _SAID = re.compile(r"\bfetched ([0-9]{1,18})(?: of ([0-9]{1,18}))? bytes\b")
 _WORDS = re.compile(r": (?:[0-9]+ %|under 1 %|[0-9.]+ [KMGT]?i?B so far)(?: \([^)]*\))?")
 
 
 def progress_words(message: str) -> str:
-    """`: 20 % (12.3 of 60.5 GiB)`, to stand behind what it is about; without a known total `: 12.3 GiB so far`. Empty
-    where the Event says nothing of it."""
+    """The progress as the end of a sentence: `: 20 % (12.3 of 60.5 GiB)`, or `: 12.3 GiB so far` without a known total.
+    Empty if the Event has no progress."""
     match = _SAID.search(message)
     if match is None:
         return ""
@@ -31,7 +31,7 @@ def progress_words(message: str) -> str:
 
 
 def without_progress(text: str) -> str:
-    """A message without the numbers that move while a model is fetched."""
+    """A message without the numbers that change while a model is fetched."""
     return _WORDS.sub("", text)
 
 

@@ -1,4 +1,4 @@
-"""The keys of internal links: derived from the operator's master keys, so that no Secret ever has to be read."""
+"""The keys of internal links, derived from the operator's master keys, so that no Secret ever has to be read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from baton_wire.keys import derived_key
 
 
 def key_marker(secret: Manifest, uid: str) -> Manifest:
-    """An object whose only owner is the stored key Secret, with that uid. Secrets are never read; this is. When the
-    Secret goes, the garbage collector takes it along, and that is seen."""
+    """The marker of a stored key Secret with that uid: an object that only the Secret owns. Secrets are never read, but
+    markers are. When the Secret is deleted, the garbage collector deletes the marker, and a watch reports that."""
     metadata = metadata_of(secret)
     reference = {"apiVersion": "v1", "kind": "Secret", "name": metadata["name"], "uid": uid}
     metadata_kept = {name: metadata[name] for name in ("name", "namespace", "labels")}
@@ -24,7 +24,7 @@ def key_marker(secret: Manifest, uid: str) -> Manifest:
 
 
 def is_key_marker(live: Manifest) -> bool:
-    """Whether a live object stands for a Secret that is there."""
+    """True if a live object is the marker of an existing Secret."""
     return any(reference.get("kind") == "Secret" for reference in mappings(metadata_of(live).get("ownerReferences")))
 
 

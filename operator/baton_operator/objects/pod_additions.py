@@ -1,6 +1,6 @@
-"""What a deployment adds to its workers' Pods: variables, volumes, shared memory and huge pages.
+"""Additions of a deployment to its workers' Pods: variables, volumes, shared memory and huge pages.
 
-Nothing here replaces what Baton sets: its variables win, its volumes have names and places of their own.
+They never replace what Baton sets: Baton's variables win, and its volumes have names and paths of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARED_MEMORY_PATH, HUGEPAGES_PATH = "/dev/shm", "/dev/hugepages"
 
 
 def environment(given: PoolSpec | None, own: Mapping[str, str]) -> list[Manifest]:
-    """Variables of a container; of a name that both give, Baton's."""
+    """The variables of a container. Where both set a name, Baton's value wins."""
     theirs = {} if given is None else {variable.name: variable.value.replace("$", "$$") for variable in given.env}
     return [{"name": name, "value": value} for name, value in ({**theirs, **own}).items()]
 
@@ -50,7 +50,7 @@ def mount(pod: Manifest, volume: Manifest, place: Manifest) -> None:
 
 
 def build_resources(given: ResourceSpec, cpu: str, memory: str, limit: str) -> Manifest:
-    """Resources of a Pod that has defaults: what is given is requested, and memory is the limit too."""
+    """The resources of a Pod: the given ones or the defaults as requests, and memory as a limit too."""
     return {
         "requests": {"cpu": given.cpu or cpu, "memory": given.memory or memory},
         "limits": {"memory": given.memory or limit},
@@ -58,7 +58,7 @@ def build_resources(given: ResourceSpec, cpu: str, memory: str, limit: str) -> M
 
 
 def nodes(placement: NodesSpec) -> Manifest:
-    """Where a Pod may go."""
+    """The fields of a Pod that choose its node."""
     tolerations = [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in placement.tolerations]
     given: Manifest = {
         "nodeSelector": dict(placement.node_selector),
@@ -90,7 +90,7 @@ def _expression(given: NodeExpressionSpec) -> Manifest:
 
 
 def _pod_affinity(terms: Iterable[PodTermSpec]) -> Manifest:
-    """Without namespaces, so that Pods of the same namespace alone are meant."""
+    """Affinity terms without namespaces, which select Pods of the same namespace only."""
     weighted = [
         (term.weight, {"labelSelector": {"matchLabels": dict(term.match_labels)}, "topologyKey": term.topology_key})
         for term in terms

@@ -1,9 +1,9 @@
-"""Services and NetworkPolicies: who is found, and who may talk to whom.
+"""Services and NetworkPolicies: how Pods are found, and which Pods may connect to which.
 
-Everything is denied; then these edges are allowed and no others: clients → gateway, gateway → prefill and decode,
-prefill ↔ decode, gateway → operator, monitoring → metrics, everybody → DNS. RDMA does not pass through any of this.
-Workers that flip dial each other whatever they serve as.
-Clients are all Pods of the namespace; they are anybody where the gateway asks for keys or is said to be open.
+Everything is denied except these edges: clients → gateway, gateway → prefill and decode, prefill ↔ decode,
+gateway → operator, monitoring → metrics, all Pods → DNS. RDMA does not pass through NetworkPolicies. Workers that flip
+connect to each other in any role. Clients are all Pods of the namespace, or anybody where the gateway asks for keys or
+is declared open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DNS_PORT = 53
 
 
 def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
-    """The headless Service that discovery resolves: it also lists workers that are still starting or draining."""
+    """The headless Service that discovery resolves; it also lists workers that are starting or draining."""
     name = pool_name(deployment.metadata.name, role)
     has_pairs = role is Role.DECODE or deployment.spec.autoscaling.flips
     ports = [("http", HTTP_PORT)] + ([("pair", PAIR_PORT)] if has_pairs else [])
@@ -50,7 +50,7 @@ def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
 
 
 def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
-    """Default deny for all Pods of the deployment, and what each role may nevertheless do."""
+    """The policies of a deployment: deny everything by default, then allow the edges of each role."""
     name = deployment.metadata.name
     denied: Manifest = {
         "podSelector": {"matchLabels": selector(deployment)},

@@ -60,7 +60,7 @@ def schema_of(annotation: object, metadata: Iterable[object] = ()) -> Schema:
 
 
 def default_of(field: FieldInfo) -> object:
-    """What the API server fills in for an absent field, as a manifest writes it; None for nothing."""
+    """The default that the API server fills in for an absent field, as a manifest writes it; None: there is none."""
     return _written(field.get_default(call_default_factory=False), field)
 
 
@@ -77,7 +77,7 @@ def _written(value: object, field: FieldInfo) -> object:
 
 
 def _whole(value: Model) -> Schema:
-    """A default value with all that is in it: the API server checks its rules before it fills in inner defaults."""
+    """A default value with all its inner defaults, because the API server checks rules before it fills those in."""
     fields: Schema = {}
     for key, field in type(value).model_fields.items():
         inner = _written(getattr(value, key), field)
@@ -101,8 +101,8 @@ def _object(model: type[Model]) -> Schema:
 
 
 def _explained(field: FieldInfo, default: object) -> str:
-    """What `kubectl explain` says: what the field means, how a quantity is written, and the default, which it does not
-    show by itself."""
+    """The description for `kubectl explain`: the meaning of the field, the form of a quantity, and the default, which
+    `kubectl explain` does not show by itself."""
     words = [words_of(field)]
     metadata = unwrapped(field.annotation, tuple(field.metadata))[1]
     if _first(metadata, Unit) is not None:
