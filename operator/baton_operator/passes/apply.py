@@ -1,8 +1,8 @@
-"""Makes live objects what is wanted, with as few requests as possible: none at all for one that already is.
+"""Makes live objects as wanted, with as few requests as possible: none for an object that already is.
 
-An object that is not in the cache is created: where somebody else has one of that name, the server refuses, and that
-one is neither adopted nor touched. One that is there is applied under the uid that is known, so that a successor of the
-same name is never meant. What a write brings back goes into the cache at once.
+An object that is not in the cache is created. If the name is taken by another owner, the server refuses, and the other
+object is neither adopted nor touched. An object in the cache is applied under its known uid, so that a successor of the
+same name is never changed. The answer to a write goes into the cache at once.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from baton_operator.passes.drift import APPLIED, has_drifted
 log = logging.getLogger(__name__)
 _PROBE = "baton-probe"
 MAX_OURS = 1 << 17
-_NOBODY = "no_body"
-"""A value that the label never has, as no name has an underscore: whoever owns the label conflicts with it."""
+_NO_NAME = "no_body"
+"""A value that the label never has, because no name has an underscore: any owner of the label conflicts with it."""
 
 
 class Applied(enum.StrEnum):
     UNCHANGED = "unchanged"
     WRITTEN = "written"
     LEAVING = "leaving"
-    """An older one of that name is still being deleted; to be tried again when it is gone."""
+    """An older object of that name is still being deleted; to be retried when it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredObject:
-    """An object as it is wanted, ready to be compared and applied."""
+    """A wanted object, ready to be compared and applied."""
 
     resource: Resource
     namespace: str
     name: str
     digest: str
-    """Hash of what is wanted."""
+    """Hash of the manifest."""
     body: Manifest
-    """With the hash in its annotations."""
+    """The manifest with its hash in the annotations."""
 
 
 def desired_object(manifest: Manifest) -> DesiredObject:
@@ -69,12 +69,12 @@ def desired_object(manifest: Manifest) -> DesiredObject:
 
 
 class NameTaken(OperatorError):
-    """An object of that name exists and belongs to somebody else."""
+    """An object of that name exists and has another owner."""
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(
             f"{kind} {name} exists and does not belong to this LLMDeployment: it is left alone; the annotation"
-            ' baton.dev/adopt: "true" takes over what nobody else controls'
+            ' baton.dev/adopt: "true" takes over objects without a controller'
         )
 
 
@@ -88,15 +88,15 @@ class Applier:
         self._restored: dict[str, list[str]] = {}
         """By owner's uid: what was put back since it was taken from here, as `Service chat-gateway`."""
         self._ours: dict[tuple[Resource, str, str], str] = {}
-        """Objects that were as wanted when last looked at, with their owner's uid."""
+        """Objects that were as wanted at the last look, with their owner's uid."""
         self._foreign: set[tuple[Resource, str, str]] = set()
-        """Where somebody else's object was. There it is looked first: a refused create may use up a quota."""
+        """Names that another owner had. They are read before a create, because a refused create may use up a quota."""
         self._settled: dict[tuple[Resource, str, str], tuple[str, str]] = {}
-        """What the server made of an applied object, where that is not what was asked for (a mutating webhook, a field
-        that it does not know): applying again would change nothing."""
+        """Objects that the server stores differently from what was applied (a mutating webhook, an unknown field), with
+        the hash of both: applying again would change nothing."""
 
     async def ensure(self, desired: DesiredObject, owner: Owner, *, at_version: bool = False) -> Applied:
-        """Make the live object say what is wanted. `at_version`: only if it is still as it was last heard of."""
+        """Make the live object as wanted. `at_version`: only if it has not changed since it was cached."""
         cache = self._caches[desired.resource]
         place = (desired.resource, desired.namespace, desired.name)
         if cache.mark_of(desired.namespace, desired.name) == desired.digest:
@@ -118,7 +118,7 @@ class Applier:
             return Applied.UNCHANGED
         is_foreign_edit = annotations_of(live).get(APPLIED) == desired.digest
         if CREATED in metadata_of(live) or is_created_by(live, FIELD_MANAGER):
-            live = await self._own(desired, live, at_version)
+            live = await self._own_fields(desired, live, at_version)
         conditions = {"uid": uid_of(live)}
         if at_version:
             conditions["resourceVersion"] = _version_of(live)
@@ -128,7 +128,7 @@ class Applier:
         return applied
 
     async def find(self, desired: DesiredObject, owner: Owner) -> Manifest | None:
-        """The live object of that name; None: there is none. Raises NameTaken for somebody else's."""
+        """The live object of that name; None: there is none. Raises NameTaken if it has another owner."""
         cache = self._caches[desired.resource]
         live = cache.get(desired.namespace, desired.name)
         if live is None:
@@ -148,7 +148,8 @@ class Applier:
         return live
 
     async def apply(self, wanted: Manifest, *, manager: str, force: bool, subresource: str | None = None) -> None:
-        """One server-side apply, the answer into the cache; a Conflict makes the cache look again first."""
+        """Apply a manifest and put the answer into the cache. After a Conflict the object is read into the cache
+        anew."""
         resource = resource_of(wanted)
         try:
             stored = await self._api.apply(resource, wanted, manager=manager, force=force, subresource=subresource)
@@ -158,36 +159,37 @@ class Applier:
         self._caches[resource].store(stored)
         self._count(wanted)
 
-    def wrote(self, owner: Owner) -> None:
-        """Something of the owner's was written that does not name it."""
+    def count_write(self, owner: Owner) -> None:
+        """Count a write to an object that has no reference to its owner."""
         self._writes[owner.uid] = self._writes.get(owner.uid, 0) + 1
 
     async def ensure_secret(self, wanted: Manifest, owner: Owner, is_known: bool) -> None:
-        """Apply a Secret, which the operator may not read, and its marker. `is_known`: it was applied before; otherwise
-        a dry run that could only conflict with Baton's own label tells whether one of that name is somebody else's."""
+        """Apply a Secret, which the operator may not read, and its marker. `is_known`: it was applied before. Otherwise
+        a dry run that could only conflict with Baton's own label shows whether a Secret of that name has another
+        owner."""
         resource = resource_of(wanted)
         if not is_known:
             try:
-                stored = await self._probe(wanted, _NOBODY)
+                stored = await self._probe(wanted, _NO_NAME)
                 if len(mapping(metadata_of(stored).get("labels"))) > 1 or mapping(stored.get("data")):
                     raise NameTaken(resource.kind, place_of(wanted)[1])
             except Conflict as error:
-                if FIELD_MANAGER not in error.managers and not (owner.adopts and await self._is_lost(wanted, owner)):
+                if FIELD_MANAGER not in error.managers and not (owner.adopts and await self._is_orphan(wanted, owner)):
                     raise NameTaken(resource.kind, place_of(wanted)[1]) from error
         stored = await self._api.apply(resource, wanted, manager=FIELD_MANAGER, force=True)
         await self.apply(key_marker(wanted, uid_of(stored)), manager=FIELD_MANAGER, force=True)
 
-    async def _is_lost(self, secret: Manifest, owner: Owner) -> bool:
-        """Whether the Secret of that name, on which somebody else set Baton's label (a backup that was restored), has
-        this deployment's label and no controller."""
+    async def _is_orphan(self, secret: Manifest, owner: Owner) -> bool:
+        """True if the Secret of that name has this deployment's label, set by another manager (a restored backup), and
+        no controller."""
         try:
             return belongs(await self._probe(secret, str(_labels_of(secret))), owner)
         except Conflict:
             return False
 
     async def _probe(self, secret: Manifest, label: str) -> Manifest:
-        """What the Secret of that name would be with that label; nothing is changed. Raises Conflict where somebody set
-        another."""
+        """The Secret of that name as it would be with that label; nothing is changed. Raises Conflict if another
+        manager set another label."""
         resource = resource_of(secret)
         namespace, name = place_of(secret)
         probe: Manifest = {
@@ -198,7 +200,7 @@ class Applier:
         return await self._api.apply(resource, probe, manager=_PROBE, force=False, dry_run=True)
 
     async def delete(self, resource: Resource, live: Manifest) -> None:
-        """Delete exactly this object in exactly this state. Raises Conflict if it is another by now."""
+        """Delete exactly this version of an object. Raises Conflict if it has changed since."""
         namespace, name = place_of(live)
         self._ours.pop((resource, namespace, name), None)
         try:
@@ -210,7 +212,7 @@ class Applier:
             raise
 
     async def refresh(self, resource: Resource, like: Manifest) -> None:
-        """Read an object anew into the cache: a watch may be late, or have lost an event."""
+        """Read an object anew into the cache, because a watch may be late or have lost an event."""
         namespace, name = place_of(like)
         try:
             self._caches[resource].store(await self._api.get(resource, namespace, name))
@@ -218,8 +220,9 @@ class Applier:
             self._caches[resource].remove(namespace, name)
 
     async def _create(self, desired: DesiredObject, owner: Owner) -> bool:
-        """Whether it was absent and is there now. Raises NameTaken where it was somebody else's before. A record is
-        applied: its data are never changed, and to a server those of a create and of an apply differ in order."""
+        """Create an object that is absent; returns whether it was absent. Raises NameTaken if another owner had the
+        name before. A record is applied instead: its data never change, and a server orders the data of a create and of
+        an apply differently."""
         place = (desired.resource, desired.namespace, desired.name)
         if self._caches[desired.resource].get(desired.namespace, desired.name) is not None:
             return False
@@ -234,12 +237,12 @@ class Applier:
             stored = await self._api.create(desired.resource, desired.body, manager=FIELD_MANAGER)
         except AlreadyExists:
             return False
-        self._stored(desired, stored)
+        self._take_answer(desired, stored)
         return True
 
-    async def _own(self, desired: DesiredObject, seen: Manifest, at_version: bool) -> Manifest:
-        """The object, after what it was created with has become what was applied to it. Raises Conflict for a successor
-        of what was last heard of; `at_version`: for a later version too."""
+    async def _own_fields(self, desired: DesiredObject, seen: Manifest, at_version: bool) -> Manifest:
+        """Turn the fields of an object's create into fields of an apply; returns the object. Raises Conflict for a
+        successor of the cached object, and with `at_version` for a later version too."""
         try:
             live = await self._api.get(desired.resource, desired.namespace, desired.name)
             if uid_of(live) != uid_of(seen) or (at_version and _version_of(live) != _version_of(seen)):
@@ -262,7 +265,7 @@ class Applier:
         except Conflict:
             await self.refresh(desired.resource, desired.body)
             raise
-        self._stored(desired, stored)
+        self._take_answer(desired, stored)
         return Applied.WRITTEN
 
     async def replace(self, live: Manifest, desired: DesiredObject, owner: Owner) -> Applied:
@@ -284,8 +287,8 @@ class Applier:
         self._writes.pop(uid, None)
         self._restored.pop(uid, None)
 
-    def _stored(self, desired: DesiredObject, stored: Manifest) -> None:
-        """What a write brought back."""
+    def _take_answer(self, desired: DesiredObject, stored: Manifest) -> None:
+        """Take over the answer to a write."""
         self._caches[desired.resource].store(stored)
         self._count(desired.body)
         place = (desired.resource, desired.namespace, desired.name)
@@ -321,7 +324,7 @@ def _labels_of(manifest: Manifest) -> object:
 
 
 def _essence(live: Manifest) -> str:
-    """Hash of what others could have changed in an object: all but its status and bookkeeping."""
+    """Hash of everything in an object that others could change: all but its status and bookkeeping."""
     metadata = metadata_of(live)
     fields = {name: metadata.get(name) for name in ("uid", "labels", "annotations", "ownerReferences")}
     annotations = {

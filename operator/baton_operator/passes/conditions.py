@@ -1,7 +1,7 @@
-"""Conditions: how one is set so that its transition time is stable, and how their list is kept in a fixed order.
+"""Conditions: setting one with a stable transition time, and keeping their list in a fixed order.
 
-A condition's `lastTransitionTime` moves only when its status does: otherwise every pass would write a new status. What
-the conditions of a deployment are is decided elsewhere.
+A condition's `lastTransitionTime` changes only with its status; otherwise every pass would write a new status.
+`deployment_status` decides which conditions a deployment has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one pass says about one condition."""
+    """The state of one condition by one pass."""
 
     type: enum.StrEnum
     truth: Truth
@@ -31,9 +31,8 @@ def merge_conditions(
 ) -> tuple[Condition, ...]:
     """The conditions after a pass, in the order of ConditionType.
 
-    Those that the pass says nothing about stay as they are, with the generation that they were observed at; types that
-    this version does not know are kept at the end. `now` is aware. Raises ValidationError for a reason that is no
-    CamelCase word.
+    Conditions without a finding stay unchanged, with their observed generation; types that this version does not know
+    are kept at the end. `now` is aware. Raises ValidationError for a reason that is no CamelCase word.
     """
     old = {condition.type: condition for condition in before}
     new: dict[str, Condition] = {
@@ -45,7 +44,7 @@ def merge_conditions(
 
 
 def message_of(finding: Finding) -> str:
-    """Its message within bounds; never empty, as API servers such as 1.20 turn an applied "" into null."""
+    """The message of a finding within bounds; never empty, because API servers such as 1.20 turn "" into null."""
     message = finding.message or finding.reason
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
 

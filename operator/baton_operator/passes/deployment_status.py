@@ -1,7 +1,7 @@
-"""What a pass says about a deployment: conditions and counts from what it saw and did. Pure; the same result, the same
-status, but for the times at which conditions turned.
+"""The status of a deployment: conditions and counts from the result of a pass. Pure: equal results give equal statuses,
+except for the times at which conditions changed.
 
-Reasons are a closed set and stable: alerts may be written on them. A count that is not known is left out.
+Reasons are a closed, stable set, so that alerts can use them. An unknown count is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STUCK = (RolloutPhase.UNSCHEDULABLE, RolloutPhase.FAILING)
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Everything that the status is computed from."""
+    """The result of a pass: everything that the status is computed from."""
 
     deployment: LLMDeployment
     generation: int
@@ -56,17 +56,17 @@ class PassResult:
     report: GatewayReport | None
     problems: tuple[PassProblem, ...]
     notes: tuple[str, ...] = ()
-    """What is left out and harmless: optional APIs that are not served, fields that are not known."""
+    """Harmless omissions: optional APIs that are not served, unknown fields."""
     leaving_gateways: frozenset[str] = frozenset()
-    """Names of gateway Pods that were told to stop."""
+    """Names of gateway Pods that are stopping."""
     is_reachable: bool | None = True
-    """Whether the Service that clients ask is there and leads to the gateways; None: a NetworkPolicy that lets requests
-    through is not there, and nobody knows whether the cluster enforces policies."""
+    """True if the clients' Service exists and selects the gateways; None: a NetworkPolicy that lets requests through is
+    missing, and it is unknown whether the cluster enforces policies."""
     wakes: bool | None = True
-    """Whether a request can wake pools that sleep in mode SLO: gateways tell the operator that one waits. None: no
-    gateway has told anything lately."""
+    """True if a request can wake pools that sleep in mode SLO, because gateways report to the operator that it waits.
+    None: no gateway has reported lately."""
     refused_env: tuple[str, ...] = ()
-    """Variables that are refused by now and stand in templates in use, with their fields."""
+    """Variables in used templates that the installation refuses by now, with their fields."""
 
 
 def status_of(result: PassResult, before: DeploymentStatus, now: datetime.datetime) -> DeploymentStatus:
@@ -111,7 +111,7 @@ def _pool(result: PassResult, role: Role, before: PoolStatus | None) -> PoolStat
 
 
 def _accelerator(result: PassResult, role: Role, before: PoolStatus | None) -> tuple[str | None, str | None]:
-    """The type to have and why: as sizing chose, else the one in force."""
+    """The type that a pool should have and why: sizing's choice, else the type in force."""
     types = types_of(pool_spec(result.deployment, role))
     if not types:
         return None, None
@@ -133,7 +133,7 @@ def _revision(result: PassResult, worker_set: WorkerSet) -> RevisionStatus:
 
 
 def _decisions(result: PassResult, before: DeploymentStatus, now: datetime.datetime) -> list[ScalingDecision]:
-    """The sizes of pools that changed, each with its reason."""
+    """The changes of pools' sizes, each with its reason."""
     published = {Role.PREFILL: before.prefill, Role.DECODE: before.decode}
     changes = []
     for role in POOL_ROLES:
@@ -150,7 +150,7 @@ def _decisions(result: PassResult, before: DeploymentStatus, now: datetime.datet
 
 
 def _last(result: PassResult, decisions: list[ScalingDecision]) -> ScalingDecision | None:
-    """The last decision with what was weighed; where both pools changed, prefill's, with both reasons."""
+    """The last decision with its inputs; where both pools changed, prefill's decision with both reasons."""
     if not decisions:
         return None
     reason = "; ".join(decision.reason for decision in decisions)[:256]
@@ -159,8 +159,8 @@ def _last(result: PassResult, decisions: list[ScalingDecision]) -> ScalingDecisi
 
 
 def _findings(result: PassResult) -> tuple[Finding, ...]:
-    """Every condition but those of readers such as kstatus, and then these, which follow from them."""
-    problems = _told(result)
+    """The findings of all conditions. Those for readers such as kstatus follow from the others."""
+    problems = _ranked_problems(result)
     available, progressing = _available(result, problems), _progressing(result, problems)
     stalled = _stalled(problems)
     return (
@@ -176,9 +176,9 @@ def _findings(result: PassResult) -> tuple[Finding, ...]:
     )
 
 
-def _told(result: PassResult) -> tuple[PassProblem, ...]:
-    """The problems, the worst first: of those that last, what keeps requests back before what does not."""
-    problems = [_named(result, problem) for problem in result.problems]
+def _ranked_problems(result: PassResult) -> tuple[PassProblem, ...]:
+    """The problems, the worst first: lasting problems before others, and problems that block requests before others."""
+    problems = [_blame_template(result, problem) for problem in result.problems]
     if not any(problem.lasts for problem in problems) and result.step.phase in _STUCK:
         problems.append(PassProblem(result.step.phase.value, result.step.reason))
     missing = {role.value for role in _missing(result)} | {"", FETCH_ROLE}
@@ -187,16 +187,16 @@ def _told(result: PassResult) -> tuple[PassProblem, ...]:
     return tuple(sorted(ranked, key=lambda problem: (not problem.lasts, problem.of not in missing)))
 
 
-def _named(result: PassResult, problem: PassProblem) -> PassProblem:
-    """Workers that crash in a rollout are its new template's fault."""
+def _blame_template(result: PassResult, problem: PassProblem) -> PassProblem:
+    """The problem, blamed on the new template where workers crash in a rollout."""
     is_new = result.step.phase is RolloutPhase.FAILING and problem.reason == "WorkersFail"
     return replace(problem, reason=RolloutPhase.FAILING.value) if is_new else problem
 
 
 def _missing(result: PassResult) -> tuple[Role, ...]:
-    """Pools without a worker that fits a partner, where a request would not be answered; none while it is not known.
-    Where gateways tell which of them have a pair, that alone says whether one would be: in a drain no worker may be
-    routable everywhere while each gateway has a pair of its own."""
+    """Pools without a worker that fits a partner, if requests would not be answered; none while that is unknown. If
+    gateways report their pairs of workers, the pairs alone decide: in a drain no worker may be routable for every
+    gateway while each gateway has a pair of its own."""
     pairs = _pairs(result)
     if pairs is not None and not pairs.lacking:
         return ()
@@ -208,7 +208,7 @@ def _missing(result: PassResult) -> tuple[Role, ...]:
 
 
 def _pairs(result: PassResult) -> Pairs | None:
-    """Without the gateways that are leaving: requests come to them no more."""
+    """The reported pairs without the gateways that are stopping, which get no new requests."""
     pairs = None if result.report is None else result.report.pairs
     if pairs is None or len(pairs.lacking) == pairs.gateways:
         return pairs
@@ -216,8 +216,8 @@ def _pairs(result: PassResult) -> Pairs | None:
 
 
 def _available(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding:
-    """Whether a request would be answered: a gateway is ready, and each one has a pair of workers that fit each other,
-    or had one a moment ago. Pools that sleep count where Baton wakes them, in mode SLO."""
+    """The condition that a request would be answered: a gateway is ready, and each one has a pair of workers that fit
+    each other, or had one a moment ago. Pools that sleep count as available in mode SLO, where Baton wakes them."""
     kind = ConditionType.AVAILABLE
     if result.gateways_ready == 0:
         cause = next((problem for problem in problems if problem.of in (Role.GATEWAY, "")), None)
@@ -230,7 +230,7 @@ def _available(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding
     if all(result.plans[role].workers == 0 for role in POOL_ROLES):
         return _asleep(result)
     if _pairs(result) is None and any(group.routable is None for group in result.groups):
-        return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", "no gateway has told which workers it can use")
+        return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", "no gateway has reported which workers it can use")
     missing = _missing(result)
     if missing:
         cause = next(
@@ -248,20 +248,20 @@ def _available(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding
 def _asleep(result: PassResult) -> Finding:
     kind, mode = ConditionType.AVAILABLE, result.deployment.spec.autoscaling.mode
     if mode is not ScalingMode.SLO:
-        message = f"both pools are at zero, and in mode {mode} a request wakes nobody"
+        message = f"both pools are at zero, and in mode {mode} a request wakes no worker"
         return Finding(kind, Truth.FALSE, "ScaledToZero", message)
     if result.wakes is None:
-        message = "both pools sleep, and no gateway has told lately that it could wake them"
+        message = "both pools sleep, and no gateway has reported lately that it could wake them"
         return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", message)
     if not result.wakes:
-        message = "both pools are at zero, and without links to gateways a request wakes nobody"
+        message = "both pools are at zero, and without links to gateways a request wakes no worker"
         return Finding(kind, Truth.FALSE, "ScaledToZero", message)
     return Finding(kind, Truth.TRUE, "ScaledToZero", "both pools sleep until a request comes")
 
 
 def _no_workers(result: PassResult, missing: tuple[Role, ...]) -> str:
-    """Which pool has nobody; where both have somebody, these do not fit each other. Some of several gateways may be cut
-    off from workers that others have."""
+    """The pools without a routable worker, in words; where both have one, they do not fit each other. Some gateways may
+    be cut off from workers that others can use."""
     pairs = _pairs(result)
     if pairs is not None and 0 < len(pairs.lacking) < pairs.gateways:
         return f"gateways that have no pair of workers, of {pairs.gateways}: {join_names(pairs.lacking)}"
@@ -272,14 +272,14 @@ def _no_workers(result: PassResult, missing: tuple[Role, ...]) -> str:
 
 
 def _ready(available: Finding, problems: tuple[PassProblem, ...]) -> Finding:
-    """As Available, and where that is False its reason is the cause."""
+    """The condition Ready: as Available, but where that is False, with the cause as its reason."""
     if available.truth is Truth.FALSE and problems:
         return Finding(ConditionType.READY, Truth.FALSE, problems[0].reason, problems[0].message)
     return replace(available, type=ConditionType.READY)
 
 
 def _stalled(problems: tuple[PassProblem, ...]) -> Finding:
-    """What is wanted will not be reached until somebody does something."""
+    """The condition Stalled: the wanted state is not reached until somebody acts."""
     lasting = [problem for problem in problems if problem.lasts]
     if not lasting:
         return Finding(ConditionType.STALLED, Truth.FALSE, "AsExpected", "")
@@ -289,10 +289,11 @@ def _stalled(problems: tuple[PassProblem, ...]) -> Finding:
 def _reconciling(
     result: PassResult, available: Finding, progressing: Finding, stalled: Finding, problems: tuple[PassProblem, ...]
 ) -> Finding:
-    """What is wanted is not reached, and waiting is enough. Never together with Stalled."""
+    """The condition Reconciling: the wanted state is not reached, and waiting is enough. Never together with
+    Stalled."""
     kind = ConditionType.RECONCILING
     if stalled.truth is Truth.TRUE:
-        return Finding(kind, Truth.FALSE, "Stalled", "somebody has to do something first")
+        return Finding(kind, Truth.FALSE, "Stalled", "somebody has to act first")
     if problems:
         return Finding(kind, Truth.TRUE, problems[0].reason, problems[0].message)
     if progressing.truth is Truth.TRUE:
@@ -337,10 +338,11 @@ def _degraded(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding:
 
 
 def _refused_env(result: PassResult) -> str:
-    """What runs keeps its template, so that this alone keeps nothing back: no problem, and nothing stalls."""
+    """The refused variables of running workers, in words. The workers keep their templates, so that this blocks
+    nothing."""
     if not result.refused_env:
         return ""
-    names = f"workers that run have variables that are refused by now: {join_names(result.refused_env)}"
+    names = f"running workers have variables that the installation refuses by now: {join_names(result.refused_env)}"
     return f"{names}; take them out of the spec, or restart the workers with the annotation {RESTART_ANNOTATION}"
 
 
@@ -349,7 +351,7 @@ def _messages(problems: Iterable[PassProblem]) -> str:
 
 
 def _worst(findings: Iterable[Finding]) -> Finding:
-    """The worst that is true, for the columns."""
+    """The worst finding, for the columns."""
     by_type = {finding.type: finding for finding in findings}
     ready, reconciling = by_type[ConditionType.READY], by_type[ConditionType.RECONCILING]
     if by_type[ConditionType.STALLED].truth is Truth.TRUE:
@@ -360,7 +362,7 @@ def _worst(findings: Iterable[Finding]) -> Finding:
 
 
 def _slo(result: PassResult) -> Finding:
-    """With the numbers; where a target is missed, also what sizing makes of it."""
+    """The condition SLOMet with the measured latencies; if a target is missed, also with sizing's reasons."""
     report = result.report
     met = None if report is None else report.slo_met
     if report is None or met is None:

@@ -1,4 +1,4 @@
-"""Everything that keeps a deployment back, from what is seen of its objects: one list, each cause named once. Pure."""
+"""The problems of a deployment, from the state of its objects: one list, each cause once. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from baton_operator.passes.snapshot import Snapshot
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MEASURED_WITHIN_S = 120.0
-"""An autoscaler that has not measured for so long is told of."""
+"""Seconds without a measurement after which an autoscaler is a problem."""
 
 
 def diagnose(
@@ -33,7 +33,8 @@ def diagnose(
     events: Mapping[str, ObjectEvent],
     now: datetime.datetime,
 ) -> tuple[PassProblem, ...]:
-    """`said`: the newest Events about Pods and Jobs that are stuck, by uid."""
+    """The problems of a deployment. `sets`: its worker sets with the sizes of this pass. `events`: the newest Events
+    about stuck Pods and Jobs, by uid."""
     needs = _needs(deployment)
     found_problems = [
         find_pod_problem(pod, needs, events.get(uid_of(pod)), age_s(pod, now)) for pod in _current(seen.live_pods)
@@ -42,7 +43,7 @@ def diagnose(
     problems += _refused_pods(seen)
     if fetch.failure:
         problems = [problem for problem in problems if problem.of != FETCH_ROLE]
-        message = f"{fetch.failure}; delete the Job to have it tried again"
+        message = f"{fetch.failure}; delete the Job to retry"
         problems.append(PassProblem("ModelFetchFailed", message, of=FETCH_ROLE))
     elif not fetch.is_done:
         problems += _fetching(seen, events)
@@ -61,7 +62,7 @@ def diagnose(
 
 
 def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
-    """The fetch Job that has no Pod although it should; only its Events say why. None: there is none."""
+    """The fetch Job that has no Pod although it should; only its Events give the reason. None: there is no such Job."""
     has_pod = any(mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == FETCH_ROLE for pod in seen.live_pods)
     if fetch.is_done or fetch.failure or has_pod:
         return None
@@ -81,7 +82,8 @@ def fetching_pods(seen: Snapshot) -> tuple[Manifest, ...]:
 
 
 def _current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
-    """Pods that count: of those that ended, the newest of a role, and only while none of that role is ready."""
+    """The Pods that count. Of a role's failed Pods only the newest counts, and only while no Pod of the role is
+    ready."""
     ended: dict[str, Manifest] = {}
     ready: set[str] = set()
     for pod in sorted(pods, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))):
@@ -107,8 +109,8 @@ def _needs(deployment: LLMDeployment) -> PodNeeds:
 
 
 def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[PassProblem, float] | None:
-    """An autoscaler that cannot measure, which leaves the gateways as many as they are, and in how many seconds that is
-    a problem: a new one needs a moment. None: it can, or there is none."""
+    """The problem of an autoscaler that cannot measure, and so keeps the number of gateways, with the seconds until it
+    counts: a new autoscaler needs a moment. None: it measures, or there is no autoscaler."""
     for resource, scaler in seen.withdrawable:
         active = condition(scaler, "ScalingActive") if resource == AUTOSCALERS else {}
         since_s = seconds_since(active.get("lastTransitionTime"), now)
@@ -119,7 +121,7 @@ def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[PassProblem, fl
 
 
 def _refused_pods(seen: Snapshot) -> list[PassProblem]:
-    """Pods that cannot be made, as the Deployments tell."""
+    """The problems of Pods that cannot be made, by the conditions of their Deployments."""
     refusals = [
         (worker_set.role.value, worker_set.refusal)
         for worker_set in seen.sets

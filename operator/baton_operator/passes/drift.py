@@ -1,6 +1,6 @@
-"""Whether a live object still says what was applied. Pure; quicker than to ask the server by applying again.
+"""The comparison of a live object with what was applied. Pure, and quicker than applying again.
 
-Compared is what Baton sets and nothing else: defaults that the server fills in, and what others add, are theirs.
+Only fields that Baton sets are compared. Defaults of the server and additions by others do not count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from decimal import Decimal
 from baton_operator.kube.object_fields import Manifest, mapping
 
 APPLIED = "baton.dev/applied"
-"""Annotation with the hash of what was applied: tells a change of what is wanted, the removal of a field included."""
+"""Annotation with the hash of what was applied. It shows every change of what is wanted, also a removed field."""
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?")
 _POWERS = {"m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12)}
 _POWERS |= {"P": Decimal(10**15), "": Decimal(1)}
@@ -19,7 +19,7 @@ _POWERS |= {f"{letter}i": Decimal(1 << (10 * place)) for place, letter in enumer
 
 
 def has_drifted(wanted: Manifest, live: Manifest) -> bool:
-    """Whether any field of `wanted`, status and preconditions apart, is absent or different in `live`."""
+    """True if any field of `wanted`, except for status and preconditions, is absent or different in `live`."""
     for name, value in wanted.items():
         if name == "metadata":
             ours, theirs = mapping(value), mapping(live.get("metadata"))

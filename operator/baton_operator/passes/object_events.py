@@ -1,6 +1,6 @@
-"""What Events say about objects that are stuck, asked for only while they are: in quiet times no request is made.
+"""Reads Events about stuck objects. It makes requests only while objects are stuck.
 
-Rights may be those of an older chart: without them nothing is known, and the deployment's status says less.
+An older chart may lack the rights. Then nothing is known from Events, and the deployment's status says less.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from baton_operator.passes.pod_problems import CREATING_S, ObjectEvent, waiting_
 
 log = logging.getLogger(__name__)
 AGAIN_S = 10.0
-"""An object's Events are read so often at most."""
+"""Least time between two reads of an object's Events."""
 MOST = 2
-"""Objects that one pass asks about: the Pods of a template are stuck for the same reason."""
+"""Most objects that one pass asks about: the Pods of a template are stuck for the same reason."""
 MAX_KNOWN = 4096
 
 
 class EventReader:
-    """For all deployments. `clock` is monotonic."""
+    """Reads Events for all deployments. `clock` is monotonic."""
 
     def __init__(self, api: KubeApi, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
@@ -32,8 +32,8 @@ class EventReader:
     async def about_pods(
         self, pods: Iterable[Manifest], now: datetime.datetime
     ) -> tuple[Mapping[str, ObjectEvent], float | None]:
-        """What is said about Pods whose containers are not made yet, by uid, and when to come again in seconds. What
-        is said about one is taken to hold for its siblings with the same labels."""
+        """The newest Events about Pods whose containers are not created yet, by uid, and the seconds until the next
+        read. An Event about one Pod counts for all Pods with the same labels."""
         waiting = waiting_pods(pods, now)
         groups: dict[str, list[Manifest]] = {}
         for pod, age in waiting:
@@ -49,7 +49,7 @@ class EventReader:
         return events, AGAIN_S if groups else max(CREATING_S - youngest, 0.5)
 
     async def about(self, manifest: Manifest) -> ObjectEvent | None:
-        """The newest Event about an object; None: there is none, or it cannot be known."""
+        """The newest Event about an object; None: there is none, or Events cannot be read."""
         uid, now = uid_of(manifest), self._clock()
         at, event = self._known.get(uid, (now - AGAIN_S, None))
         if now - at < AGAIN_S:
@@ -60,7 +60,7 @@ class EventReader:
                 EVENTS, str(metadata.get("namespace")), fields=f"involvedObject.uid={uid}"
             )  # fmt: skip
         except KubeError as error:
-            log.info("the Events of %s are not known: %s", metadata.get("name"), error)
+            log.info("the Events of %s cannot be read: %s", metadata.get("name"), error)
         else:
             event = newest_event(listing.items)
         self._known.pop(uid, None)
@@ -71,8 +71,8 @@ class EventReader:
 
 
 def newest_event(events: Iterable[Manifest]) -> ObjectEvent | None:
-    """The newest Event but those of the scheduler, whose say is over when a Pod has a node; of two at the same second
-    the Warning."""
+    """The newest Event without those of the scheduler, which are outdated once a Pod has a node. Of two Events in the
+    same second, the Warning is newer."""
     others = (event for event in events if event.get("reason") != "FailedScheduling")
     ordered = sorted(others, key=lambda event: (_time(event), event.get("type") == "Warning"))
     if not ordered:
@@ -82,5 +82,5 @@ def newest_event(events: Iterable[Manifest]) -> ObjectEvent | None:
 
 
 def _time(event: Manifest) -> str:
-    """As text in the order of time; Events of the new API have no lastTimestamp."""
+    """The time of an Event, as text in the order of time; Events of the new API have no lastTimestamp."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")

@@ -1,7 +1,7 @@
-"""From live objects to what the rollout planner sees, and from its step back to numbers of replicas. Pure.
+"""Worker Deployments as the rollout planner sees them, and its steps as numbers of replicas. Pure.
 
 The state of a rollout is in the worker Deployments alone: their labels name role and revision. Only Deployments that
-the LLMDeployment controls count: one of the same name and labels with another owner is somebody else's.
+the LLMDeployment controls count, whatever the names and labels of others.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ NO_PODS: Mapping[TemplateKey, PodCounts] = {}
 
 @dataclass(frozen=True, slots=True)
 class WorkerSet:
-    """One live worker Deployment; of flexible workers that part which serves in one pool."""
+    """One live worker Deployment, or the part of a flexible one that serves in one pool."""
 
     name: str
     role: Role
     revision: Revision
     wanted: int
-    """`spec.replicas`: started and not told to stop."""
+    """`spec.replicas`: started and not stopping."""
     existing: int
-    """Pods that exist, also those that are still being drained."""
+    """Pods that exist, including draining ones."""
     ready: int
     is_leaving: bool
-    """Deleted, and waiting for its Pods."""
+    """True: it is deleted and waits for its Pods."""
     since: str = ""
-    """When it was made, as RFC 3339."""
+    """Its creation time, as RFC 3339."""
     is_observed: bool = True
-    """Whether the counts are those of its present spec."""
+    """True: the counts are those of its present spec."""
     refusal: str = ""
-    """Why Pods of it cannot be made, such as a quota; empty: they can."""
+    """Why its Pods cannot be made, such as a quota; empty: they can."""
     is_late: bool = False
-    """Its Pods did not become ready in time."""
+    """True: its Pods did not become ready in time."""
     is_flexible: bool = False
-    """Its Pods may serve in either pool: another set of the same name has the rest of them."""
+    """True: its Pods may serve in either pool, and another set of the same name has the other pool's."""
 
     @property
     def key(self) -> TemplateKey:
@@ -82,7 +82,8 @@ def rollout_groups(
 
 
 def replicas_after(sets: Iterable[WorkerSet], step: Step) -> dict[tuple[Role, Revision], int]:
-    """How many a step asks for, by role and template, of those alone that it changes. Raises ValueError below zero."""
+    """The numbers of replicas after a step, by role and template, of the sets that it changes. Raises ValueError below
+    zero."""
     now = {
         (worker_set.role, worker_set.revision): worker_set.wanted for worker_set in sets if not worker_set.is_leaving
     }
@@ -96,8 +97,8 @@ def replicas_after(sets: Iterable[WorkerSet], step: Step) -> dict[tuple[Role, Re
 
 
 def find_finished(sets: Iterable[WorkerSet], wanted: Mapping[Role, Revision]) -> tuple[WorkerSet, ...]:
-    """Worker Deployments of other revisions without any worker left: they may be deleted. Of a Deployment with two
-    parts that has to be true of both, and one of them stands for it."""
+    """Worker Deployments of other revisions without workers, which may be deleted. Both parts of a flexible Deployment
+    have to be empty; one part represents it."""
     parts = tuple(sets)
     done = [part for part in parts if _is_finished(part, wanted)]
     by_name = {part.name: part for part in done}
@@ -143,22 +144,22 @@ def _worker_sets(
         return
     pools = {role: pod_counts.get((role, template), PodCounts()) for role in POOL_ROLES}
     roles = roles_of(_mapping(metadata.get("annotations")).get(ROLES_ANNOTATION))
-    if roles is None:  # somebody took it away: what runs stays, and whoever comes begins as its template says
+    if roles is None:  # somebody removed it: running Pods keep their roles, and new ones start as their template says
         decode = min(pools[Role.DECODE].existing - pools[Role.DECODE].leaving, whole.wanted)
         roles = {Role.PREFILL: whole.wanted - decode, Role.DECODE: decode}
-    for role, crew in pools.items():
+    for role, counts in pools.items():
         yield replace(
             whole,
             role=role,
             wanted=roles[role],
-            existing=crew.existing - crew.leaving,
-            ready=crew.ready,
+            existing=counts.existing - counts.leaving,
+            ready=counts.ready,
             is_flexible=True,
         )
 
 
 def condition(manifest: Manifest, kind: str) -> Manifest:
-    """A condition of a live object; empty when it is not set."""
+    """A condition of a live object; empty: it is not set."""
     conditions = _mapping(manifest.get("status")).get("conditions")
     entries = conditions if isinstance(conditions, list) else []
     return next((entry for entry in map(_mapping, entries) if entry.get("type") == kind), {})

@@ -24,7 +24,7 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """What one pass does to a deployment, decided before anything is written."""
+    """The decisions of one pass, made before anything is written."""
 
     pools: Mapping[Role, PoolPlan]
     sized: Sized | None
@@ -82,7 +82,7 @@ def _replacement(
     emptying: frozenset[str] | None,
     now: datetime,
 ) -> DrainReplacement:
-    """What is done for pools and gateways of one; gateways under an autoscaler are left to it."""
+    """The replacements for pools and gateways of one; gateways under an autoscaler are left to it."""
     gateway = deployment.spec.gateway
     counts = {role: plans[role].workers for role in POOL_ROLES}
     counts |= {Role.GATEWAY: gateway.replicas_at(0)} if gateway.autoscaling is None else {}

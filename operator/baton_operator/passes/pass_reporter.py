@@ -45,12 +45,12 @@ class SpecInForce:
 
 @dataclass(frozen=True, slots=True)
 class ReportMemory:
-    """What the reporter remembers of a deployment until its next pass."""
+    """The memory of the reporter about a deployment, until its next pass."""
 
     writes: int = 0
     """Writes to its objects when a pass last came to its status."""
     was_postponed: bool = False
-    """Whether that status was left to the next pass, which sees what came of the writes."""
+    """True: that status was left to the next pass, which sees the outcome of the writes."""
     replaced: frozenset[Role] = frozenset()
     """Roles whose only Pod got a successor, as an Event says already."""
 
@@ -136,8 +136,8 @@ class PassReporter:
     async def _diagnose(
         self, snapshot: Snapshot, rendering: Rendering, plan: PassPlan
     ) -> tuple[tuple[PassProblem, ...], float | None]:
-        """What keeps Pods back, and when it may be something else. Events are read only about Pods and Jobs whose own
-        status gives no reason."""
+        """The causes that keep Pods back, and the seconds until they may change. Events are read only about Pods and
+        Jobs whose own status gives no reason."""
         now = self._now()
         events, events_s = await self._events.about_pods(snapshot.live_pods, now)
         job = waiting_job(snapshot, plan.fetch)
@@ -162,9 +162,9 @@ class PassReporter:
         return {} if event is None else {uid_of(pods[-1]): event}, PROGRESS_S
 
     def _postpones(self, uid: str) -> bool:
-        """Whether the status is left to the next pass, because objects were written since the last status and the next
-        pass sees what came of it. A status is never postponed twice in a row: somebody else may write an object as
-        often as the operator does."""
+        """Decide whether the status is left to the next pass, which sees the outcome of the writes since the last
+        status. A status is never postponed twice in a row, because another writer may change an object as often as the
+        operator does."""
         before, writes = self._memories.get(uid, ReportMemory()), self._applier.writes_to(uid)
         postpones = writes != before.writes and not before.was_postponed
         self._memories[uid] = replace(before, writes=writes, was_postponed=postpones)
@@ -191,7 +191,7 @@ class PassReporter:
 
 
 def _is_reachable(caches: Caches, rendering: Rendering) -> bool | None:
-    """Whether clients reach the gateways, and gateways the workers: see `PassResult.is_reachable`."""
+    """The field `is_reachable` of a PassResult, regardless of who made the objects."""
     gateway = gateway_name(rendering.deployment.metadata.name)
     wanted = next(desired for desired in rendering.standing if desired.resource == SERVICES and desired.name == gateway)
     live = caches[SERVICES].get(wanted.namespace, gateway)

@@ -1,4 +1,4 @@
-"""Writes what a pass has planned: records, shared objects, facades and workers; then deletes what nothing needs."""
+"""Writes the plan of a pass: records, shared objects, facades and workers; then deletes objects without a use."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _REFUSALS = (NameTaken, Forbidden, Invalid)
 
 @dataclass(frozen=True, slots=True)
 class WrittenPlan:
-    """What came of writing a plan."""
+    """The outcome of writing a plan."""
 
     problems: tuple[PassProblem, ...]
-    """What was refused, and why."""
+    """The refusals."""
     pods: tuple[WorkerPod, ...]
     """The worker Pods with the roles that they have now."""
     again_s: float | None = None

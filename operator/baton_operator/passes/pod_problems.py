@@ -1,7 +1,7 @@
-"""Why the Pods of a deployment are not ready: gateways, workers and fetch Jobs alike. Pure.
+"""The problems of Pods that are not ready: gateways, workers and fetch Jobs alike. Pure.
 
-A Pod's own status names most causes. What only the kubelet's Events name (a Secret that is not there) comes in as
-`said`, the newest Warning about a Pod by its uid.
+A Pod's own status names most causes. Causes that only the kubelet's Events name, such as a missing Secret, come from
+the newest Event about the Pod.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from baton_operator.passes.problems import PassProblem, explain_unplaced, find_m
 from baton_wire.messages.values import POOL_ROLES, Role
 
 CREATING_S = 8.0
-"""A container that is being created for longer makes the operator ask for Events about its Pod."""
+"""Seconds of creating a container after which the operator reads Events about its Pod."""
 SLOW_S = 60.0
-"""After so long without an Event that says why, it is told that containers are still being created."""
+"""Seconds after which creating containers is reported even without an Event that gives a reason."""
 MANY_RESTARTS = 2
 _NO_IMAGE = frozenset(
     {
@@ -40,7 +40,7 @@ _CRASH = {Role.GATEWAY.value: "GatewayFails", FETCH_ROLE: "ModelFetchFailed"}
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvent:
-    """What an Event says about an object."""
+    """The content of an Event about an object."""
 
     reason: str
     message: str
@@ -49,7 +49,7 @@ class ObjectEvent:
 
 @dataclass(frozen=True, slots=True)
 class PodNeeds:
-    """What Pods of a deployment wait for, which the caches do not keep of them."""
+    """Objects that the Pods of a deployment may wait for. The caches do not keep these fields of Pods."""
 
     queue: Mapping[str, str | None]
     """Kueue's queue, by role."""
@@ -58,8 +58,8 @@ class PodNeeds:
 
 
 def our_pods(pods: Iterable[Manifest], deployment: str, jobs: frozenset[str]) -> tuple[Manifest, ...]:
-    """The Pods that Deployments of ours made, or one of the fetch `jobs`: whatever labels a Pod carries, another's
-    problems are not told."""
+    """The Pods that a deployment's own Deployments or its fetch `jobs` made. Pods of other owners are left out,
+    whatever their labels."""
     return tuple(pod for pod in pods if _is_ours(metadata_of(pod), deployment, jobs))
 
 
@@ -81,24 +81,24 @@ def _is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str]) -> bool:
 def find_pod_problem(
     pod: Manifest, needs: PodNeeds, event: ObjectEvent | None, age_s: float | None
 ) -> PassProblem | None:
-    """Why this Pod is not ready; None: it is, it leaves, or it only takes its time. `age_s`: since it was made."""
+    """Why this Pod is not ready; None: it is ready, it is stopping, or it is only starting. `age_s`: the Pod's age."""
     metadata, status = metadata_of(pod), mapping(pod.get("status"))
     if is_leaving(pod) or is_ready(status) or status.get("phase") == "Succeeded":
         return None
     role = str(mapping(metadata.get("labels")).get(ROLE_LABEL))
-    problem = _found(status, role, needs, event, age_s)
+    problem = _problem_of(status, role, needs, event, age_s)
     return (
         None
         if problem is None
-        else PassProblem(problem.reason, f"{_whose(role)}: {problem.message}", problem.lasts, role)
+        else PassProblem(problem.reason, f"{_subject(role)}: {problem.message}", problem.lasts, role)
     )
 
 
-def _whose(role: str) -> str:
+def _subject(role: str) -> str:
     return {FETCH_ROLE: "the fetch of the model", Role.GATEWAY.value: "gateway"}.get(role, f"{role} worker")
 
 
-def _found(
+def _problem_of(
     status: Manifest, role: str, needs: PodNeeds, event: ObjectEvent | None, age_s: float | None
 ) -> PassProblem | None:
     if status.get("phase") == "Failed":
@@ -109,12 +109,12 @@ def _found(
     problem = find_container_problem(status, role) or _ended_once(status, role)
     if problem is None and is_creating(status):
         return _creating(event, age_s)
-    # The probe of a fetch fails to tell how far it is.
+    # The probe of a fetch always fails, with the progress as its message.
     return _unready(event) if problem is None and is_unready(status) and role != FETCH_ROLE else problem
 
 
 def _failed(status: Manifest, role: str) -> PassProblem | None:
-    """Of a Pod that ended: a node refused it or sent it away; what a program says when it ends is told elsewhere."""
+    """The problem of a Pod that a node refused or evicted; failures of its program are reported by other functions."""
     reason = str(status.get("reason") or "")
     if not reason.startswith(_REFUSED_BY_NODE):
         return None
@@ -133,7 +133,7 @@ def _unplaced(placed: Manifest, role: str, needs: PodNeeds) -> PassProblem | Non
 
 
 def find_container_problem(status: Manifest, role: str) -> PassProblem | None:
-    """Why a container does not come up by itself; None: it may."""
+    """Why a container will not start by itself; None: it may."""
     for container in mappings(status.get("containerStatuses")):
         waiting = mapping(mapping(container.get("state")).get("waiting"))
         reason = str(waiting.get("reason"))
@@ -143,17 +143,17 @@ def find_container_problem(status: Manifest, role: str) -> PassProblem | None:
             message = shorten(waiting.get("message"))
             return find_missing_object(message) or PassProblem("ContainerConfig", f"{reason}: {message}")
         if reason == "CrashLoopBackOff" or (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
-            return PassProblem(_CRASH.get(role, "WorkersFail"), last_words(container))
+            return PassProblem(_CRASH.get(role, "WorkersFail"), last_end(container))
     return None
 
 
 def _ended_once(status: Manifest, role: str) -> PassProblem | None:
-    """Of a process that has failed and is tried again: it may pass, and until then its last words are all that is
-    known. It fails no template yet."""
+    """The problem of a process that failed once and is being restarted. It may pass, and does not fail its template
+    yet; until then its last message is all that is known."""
     for container in mappings(status.get("containerStatuses")):
         code = integer(_last_end(container).get("exitCode"))
         if code and role != FETCH_ROLE:
-            return PassProblem(_CRASH.get(role, "WorkersFail"), last_words(container), lasts=False)
+            return PassProblem(_CRASH.get(role, "WorkersFail"), last_end(container), lasts=False)
     return None
 
 
@@ -172,12 +172,12 @@ def _creating(event: ObjectEvent | None, age_s: float | None) -> PassProblem | N
         return None
     hint = f": {event.reason}: {shorten(event.message)}" if event is not None else ", and no Event says why"
     return PassProblem(
-        "ContainerCreating", f"its containers have been created for over {SLOW_S:.0f} s{hint}", lasts=False
+        "ContainerCreating", f"its containers have been in creation for over {SLOW_S:.0f} s{hint}", lasts=False
     )
 
 
 def _unready(event: ObjectEvent | None) -> PassProblem | None:
-    """Of a process that started and is not Ready, which may pass."""
+    """The problem of a process that has started and is not Ready, which may pass."""
     if event is not None and event.reason == "NodeNotReady":
         return PassProblem("NodeNotReady", "its node does not answer", lasts=False)
     if event is not None and event.reason in ("Unhealthy", "ProbeWarning"):
@@ -185,8 +185,8 @@ def _unready(event: ObjectEvent | None) -> PassProblem | None:
     return None
 
 
-def last_words(container: Manifest) -> str:
-    """How a container that crashes ended last. The same while it goes back and forth between trying and waiting."""
+def last_end(container: Manifest) -> str:
+    """How a crashing container ended last; the same text while the container alternates between running and waiting."""
     ended = _last_end(container)
     last = " ".join(str(ended.get("message") or "").split())[-300:]
     how = f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}"
@@ -194,7 +194,7 @@ def last_words(container: Manifest) -> str:
 
 
 def _last_end(container: Manifest) -> Manifest:
-    """How it ended: just now, or before the present try."""
+    """The last end of a container: its present state, or the state before its restart."""
     now, before = (mapping(mapping(container.get(name)).get("terminated")) for name in ("state", "lastState"))
     return now or before
 
@@ -204,7 +204,7 @@ def is_ready(status: Manifest) -> bool:
 
 
 def is_creating(status: Manifest) -> bool:
-    """On a node, and its containers are not made yet."""
+    """True if the Pod has a node and its containers are not created yet."""
     if _condition(status, "PodScheduled").get("status") == "False" or status.get("phase") in ("Running", "Failed"):
         return False
     containers = mappings(status.get("containerStatuses"))
@@ -213,7 +213,7 @@ def is_creating(status: Manifest) -> bool:
 
 
 def is_unready(status: Manifest) -> bool:
-    """Its containers run and have started, and it is not Ready: only an Event says why."""
+    """True if the Pod's containers run and have started, but it is not Ready; only an Event gives the reason."""
     containers = mappings(status.get("containerStatuses"))
     runs = all("running" in mapping(container.get("state")) for container in containers)
     has_started = any(container.get("started") is True for container in containers)
@@ -234,12 +234,12 @@ def waiting_pods(pods: Iterable[Manifest], now: datetime) -> tuple[tuple[Manifes
 
 
 def age_s(pod: Manifest, now: datetime) -> float | None:
-    """Seconds since it was made; None: that is not known."""
+    """The age of a Pod in seconds; None: unknown."""
     return seconds_since(metadata_of(pod).get("creationTimestamp"), now)
 
 
 def seconds_since(moment: object, now: datetime) -> float | None:
-    """Seconds since a moment as objects write it; None: that is not known."""
+    """Seconds since a time in an object; None: the time is unknown."""
     try:
         return (now - datetime.fromisoformat(str(moment))).total_seconds()
     except (ValueError, TypeError):

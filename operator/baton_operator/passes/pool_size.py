@@ -1,9 +1,9 @@
-"""How many workers each pool shall have, and who says so: modes SLO, External and Off over the LLMPool facades. Pure.
+"""The size of each pool and its source: modes SLO, External and Off over the LLMPool facades. Pure.
 
 `LLMPool.spec.replicas` has one writer: field manager `baton-scaler` in mode SLO, an autoscaler in External, anybody in
-Off. In the latter two the operator only ever writes it when it makes the facade. What runs is that number within the
-bounds and the budget; the clamped number is never written back. Switching modes changes nobody's number: each mode
-starts from what the former one left.
+Off. In the latter two the operator writes it only when it makes the facade. The pool runs that number within the bounds
+and the budget; the clamped number is never written back. Switching modes changes no number: each mode starts from what
+the former one left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 SCALER = "baton-scaler"
 WRITTEN = "baton.dev/replicas"
-"""Annotation of an LLMPool: what Baton wrote last. Old servers do not tell who wrote through `/scale`."""
+"""Annotation of an LLMPool: the number that Baton wrote last. Old servers do not say who wrote through `/scale`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +28,25 @@ class Facade:
 
     replicas: int
     owners: frozenset[str] | None
-    """Field managers that own `spec.replicas`; None: the server does not tell."""
+    """Field managers that own `spec.replicas`; None: the server does not say."""
     mode: str | None
     """The mode that a pass last recorded in its status; None: none yet."""
     written: int | None = None
-    """What Baton itself wrote last, as it noted beside it; None: it never did."""
+    """The number that Baton wrote last, by its annotation; None: it never wrote one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """What becomes of one pool's size."""
+    """The planned size of one pool."""
 
     workers: int
-    """Wanted now, within the bounds."""
+    """Workers wanted now, within the bounds."""
     replicas: int | None
-    """What the scaler has to write into the facade; None: nothing."""
+    """The number that the scaler has to write into the facade; None: it writes nothing."""
     limit: str = ""
-    """Why `workers` is not what was asked for; empty: it is."""
+    """Why `workers` differs from the size that was asked for; empty: it does not."""
     foreign: frozenset[str] = frozenset()
-    """Who else writes the number while Baton should be the only one."""
+    """Other writers of the number while Baton should be the only one."""
 
 
 def last_sizes(
@@ -55,8 +55,8 @@ def last_sizes(
     published: Mapping[Role, int | None],
     running: Mapping[Role, int],
 ) -> dict[Role, int]:
-    """The size that each pool was given last, before anything new is decided: from the facade; where that is lost, or
-    written by somebody who has no say, from what was published, then from what runs; at first the minimum."""
+    """The last size of each pool, before anything new is decided: from the facade; if that is lost, or written by a
+    foreign writer, from the status, then from what runs; at first the minimum."""
     return {
         role: _last_size(deployment, role, facades.get(role), published[role], running[role]) for role in POOL_ROLES
     }
@@ -65,7 +65,7 @@ def last_sizes(
 def plan_pools(
     deployment: LLMDeployment, facades: Mapping[Role, Facade], before: Mapping[Role, int], sized: Sized | None
 ) -> dict[Role, PoolPlan]:
-    """`sized` is sizing's answer in mode SLO, and None in the others."""
+    """The planned size of each pool. `sized`: the answer of sizing in mode SLO; None in the other modes."""
     asked = dict(before) if sized is None else {role: sized.workers[role] for role in POOL_ROLES}
     bounded = {role: within_bounds(deployment, role, asked[role]) for role in POOL_ROLES}
     fitting = _fitting(deployment, bounded)
@@ -76,7 +76,7 @@ def plan_pools(
 
 
 def is_foreign(mode: ScalingMode, facade: Facade | None) -> bool:
-    """Whether somebody else wrote the facade since Baton did, in the mode in which it is Baton's."""
+    """True if another writer changed the facade since Baton did, in the mode in which it is Baton's."""
     if mode is not ScalingMode.SLO or facade is None or facade.mode != ScalingMode.SLO:
         return False
     return facade.written is not None and facade.replicas != facade.written
@@ -93,7 +93,7 @@ def _last_size(
 
 
 def _fitting(deployment: LLMDeployment, workers: Mapping[Role, int]) -> dict[Role, int]:
-    """The pool that is further above its minimum gives."""
+    """Sizes within the budget; the pool that is further above its minimum gives workers up."""
     least = {role: pool_spec(deployment, role).replicas.min for role in POOL_ROLES}
     per_worker = {role: accelerators(deployment, role) for role in POOL_ROLES}
     budget = deployment.spec.autoscaling.budget.max_accelerators

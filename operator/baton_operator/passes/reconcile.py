@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What the installation decides for all passes."""
+    """The settings of the installation for all passes."""
 
     platform: Callable[[], Platform]
     masters: Callable[[], Mapping[str, bytes]]
@@ -124,7 +124,7 @@ class Reconciler:
         return SpecInForce(former, newest.as_problem) if isinstance(former, Rendering) else newest
 
     def _render(self, inputs: Inputs) -> Rendering | RefusedSpec:
-        """What follows from a spec, or why nothing does."""
+        """The rendering of a spec, or its refusal."""
         try:
             return self._renderings.of(inputs)
         except NotAllowedError as error:

@@ -1,8 +1,8 @@
-"""Variables that an installation refuses now and has carried out before: what an upgrade, or a shorter list, leaves.
+"""Variables that an installation carried out before and refuses now, after an upgrade or with a shorter list. Pure.
 
-What runs goes on with its recorded template, and its spec is not refused, so that it is sized, edited and repaired as
-ever. A template that is made anew for any reason has them no more. A spec that brings such a variable is refused as
-always. Pure.
+Running workers keep their recorded template, and the spec is not refused, so that the deployment is sized, edited and
+repaired as before. A template that is made anew lacks these variables. A spec that adds such a variable is refused as
+always.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class WrittenSpec:
     """A spec without the variables that are left out, and with them."""
 
     raw: Manifest
-    """An LLMDeployment without those that are refused and were carried out before."""
+    """The LLMDeployment without variables that are refused now and were carried out before."""
     full: Mapping[Role, list[Manifest]]
-    """`env` of the pools that had some, as it was written."""
+    """The written `env` of pools that had such variables."""
     left_out: tuple[FieldProblem, ...] = ()
 
 
 def read_written_spec(raw: Manifest, policy: PodPolicy, before: Stored | None) -> WrittenSpec:
-    """What is to be made of a spec after what was made before; None: nothing was."""
+    """The spec to carry out after the record `before`; None: there is no record yet."""
     known = frozenset[Variable]() if before is None else _carried_out(before)
     spec = dict(mapping(raw.get("spec")))
     full: dict[Role, list[Manifest]] = {}
@@ -64,8 +64,8 @@ def read_written_spec(raw: Manifest, policy: PodPolicy, before: Stored | None) -
 
 
 def find_refused_env(records: Iterable[Record], live_templates: Iterable[str], policy: PodPolicy) -> tuple[str, ...]:
-    """The variables that are refused and stand in templates in use: those of the first record, from which the next Pods
-    are made, and those of which workers are left. Each as `spec.decode.env: NAME`."""
+    """The refused variables in used templates: templates of the first record, from which the next Pods are made, and
+    templates with live workers. Each as `spec.decode.env: NAME`."""
     live, fields = set(live_templates), dict[str, None]()
     for place, record in enumerate(records):
         for role in POOL_ROLES:
@@ -98,7 +98,7 @@ def _variables(role: Role, entries: object) -> Iterator[Variable]:
 
 
 def _variable(role: Role, entry: object) -> Variable | None:
-    """None: it is no entry, which its parser says."""
+    """The variable of an entry of `env`; None: the entry is malformed, as its parser reports."""
     fields = mapping(entry)
     name, value = fields.get("name"), fields.get("value")
     return Variable(role, name, value) if isinstance(name, str) and isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""The status of a deployment that gets no pass: its spec was refused and none was good before, or its namespace cannot
+"""The status of a deployment without a pass: its spec is refused and no earlier one was good, or its namespace cannot
 be read. Pure.
 """
 
@@ -29,21 +29,20 @@ class RefusedSpec:
 
     @property
     def as_problem(self) -> PassProblem:
-        """As a pass tells it that goes on from the last good spec."""
+        """The problem that a pass reports while it carries out the last good spec."""
         return PassProblem(self.reason, f"the last good spec stays: {self.message}", of="spec")
 
 
 def refused_status(
     refusal: RefusedSpec, before: DeploymentStatus, generation: int, now: datetime.datetime
 ) -> DeploymentStatus:
-    """The status of a spec that cannot be carried out where no former one was: nothing runs, and that is all there is
-    to say."""
+    """The status of a spec that is refused when no earlier one was carried out: nothing runs."""
     reason = refusal.reason
     finding = Finding(ConditionType.DEGRADED, Truth.TRUE, reason, refusal.message)
     findings = [
         finding,
         replace(finding, type=ConditionType.STALLED),
-        Finding(ConditionType.RECONCILING, Truth.FALSE, "Stalled", "somebody has to do something first"),
+        Finding(ConditionType.RECONCILING, Truth.FALSE, "Stalled", "somebody has to act first"),
         Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, "the last good spec keeps serving"),
     ]
     if not before.conditions:
@@ -60,7 +59,7 @@ def refused_status(
 
 
 def unreadable_status(why: str, before: DeploymentStatus, generation: int, now: datetime.datetime) -> DeploymentStatus:
-    """The status of a deployment in a namespace that the operator cannot read: what was last known may be wrong."""
+    """The status of a deployment in a namespace that the operator cannot read: its last known state may be wrong."""
     reason, message = "NamespaceUnreadable", f"the operator cannot read the namespace: {why}"
     waits = "nothing is changed until it can be read again"
     findings = (

@@ -1,7 +1,7 @@
-"""Everything that follows from what is wanted alone: parsed, rendered and hashed once for all passes that want it.
+"""The rendering of a spec: parsed, rendered and hashed once for all passes with equal inputs.
 
-Passes outnumber changes by far. Results are kept by their inputs' values, not by versions of objects: equal inputs, the
-same result, whatever happened in between.
+Passes outnumber changes by far. Renderings are cached by the values of their inputs, not by versions of objects: equal
+inputs give the same result, whatever happened in between.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, S
 from baton_wire.messages.values import POOL_ROLES, Role
 
 KEPT = 256
-"""Deployments whose rendering is kept: those that passes come to again within seconds. One takes some 100 KB."""
+"""Most renderings that are cached, for deployments with passes every few seconds. One takes some 100 KB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a rendering follows from."""
+    """Everything that a rendering depends on."""
 
     text: bytes
     """The LLMDeployment without status, labels and annotations, as JSON: for Python, true equals 1."""
@@ -46,13 +46,13 @@ class Inputs:
     platform: Platform
     masters: Mapping[str, bytes]
     served: frozenset[Resource]
-    """Which of the optional kinds there are."""
+    """The optional kinds that the server has."""
     restart: str = ""
-    """Mark of the restart that was asked for last; empty: none was."""
+    """Mark of the last requested restart; empty: none was requested."""
     is_held: bool = False
-    """The last good spec, while a newer one is refused: nothing new is rendered."""
+    """True: this is the last good spec while a newer one is refused, and no new template is rendered."""
     types: Mapping[Role, str] = field(default_factory=dict)
-    """Of the accelerators that the status says were chosen."""
+    """The chosen accelerator types in the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class Rendering:
     pods: Mapping[tuple[Role, Revision], Manifest]
     """Every recorded worker template; the newest record wins, though equal hashes mean equal templates."""
     notes: tuple[str, ...]
-    """What is left out and harmless."""
+    """Harmless omissions, in words."""
     text: str = ""
     """The LLMDeployment that all this follows from."""
     _workers: dict[tuple[Role | None, Revision, str], DesiredObject] = field(default_factory=dict, compare=False)
 
     def workers(self, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner) -> DesiredObject:
-        """The workers of one template, which `pod` is."""
+        """The worker Deployment of the template `pod`."""
         key = (role, revision, str(replicas))
         if key not in self._workers:
             self._workers[key] = desired_object(workers_of(self.deployment, role, revision, pod, replicas, owner))
@@ -86,7 +86,7 @@ class Rendering:
     def flexible_workers(
         self, revision: Revision, pod: Manifest, roles: Mapping[Role, int], owner: Owner
     ) -> DesiredObject:
-        """The flexible workers of one template, so many of each role."""
+        """The flexible workers of one template, with the number for each role."""
         key = (None, revision, roles_text(roles))
         if key not in self._workers:
             self._workers[key] = desired_object(flexible_workers_of(self.deployment, revision, pod, roles, owner))
@@ -110,8 +110,8 @@ def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], 
 
 
 def last_good(given: Inputs) -> Inputs | None:
-    """The inputs of what was last carried out; None: nothing was, or it was not noted. An operator of another API
-    version may have noted it: fields have the same names in all of them, so that only the version is another."""
+    """The inputs of the last spec that was carried out; None: none was, or it was not noted. An operator of another API
+    version may have noted it; fields have the same names in all versions, so that only the version differs."""
     before = newest_record(given.records)
     if before is None or before.good is None:
         return None
@@ -121,8 +121,8 @@ def last_good(given: Inputs) -> Inputs | None:
 
 
 def render(given: Inputs) -> Rendering:
-    """Raises ManifestError for a spec that is wrong, NotAllowedError for one that asks for what the installation does
-    not allow, UnsupportedError for one that this version cannot run."""
+    """Render a spec. Raises ManifestError for a spec that is wrong, NotAllowedError for one that asks for what the
+    installation does not allow, UnsupportedError for one that this version cannot run."""
     recorded = newest_record(given.records)
     as_written = read_written_spec(msgspec.json.decode(given.text), given.platform.pod_policy, recorded)
     deployment, unknown = parse_live(as_written.raw)
@@ -176,14 +176,14 @@ def render(given: Inputs) -> Rendering:
 
 
 class Renderings:
-    """The latest rendering of each of the deployments that had a pass last."""
+    """A cache of the latest renderings, of the deployments with the latest passes."""
 
     def __init__(self, make: Callable[[Inputs], Rendering] = render) -> None:
         self._make = make
         self._kept: OrderedDict[str, tuple[Inputs, Rendering]] = OrderedDict()
 
     def of(self, given: Inputs) -> Rendering:
-        """Raises what `render` raises."""
+        """The rendering of these inputs, cached or made now. Raises what `render` raises."""
         uid = given.owner.uid
         entry = self._kept.get(uid)
         if entry is None or entry[0] != given:
@@ -195,7 +195,7 @@ class Renderings:
         return entry[1]
 
     def last(self, owner: Owner) -> Rendering | None:
-        """What was made of this deployment last, if it is still kept."""
+        """The last rendering of this deployment; None: it is not cached."""
         entry = self._kept.get(owner.uid)
         return None if entry is None else entry[1]
 

@@ -1,4 +1,4 @@
-"""Gives flexible workers their roles: labels on their Pods, and orders to the workers behind them."""
+"""Gives flexible workers their roles: labels on their Pods, and orders to flip through the gateways."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from baton_wire.messages.operator_link import FlipOrder
 
 log = logging.getLogger(__name__)
 FIRST_TO_GO = "-1"
-"""Cost of the Pod that goes first: that of all others is 0."""
+"""Deletion cost of the Pod that goes first; all others have 0."""
 
 
 class RoleLabels:
-    """`clock` is monotonic, in seconds."""
+    """The roles of all flexible workers. `clock` is monotonic, in seconds."""
 
     def __init__(self, applier: Applier, telemetry: Telemetry | None, clock: Callable[[], float]) -> None:
         self._applier, self._telemetry, self._clock = applier, telemetry, clock
         self._open: dict[Key, dict[FlipOrder, float]] = {}
-        """Orders that were not carried out when a pass last looked, and since when."""
+        """Orders that were not carried out at the last pass, each with the time since when."""
 
     async def write(self, key: Key, owner: Owner, wanted: Iterable[Assignment]) -> dict[str, WorkerPod]:
-        """Have Pods say what they are to be; gives them as they are then, by uid. Raises KubeError, Conflict for a Pod
-        that has gone."""
+        """Label Pods with their roles; returns the Pods with these roles, by uid. Raises KubeError, and Conflict for a
+        Pod that is gone."""
         labelled: dict[str, WorkerPod] = {}
         for assignment in wanted:
             pod = assignment.pod
             if assignment.is_new:
                 await self._applier.apply(_body(key, assignment), manager=FIELD_MANAGER, force=True)
-                self._applier.wrote(owner)
+                self._applier.count_write(owner)
                 if pod.is_assigned and pod.role is not assignment.role:
                     log.info("%s: %s is %s, was %s", key, pod.name, assignment.role, pod.role)
             labelled[pod.uid] = replace(pod, role=assignment.role, is_assigned=True, is_spare=assignment.is_spare)
         return labelled
 
     def order(self, key: Key, pods: Iterable[WorkerPod], report: GatewayReport | None) -> None:
-        """Have gateways told who is to flip. While they say nothing, what was ordered last stays."""
+        """Order the flips that are missing. While gateways report nothing, the last orders stay."""
         if self._telemetry is None or report is None:
             return
         wanted = flip_orders(pods, report.flexible)
@@ -58,7 +58,7 @@ class RoleLabels:
         self._telemetry.order(key, wanted)
 
     def forget(self, key: Key) -> None:
-        """The deployment is gone."""
+        """Drop the orders of a deployment that is gone."""
         self._open.pop(key, None)
 
 

@@ -32,7 +32,7 @@ class Serving:
     """For the status alone, in place of unknown counts: workers that the last status called routable and that are still
     ready. None: the status needs no such counts, or is too old."""
     wakes: bool | None = None
-    """Whether a request can wake pools that sleep; None: unknown."""
+    """True if a request can wake pools that sleep; None: unknown."""
     again_s: float | None = None
     """When the next pass may find something else; None: only after an event."""
 

@@ -1,4 +1,4 @@
-"""Everything of a deployment but its workers: accounts, policies, Services, keys, the gateway and the pool facades."""
+"""Makes all objects of a deployment except its workers: accounts, policies, Services, keys, gateway, pool facades."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
 
 _NEEDED = (POLICIES, ACCOUNTS)
-"""What has to be there, as it should be, before any Pod starts."""
+"""Kinds that have to be as wanted before any Pod starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ensured:
-    """What came of it."""
+    """The outcome of making objects."""
 
     problems: tuple[PassProblem, ...] = ()
-    """What was refused, and why."""
+    """The refusals."""
     may_run: bool = True
-    """Whether everything is there that Pods need."""
+    """True if everything that Pods need exists."""
     again_s: float | None = None
     """When the rest can be made; None: nothing is left to make."""
 
@@ -50,9 +50,9 @@ class SharedObjects:
         self._applier = applier
 
     async def ensure(self, seen: Snapshot, rendering: Rendering, replacement: DrainReplacement) -> Ensured:
-        """Make these objects what they should be, in order; what Pods need comes before them. Evictions are met as
-        `found` has it. Stops at the first that is refused of those that Pods need, so that none runs without its
-        policies; what else is refused keeps nothing back. Raises KubeError for what can be tried again."""
+        """Make the shared objects as wanted, in order, what Pods need first; budgets and the gateway follow
+        `replacement`. Stops at the first refusal of an object that Pods need, so that no Pod runs without its policies;
+        other refusals keep nothing back. Raises KubeError for failures that can be retried."""
         problems: list[PassProblem] = []
         if seen.keys != rendering.keys or not seen.has_keys:
             try:
@@ -60,7 +60,7 @@ class SharedObjects:
             except (NameTaken, Forbidden, Invalid) as error:
                 problems.append(refusal_problem(error))
                 if seen.keys is None or not seen.has_keys:
-                    return Ensured(tuple(problems), may_run=False)  # else Pods start with the keys that are there
+                    return Ensured(tuple(problems), may_run=False)  # else Pods start with the present keys
         for desired in rendering.standing:
             refused = await self._one(desired, seen, rendering, replacement)
             problems += [refused] if refused is not None else []
@@ -90,7 +90,7 @@ class SharedObjects:
     async def facade(
         self, bare: DesiredObject, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
     ) -> None:
-        """Make the LLMPool be there and, where `replicas` is given, say so many. `bare` is the pool without them."""
+        """Make the LLMPool, and write `replicas` into it if given. `bare` is the pool without them."""
         spec = {**mapping(bare.body["spec"]), "replicas": replicas}
         full = with_metadata({**bare.body, "spec": spec}, annotations={WRITTEN: str(replicas)})
         if live is None:
@@ -104,7 +104,7 @@ class SharedObjects:
 
 
 def refusal_problem(error: OperatorError) -> PassProblem:
-    """A refusal as it is reported."""
+    """The problem that a refusal is reported as."""
     if isinstance(error, NameTaken):
         return PassProblem("NameTaken", str(error))
     if isinstance(error, Forbidden):

@@ -1,4 +1,5 @@
-"""One deployment as the caches know it, read once at the beginning of a pass. No request is made."""
+"""The snapshot of one deployment: what the caches know of it, read once at the beginning of a pass without a
+request."""
 
 from __future__ import annotations
 
@@ -53,32 +54,33 @@ Caches = Mapping[Resource, Cache]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known of one deployment."""
+    """One deployment with its objects."""
 
     key: Key
     raw: Manifest
     owner: Owner
     generation: int
     before: DeploymentStatus
-    """Its status as it stands; empty where it cannot be read."""
+    """Its present status; empty: it cannot be read."""
     records: tuple[Stored, ...]
     live_records: Mapping[str, Manifest]
     sets: tuple[WorkerSet, ...]
     live_sets: Mapping[str, Manifest]
     pods: tuple[WorkerPod, ...]
     pools: Mapping[Role, Manifest]
-    """The live facades, if they are ours and stay."""
+    """The live facades that belong to the deployment and stay."""
     gateways_ready: int
-    """Gateway Pods that are Ready, counted one by one: a Deployment's own count stands still without its controller."""
+    """Gateway Pods that are Ready. They are counted here, because a Deployment's own count freezes without its
+    controller."""
     leaving_gateways: frozenset[str]
-    """Names of gateway Pods that were told to stop."""
+    """Names of gateway Pods that are stopping."""
     gateway_refusal: str
     gateway_lateness: str
-    """That new gateways did not get ready in time; empty: they did, or still may."""
+    """A sentence if new gateways did not get ready in time; empty: they did, or still may."""
     keys: str | None
     """Hash of the key Secret that was applied last; None: none was."""
     has_keys: bool = True
-    """Whether that Secret is still there, as far as its marker tells."""
+    """True if that Secret still exists, by its marker."""
     live_pods: tuple[Manifest, ...] = ()
     """Live Pods of gateways, workers and fetch Jobs."""
     claims: tuple[Manifest, ...] = ()
@@ -86,9 +88,9 @@ class Snapshot:
     fetches: tuple[Manifest, ...] = ()
     """Live Jobs that fetch a model."""
     withdrawable: tuple[tuple[Resource, Manifest], ...] = ()
-    """Live objects of kinds that not every deployment has."""
+    """Live objects of optional kinds."""
     gateway_service: Manifest = field(default_factory=dict)
-    """The live Service that clients ask, if it is ours; empty: there is none."""
+    """The live Service for clients, if it belongs to the deployment; empty: there is none."""
     pod_counts: Mapping[tuple[Role, str], PodCounts] = field(default_factory=dict)
 
     @property
@@ -99,7 +101,7 @@ class Snapshot:
 
 
 def take_snapshot(key: Key, caches: Caches) -> Snapshot | None:
-    """None when there is no such deployment, or when it is being deleted: then its objects go with it."""
+    """Take the snapshot; None: there is no such deployment, or it is being deleted together with its objects."""
     raw = caches[DEPLOYMENTS].get(*key)
     if raw is None or is_leaving(raw):
         return None
@@ -164,7 +166,7 @@ def _lateness(gateway: Manifest) -> str:
 
 
 def read_facade(pool: Manifest) -> Facade:
-    """What counts of a live LLMPool."""
+    """The facade in a live LLMPool."""
     owners = pool.get(REPLICA_OWNERS)
     conditions = mappings(mapping(pool.get("status")).get("conditions"))
     written = annotations_of(pool).get(WRITTEN)

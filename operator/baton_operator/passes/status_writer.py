@@ -1,7 +1,7 @@
-"""Writes the status of a deployment and of its facades, when it changed and only then, and tells what turned as Events.
+"""Writes the status of a deployment and of its facades, only when it changed, and Events about the changes.
 
-An Event is told after the status that it belongs to is stored, so that a repeated pass does not tell it again; one that
-cannot be told is lost, and the status says the same.
+An Event is written after the status that it belongs to, so that a repeated pass does not write it again. An Event that
+cannot be written is lost; the status says the same.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from baton_wire.messages.values import POOL_ROLES, Role
 log = logging.getLogger(__name__)
 STATUS_MANAGER = "baton-status"
 SELDOM_S = 60.0
-"""Numbers that move all the time are written this often at most."""
+"""Least time between two writes of numbers that change all the time."""
 _SELDOM = ("slo", "kvTransfer", "sizingMemory")
 _SELDOM_MESSAGES = (ConditionType.SLO_MET, ConditionType.SCALING_LIMITED, ConditionType.TRANSPORT_VERIFIED)
-"""Conditions whose messages have such numbers."""
+"""Conditions with such numbers in their messages."""
 
 
 class StatusWriter:
+    """Writes for all deployments. `now` is the wall clock, `clock` is monotonic."""
+
     def __init__(
         self, api: KubeApi, applier: Applier, now: Callable[[], datetime.datetime], clock: Callable[[], float]
     ) -> None:
@@ -54,14 +56,14 @@ class StatusWriter:
         self._books: dict[Key, EventBook] = {}
 
     def forget(self, key: Key) -> None:
-        """The deployment is gone."""
+        """Drop what is remembered of a deployment that is gone."""
         self._books.pop(key, None)
         self._written_at.pop(key, None)
         CONDITIONS.forget(key)
 
     async def write(self, seen: Snapshot, after: DeploymentStatus) -> float | None:
-        """Store a status that differs from the live one. Returns in how many seconds to come again when only numbers
-        differ that were written a moment ago."""
+        """Write a status that differs from the live one. Returns the seconds until the next write, if only numbers
+        differ that were written a moment ago; else None."""
         CONDITIONS.saw(seen.key, after)
         status, live = without_empty(after), mapping(seen.raw.get("status"))
         if status == live:
@@ -79,13 +81,13 @@ class StatusWriter:
         return None
 
     async def write_pools(self, seen: Snapshot, deployment: LLMDeployment, plans: Mapping[Role, PoolPlan]) -> None:
-        """The same for the facades, which `/scale` and autoscalers read."""
+        """Write the statuses of the facades, which `/scale` and autoscalers read."""
         bounds = {role: pool_spec(deployment, role).replicas for role in POOL_ROLES}
         CONDITIONS.saw_bounds(seen.key, {role: pool.max for role, pool in bounds.items() if pool.max > pool.min})
         for role in POOL_ROLES:
             live = seen.pools.get(role)
             if live is None:
-                continue  # made by this very pass: its event brings the next
+                continue  # made by this pass, and its event brings the next pass
             status = without_empty(self._pool_status(seen, deployment, role, plans[role], live))
             if status != mapping(live.get("status")):
                 name = pool_name(seen.key.name, role)
@@ -115,18 +117,18 @@ class StatusWriter:
         await self._applier.apply(body, manager=STATUS_MANAGER, force=True, subresource="status")
 
     async def write_events(self, seen: Snapshot, events: Iterable[StatusEvent]) -> None:
-        """Write Events, or raise the counts of those that are there. Which cannot be told are lost."""
+        """Write Events, or raise the counts of existing ones. An Event that cannot be written is lost."""
         book = self._books.setdefault(seen.key, EventBook())
-        for turn in events:
-            series = book.tell(turn, self._now().timestamp())
+        for event in events:
+            series = book.record(event, self._now().timestamp())
             if series is None:
                 continue
             try:
-                await self._api.apply(EVENTS, self._event(seen, turn, series), manager=STATUS_MANAGER, force=True)
+                await self._api.apply(EVENTS, self._event(seen, event, series), manager=STATUS_MANAGER, force=True)
             except KubeError as error:
-                log.warning("%s: Event %s not told: %s", seen.key, turn.reason, error)
+                log.warning("%s: Event %s not written: %s", seen.key, event.reason, error)
 
-    def _event(self, seen: Snapshot, turn: StatusEvent, series: Series) -> Manifest:
+    def _event(self, seen: Snapshot, event: StatusEvent, series: Series) -> Manifest:
         first = timestamp(datetime.datetime.fromtimestamp(series.first, datetime.UTC))
         namespace, name = seen.key
         regarding = {
@@ -136,15 +138,15 @@ class StatusWriter:
             "name": name,
             "uid": seen.owner.uid,
         }
-        unique = content_hash({"uid": seen.owner.uid, "key": turn.key, "first": first})
+        unique = content_hash({"uid": seen.owner.uid, "key": event.key, "first": first})
         return {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": f"{name}.{unique}", "namespace": namespace},
             "involvedObject": regarding,
-            "type": "Warning" if turn.warns else "Normal",
-            "reason": turn.reason,
-            "message": turn.message[:1024],
+            "type": "Warning" if event.warns else "Normal",
+            "reason": event.reason,
+            "message": event.message[:1024],
             "source": {"component": "baton-operator"},
             "firstTimestamp": first,
             "lastTimestamp": timestamp(self._now()),
@@ -153,7 +155,7 @@ class StatusWriter:
 
 
 def _steady(status: Manifest) -> Manifest:
-    """A status without the numbers that move all the time."""
+    """The status without the numbers that change all the time."""
     steady = {name: value for name, value in status.items() if name not in _SELDOM}
     steady["message"] = without_progress(str(steady.get("message")))
     steady["conditions"] = [
@@ -168,8 +170,9 @@ def _steady_message(condition: Manifest) -> str:
 
 
 def without_empty(status: DeploymentStatus | PoolFacadeStatus) -> Manifest:
-    """What is sent, without anything empty: of an object whose fields all go a server makes `null`, and refuses the
-    whole status for that (kubernetes#117447); an empty list is not kept by all, and would be written each time."""
+    """The status as it is sent, without empty objects and lists. A server turns an object that loses all fields into
+    `null` and then refuses the whole status (kubernetes#117447). Some servers drop empty lists, which would be written
+    each time."""
     return _filled(status.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 

@@ -123,7 +123,7 @@ CUT_OFF = "gateways that have no pair of workers, of 3: one and two"
         (1, Pairs(3, ("one", "two")), ("False", "NoRoutableWorkers"), CUT_OFF),
         (None, Pairs(3, ("one", "two")), ("False", "NoRoutableWorkers"), CUT_OFF),
         (0, Pairs(1, ("one",)), ("False", "NoRoutableWorkers"), "no prefill and no decode worker is routable"),
-        (None, None, ("Unknown", "RoutableUnknown"), "no gateway has told which workers it can use"),
+        (None, None, ("Unknown", "RoutableUnknown"), "no gateway has reported which workers it can use"),
     ],
 )
 def test_the_top_line_asks_every_gateway_for_a_pair_of_its_own_and_counts_ask_for_common_workers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from baton_operator.kube.kinds import DEPLOYMENTS, ROUTES, SERVICES
-from baton_operator.passes.ingress import FOUND_WITHIN_S
+from baton_operator.passes.ingress import ANSWERED_WITHIN_S
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.planted_causes import until
 from baton_testing.kube.store import Json
@@ -34,7 +34,7 @@ def told(status: str, reason: str, generation: int = 1, **more: str) -> Json:
 def test_a_load_balancer_that_gives_no_address_is_told_of_after_a_while() -> None:
     async def script(world: World) -> None:
         assert condition(world, "Stalled") == ("False", "AsExpected")
-        await asyncio.sleep(FOUND_WITHIN_S + 2.0)
+        await asyncio.sleep(ANSWERED_WITHIN_S + 2.0)
         assert condition(world, "Stalled") == ("True", "NoAddress")
         assert GATEWAY in message(world)
         assert condition(world, "Ready") == SERVES, "inside of the cluster it is reached"
@@ -48,7 +48,7 @@ def test_a_load_balancer_that_gives_no_address_is_told_of_after_a_while() -> Non
 
 def test_a_service_of_another_type_needs_no_address() -> None:
     async def script(world: World) -> None:
-        await asyncio.sleep(FOUND_WITHIN_S + 2.0)
+        await asyncio.sleep(ANSWERED_WITHIN_S + 2.0)
         assert condition(world, "Stalled") == ("False", "AsExpected")
 
     play(script)
@@ -57,7 +57,7 @@ def test_a_service_of_another_type_needs_no_address() -> None:
 def test_a_route_that_no_gateway_takes_is_told_of_after_a_while() -> None:
     async def script(world: World) -> None:
         assert condition(world, "Stalled") == ("False", "AsExpected")
-        await asyncio.sleep(FOUND_WITHIN_S + 2.0)
+        await asyncio.sleep(ANSWERED_WITHIN_S + 2.0)
         assert condition(world, "Stalled") == ("True", "RouteNotAccepted")
         assert "is there a Gateway edge" in message(world)
         assert condition(world, "Ready") == SERVES
@@ -92,7 +92,7 @@ def test_a_route_that_one_of_several_gateways_takes_is_taken() -> None:
     async def script(world: World) -> None:
         both = [told(status, "ObjectEvent")["parents"][0] for status in ("False", "True")]
         world.store.set_status(ROUTES, SPACE, GATEWAY, {"parents": both})
-        await asyncio.sleep(FOUND_WITHIN_S)
+        await asyncio.sleep(ANSWERED_WITHIN_S)
         assert condition(world, "Stalled") == ("False", "AsExpected")
 
     play(script, gateway=ROUTED)

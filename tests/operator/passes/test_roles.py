@@ -67,7 +67,7 @@ def test_nobody_flips(have: tuple[Group, ...], want: dict[Role, Wanted]) -> None
 
 def pod(name: str, role: Role = P, *, ready: bool = True, own: bool = True, **more: object) -> WorkerPod:
     """`own`: the operator gave it its role."""
-    made = WorkerPod(f"uid-{name}", role, "abc", ready, False, name=name, made=name, is_assigned=own)
+    made = WorkerPod(f"uid-{name}", role, "abc", ready, False, name=name, created=name, is_assigned=own)
     return replace(made, **more)  # type: ignore[arg-type]
 
 

@@ -90,15 +90,15 @@ def test_both_pools_are_told_of_and_the_last_twenty_sizes_kept() -> None:
 
 def test_the_same_again_raises_a_count_whatever_its_numbers() -> None:
     book = EventBook()
-    first = book.tell(StatusEvent(False, "Scaled", "decode 1 to 2: forecast 3.5 req/s", "decode"), 100.0)
-    again = book.tell(StatusEvent(False, "Scaled", "decode 2 to 3: forecast 7.25 req/s", "decode"), 130.0)
-    other = book.tell(StatusEvent(False, "Scaled", "prefill 2 to 3: forecast 7.25 req/s", "prefill"), 131.0)
+    first = book.record(StatusEvent(False, "Scaled", "decode 1 to 2: forecast 3.5 req/s", "decode"), 100.0)
+    again = book.record(StatusEvent(False, "Scaled", "decode 2 to 3: forecast 7.25 req/s", "decode"), 130.0)
+    other = book.record(StatusEvent(False, "Scaled", "prefill 2 to 3: forecast 7.25 req/s", "prefill"), 131.0)
     assert first is not None
     assert again is not None
     assert other is not None
     assert (first.count, again.count, other.count) == (1, 2, 1)
     assert (first.first, again.first) == (100.0, 100.0)
-    late = book.tell(StatusEvent(False, "Scaled", "decode 3 to 4: forecast 9 req/s", "decode"), 5000.0)
+    late = book.record(StatusEvent(False, "Scaled", "decode 3 to 4: forecast 9 req/s", "decode"), 5000.0)
     assert late is not None
     assert (late.count, late.first) == (1, 5000.0)
 
@@ -107,8 +107,8 @@ def test_the_same_again_raises_a_count_whatever_its_numbers() -> None:
 def test_a_flood_is_bounded_and_the_end_is_told_all_the_same(reason: str) -> None:
     book = EventBook()
     words = [StatusEvent(True, "A", f"{chr(97 + n % 26)}{chr(97 + n // 26)}") for n in range(500)]
-    assert sum(book.tell(turn, n * WINDOW_S / 600) is not None for n, turn in enumerate(words)) <= MOST
-    assert book.tell(StatusEvent(False, reason, "over", closes=True), WINDOW_S - 1) is not None
+    assert sum(book.record(turn, n * WINDOW_S / 600) is not None for n, turn in enumerate(words)) <= MOST
+    assert book.record(StatusEvent(False, reason, "over", closes=True), WINDOW_S - 1) is not None
 
 
 def events(world: World) -> dict[str, Any]:
