@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from baton_operator.kube.kinds import NODES
 from baton_operator.kube.kube_api import Change, Listing, WatchEvent
-from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of
+from baton_operator.kube.object_fields import Manifest, mapping, mappings, name_of
 
 EMPTYING_TAINTS = frozenset(
     {
@@ -59,4 +59,4 @@ def is_emptying(node: Manifest) -> bool:
 
 
 def _name(node: Manifest) -> str:
-    return str(metadata_of(node).get("name", ""))
+    return name_of(node)

@@ -31,6 +31,14 @@ def annotations_of(manifest: Manifest) -> Manifest:
     return mapping(metadata_of(manifest).get("annotations"))
 
 
+def labels_of(manifest: Manifest) -> Manifest:
+    return mapping(metadata_of(manifest).get("labels"))
+
+
+def name_of(manifest: Manifest) -> str:
+    return str(metadata_of(manifest).get("name", ""))
+
+
 def uid_of(manifest: Manifest) -> str:
     return str(metadata_of(manifest).get("uid", ""))
 
@@ -38,6 +46,12 @@ def uid_of(manifest: Manifest) -> str:
 def is_leaving(manifest: Manifest) -> bool:
     """True if the object is deleted and waits for its finalizers or dependants."""
     return "deletionTimestamp" in metadata_of(manifest)
+
+
+def condition_of(status: Manifest, kind: str) -> Manifest:
+    """A condition in the status of a live object; empty: it is not set."""
+    conditions = mappings(status.get("conditions"))
+    return next((condition for condition in conditions if condition.get("type") == kind), {})
 
 
 def is_controlled(manifest: Manifest, uid: str) -> bool:

@@ -13,7 +13,7 @@ from baton_control.hashes import content_hash
 from baton_control.names import cache_name, fetch_account_name, fetch_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme
-from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of
+from baton_operator.kube.object_fields import Manifest, labels_of, mapping, mappings, metadata_of, name_of
 from baton_operator.objects.cluster import Owner, Platform, model_key, model_source
 from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
@@ -96,8 +96,8 @@ def fetch_job(deployment: LLMDeployment, platform: Platform, owner: Owner, tells
 
 def fetch_of(objects: Iterable[Manifest], live: Iterable[Manifest]) -> FetchState:
     """The state of the fetch Job among the wanted objects; done where no model is fetched."""
-    names = [metadata_of(manifest).get("name") for manifest in objects if manifest["kind"] == "Job"]
-    jobs = {metadata_of(job).get("name"): job for job in live}
+    names = [name_of(manifest) for manifest in objects if manifest["kind"] == "Job"]
+    jobs = {name_of(job): job for job in live}
     return fetch_state(jobs.get(names[0])) if names else FetchState(True)
 
 
@@ -115,12 +115,12 @@ def fetch_state(job: Manifest | None) -> FetchState:
 
 def find_former_jobs(objects: Iterable[Manifest], live: Iterable[Manifest]) -> tuple[Manifest, ...]:
     """The live fetch Jobs of earlier sources or credentials."""
-    wanted = {metadata_of(manifest).get("name") for manifest in objects if manifest["kind"] == "Job"}
-    return tuple(job for job in live if _is_fetch(job) and metadata_of(job).get("name") not in wanted)
+    wanted = {name_of(manifest) for manifest in objects if manifest["kind"] == "Job"}
+    return tuple(job for job in live if _is_fetch(job) and name_of(job) not in wanted)
 
 
 def _is_fetch(job: Manifest) -> bool:
-    return mapping(metadata_of(job).get("labels")).get(ROLE_LABEL) == FETCH_ROLE
+    return labels_of(job).get(ROLE_LABEL) == FETCH_ROLE
 
 
 def _owned(api_version: str, kind: str, name: str, deployment: LLMDeployment, owner: Owner) -> Manifest:

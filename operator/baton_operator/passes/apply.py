@@ -25,6 +25,7 @@ from baton_operator.kube.object_fields import (
     annotations_of,
     is_controlled,
     is_leaving,
+    labels_of,
     mapping,
     mappings,
     metadata_of,
@@ -171,7 +172,7 @@ class Applier:
         if not is_known:
             try:
                 stored = await self._probe(wanted, _NO_NAME)
-                if len(mapping(metadata_of(stored).get("labels"))) > 1 or mapping(stored.get("data")):
+                if len(labels_of(stored)) > 1 or mapping(stored.get("data")):
                     raise NameTaken(resource.kind, place_of(wanted)[1])
             except Conflict as error:
                 if FIELD_MANAGER not in error.managers and not (owner.adopts and await self._is_orphan(wanted, owner)):
@@ -320,7 +321,7 @@ def _version_of(live: Manifest) -> str:
 
 
 def _labels_of(manifest: Manifest) -> object:
-    return mapping(metadata_of(manifest).get("labels")).get(DEPLOYMENT_LABEL)
+    return labels_of(manifest).get(DEPLOYMENT_LABEL)
 
 
 def _essence(live: Manifest) -> str:

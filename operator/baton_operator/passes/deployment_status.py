@@ -7,71 +7,34 @@ Reasons are a closed, stable set, so that alerts can use them. An unknown count 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
-from baton_control.accelerator_types import types_of
-from baton_control.hashes import Revision
-from baton_control.rollout import Group, RolloutPhase, Step, usable
-from baton_control.sizing.decision.scaling import Sized
-from baton_control.spec.api import LLMDeployment, ScalingMode
+from baton_control.rollout import RolloutPhase, usable
+from baton_control.spec.api import ScalingMode
 from baton_control.telemetry.pairs import Pairs
-from baton_control.worker_specs import pool_spec
 from baton_operator.objects.metadata import FETCH_ROLE, RESTART_ANNOTATION
-from baton_operator.passes.conditions import Finding, merge_conditions, message_of, timestamp
-from baton_operator.passes.observe import WorkerSet
-from baton_operator.passes.pool_size import PoolPlan
+from baton_operator.passes.conditions import Finding, merge_conditions, message_of
+from baton_operator.passes.pass_result import PassResult
+from baton_operator.passes.pool_status import last_decision, pool_status, scaling_decisions
 from baton_operator.passes.problems import PassProblem, join_names, rank_problems
 from baton_operator.schema.status import (
     ConditionType,
     DeploymentStatus,
-    PoolStatus,
-    RevisionStatus,
-    ScalingDecision,
     SloStatus,
     Truth,
 )
 from baton_operator.telemetry import GatewayReport
 from baton_wire.messages.values import POOL_ROLES, Role
 
-MAX_REVISIONS, MAX_DECISIONS = 16, 20
+MAX_DECISIONS = 20
 ENV_REFUSED = "EnvRefused"
 _STUCK = (RolloutPhase.UNSCHEDULABLE, RolloutPhase.FAILING)
 
 
-@dataclass(frozen=True, slots=True)
-class PassResult:
-    """The result of a pass: everything that the status is computed from."""
-
-    deployment: LLMDeployment
-    generation: int
-    wanted: Mapping[Role, Revision]
-    plans: Mapping[Role, PoolPlan]
-    sized: Sized | None
-    sets: tuple[WorkerSet, ...]
-    groups: tuple[Group, ...]
-    step: Step
-    gateways_ready: int | None
-    """Gateway Pods that can answer; None: unknown."""
-    report: GatewayReport | None
-    problems: tuple[PassProblem, ...]
-    notes: tuple[str, ...] = ()
-    """Harmless omissions: optional APIs that are not served, unknown fields."""
-    leaving_gateways: frozenset[str] = frozenset()
-    """Names of gateway Pods that are stopping."""
-    is_reachable: bool | None = True
-    """True if the clients' Service exists and selects the gateways; None: a NetworkPolicy that lets requests through is
-    missing, and it is unknown whether the cluster enforces policies."""
-    wakes: bool | None = True
-    """True if a request can wake pools that sleep in mode SLO, because gateways report to the operator that it waits.
-    None: no gateway has reported lately."""
-    refused_env: tuple[str, ...] = ()
-    """Variables in used templates that the installation refuses by now, with their fields."""
-
-
 def status_of(result: PassResult, before: DeploymentStatus, now: datetime.datetime) -> DeploymentStatus:
     """The status after a pass. Raises ValidationError only for what bounds should have kept out."""
-    decisions = _decisions(result, before, now)
+    decisions = scaling_decisions(result, before, now)
     report, findings = result.report, _findings(result)
     worst = _worst(findings)
     raw = {
@@ -79,83 +42,16 @@ def status_of(result: PassResult, before: DeploymentStatus, now: datetime.dateti
         "summary": worst.reason,
         "message": message_of(worst),
         "conditions": merge_conditions(before.conditions, findings, result.generation, now),
-        "prefill": _pool(result, Role.PREFILL, before.prefill),
-        "decode": _pool(result, Role.DECODE, before.decode),
+        "prefill": pool_status(result, Role.PREFILL, before.prefill),
+        "decode": pool_status(result, Role.DECODE, before.decode),
         "slo": report.slo if report is not None else None,
         "kvTransfer": report.lane if report is not None else None,
-        "lastScaling": _last(result, decisions) or before.last_scaling,
+        "lastScaling": last_decision(result, decisions) or before.last_scaling,
         "scalingDecisions": (*before.scaling_decisions, *decisions)[-MAX_DECISIONS:],
         "revision": " ".join(f"{role.value}:{result.wanted[role].template}" for role in POOL_ROLES),
         "sizingMemory": result.sized.memory if result.sized is not None else before.sizing_memory,
     }
     return DeploymentStatus.model_validate(raw)
-
-
-def _pool(result: PassResult, role: Role, before: PoolStatus | None) -> PoolStatus:
-    sets = [worker_set for worker_set in result.sets if worker_set.role is role]
-    routable = [group.routable for group in result.groups if group.role is role]
-    known = [count for count in routable if count is not None]
-    ready = sum(worker_set.ready for worker_set in sets)
-    desired = result.plans[role].workers
-    revisions = [_revision(result, worker_set) for worker_set in sets if worker_set.wanted or worker_set.existing]
-    accelerator, why = _accelerator(result, role, before)
-    return PoolStatus(
-        desired=desired,
-        ready=ready,
-        routable=sum(known) if len(known) == len(routable) else None,
-        summary=f"{ready}/{desired}",
-        accelerator=accelerator,
-        choice=why,
-        revisions=tuple(revisions[:MAX_REVISIONS]),
-    )
-
-
-def _accelerator(result: PassResult, role: Role, before: PoolStatus | None) -> tuple[str | None, str | None]:
-    """The type that a pool should have and why: sizing's choice, else the type in force."""
-    types = types_of(pool_spec(result.deployment, role))
-    if not types:
-        return None, None
-    choice = None if result.sized is None else result.sized.types.get(role)
-    if choice is not None:
-        return choice.type, choice.why
-    in_force = types[0].type.value
-    return in_force, before.choice if before is not None and before.accelerator == in_force else None
-
-
-def _revision(result: PassResult, worker_set: WorkerSet) -> RevisionStatus:
-    routable = {(group.role, group.revision): group.routable for group in result.groups}
-    return RevisionStatus(
-        revision=worker_set.revision.template,
-        workers=worker_set.wanted,
-        ready=worker_set.ready,
-        routable=routable.get((worker_set.role, worker_set.revision)),
-    )
-
-
-def _decisions(result: PassResult, before: DeploymentStatus, now: datetime.datetime) -> list[ScalingDecision]:
-    """The changes of pools' sizes, each with its reason."""
-    published = {Role.PREFILL: before.prefill, Role.DECODE: before.decode}
-    changes = []
-    for role in POOL_ROLES:
-        pool, workers = published[role], result.plans[role].workers
-        if pool is None or pool.desired is None or pool.desired == workers:
-            continue
-        mode = result.deployment.spec.autoscaling.mode
-        reason = result.sized.reasons[role] if result.sized else f"{role.value} {pool.desired}→{workers}: {mode}"
-        if result.plans[role].limit:
-            reason = f"{reason}; {result.plans[role].limit}"
-        raw = {"time": timestamp(now), "pool": role.value, "from": pool.desired, "to": workers, "reason": reason[:256]}
-        changes.append(ScalingDecision.model_validate(raw))
-    return changes
-
-
-def _last(result: PassResult, decisions: list[ScalingDecision]) -> ScalingDecision | None:
-    """The last decision with its inputs; where both pools changed, prefill's decision with both reasons."""
-    if not decisions:
-        return None
-    reason = "; ".join(decision.reason for decision in decisions)[:256]
-    inputs = result.sized.inputs if result.sized else None
-    return decisions[0].model_copy(update={"reason": reason, "inputs": inputs})
 
 
 def _findings(result: PassResult) -> tuple[Finding, ...]:
@@ -307,20 +203,18 @@ def _reconciling(
 
 def _progressing(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding:
     kind, phase, message = ConditionType.PROGRESSING, result.step.phase, result.step.reason
+    if phase in (*_STUCK, RolloutPhase.PAUSED, RolloutPhase.CANARY):
+        return Finding(kind, Truth.FALSE, phase.value, message)
+    if phase is RolloutPhase.COMPLETE:
+        missing = {role: result.plans[role].workers - _routable(result, role) for role in POOL_ROLES}
+        waiting = [f"{count} {role.value}" for role, count in missing.items() if count > 0]
+        if not waiting:
+            return Finding(kind, Truth.FALSE, phase.value, "")
+        phase, message = RolloutPhase.WAITING, f"not routable yet: {join_names(waiting)}"
     waits = next((problem for problem in problems if not problem.lasts), None)
-    if phase is not RolloutPhase.COMPLETE:
-        if phase in (*_STUCK, RolloutPhase.PAUSED, RolloutPhase.CANARY):
-            return Finding(kind, Truth.FALSE, phase.value, message)
-        if waits is not None:
-            return Finding(kind, Truth.TRUE, waits.reason, waits.message)
-        return Finding(kind, Truth.TRUE, phase.value, message)
-    missing = {role: result.plans[role].workers - _routable(result, role) for role in POOL_ROLES}
-    if any(count > 0 for count in missing.values()):
-        if waits is not None:
-            return Finding(kind, Truth.TRUE, waits.reason, waits.message)
-        waiting = join_names(f"{count} {role.value}" for role, count in missing.items() if count > 0)
-        return Finding(kind, Truth.TRUE, RolloutPhase.WAITING.value, f"not routable yet: {waiting}")
-    return Finding(kind, Truth.FALSE, phase.value, "")
+    if waits is not None:
+        return Finding(kind, Truth.TRUE, waits.reason, waits.message)
+    return Finding(kind, Truth.TRUE, phase.value, message)
 
 
 def _routable(result: PassResult, role: Role) -> int:

@@ -10,12 +10,12 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import pool_spec
 from baton_operator.kube.kinds import AUTOSCALERS
-from baton_operator.kube.object_fields import Manifest, integer, mapping, metadata_of, uid_of
+from baton_operator.kube.object_fields import Manifest, condition_of, integer, labels_of, mapping, metadata_of, uid_of
 from baton_operator.objects.fetch import TRIES, FetchState
 from baton_operator.objects.fetch_progress import progress_words
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
 from baton_operator.passes.ingress import find_ingress_problems
-from baton_operator.passes.observe import WorkerSet, condition
+from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pod_problems import ObjectEvent, PodNeeds, age_s, find_pod_problem, is_ready, seconds_since
 from baton_operator.passes.problems import PassProblem, reason_of_refusal, shorten
 from baton_operator.passes.snapshot import Snapshot
@@ -63,7 +63,7 @@ def diagnose(
 
 def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
     """The fetch Job that has no Pod although it should; only its Events give the reason. None: there is no such Job."""
-    has_pod = any(mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == FETCH_ROLE for pod in seen.live_pods)
+    has_pod = any(labels_of(pod).get(ROLE_LABEL) == FETCH_ROLE for pod in seen.live_pods)
     if fetch.is_done or fetch.failure or has_pod:
         return None
     active = [job for job in seen.fetches if not mapping(job.get("status")).get("conditions")]
@@ -75,8 +75,7 @@ def fetching_pods(seen: Snapshot) -> tuple[Manifest, ...]:
     running = [
         pod
         for pod in seen.live_pods
-        if mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == FETCH_ROLE
-        and mapping(pod.get("status")).get("phase") == "Running"
+        if labels_of(pod).get(ROLE_LABEL) == FETCH_ROLE and mapping(pod.get("status")).get("phase") == "Running"
     ]
     return tuple(sorted(running, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))))
 
@@ -87,7 +86,7 @@ def _current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
     ended: dict[str, Manifest] = {}
     ready: set[str] = set()
     for pod in sorted(pods, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))):
-        role, status = str(mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL)), mapping(pod.get("status"))
+        role, status = str(labels_of(pod).get(ROLE_LABEL)), mapping(pod.get("status"))
         if is_ready(status):
             ready.add(role)
         elif status.get("phase") == "Failed":
@@ -112,7 +111,7 @@ def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[PassProblem, fl
     """The problem of an autoscaler that cannot measure, and so keeps the number of gateways, with the seconds until it
     counts: a new autoscaler needs a moment. None: it measures, or there is no autoscaler."""
     for resource, scaler in seen.withdrawable:
-        active = condition(scaler, "ScalingActive") if resource == AUTOSCALERS else {}
+        active = condition_of(mapping(scaler.get("status")), "ScalingActive") if resource == AUTOSCALERS else {}
         since_s = seconds_since(active.get("lastTransitionTime"), now)
         if active.get("status") == "False" and since_s is not None:
             message = f"gateway: its autoscaler does nothing: {active.get('reason')}: {shorten(active.get('message'))}"

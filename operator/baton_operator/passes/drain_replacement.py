@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from baton_control.hashes import content_hash
 from baton_operator.kube.kinds import BUDGETS, WORKERS
-from baton_operator.kube.object_fields import Manifest, integer, is_leaving, mapping, metadata_of
+from baton_operator.kube.object_fields import Manifest, integer, is_leaving, labels_of, mapping, metadata_of
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_operator.passes.apply import DesiredObject, with_metadata
 from baton_operator.passes.drift import APPLIED
@@ -72,7 +72,7 @@ def places_of(pods: Iterable[Manifest]) -> dict[Role, tuple[PodPlace, ...]]:
     """The places of gateway and worker Pods, by role, without the Pods that are stopping."""
     places: dict[Role, tuple[PodPlace, ...]] = {}
     for pod in pods:
-        role, status = mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL), mapping(pod.get("status"))
+        role, status = labels_of(pod).get(ROLE_LABEL), mapping(pod.get("status"))
         if role not in set(Role) or is_leaving(pod) or status.get("phase") in ("Succeeded", "Failed"):
             continue
         node = mapping(pod.get("spec")).get("nodeName")
@@ -83,7 +83,7 @@ def places_of(pods: Iterable[Manifest]) -> dict[Role, tuple[PodPlace, ...]]:
 
 def adjust_object(wanted: DesiredObject, replacement: DrainReplacement) -> DesiredObject:
     """A shared object as the replacement wants it: a budget that keeps the last Pod, or one gateway more."""
-    role = mapping(metadata_of(wanted.body).get("labels")).get(ROLE_LABEL)
+    role = labels_of(wanted.body).get(ROLE_LABEL)
     spec = mapping(wanted.body.get("spec"))
     if wanted.resource == BUDGETS and role in replacement.least:
         other_fields = {name: value for name, value in spec.items() if name != "maxUnavailable"}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from baton_operator.kube.kinds import EVENTS
 from baton_operator.kube.kube_api import KubeApi, KubeError
-from baton_operator.kube.object_fields import Manifest, mapping, metadata_of, uid_of
+from baton_operator.kube.object_fields import Manifest, labels_of, metadata_of, uid_of
 from baton_operator.passes.pod_problems import CREATING_S, ObjectEvent, waiting_pods
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class EventReader:
         groups: dict[str, list[Manifest]] = {}
         for pod, age in waiting:
             if age >= CREATING_S:
-                groups.setdefault(str(sorted(mapping(metadata_of(pod).get("labels")).items())), []).append(pod)
+                groups.setdefault(str(sorted(labels_of(pod).items())), []).append(pod)
         events: dict[str, ObjectEvent] = {}
         for members in list(groups.values())[:MOST]:
             event = await self.about(members[0])

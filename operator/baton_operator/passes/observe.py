@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, Step
-from baton_operator.kube.object_fields import Manifest
+from baton_operator.kube.object_fields import Manifest, condition_of, mapping
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.metadata import (
     FIT_LABEL,
@@ -119,8 +119,8 @@ def _is_finished(worker_set: WorkerSet, wanted: Mapping[Role, Revision]) -> bool
 def _worker_sets(
     deployment: Manifest, owner: Owner, pod_counts: Mapping[TemplateKey, PodCounts]
 ) -> Iterator[WorkerSet]:
-    metadata, spec, status = (_mapping(deployment.get(part)) for part in ("metadata", "spec", "status"))
-    labels = _mapping(metadata.get("labels"))
+    metadata, spec, status = (mapping(deployment.get(part)) for part in ("metadata", "spec", "status"))
+    labels = mapping(metadata.get("labels"))
     role, template, fit = (labels.get(label) for label in (ROLE_LABEL, TEMPLATE_LABEL, FIT_LABEL))
     if role not in {*POOL_ROLES, None} or not isinstance(template, str) or not isinstance(fit, str):
         return
@@ -137,13 +137,13 @@ def _worker_sets(
         since=str(metadata.get("creationTimestamp") or ""),
         is_observed=_count(status, "observedGeneration", 0) >= _count(metadata, "generation", 0),
         refusal=refusal(deployment),
-        is_late=condition(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded",
+        is_late=condition_of(status, "Progressing").get("reason") == "ProgressDeadlineExceeded",
     )
     if role is not None:
         yield whole
         return
     pools = {role: pod_counts.get((role, template), PodCounts()) for role in POOL_ROLES}
-    roles = roles_of(_mapping(metadata.get("annotations")).get(ROLES_ANNOTATION))
+    roles = roles_of(mapping(metadata.get("annotations")).get(ROLES_ANNOTATION))
     if roles is None:  # somebody removed it: running Pods keep their roles, and new ones start as their template says
         decode = min(pools[Role.DECODE].existing - pools[Role.DECODE].leaving, whole.wanted)
         roles = {Role.PREFILL: whole.wanted - decode, Role.DECODE: decode}
@@ -158,16 +158,9 @@ def _worker_sets(
         )
 
 
-def condition(manifest: Manifest, kind: str) -> Manifest:
-    """A condition of a live object; empty: it is not set."""
-    conditions = _mapping(manifest.get("status")).get("conditions")
-    entries = conditions if isinstance(conditions, list) else []
-    return next((entry for entry in map(_mapping, entries) if entry.get("type") == kind), {})
-
-
 def refusal(deployment: Manifest) -> str:
     """Why the Pods of a Deployment cannot be made; empty: they can."""
-    failure = condition(deployment, "ReplicaFailure")
+    failure = condition_of(mapping(deployment.get("status")), "ReplicaFailure")
     return str(failure.get("message") or failure.get("reason")) if failure.get("status") == "True" else ""
 
 
@@ -183,10 +176,6 @@ def _group(worker_set: WorkerSet, routable: RoutableCounts | None, pods: PodCoun
         idle=max(worker_set.wanted - pods.ready, 0),
         since=worker_set.since,
     )
-
-
-def _mapping(value: object) -> Manifest:
-    return value if isinstance(value, dict) else {}
 
 
 def _count(part: Manifest, field: str, absent: int) -> int:

@@ -13,11 +13,12 @@ from baton_operator.kube.object_fields import mapping, uid_of
 from baton_operator.objects.fetch_progress import PROGRESS_S
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.passes.apply import Applier
-from baton_operator.passes.deployment_status import PassResult, status_of
+from baton_operator.passes.deployment_status import status_of
 from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler, waiting_job
 from baton_operator.passes.ingress import find_ingress_problems
 from baton_operator.passes.object_events import AGAIN_S, EventReader
 from baton_operator.passes.pass_plan import PassPlan
+from baton_operator.passes.pass_result import PassResult
 from baton_operator.passes.plan_writer import WrittenPlan
 from baton_operator.passes.pod_problems import ObjectEvent
 from baton_operator.passes.problems import PassProblem

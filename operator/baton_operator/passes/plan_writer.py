@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from baton_control.hashes import Revision
 from baton_operator.kube.kinds import JOBS, RECORDS, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
-from baton_operator.kube.object_fields import Manifest, annotations_of, is_controlled, metadata_of
+from baton_operator.kube.object_fields import Manifest, annotations_of, is_controlled, name_of
 from baton_operator.objects.fetch import find_former_jobs
 from baton_operator.objects.metadata import ROLES_ANNOTATION, roles_of
 from baton_operator.passes.apply import Applied, Applier, NameTaken, desired_object
@@ -169,7 +169,7 @@ class PlanWriter:
             await self._applier.delete(RECORDS, snapshot.live_records[record.name])
         names = {(desired.resource, desired.name) for desired in rendering.standing}
         for resource, optional in snapshot.withdrawable:
-            if (resource, str(metadata_of(optional).get("name"))) not in names:
+            if (resource, name_of(optional)) not in names:
                 await self._applier.delete(resource, optional)
         if plan.fetch.is_done:
             for job in find_former_jobs(rendering.objects, snapshot.fetches):

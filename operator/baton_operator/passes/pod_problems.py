@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from baton_control.names import flexible_name, gateway_name, workers_name
-from baton_operator.kube.object_fields import Manifest, integer, is_leaving, mapping, mappings, metadata_of, uid_of
+from baton_operator.kube.object_fields import (
+    Manifest,
+    condition_of,
+    integer,
+    is_leaving,
+    mapping,
+    mappings,
+    metadata_of,
+    uid_of,
+)
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.problems import PassProblem, explain_unplaced, find_missing_object, shorten
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -58,12 +67,12 @@ class PodNeeds:
 
 
 def our_pods(pods: Iterable[Manifest], deployment: str, jobs: frozenset[str]) -> tuple[Manifest, ...]:
-    """The Pods that a deployment's own Deployments or its fetch `jobs` made. Pods of other owners are left out,
-    whatever their labels."""
-    return tuple(pod for pod in pods if _is_ours(metadata_of(pod), deployment, jobs))
+    """The Pods of a deployment; Pods of other owners are left out, whatever their labels."""
+    return tuple(pod for pod in pods if is_ours(metadata_of(pod), deployment, jobs))
 
 
-def _is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str]) -> bool:
+def is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str] = frozenset()) -> bool:
+    """True if a deployment's own Deployments, or its fetch `jobs`, made the Pod with this metadata."""
     labels = mapping(metadata.get("labels"))
     role, template = labels.get(ROLE_LABEL), str(labels.get(TEMPLATE_LABEL))
     made_by: tuple[str, ...] = (f"{gateway_name(deployment)}-",) if role == Role.GATEWAY else ()
@@ -103,7 +112,7 @@ def _problem_of(
 ) -> PassProblem | None:
     if status.get("phase") == "Failed":
         return _failed(status, role)
-    placed = _condition(status, "PodScheduled")
+    placed = condition_of(status, "PodScheduled")
     if placed.get("status") == "False":
         return _unplaced(placed, role, needs)
     problem = find_container_problem(status, role) or _ended_once(status, role)
@@ -200,12 +209,12 @@ def _last_end(container: Manifest) -> Manifest:
 
 
 def is_ready(status: Manifest) -> bool:
-    return _condition(status, "Ready").get("status") == "True"
+    return condition_of(status, "Ready").get("status") == "True"
 
 
 def is_creating(status: Manifest) -> bool:
     """True if the Pod has a node and its containers are not created yet."""
-    if _condition(status, "PodScheduled").get("status") == "False" or status.get("phase") in ("Running", "Failed"):
+    if condition_of(status, "PodScheduled").get("status") == "False" or status.get("phase") in ("Running", "Failed"):
         return False
     containers = mappings(status.get("containerStatuses"))
     reasons = [str(mapping(mapping(container.get("state")).get("waiting")).get("reason")) for container in containers]
@@ -244,7 +253,3 @@ def seconds_since(moment: object, now: datetime) -> float | None:
         return (now - datetime.fromisoformat(str(moment))).total_seconds()
     except (ValueError, TypeError):
         return None
-
-
-def _condition(status: Manifest, kind: str) -> Manifest:
-    return next((condition for condition in mappings(status.get("conditions")) if condition.get("type") == kind), {})

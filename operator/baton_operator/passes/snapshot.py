@@ -28,18 +28,21 @@ from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import (
     Manifest,
     annotations_of,
+    condition_of,
     integer,
     is_controlled,
     is_leaving,
+    labels_of,
     mapping,
     mappings,
     metadata_of,
+    name_of,
     uid_of,
 )
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.link_keys import is_key_marker
 from baton_operator.objects.metadata import ADOPT_ANNOTATION, ROLE_LABEL, belongs
-from baton_operator.passes.observe import WorkerSet, condition, refusal, worker_sets
+from baton_operator.passes.observe import WorkerSet, refusal, worker_sets
 from baton_operator.passes.pod_problems import is_ready, our_pods
 from baton_operator.passes.pool_size import WRITTEN, Facade
 from baton_operator.passes.template_records import Stored, read_record
@@ -106,12 +109,12 @@ def take_snapshot(key: Key, caches: Caches) -> Snapshot | None:
     if raw is None or is_leaving(raw):
         return None
     owner = Owner(uid_of(raw), adopts=annotations_of(raw).get(ADOPT_ANNOTATION) == "true")
-    workers = {str(metadata_of(manifest)["name"]): manifest for manifest in caches[WORKERS].of(key)}
-    records = {str(metadata_of(manifest)["name"]): manifest for manifest in _ours(caches[RECORDS].of(key), owner)}
+    workers = {name_of(manifest): manifest for manifest in caches[WORKERS].of(key)}
+    records = {name_of(manifest): manifest for manifest in _ours(caches[RECORDS].of(key), owner)}
     pods = worker_pods(caches[PODS].of(key), key.name)
     teams = count_pods(pods)
     fetches = _ours(caches[JOBS].of(key), owner)
-    jobs = frozenset(str(metadata_of(job).get("name")) for job in fetches)
+    jobs = frozenset(name_of(job) for job in fetches)
     gateway = next(iter(_ours((workers.get(gateway_name(key.name), {}),), owner)), {})
     service = caches[SERVICES].get(key.namespace, gateway_name(key.name)) or {}
     account = caches[ACCOUNTS].get(key.namespace, gateway_name(key.name)) or {}
@@ -132,7 +135,7 @@ def take_snapshot(key: Key, caches: Caches) -> Snapshot | None:
         pods=pods,
         pools={role: pool for role, pool in facades.items() if _ours((pool,), owner)},
         gateways_ready=sum(_is_ready_gateway(pod) for pod in live_pods) if gateway else 0,
-        leaving_gateways=frozenset(str(metadata_of(pod).get("name")) for pod in live_pods if _is_leaving_gateway(pod)),
+        leaving_gateways=frozenset(name_of(pod) for pod in live_pods if _is_leaving_gateway(pod)),
         gateway_refusal=refusal(gateway),
         gateway_lateness=_lateness(gateway),
         keys=keys if isinstance(keys, str) else None,
@@ -157,11 +160,11 @@ def _is_leaving_gateway(pod: Manifest) -> bool:
 
 
 def _is_gateway(pod: Manifest) -> bool:
-    return mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == Role.GATEWAY
+    return labels_of(pod).get(ROLE_LABEL) == Role.GATEWAY
 
 
 def _lateness(gateway: Manifest) -> str:
-    is_late = condition(gateway, "Progressing").get("reason") == "ProgressDeadlineExceeded"
+    is_late = condition_of(mapping(gateway.get("status")), "Progressing").get("reason") == "ProgressDeadlineExceeded"
     return "new gateways do not get ready" if is_late else ""
 
 

@@ -6,12 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from baton_control.names import flexible_name, workers_name
 from baton_control.sizing.inputs.observations import slow_start_s
 from baton_operator.kube.labels import ASSIGNED_ANNOTATION, COST_ANNOTATION
-from baton_operator.kube.object_fields import Manifest, integer, is_leaving, mapping, mappings, metadata_of, uid_of
+from baton_operator.kube.object_fields import (
+    Manifest,
+    annotations_of,
+    condition_of,
+    integer,
+    is_leaving,
+    mapping,
+    mappings,
+    metadata_of,
+    uid_of,
+)
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.passes.pod_problems import find_container_problem, is_creating, is_ready
+from baton_operator.passes.pod_problems import find_container_problem, is_creating, is_ours, is_ready
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
@@ -98,18 +107,11 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
     metadata, status = metadata_of(pod), mapping(pod.get("status"))
     labels = mapping(metadata.get("labels"))
     role, template = labels.get(ROLE_LABEL), labels.get(TEMPLATE_LABEL)
-    if role not in set(POOL_ROLES) or not isinstance(template, str):
+    if role not in set(POOL_ROLES) or not isinstance(template, str) or not is_ours(metadata, deployment):
         return None
-    made_by = (f"{workers_name(deployment, Role(str(role)), template)}-", f"{flexible_name(deployment, template)}-")
-    owners = mappings(metadata.get("ownerReferences"))
-    if not any(owner.get("kind") == "ReplicaSet" and str(owner.get("name")).startswith(made_by) for owner in owners):
-        return None
-    marks = mapping(metadata.get("annotations"))
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
-    conditions = {str(condition.get("type")): condition for condition in mappings(status.get("conditions"))}
-    ready = is_ready(status)
-    placed = mapping(conditions.get("PodScheduled"))
+    marks, ready, placed = annotations_of(pod), is_ready(status), condition_of(status, "PodScheduled")
     is_refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
     failure = None if ready else find_container_problem(status, str(role))
     return WorkerPod(

@@ -12,8 +12,9 @@ from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.telemetry.pairs import Pairs
-from baton_operator.passes.deployment_status import PassResult, status_of
+from baton_operator.passes.deployment_status import status_of
 from baton_operator.passes.observe import WorkerSet
+from baton_operator.passes.pass_result import PassResult
 from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.problems import PassProblem
 from baton_operator.passes.refused_spec import RefusedSpec, refused_status, unreadable_status

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
-from baton_operator.passes.deployment_status import PassResult, status_of
+from baton_operator.passes.deployment_status import status_of
 from baton_operator.passes.observe import WorkerSet
+from baton_operator.passes.pass_result import PassResult
 from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.problems import WORST, PassProblem
 from baton_operator.schema.status import DeploymentStatus

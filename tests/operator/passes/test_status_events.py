@@ -11,7 +11,8 @@ import pytest
 from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
 from baton_operator.kube.kinds import EVENTS, POOLS, SERVICES
-from baton_operator.passes.deployment_status import PassResult, status_of
+from baton_operator.passes.deployment_status import status_of
+from baton_operator.passes.pass_result import PassResult
 from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.problems import PassProblem
 from baton_operator.passes.status_events import MOST, WINDOW_S, EventBook, StatusEvent, find_status_events
