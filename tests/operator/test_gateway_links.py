@@ -1,4 +1,4 @@
-"""What the operator's process makes of links: keys that follow from the uid, standbys that point to the holder."""
+"""Links of gateways with the operator: keys derived from the uid, standbys that redirect to the holder."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def live(uid: str = "u1", version: int = 1, **fields: object) -> dict[str, Any]:
 def links(holder: str | None = None) -> tuple[DeploymentLinks, Cache]:
     """Links, and the deployments that they know."""
     custom = CustomResources(None)
-    made = DeploymentLinks(custom, lambda: MASTERS, lambda key: None, lambda: holder)
+    opened = DeploymentLinks(custom, lambda: MASTERS, lambda key: None, lambda: holder)
     known = custom.caches[DEPLOYMENTS]
     known.apply_event(WatchEvent(Change.ADDED, live()))
-    return made, known
+    return opened, known
 
 
 def test_keys_follow_from_the_masters_and_the_uid_and_rotate_with_them() -> None:
@@ -45,21 +45,21 @@ def test_keys_follow_from_the_masters_and_the_uid_and_rotate_with_them() -> None
 
 
 def test_a_deployment_that_is_gone_or_was_made_anew_lets_no_old_link_in() -> None:
-    made, known = links()
-    first = made._keys(KEY)
+    opened, known = links()
+    first = opened._keys(KEY)
     assert first is not None
     known.apply_event(WatchEvent(Change.DELETED, live(version=2)))
-    assert made._keys(KEY) is None
+    assert opened._keys(KEY) is None
     known.apply_event(WatchEvent(Change.ADDED, live("u2", 3)))
-    second = made._keys(KEY)
+    second = opened._keys(KEY)
     assert second is not None
     assert second.current() != first.current()
 
 
 async def test_an_unknown_deployment_is_turned_away_before_anything_is_read() -> None:
-    made, _ = links()
+    opened, _ = links()
     async with (
-        made.serving(("127.0.0.1", 0)) as port,
+        opened.serving(("127.0.0.1", 0)) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/gateways/team/other") as answer,
     ):

@@ -234,8 +234,8 @@ def test_rights_that_are_revoked_hold_that_namespace_and_its_deployments_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def condition(rig: Rig, key: Key) -> Any:
-        found = rig.store.read(DEPLOYMENTS, key.namespace, key.name).get("status", {}).get("conditions", [])
-        return next((each["reason"] for each in found if each["type"] == "Degraded"), None)
+        conditions = rig.store.read(DEPLOYMENTS, key.namespace, key.name).get("status", {}).get("conditions", [])
+        return next((condition["reason"] for condition in conditions if condition["type"] == "Degraded"), None)
 
     async def after(rig: Rig) -> None:
         await asyncio.sleep(30.0)

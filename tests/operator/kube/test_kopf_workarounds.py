@@ -1,4 +1,4 @@
-"""What docs/kopf.md says of the installed kopf: a workaround that kopf does not need any more is taken out."""
+"""The workarounds of docs/kopf.md against the installed kopf: one that kopf no longer needs is taken out."""
 
 from __future__ import annotations
 

@@ -49,10 +49,10 @@ class Stage:
         return self.store.read(SERVICES, SPACE, NAME)
 
     def calls(self) -> list[str]:
-        """What was asked since the last look, writes by their verb."""
-        made = [verb for (verb, _), count in self.api.calls.items() for _ in range(count)]
+        """The calls since the last look, writes by their verb."""
+        verbs = [verb for (verb, _), count in self.api.calls.items() for _ in range(count)]
         self.api.calls.clear()
-        return sorted(made)
+        return sorted(verbs)
 
 
 def wanted(**more: str) -> DesiredObject:

@@ -34,13 +34,14 @@ def test_the_order_is_fixed_and_unknown_types_are_kept() -> None:
     )
     degraded = Finding(ConditionType.DEGRADED, Truth.FALSE, "AllWell")
     for findings in ([AVAILABLE, degraded], [degraded, AVAILABLE]):
-        assert [each.type for each in merge_conditions((foreign,), findings, 1, NOON)] == [
+        assert [condition.type for condition in merge_conditions((foreign,), findings, 1, NOON)] == [
             "Available",
             "Degraded",
             "Later",
         ]
     assert [
-        each.type for each in merge_conditions(merge_conditions((), [degraded], 1, NOON), [AVAILABLE], 2, LATER)
+        condition.type
+        for condition in merge_conditions(merge_conditions((), [degraded], 1, NOON), [AVAILABLE], 2, LATER)
     ] == [
         "Available",
         "Degraded",

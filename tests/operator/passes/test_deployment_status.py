@@ -57,17 +57,17 @@ def view(
 
 
 def condition(status: DeploymentStatus, kind: str) -> tuple[str, str]:
-    found = next(each for each in status.conditions if each.type == kind)
-    return found.status, found.reason
+    match = next(entry for entry in status.conditions if entry.type == kind)
+    return match.status, match.reason
 
 
-def judged(seen: PassResult, kind: str) -> tuple[str, str]:
+def judge(seen: PassResult, kind: str) -> tuple[str, str]:
     return condition(status_of(seen, EMPTY, NOW), kind)
 
 
 def test_a_deployment_that_serves_says_so() -> None:
     status = status_of(view(), EMPTY, NOW)
-    assert {each.type: each.status for each in status.conditions} == {
+    assert {entry.type: entry.status for entry in status.conditions} == {
         "Ready": "True",
         "Reconciling": "False",
         "Stalled": "False",
@@ -108,7 +108,7 @@ def test_a_deployment_that_serves_says_so() -> None:
     ],
 )
 def test_available_means_that_a_request_would_be_answered(seen: PassResult, expected: tuple[str, str]) -> None:
-    assert judged(seen, "Available") == expected
+    assert judge(seen, "Available") == expected
 
 
 CUT_OFF = "gateways that have no pair of workers, of 3: one and two"
@@ -133,7 +133,7 @@ def test_the_top_line_asks_every_gateway_for_a_pair_of_its_own_and_counts_ask_fo
     seen = replace(view(routable), report=GatewayReport({}, pairs=pairs))
     status = status_of(seen, EMPTY, NOW)
     assert condition(status, "Available") == condition(status, "Ready") == expected
-    assert next(each.message for each in status.conditions if each.type == "Ready") == message
+    assert next(entry.message for entry in status.conditions if entry.type == "Ready") == message
     assert status.decode is not None
     assert status.decode.routable == routable
 
@@ -144,16 +144,16 @@ def test_the_top_line_asks_every_gateway_for_a_pair_of_its_own_and_counts_ask_fo
 )
 def test_a_gateway_that_leaves_needs_no_pair_as_requests_come_to_it_no_more(leaving: set[str], expected: str) -> None:
     seen = replace(view(0), report=GatewayReport({}, pairs=Pairs(2, ("old",))), leaving_gateways=frozenset(leaving))
-    assert judged(seen, "Ready")[0] == expected
+    assert judge(seen, "Ready")[0] == expected
     alone = replace(seen, report=GatewayReport({}, pairs=Pairs(1, ("old",))))
-    assert judged(alone, "Ready") == ("False", "NoRoutableWorkers"), "no other one says that requests are answered"
+    assert judge(alone, "Ready") == ("False", "NoRoutableWorkers"), "no other one says that requests are answered"
 
 
 def test_what_keeps_the_workers_of_a_gateway_back_is_told_as_the_cause() -> None:
     missing = PassProblem("MissingSecret", "the Secret models is not there", of="decode")
     seen = replace(view(0), report=GatewayReport({}, pairs=Pairs(1, ("one",))), problems=(missing,))
-    assert judged(seen, "Ready") == ("False", "MissingSecret")
-    assert judged(replace(seen, report=GatewayReport({}, pairs=Pairs(1))), "Ready") == ("True", "Serving")
+    assert judge(seen, "Ready") == ("False", "MissingSecret")
+    assert judge(replace(seen, report=GatewayReport({}, pairs=Pairs(1))), "Ready") == ("True", "Serving")
 
 
 @pytest.mark.parametrize("phase", list(RolloutPhase))
@@ -165,11 +165,11 @@ def test_progressing_follows_the_rollout_and_stands_still_where_that_does(phase:
         RolloutPhase.FAILING,
         RolloutPhase.UNSCHEDULABLE,
     }
-    assert judged(view(phase=phase), "Progressing") == ("False" if phase in stands else "True", phase.value)
+    assert judge(view(phase=phase), "Progressing") == ("False" if phase in stands else "True", phase.value)
 
 
 def test_complete_numbers_are_not_complete_until_workers_are_routable() -> None:
-    assert judged(view(routable=0), "Progressing") == ("True", "WaitingForWorkers")
+    assert judge(view(routable=0), "Progressing") == ("True", "WaitingForWorkers")
 
 
 CRASH = PassProblem("WorkersFail", "decode worker: crash", of="decode")
@@ -187,10 +187,10 @@ CRASH = PassProblem("WorkersFail", "decode worker: crash", of="decode")
     ],
 )
 def test_degraded_names_the_worst_that_is_known_and_so_does_the_column(seen: PassResult, reason: str) -> None:
-    assert judged(seen, "Degraded") == ("True", reason)
-    assert judged(seen, "Stalled") == ("True", reason)
-    assert judged(seen, "Reconciling") == ("False", "Stalled")
-    assert judged(seen, "Ready") == ("True", "Serving"), "what ran before still serves"
+    assert judge(seen, "Degraded") == ("True", reason)
+    assert judge(seen, "Stalled") == ("True", reason)
+    assert judge(seen, "Reconciling") == ("False", "Stalled")
+    assert judge(seen, "Ready") == ("True", "Serving"), "what ran before still serves"
     assert status_of(seen, EMPTY, NOW).summary == reason
 
 
@@ -218,7 +218,7 @@ def test_the_words_beside_the_column_are_about_what_it_says() -> None:
     full = PassProblem("QuotaExceeded", "exceeded quota: q, requested: pods=1, used: pods=3", of="decode")
     status = status_of(replace(view(), problems=(full,)), EMPTY, NOW)
     assert (status.summary, status.message) == ("QuotaExceeded", full.message)
-    assert judged(replace(view(), problems=(full,)), "Ready") == ("True", "Serving")
+    assert judge(replace(view(), problems=(full,)), "Ready") == ("True", "Serving")
     serving = status_of(view(), EMPTY, NOW)
     assert (serving.summary, serving.message) == ("Serving", "requests are served")
     lost = unreadable_status("forbidden", serving, 1, NOW)
@@ -230,11 +230,11 @@ def test_the_words_beside_the_column_are_about_what_it_says() -> None:
 def test_why_nothing_serves_is_a_sentence_with_its_cause() -> None:
     cause = PassProblem("MissingSecret", "decode worker: the Secret x does not exist", of="decode")
     status = status_of(replace(view(routable=0), problems=(cause,)), EMPTY, NOW)
-    told = {each.type: each.message for each in status.conditions}
-    assert told["Available"] == (
+    messages = {entry.type: entry.message for entry in status.conditions}
+    assert messages["Available"] == (
         "no prefill and no decode worker is routable, because decode worker: the Secret x does not exist"
     )
-    assert told["Ready"] == "decode worker: the Secret x does not exist"
+    assert messages["Ready"] == "decode worker: the Secret x does not exist"
     one = replace(view(), groups=(Group(P, NEW, 1, 1), Group(D, NEW, 1, 0)))
     assert "no decode worker is routable" in str(status_of(one, EMPTY, NOW).conditions)
     apart = replace(view(), groups=(Group(P, NEW, 1, 1), Group(D, Revision("x", "y"), 1, 1)))
@@ -242,27 +242,27 @@ def test_why_nothing_serves_is_a_sentence_with_its_cause() -> None:
 
 
 def test_what_is_left_out_is_said_without_alarm() -> None:
-    assert judged(replace(view(), notes=("no budgets",)), "Degraded") == ("False", "SkippedOptional")
+    assert judge(replace(view(), notes=("no budgets",)), "Degraded") == ("False", "SkippedOptional")
 
 
 def test_measurements_are_unknown_until_there_are_any() -> None:
-    heard = GatewayReport({}, SloStatus(ttft="p95 412ms/500ms"), True, None, False, "0.8 GB/s")
-    status = status_of(replace(view(), report=heard), EMPTY, NOW)
+    report = GatewayReport({}, SloStatus(ttft="p95 412ms/500ms"), True, None, False, "0.8 GB/s")
+    status = status_of(replace(view(), report=report), EMPTY, NOW)
     assert condition(status, "SLOMet") == ("True", "Met")
     assert condition(status, "TransportVerified") == ("False", "TooSlow")
-    assert status.slo == heard.slo
-    assert judged(replace(view(), report=GatewayReport(None)), "SLOMet") == ("Unknown", "NotMeasured")
+    assert status.slo == report.slo
+    assert judge(replace(view(), report=GatewayReport(None)), "SLOMet") == ("Unknown", "NotMeasured")
 
 
 def test_limits_are_told_with_who_and_what() -> None:
     foreign = replace(view(), plans={P: PoolPlan(1, None), D: PoolPlan(1, None, "", frozenset({"hpa"}))})
-    assert judged(foreign, "ScalingLimited") == ("True", "ForeignWriter")
+    assert judge(foreign, "ScalingLimited") == ("True", "ForeignWriter")
     bound = replace(
         view(), plans={P: PoolPlan(1, None), D: PoolPlan(4, None, "decode: 4 instead of 9 by replicas.max 4")}
     )
-    assert judged(bound, "ScalingLimited") == ("True", "OutOfBounds")
+    assert judge(bound, "ScalingLimited") == ("True", "OutOfBounds")
     held = replace(view(), sized=Sized({P: 1, D: 1}, {P: "hold", D: "hold"}, holds=True))
-    assert judged(held, "ScalingLimited") == ("Unknown", "Holding")
+    assert judge(held, "ScalingLimited") == ("Unknown", "Holding")
 
 
 def test_the_same_view_gives_the_same_status_whenever_it_is_judged() -> None:

@@ -84,9 +84,12 @@ def test_both_pools_are_told_of_and_the_last_twenty_sizes_kept() -> None:
         after = status(before, routable=size, workers=size)
         assert reasons(before, after) == [(False, "Scaled"), (False, "Scaled")]
         before = after
-    kept = before.scaling_decisions
-    assert len(kept) == 20
-    assert [(each.pool, each.from_, each.to) for each in kept[-2:]] == [("prefill", 18, 19), ("decode", 18, 19)]
+    decisions = before.scaling_decisions
+    assert len(decisions) == 20
+    assert [(decision.pool, decision.from_, decision.to) for decision in decisions[-2:]] == [
+        ("prefill", 18, 19),
+        ("decode", 18, 19),
+    ]
 
 
 def test_the_same_again_raises_a_count_whatever_its_numbers() -> None:
@@ -113,7 +116,7 @@ def test_a_flood_is_bounded_and_the_end_is_told_all_the_same(reason: str) -> Non
 
 
 def events(world: World) -> dict[str, Any]:
-    return {each["reason"]: each for each in world.store.all(EVENTS, SPACE) if each["reason"] != "FailedMount"}
+    return {event["reason"]: event for event in world.store.all(EVENTS, SPACE) if event["reason"] != "FailedMount"}
 
 
 def test_five_sizes_in_five_minutes_are_all_told_and_an_outage_ends_in_words() -> None:
@@ -127,17 +130,17 @@ def test_five_sizes_in_five_minutes_are_all_told_and_an_outage_ends_in_words() -
             for role in POOL_ROLES:
                 world.user_scales(POOLS, f"{NAME}-{role}", size)
             await asyncio.sleep(40)
-        told = events(world)
-        scaled = {each["message"].split()[0]: each["count"] for each in world.store.all(EVENTS, SPACE)
-                  if each["reason"] == "Scaled"}  # fmt: skip
+        by_reason = events(world)
+        scaled = {event["message"].split()[0]: event["count"] for event in world.store.all(EVENTS, SPACE)
+                  if event["reason"] == "Scaled"}  # fmt: skip
         assert scaled == {"prefill": 5, "decode": 5}
-        assert told["Scaled"]["lastTimestamp"] > told["Scaled"]["firstTimestamp"]
+        assert by_reason["Scaled"]["lastTimestamp"] > by_reason["Scaled"]["firstTimestamp"]
         world.user_deletes(SERVICES, f"{NAME}-gateway")
         await asyncio.sleep(30)
-        told = events(world)
+        by_reason = events(world)
         await world.end()
-        return told
+        return by_reason
 
-    told = run_virtual(main())
-    assert "Service chat-gateway" in told["Restored"]["message"]
-    assert told["Available"]["type"] == "Normal"
+    by_reason = run_virtual(main())
+    assert "Service chat-gateway" in by_reason["Restored"]["message"]
+    assert by_reason["Available"]["type"] == "Normal"

@@ -1,4 +1,4 @@
-"""What is sent as a status."""
+"""The status as it is sent."""
 
 from baton_operator.passes.status_writer import without_empty
 from baton_operator.schema.status import DeploymentStatus
