@@ -47,9 +47,8 @@ def _not_accepted(route: Manifest, now: datetime.datetime) -> tuple[PassProblem,
         if condition.get("type") == "Accepted"
     ]
     if not answers:
-        message = (
-            f"gateway: no Gateway has answered the HTTPRoute: does {parents} exist, and does a controller serve it?"
-        )
+        question = f"does the Gateway {parents} exist, and does a controller serve it?"
+        message = f"gateway: no Gateway has answered the HTTPRoute: {question}"
         return _of_gateway("RouteNotAccepted", message), ANSWERED_WITHIN_S - _age_s(route, now)
     generation = integer(metadata_of(route).get("generation")) or 0
     refusals = [

@@ -124,11 +124,11 @@ def test_nothing_of_it_is_where_workers_do_not_flip() -> None:
     [
         ({"decode__engine": {"maxSequences": 9}}, PLATFORM, "unequal `engine`"),
         ({"decode__serviceAccountAnnotations": {"a": "b"}}, PLATFORM, "unequal `serviceAccountAnnotations`"),
-        ({}, Platform(PLATFORM.worker_image, PLATFORM.gateway_image), "hears no gateways"),
+        ({}, Platform(PLATFORM.worker_image, PLATFORM.gateway_image), "gets no reports of gateways"),
         (
             {},
             Platform(PLATFORM.worker_image, PLATFORM.gateway_image, operator_service="x", hears_gateways=False),
-            "hears no gateways",
+            "gets no reports of gateways",
         ),
     ],
     ids=["unlike pools", "two accounts", "no links", "by readiness"],

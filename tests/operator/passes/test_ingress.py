@@ -61,7 +61,7 @@ def test_a_route_that_no_gateway_takes_is_told_of_after_a_while() -> None:
         assert condition(world, "Stalled") == ("False", "AsExpected")
         await asyncio.sleep(ANSWERED_WITHIN_S + 2.0)
         assert condition(world, "Stalled") == ("True", "RouteNotAccepted")
-        assert "is there a Gateway edge" in message(world)
+        assert "does the Gateway edge exist" in message(world)
         assert condition(world, "Ready") == SERVES
         world.store.set_status(ROUTES, SPACE, GATEWAY, find_conditions("True", "Accepted"))
         await until(lambda: condition(world, "Stalled") == ("False", "AsExpected"), 10.0)

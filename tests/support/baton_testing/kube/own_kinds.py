@@ -1,4 +1,4 @@
-"""What kopf does in the operator, by informers: Baton's own kinds from an API server in memory, on virtual time."""
+"""Informers in the place of kopf: they watch Baton's own kinds at an API server in memory, on virtual time."""
 
 from __future__ import annotations
 
