@@ -15,8 +15,8 @@ from baton_wire.messages.values import Role
 REGISTRY = CollectorRegistry()
 _PASSES = Counter("baton_operator_passes", "Reconcile passes by how they ended", ["outcome"], registry=REGISTRY)
 NO_FAILURES = frozenset({"Done", "Held", "ClaimedElsewhere"})
-"""Outcomes of passes that did what they should: nothing, where the namespace cannot be read or is another operator's.
-Those have alerts of their own."""
+"""Outcomes of passes without a failure. Namespaces that cannot be read, or that another operator has, get no pass and
+have alerts of their own."""
 _SECONDS = Histogram(
     "baton_operator_pass_seconds",
     "Duration of a reconcile pass",
@@ -36,7 +36,7 @@ _UNREADABLE = Gauge(
 
 
 def unreadable(namespaces: frozenset[str]) -> None:
-    """These and no others. They come from the operator's flags, so they are few."""
+    """Set the unreadable namespaces. There are few, because they come from the operator's flags."""
     _UNREADABLE.clear()
     for namespace in namespaces:
         _UNREADABLE.labels(namespace).set(1)
@@ -51,7 +51,7 @@ _CLAIMED = Gauge(
 
 
 def claimed_elsewhere(holders: Mapping[str, str]) -> None:
-    """By namespace, these and no others."""
+    """Set the holders of claimed namespaces."""
     _CLAIMED.clear()
     for namespace, holder in holders.items():
         _CLAIMED.labels(namespace, holder[:128]).set(1)
@@ -66,7 +66,7 @@ _LACKS = Gauge(
 
 
 def server_lacks(features: Iterable[str]) -> None:
-    """These and no others."""
+    """Set the missing features."""
     _LACKS.clear()
     for feature in features:
         _LACKS.labels(feature).set(1)
