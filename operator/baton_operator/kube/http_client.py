@@ -8,6 +8,7 @@ import datetime
 import socket
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import quote
 
@@ -37,7 +38,6 @@ _GOODBYES = 1_000
 PAGE = 500
 CONNECTIONS = 128
 """For calls. Watches have connections of their own, one each: they never keep a call waiting."""
-_Body = Manifest | Sequence[Manifest]
 
 
 class RateLimit:
@@ -52,6 +52,21 @@ class RateLimit:
         self._next = max(self._next, now - self._burst_s) + self._gap_s
         if self._next > now:
             await asyncio.sleep(self._next - now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One HTTP request to the API server."""
+
+    verb: str
+    """The name under which it is counted."""
+    method: str
+    resource: Resource
+    path: str
+    query: Mapping[str, str] | None = None
+    body: Manifest | Sequence[Manifest] | None = None
+    content_type: str = "application/json"
+    deadline_s: float = CALL_S
 
 
 class HttpKubeApi:
@@ -106,7 +121,7 @@ class HttpKubeApi:
         self.calls[key] = self.calls.get(key, 0) + 1
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
-        return await self._call("get", "GET", resource, path_of(resource, namespace, name))
+        return await self._call(_Request("get", "GET", resource, path_of(resource, namespace, name)))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
@@ -115,7 +130,7 @@ class HttpKubeApi:
         items: list[msgspec.Raw] = []
         while True:
             data = await self._answer(
-                "list", "GET", resource, path_of(resource, namespace), query=query, deadline_s=LIST_S
+                _Request("list", "GET", resource, path_of(resource, namespace), query=query, deadline_s=LIST_S)
             )
             page = page_of(data)
             items += page.items or ()
@@ -135,8 +150,8 @@ class HttpKubeApi:
         self.count("watch", resource)
         timeout = aiohttp.ClientTimeout(total=timeout_s + 15.0, sock_connect=10.0)
         try:
-            path = path_of(resource, namespace)
-            async with self._open("GET", path, query, None, "", timeout, self._streams) as answer:
+            request = _Request("watch", "GET", resource, path_of(resource, namespace), query)
+            async with self._open(request, timeout, self._streams) as answer:
                 if answer.status != 200:
                     raise error_of(answer.status, await answer.read(), answer.headers)
                 async for line in lines_of(answer.content):
@@ -158,17 +173,19 @@ class HttpKubeApi:
         query = {"fieldManager": manager, "force": "true" if force else "false"}
         query |= {"dryRun": "All"} if dry_run else {}
         path = path_of(resource, namespace, name) + (f"/{subresource}" if subresource else "")
-        return await self._call("patch", "PATCH", resource, path, query, manifest, "application/apply-patch+yaml")
+        return await self._call(
+            _Request("patch", "PATCH", resource, path, query, manifest, "application/apply-patch+yaml")
+        )
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         namespace, _ = _named(manifest)
         query = {"fieldManager": manager, "fieldValidation": "Strict"}  # as strict as an apply, since 1.25
-        return await self._call("create", "POST", resource, path_of(resource, namespace), query, manifest)
+        return await self._call(_Request("create", "POST", resource, path_of(resource, namespace), query, manifest))
 
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         namespace, name = _named(manifest)
         path = path_of(resource, namespace, name)
-        return await self._call("update", "PUT", resource, path, {"fieldManager": manager}, manifest)
+        return await self._call(_Request("update", "PUT", resource, path, {"fieldManager": manager}, manifest))
 
     async def set_managed_fields(
         self, resource: Resource, namespace: str, name: str, entries: Sequence[Manifest], *, uid: str, version: str
@@ -176,7 +193,7 @@ class HttpKubeApi:
         metadata: Manifest = {"managedFields": entries, "uid": uid, "resourceVersion": version}
         patch = [Manifest(op="replace", path=f"/metadata/{field}", value=value) for field, value in metadata.items()]
         path = path_of(resource, namespace, name)
-        return await self._call("patch", "PATCH", resource, path, None, patch, "application/json-patch+json")
+        return await self._call(_Request("patch", "PATCH", resource, path, None, patch, "application/json-patch+json"))
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None
@@ -188,12 +205,12 @@ class HttpKubeApi:
             "preconditions": conditions,
             "propagationPolicy": "Background",
         }
-        await self._call("delete", "DELETE", resource, path_of(resource, namespace, name), None, options)
+        await self._call(_Request("delete", "DELETE", resource, path_of(resource, namespace, name), None, options))
 
     async def served(self, group: str, version: str) -> frozenset[str]:
         resource = Resource(group, version, "discovery", "APIResourceList")
         try:
-            answer = await self._call("discover", "GET", resource, _root(resource))
+            answer = await self._call(_Request("discover", "GET", resource, _root(resource)))
         except NotFound:
             return frozenset()
         entries = answer.get("resources")
@@ -205,61 +222,38 @@ class HttpKubeApi:
 
     async def version(self) -> str:
         """The server's, such as `v1.33.2`; empty when it does not say. Raises KubeError."""
-        answer = await self._call("version", "GET", Resource("", "", "version", "Version"), "/version")
+        answer = await self._call(_Request("version", "GET", Resource("", "", "version", "Version"), "/version"))
         return str(answer.get("gitVersion", ""))
 
     def _open(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: _Body | None,
-        kind: str,
-        timeout: aiohttp.ClientTimeout,
-        session: aiohttp.ClientSession | None,
+        self, request: _Request, timeout: aiohttp.ClientTimeout, session: aiohttp.ClientSession | None
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         assert session is not None, "used outside of `async with`"
-        headers = {"Accept": "application/json"} | ({"Content-Type": kind} if body is not None else {})
-        data = None if body is None else msgspec.json.encode(body)
+        content_type = {"Content-Type": request.content_type} if request.body is not None else {}
         return session.request(
-            method, self._connection.server + path, params=query, data=data, headers=headers, timeout=timeout
+            request.method,
+            self._connection.server + request.path,
+            params=request.query,
+            data=None if request.body is None else msgspec.json.encode(request.body),
+            headers={"Accept": "application/json", **content_type},
+            timeout=timeout,
         )
 
-    async def _call(  # noqa: PLR0913 - the parts of one HTTP request, passed on to `_answer`
-        self,
-        verb: str,
-        method: str,
-        resource: Resource,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: _Body | None = None,
-        kind: str = "application/json",
-        deadline_s: float = CALL_S,
-    ) -> Manifest:
-        return mapping_of(await self._answer(verb, method, resource, path, query, body, kind, deadline_s))
+    async def _call(self, request: _Request) -> Manifest:
+        return mapping_of(await self._answer(request))
 
-    async def _answer(  # noqa: PLR0913 - the parts of one HTTP request
-        self,
-        verb: str,
-        method: str,
-        resource: Resource,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: _Body | None = None,
-        kind: str = "application/json",
-        deadline_s: float = CALL_S,
-    ) -> bytes:
+    async def _answer(self, request: _Request) -> bytes:
         await self._rate_limit.wait()
-        self.count(verb, resource)
-        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=10.0)
+        self.count(request.verb, request.resource)
+        timeout = aiohttp.ClientTimeout(total=request.deadline_s, sock_connect=10.0)
         try:
-            async with self._open(method, path, query, body, kind, timeout, self._session) as answer:
+            async with self._open(request, timeout, self._session) as answer:
                 data = await answer.read()
                 self.clock.read_date(answer.headers.get("Date", ""))
                 if answer.status >= 300:
                     raise error_of(answer.status, data, answer.headers)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{verb} {resource.plural}: {_text_of(error)}") from error
+            raise Unavailable(f"{request.verb} {request.resource.plural}: {_text_of(error)}") from error
         return data
 
     def _socket(self, address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:

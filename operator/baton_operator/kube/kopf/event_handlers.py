@@ -124,7 +124,7 @@ async def start(
 
 
 def _is_no_attempt(record: logging.LogRecord) -> bool:
-    """Whether a record is about anything but one more attempt at a request: the stream logs a failure once."""
+    """True for records that are not about one more attempt at a request, because the stream logs a failure once."""
     return not str(record.msg).startswith("Request attempt")
 
 
