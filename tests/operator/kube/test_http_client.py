@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from baton_operator.kube.http_client import HttpKubeApi, RateLimit
+from baton_operator.kube.http_client import HttpKubeApi, RateLimit, _Request
 from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, SECRETS, SERVICES
 from baton_operator.kube.kube_api import (
     AlreadyExists,
@@ -217,7 +217,7 @@ async def test_a_watch_that_brings_garbage_is_broken_off(garbage: bytes) -> None
 async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with api(watching(then=60.0)) as kube:
         with pytest.raises(Unavailable, match="Timeout"):
-            await kube._call("get", "GET", SERVICES, "/x", deadline_s=0.05)
+            await kube._call(_Request("get", "GET", SERVICES, "/x", deadline_s=0.05))
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
