@@ -121,7 +121,7 @@ def parse(argv: list[str]) -> Settings:
         gateway_listen=None
         if given.gateway_listen == "none"
         else _address(parser, "--gateway-listen", given.gateway_listen),
-        advertise=_advertised(given.gateway_listen),
+        advertise=_advertised_address(given.gateway_listen),
         operator_class=given.operator_class,
         lease=None if given.lease == "none" else given.lease or _lease_name(given.operator_class),
         routable_from=given.routable_from,
@@ -152,7 +152,7 @@ def _networks(text: str) -> tuple[str, ...]:
         raise ValueError(f"--fetch-cidrs: {error}: must be networks such as 10.20.0.0/16") from error
 
 
-def _advertised(listen: str) -> str:
+def _advertised_address(listen: str) -> str:
     """The Pod's own address with the listening port."""
     host, port = os.environ.get("POD_IP", ""), listen.rpartition(":")[2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host and port.isdigit() else ""

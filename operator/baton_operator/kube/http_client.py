@@ -169,7 +169,7 @@ class HttpKubeApi:
         subresource: str | None = None,
         dry_run: bool = False,
     ) -> Manifest:
-        namespace, name = _named(manifest)
+        namespace, name = _place_of(manifest)
         query = {"fieldManager": manager, "force": "true" if force else "false"}
         query |= {"dryRun": "All"} if dry_run else {}
         path = path_of(resource, namespace, name) + (f"/{subresource}" if subresource else "")
@@ -178,12 +178,12 @@ class HttpKubeApi:
         )
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
-        namespace, _ = _named(manifest)
+        namespace, _ = _place_of(manifest)
         query = {"fieldManager": manager, "fieldValidation": "Strict"}  # as strict as an apply, since 1.25
         return await self._call(_Request("create", "POST", resource, path_of(resource, namespace), query, manifest))
 
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
-        namespace, name = _named(manifest)
+        namespace, name = _place_of(manifest)
         path = path_of(resource, namespace, name)
         return await self._call(_Request("update", "PUT", resource, path, {"fieldManager": manager}, manifest))
 
@@ -299,7 +299,7 @@ def path_of(resource: Resource, namespace: str | None, name: str | None = None) 
     return f"{_root(resource)}{place}/{resource.plural}" + (f"/{quote(name, safe='')}" if name is not None else "")
 
 
-def _named(manifest: Manifest) -> tuple[str, str]:
+def _place_of(manifest: Manifest) -> tuple[str, str]:
     metadata = manifest["metadata"]
     assert isinstance(metadata, dict)
     return str(metadata["namespace"]), str(metadata.get("name", ""))

@@ -119,7 +119,7 @@ class Reach:
         yield
         after = [(kind.is_known, kind.problem) for kind in kinds.values()]
         if not self._settled.is_set() and all(
-            kind.has_answered for kinds_there in self._scopes.values() for kind in kinds_there.values()
+            kind.has_answered for scope_kinds in self._scopes.values() for kind in scope_kinds.values()
         ):
             self._settled.set()
         is_known = all(known for known, _ in after)

@@ -12,7 +12,7 @@ from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
-from baton_operator.objects.metadata import ROLES_ANNOTATION, owned, roles_text, selector
+from baton_operator.objects.metadata import ROLES_ANNOTATION, object_head, roles_text, selector
 from baton_operator.objects.optional import optional_objects
 from baton_operator.objects.pod_additions import with_annotations
 from baton_operator.objects.pods import LOAD_S, TEMPLATE_VERSION, WorkerTemplate, gateway_template
@@ -64,7 +64,7 @@ def workers_of(
 ) -> Manifest:
     """The worker Deployment of a recorded template."""
     name = workers_name(deployment.metadata.name, role, revision.template)
-    head = owned("apps/v1", "Deployment", name, deployment, owner, role, revision)
+    head = object_head("apps/v1", "Deployment", name, deployment, owner, role, revision)
     pods = selector(deployment, role, revision.template)
     return head | {"spec": _workers(pods, pod, replicas, _strategy(replicas))}
 
@@ -75,7 +75,7 @@ def flexible_workers_of(
     """The flexible workers of one template, with the number for each role. The role is not in the Deployment's
     selector, so that a Pod's role can change."""
     name = flexible_name(deployment.metadata.name, revision.template)
-    head = owned("apps/v1", "Deployment", name, deployment, owner, None, revision)
+    head = object_head("apps/v1", "Deployment", name, deployment, owner, None, revision)
     pods = selector(deployment, None, revision.template)
     spec = _workers(pods, pod, sum(roles.values()), _strategy(min(roles.values())))
     return with_annotations(head, {ROLES_ANNOTATION: roles_text(roles)}) | {"spec": spec}
@@ -107,7 +107,7 @@ def pool_facade(deployment: LLMDeployment, role: Role, owner: Owner, replicas: i
     spec: Manifest = {"deployment": name, "role": role.value}
     if replicas is not None:
         spec["replicas"] = replicas
-    return owned(API_VERSION, POOL_KIND, pool_name(name, role), deployment, owner, role) | {"spec": spec}
+    return object_head(API_VERSION, POOL_KIND, pool_name(name, role), deployment, owner, role) | {"spec": spec}
 
 
 def _name(deployment: LLMDeployment, role: Role) -> str:
@@ -116,7 +116,7 @@ def _name(deployment: LLMDeployment, role: Role) -> str:
 
 
 def _account(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
-    account = owned("v1", "ServiceAccount", _name(deployment, role), deployment, owner, role)
+    account = object_head("v1", "ServiceAccount", _name(deployment, role), deployment, owner, role)
     if role in POOL_ROLES:
         account = with_annotations(account, pool_spec(deployment, role).service_account_annotations)
     return account | {"automountServiceAccountToken": False}
@@ -131,7 +131,7 @@ def _budget(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
         "selector": {"matchLabels": selector(deployment, role)},
     }
     name = _name(deployment, role)
-    return owned("policy/v1", "PodDisruptionBudget", name, deployment, owner, role) | {"spec": spec}
+    return object_head("policy/v1", "PodDisruptionBudget", name, deployment, owner, role) | {"spec": spec}
 
 
 def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner) -> Manifest:
@@ -145,4 +145,4 @@ def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner) -> Manifest
         "template": pod,
     }
     name = gateway_name(deployment.metadata.name)
-    return owned("apps/v1", "Deployment", name, deployment, owner, Role.GATEWAY) | {"spec": spec}
+    return object_head("apps/v1", "Deployment", name, deployment, owner, Role.GATEWAY) | {"spec": spec}

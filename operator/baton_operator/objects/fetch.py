@@ -16,7 +16,7 @@ from baton_control.spec.model_source import ModelSource, Scheme
 from baton_operator.kube.object_fields import Manifest, labels_of, mapping, mappings, metadata_of, name_of
 from baton_operator.objects.cluster import Owner, Platform, model_key, model_source
 from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
-from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
+from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, object_head, selector
 from baton_operator.objects.pod_additions import build_resources, nodes, with_annotations
 
 USER = 10_001
@@ -63,7 +63,7 @@ def fetch_objects(
     source = model_source(deployment)
     if not source.is_remote:
         return ()
-    account = _owned("v1", "ServiceAccount", fetch_account_name(deployment.metadata.name), deployment, owner)
+    account = _object_head("v1", "ServiceAccount", fetch_account_name(deployment.metadata.name), deployment, owner)
     marked = with_annotations(account, deployment.spec.model.fetch.service_account_annotations)
     return (
         _policy(deployment, platform, owner, source),
@@ -77,7 +77,7 @@ def fetch_job(deployment: LLMDeployment, platform: Platform, owner: Owner, tells
     """The Job that fetches the model."""
     pod = _pod(deployment, platform, tells_progress)
     name = fetch_name(deployment.metadata.name, content_hash(pod))
-    job = _owned("batch/v1", "Job", name, deployment, owner)
+    job = _object_head("batch/v1", "Job", name, deployment, owner)
     refused = {"containerName": FETCH_ROLE, "operator": "In", "values": [REFUSED]}
     spec: Manifest = {
         "backoffLimit": TRIES,
@@ -123,8 +123,8 @@ def _is_fetch(job: Manifest) -> bool:
     return labels_of(job).get(ROLE_LABEL) == FETCH_ROLE
 
 
-def _owned(api_version: str, kind: str, name: str, deployment: LLMDeployment, owner: Owner) -> Manifest:
-    head = owned(api_version, kind, name, deployment, owner)
+def _object_head(api_version: str, kind: str, name: str, deployment: LLMDeployment, owner: Owner) -> Manifest:
+    head = object_head(api_version, kind, name, deployment, owner)
     metadata = metadata_of(head)
     return head | {"metadata": metadata | {"labels": {**mapping(metadata["labels"]), **_COMPONENT}}}
 
@@ -147,7 +147,7 @@ def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source:
         ],
     }
     name = fetch_account_name(deployment.metadata.name)
-    return _owned("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner) | {"spec": spec}
+    return _object_head("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner) | {"spec": spec}
 
 
 def _claim(deployment: LLMDeployment, owner: Owner) -> Manifest:
@@ -158,7 +158,7 @@ def _claim(deployment: LLMDeployment, owner: Owner) -> Manifest:
     }
     if cache.storage_class_name is not None:
         spec["storageClassName"] = cache.storage_class_name
-    claim = _owned("v1", "PersistentVolumeClaim", cache_name(deployment.metadata.name), deployment, owner)
+    claim = _object_head("v1", "PersistentVolumeClaim", cache_name(deployment.metadata.name), deployment, owner)
     return claim | {"spec": spec}
 
 
@@ -191,7 +191,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
         },
     }
     given = deployment.spec.pod_metadata
-    own = {**mapping(metadata_of(owned("v1", "Pod", "", deployment, Owner("")))["labels"]), **_COMPONENT}
+    own = {**mapping(metadata_of(object_head("v1", "Pod", "", deployment, Owner("")))["labels"]), **_COMPONENT}
     annotations = {"annotations": dict(given.annotations)} if given.annotations else {}
     secrets = deployment.spec.image_pull_secrets
     spec: Manifest = {

@@ -9,7 +9,7 @@ from baton_control.names import keys_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.kube.object_fields import Manifest, mappings, metadata_of
 from baton_operator.objects.cluster import Owner
-from baton_operator.objects.metadata import owned
+from baton_operator.objects.metadata import object_head
 from baton_wire.keys import derived_key
 
 
@@ -34,5 +34,5 @@ def key_secret(deployment: LLMDeployment, owner: Owner, masters: Mapping[str, by
         raise ValueError("there is no master key")
     keys = {name: derived_key(master, owner.uid).encode() for name, master in masters.items()}
     data = {name: base64.b64encode(key).decode() for name, key in sorted(keys.items())}
-    secret = owned("v1", "Secret", keys_name(deployment.metadata.name), deployment, owner)
+    secret = object_head("v1", "Secret", keys_name(deployment.metadata.name), deployment, owner)
     return secret | {"type": "Opaque", "data": data}

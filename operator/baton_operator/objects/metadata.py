@@ -29,17 +29,17 @@ ADOPT_ANNOTATION = "baton.dev/adopt"
 
 def labels(deployment: LLMDeployment, role: Role | None = None, revision: Revision | None = None) -> dict[str, str]:
     """Labels of an object of a deployment, with its role and its revision where these are given."""
-    labels_of_object = {
+    all_labels = {
         "app.kubernetes.io/name": "baton",
         "app.kubernetes.io/instance": deployment.metadata.name,
         "app.kubernetes.io/managed-by": FIELD_MANAGER,
         DEPLOYMENT_LABEL: deployment.metadata.name,
     }
     if role is not None:
-        labels_of_object |= role_labels(role)
+        all_labels |= role_labels(role)
     if revision is not None:
-        labels_of_object |= {TEMPLATE_LABEL: revision.template, FIT_LABEL: revision.fit}
-    return labels_of_object
+        all_labels |= {TEMPLATE_LABEL: revision.template, FIT_LABEL: revision.fit}
+    return all_labels
 
 
 def role_labels(role: Role) -> dict[str, str]:
@@ -84,7 +84,7 @@ def belongs(manifest: Manifest, owner: Owner) -> bool:
     return owner.adopts and bool(manifest) and not any(reference.get("controller") is True for reference in references)
 
 
-def owned(
+def object_head(
     api_version: str,
     kind: str,
     name: str,

@@ -10,7 +10,7 @@ from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import Owner, Platform
-from baton_operator.objects.metadata import owned, selector
+from baton_operator.objects.metadata import object_head, selector
 from baton_wire.messages.values import POOL_ROLES, Role
 
 ROUTE_API, MONITOR_API = "gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1"
@@ -40,7 +40,7 @@ def _routes(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
         **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
         "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
     }
-    return (owned(ROUTE_API, "HTTPRoute", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
+    return (object_head(ROUTE_API, "HTTPRoute", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
 
 
 def _autoscaler(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
@@ -60,7 +60,7 @@ def _autoscaler(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]
         ],
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": SHRINK_AFTER_S, "policies": [slowly]}},
     }
-    return (owned(SCALER_API, "HorizontalPodAutoscaler", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
+    return (object_head(SCALER_API, "HorizontalPodAutoscaler", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
 
 
 def _monitor(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
@@ -74,7 +74,7 @@ def _monitor(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
         "podMetricsEndpoints": [endpoint],
     }
     named = gateway_name(name) if role is Role.GATEWAY else pool_name(name, role)
-    return owned(MONITOR_API, "PodMonitor", named, deployment, owner, role) | {"spec": spec}
+    return object_head(MONITOR_API, "PodMonitor", named, deployment, owner, role) | {"spec": spec}
 
 
 def _alerts(deployment: LLMDeployment, owner: Owner) -> Manifest:
@@ -107,4 +107,4 @@ def _alerts(deployment: LLMDeployment, owner: Owner) -> Manifest:
         }
     )
     spec: Manifest = {"groups": [{"name": f"baton-{metadata.name}", "rules": rules}]}
-    return owned(MONITOR_API, "PrometheusRule", metadata.name, deployment, owner) | {"spec": spec}
+    return object_head(MONITOR_API, "PrometheusRule", metadata.name, deployment, owner) | {"spec": spec}

@@ -12,7 +12,7 @@ from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Owner, Platform
-from baton_operator.objects.metadata import owned, selector
+from baton_operator.objects.metadata import object_head, selector
 from baton_operator.objects.pod_additions import with_annotations
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -32,7 +32,7 @@ def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifes
         "selector": selector(deployment, role),
         "ports": [{"name": port, "port": number, "targetPort": port, "protocol": "TCP"} for port, number in ports],
     }
-    return owned("v1", "Service", name, deployment, owner, role) | {"spec": spec}
+    return object_head("v1", "Service", name, deployment, owner, role) | {"spec": spec}
 
 
 def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
@@ -45,7 +45,7 @@ def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
         "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP", **scheme}],
     }
     name = gateway_name(deployment.metadata.name)
-    head = with_annotations(owned("v1", "Service", name, deployment, owner, Role.GATEWAY), service.annotations)
+    head = with_annotations(object_head("v1", "Service", name, deployment, owner, Role.GATEWAY), service.annotations)
     return head | {"spec": spec}
 
 
@@ -57,7 +57,7 @@ def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tup
         "policyTypes": ["Ingress", "Egress"],
         "egress": [{"ports": [_port(DNS_PORT, "UDP"), _port(DNS_PORT)]}],
     }
-    deny = owned("networking.k8s.io/v1", "NetworkPolicy", f"{name}-default", deployment, owner) | {"spec": denied}
+    deny = object_head("networking.k8s.io/v1", "NetworkPolicy", f"{name}-default", deployment, owner) | {"spec": denied}
     roles = (*POOL_ROLES, Role.GATEWAY)
     return (deny, *(_allowed(deployment, role, platform, owner) for role in roles))
 
@@ -87,7 +87,7 @@ def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
         **({"egress": egress[role]} if egress[role] else {}),
     }
     name = f"{deployment.metadata.name}-{role}"
-    return owned("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner, role) | {"spec": spec}
+    return object_head("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner, role) | {"spec": spec}
 
 
 def _clients(deployment: LLMDeployment) -> Manifest:

@@ -37,16 +37,17 @@ def diagnose(
     about stuck Pods and Jobs, by uid."""
     needs = _needs(deployment)
     found_problems = [
-        find_pod_problem(pod, needs, events.get(uid_of(pod)), age_s(pod, now)) for pod in _current(seen.live_pods)
+        find_pod_problem(pod, needs, events.get(uid_of(pod)), age_s(pod, now))
+        for pod in _select_current(seen.live_pods)
     ]
     problems = [problem for problem in found_problems if problem is not None]
-    problems += _refused_pods(seen)
+    problems += _find_refused_pods(seen)
     if fetch.failure:
         problems = [problem for problem in problems if problem.of != FETCH_ROLE]
         message = f"{fetch.failure}; delete the Job to retry"
         problems.append(PassProblem("ModelFetchFailed", message, of=FETCH_ROLE))
     elif not fetch.is_done:
-        problems += _fetching(seen, events)
+        problems += _find_fetch_problems(seen, events)
     if seen.gateway_lateness and not any(problem.of == Role.GATEWAY for problem in problems):
         problems.append(PassProblem("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
     scaler = idle_scaler(seen, now)
@@ -80,7 +81,7 @@ def fetching_pods(seen: Snapshot) -> tuple[Manifest, ...]:
     return tuple(sorted(running, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))))
 
 
-def _current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
+def _select_current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
     """The Pods that count. Of a role's failed Pods only the newest counts, and only while no Pod of the role is
     ready."""
     ended: dict[str, Manifest] = {}
@@ -119,7 +120,7 @@ def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[PassProblem, fl
     return None
 
 
-def _refused_pods(seen: Snapshot) -> list[PassProblem]:
+def _find_refused_pods(seen: Snapshot) -> list[PassProblem]:
     """The problems of Pods that cannot be made, by the conditions of their Deployments."""
     refusals = [
         (worker_set.role.value, worker_set.refusal)
@@ -133,7 +134,7 @@ def _refused_pods(seen: Snapshot) -> list[PassProblem]:
     ]
 
 
-def _fetching(seen: Snapshot, events: Mapping[str, ObjectEvent]) -> list[PassProblem]:
+def _find_fetch_problems(seen: Snapshot, events: Mapping[str, ObjectEvent]) -> list[PassProblem]:
     job_events = [events[uid_of(job)] for job in seen.fetches if uid_of(job) in events]
     refused = [event for event in job_events if event.reason == "FailedCreate"]
     if refused:

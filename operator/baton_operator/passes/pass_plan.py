@@ -68,7 +68,7 @@ def plan_pass(
         wanted={role: pool.revision for role, pool in wanted.items()},
         sets=sets,
         groups=rollout_groups(sets, serving.shown, snapshot.pod_counts),
-        step=next_step(wanted, _doubted(groups, serving.doubtful), limits, rollout.paused),
+        step=next_step(wanted, _without_doubtful(groups, serving.doubtful), limits, rollout.paused),
         replacement=replacement,
         fetch=fetch_of(rendering.objects, snapshot.fetches),
         again_s=sizes.again_s,
@@ -94,7 +94,7 @@ def _replacement(
     return replace(replacement, least=usual | dict(replacement.least))
 
 
-def _doubted(groups: tuple[Group, ...], doubtful: frozenset[tuple[Role, str]]) -> tuple[Group, ...]:
+def _without_doubtful(groups: tuple[Group, ...], doubtful: frozenset[tuple[Role, str]]) -> tuple[Group, ...]:
     """The groups as the planner sees them: a doubtful template counts as unknown, so that none of its workers stops."""
     return tuple(
         replace(group, routable=None) if (group.role, group.revision.template) in doubtful else group

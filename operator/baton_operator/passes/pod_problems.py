@@ -111,18 +111,18 @@ def _problem_of(
     status: Manifest, role: str, needs: PodNeeds, event: ObjectEvent | None, age_s: float | None
 ) -> PassProblem | None:
     if status.get("phase") == "Failed":
-        return _failed(status, role)
+        return _node_problem(status, role)
     placed = condition_of(status, "PodScheduled")
     if placed.get("status") == "False":
-        return _unplaced(placed, role, needs)
-    problem = find_container_problem(status, role) or _ended_once(status, role)
+        return _placement_problem(placed, role, needs)
+    problem = find_container_problem(status, role) or _restart_problem(status, role)
     if problem is None and is_creating(status):
-        return _creating(event, age_s)
+        return _creation_problem(event, age_s)
     # The probe of a fetch always fails, with the progress as its message.
-    return _unready(event) if problem is None and is_unready(status) and role != FETCH_ROLE else problem
+    return _readiness_problem(event) if problem is None and is_unready(status) and role != FETCH_ROLE else problem
 
 
-def _failed(status: Manifest, role: str) -> PassProblem | None:
+def _node_problem(status: Manifest, role: str) -> PassProblem | None:
     """The problem of a Pod that a node refused or evicted; failures of its program are reported by other functions."""
     reason = str(status.get("reason") or "")
     if not reason.startswith(_REFUSED_BY_NODE):
@@ -130,7 +130,7 @@ def _failed(status: Manifest, role: str) -> PassProblem | None:
     return PassProblem("NodeRefuses", f"{reason}: {shorten(status.get('message'))}")
 
 
-def _unplaced(placed: Manifest, role: str, needs: PodNeeds) -> PassProblem | None:
+def _placement_problem(placed: Manifest, role: str, needs: PodNeeds) -> PassProblem | None:
     if placed.get("reason") == "SchedulingGated":
         queue = needs.queue.get(role)
         if queue is None:
@@ -156,7 +156,7 @@ def find_container_problem(status: Manifest, role: str) -> PassProblem | None:
     return None
 
 
-def _ended_once(status: Manifest, role: str) -> PassProblem | None:
+def _restart_problem(status: Manifest, role: str) -> PassProblem | None:
     """The problem of a process that failed once and is being restarted. It may pass, and does not fail its template
     yet; until then its last message is all that is known."""
     for container in mappings(status.get("containerStatuses")):
@@ -166,7 +166,7 @@ def _ended_once(status: Manifest, role: str) -> PassProblem | None:
     return None
 
 
-def _creating(event: ObjectEvent | None, age_s: float | None) -> PassProblem | None:
+def _creation_problem(event: ObjectEvent | None, age_s: float | None) -> PassProblem | None:
     if event is not None and event.warns:
         missing = find_missing_object(event.message)
         if missing is not None:
@@ -185,7 +185,7 @@ def _creating(event: ObjectEvent | None, age_s: float | None) -> PassProblem | N
     )
 
 
-def _unready(event: ObjectEvent | None) -> PassProblem | None:
+def _readiness_problem(event: ObjectEvent | None) -> PassProblem | None:
     """The problem of a process that has started and is not Ready, which may pass."""
     if event is not None and event.reason == "NodeNotReady":
         return PassProblem("NodeNotReady", "its node does not answer", lasts=False)

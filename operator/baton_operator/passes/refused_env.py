@@ -41,7 +41,7 @@ class WrittenSpec:
 
 def read_written_spec(raw: Manifest, policy: PodPolicy, before: Stored | None) -> WrittenSpec:
     """The spec to carry out after the record `before`; None: there is no record yet."""
-    known = frozenset[Variable]() if before is None else _carried_out(before)
+    known = frozenset[Variable]() if before is None else _known_variables(before)
     spec = dict(mapping(raw.get("spec")))
     full: dict[Role, list[Manifest]] = {}
     left_out: list[FieldProblem] = []
@@ -59,7 +59,7 @@ def read_written_spec(raw: Manifest, policy: PodPolicy, before: Stored | None) -
                 left_out.append(FieldProblem(f"spec.{role}.env[{place}].{problem.path}", problem.message))
         if isinstance(entries, list) and len(allowed) < len(entries):
             spec[role.value] = {**mapping(spec[role.value]), "env": allowed}
-            full[role] = [_entry(variable_written) for variable_written in _variables(role, entries)]
+            full[role] = [_entry(written) for written in _variables(role, entries)]
     return WrittenSpec({**raw, "spec": spec} if full else raw, full, tuple(left_out))
 
 
@@ -76,7 +76,7 @@ def find_refused_env(records: Iterable[Record], live_templates: Iterable[str], p
     return tuple(fields)
 
 
-def _carried_out(before: Stored) -> frozenset[Variable]:
+def _known_variables(before: Stored) -> frozenset[Variable]:
     """The variables of the spec that was carried out last and of its templates."""
     variables = {variable for role in POOL_ROLES for variable in _of_record(before.record, role)}
     if before.good is not None:

@@ -160,8 +160,11 @@ def render(given: Inputs) -> Rendering:
     notes += [f"left out: {problem}" for problem in as_written.left_out]
     notes += [f"{kind.kind}s are left out: {kind.api_version} is not served, or not granted" for kind in missing]
     pods: dict[tuple[Role, Revision], Manifest] = {}
-    for newer in (*(stored.record for stored in sorted(given.records, key=lambda stored: stored.number)), record):
-        pods |= {(role, newer.rendered[role].revision): newer.rendered[role].pod for role in POOL_ROLES}
+    for known_record in (
+        *(stored.record for stored in sorted(given.records, key=lambda stored: stored.number)),
+        record,
+    ):
+        pods |= {(role, known_record.rendered[role].revision): known_record.rendered[role].pod for role in POOL_ROLES}
     return Rendering(
         deployment=deployment,
         record=record,

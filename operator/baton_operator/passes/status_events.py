@@ -67,16 +67,16 @@ def find_status_events(before: DeploymentStatus, after: DeploymentStatus) -> tup
         if chosen[0] != chosen[1]:
             events.append(StatusEvent(False, "AcceleratorChosen", new_pool.choice or f"{role} on {chosen[1]}", role))
     for kind, end in ((ConditionType.DEGRADED, "Recovered"), (ConditionType.SCALING_LIMITED, "ScalingFree")):
-        events += _troubled(was.get(kind), now.get(kind), end)
-    events += _fetched(was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING))
-    events += _served(was.get(ConditionType.AVAILABLE), now.get(ConditionType.AVAILABLE))
+        events += _problem_events(was.get(kind), now.get(kind), end)
+    events += _fetch_events(was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING))
+    events += _serving_events(was.get(ConditionType.AVAILABLE), now.get(ConditionType.AVAILABLE))
     old, new = was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING)
     if old is not None and new is not None and old.reason != new.reason == "RolloutComplete":
         events.append(StatusEvent(False, "RolloutComplete", f"all workers are those of {after.revision}", closes=True))
     return tuple(sorted(events, key=lambda event: event.closes))
 
 
-def _troubled(old: Condition | None, new: Condition | None, end: str) -> list[StatusEvent]:
+def _problem_events(old: Condition | None, new: Condition | None, end: str) -> list[StatusEvent]:
     """The Events of a condition that is True while something is wrong."""
     was_true = old is not None and old.status == "True"
     if new is None:
@@ -88,14 +88,14 @@ def _troubled(old: Condition | None, new: Condition | None, end: str) -> list[St
     return []
 
 
-def _fetched(old: Condition | None, new: Condition | None) -> list[StatusEvent]:
+def _fetch_events(old: Condition | None, new: Condition | None) -> list[StatusEvent]:
     was, now = (condition is not None and condition.reason == "FetchingModel" for condition in (old, new))
     if now and not was:
         return [StatusEvent(False, "FetchingModel", "the model is being fetched; workers start when it is complete")]
     return [StatusEvent(False, "ModelFetched", "the model is complete", closes=True)] if was and not now else []
 
 
-def _served(old: Condition | None, new: Condition | None) -> list[StatusEvent]:
+def _serving_events(old: Condition | None, new: Condition | None) -> list[StatusEvent]:
     if new is not None and new.status == "True" and (old is None or old.status != "True"):
         return [StatusEvent(False, "Available", new.message, closes=True)]
     if new is not None and new.status == "False" and old is not None and old.status == "True":

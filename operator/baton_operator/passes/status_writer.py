@@ -173,9 +173,9 @@ def without_empty(status: DeploymentStatus | PoolFacadeStatus) -> Manifest:
     """The status as it is sent, without empty objects and lists. A server turns an object that loses all fields into
     `null` and then refuses the whole status (kubernetes#117447). Some servers drop empty lists, which would be written
     each time."""
-    return _filled(status.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
-def _filled(manifest: Manifest) -> Manifest:
-    inner = {name: _filled(value) if isinstance(value, dict) else value for name, value in manifest.items()}
+def _without_empty(manifest: Manifest) -> Manifest:
+    inner = {name: _without_empty(value) if isinstance(value, dict) else value for name, value in manifest.items()}
     return {name: value for name, value in inner.items() if value not in ({}, [])}

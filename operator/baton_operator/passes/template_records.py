@@ -26,7 +26,7 @@ from baton_control.spec.served_model import ModelSpec
 from baton_control.worker_specs import keeps_answers, pool_spec
 from baton_operator.kube.object_fields import Manifest, integer, mapping, text
 from baton_operator.objects.cluster import Owner, Platform
-from baton_operator.objects.metadata import owned
+from baton_operator.objects.metadata import object_head
 from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -122,19 +122,20 @@ def current_record(
     wanted = {role: inputs(deployment, role, restart) for role in ROLES}
     if newest_first and newest_first[0].upgrade == upgrade:
         base = newest_first[0]
-        kept_templates = {
-            role: _unedited(role, wanted[role], base, full_env) or _known(role, wanted[role], base, newest_first)
+        unchanged = {
+            role: _find_unedited(role, wanted[role], base, full_env)
+            or _find_rendered(role, wanted[role], base, newest_first)
             for role in ROLES
         }
-        if all(kept_templates.values()) or base.version == version:
+        if all(unchanged.values()) or base.version == version:
             pinned = replace(platform, worker_image=base.worker_image, gateway_image=base.gateway_image)
-            rendered = {role: kept_templates[role] or _render(deployment, role, pinned, wanted[role]) for role in ROLES}
+            rendered = {role: unchanged[role] or _render(deployment, role, pinned, wanted[role]) for role in ROLES}
             return replace(base, rendered=rendered)
     rendered = {role: _render(deployment, role, platform, wanted[role]) for role in ROLES}
     return Record(version, platform.worker_image, platform.gateway_image, upgrade, rendered)
 
 
-def _unedited(
+def _find_unedited(
     role: Role, wanted: Manifest, base: Record, full_env: Mapping[Role, Sequence[Manifest]]
 ) -> Rendered | None:
     """The current template of a pool with refused variables, if the written spec equals what it was rendered from; else
@@ -142,10 +143,10 @@ def _unedited(
     if role not in full_env:
         return None
     written = {**wanted, "pool": {**mapping(wanted["pool"]), "env": list(full_env[role])}}
-    return _known(role, written, base, [base])
+    return _find_rendered(role, written, base, [base])
 
 
-def _known(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]) -> Rendered | None:
+def _find_rendered(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]) -> Rendered | None:
     """The template that was rendered from equal inputs before, for the same images; None: there is none."""
     source = (base.version, base.worker_image, base.gateway_image, base.upgrade)
     for record in records:
@@ -238,7 +239,7 @@ def record_manifest(
     one keeps its `name`: a backup or another version may have named it by other bytes of the same content."""
     data = record.data()
     name = name or record_name(deployment.metadata.name, content_hash(data))
-    head = owned("apps/v1", "ControllerRevision", name, deployment, owner)
+    head = object_head("apps/v1", "ControllerRevision", name, deployment, owner)
     if 0 < len(good.encode()) <= MAX_GOOD_BYTES:
         head["metadata"] = {**mapping(head["metadata"]), "annotations": {GOOD_ANNOTATION: good}}
     return head | {"revision": number, "data": data}
@@ -249,7 +250,7 @@ def read_record(live: Manifest) -> Stored | None:
     data, metadata = mapping(live.get("data")), mapping(live.get("metadata"))
     number, version = integer(live.get("revision")), integer(data.get("version"))
     images = text(data.get("workerImage")), text(data.get("gatewayImage"))
-    rendered = {role: _rendered(mapping(mapping(data.get("roles")).get(role.value))) for role in ROLES}
+    rendered = {role: _read_rendered(mapping(mapping(data.get("roles")).get(role.value))) for role in ROLES}
     if number is None or version is None or images[0] is None or images[1] is None:
         return None
     complete = {role: template for role, template in rendered.items() if template is not None}
@@ -265,7 +266,7 @@ def newest_record(records: Iterable[Stored]) -> Stored | None:
     return max(records, key=lambda record: record.number, default=None)
 
 
-def _rendered(data: Manifest) -> Rendered | None:
+def _read_rendered(data: Manifest) -> Rendered | None:
     fit, template, pod, given = (data.get(name) for name in ("fit", "template", "pod", "inputs"))
     if not (isinstance(fit, str) and isinstance(template, str) and isinstance(pod, dict) and isinstance(given, dict)):
         return None

@@ -15,7 +15,7 @@ from baton_operator.kube.kinds import SERVICES
 from baton_operator.kube.kube_api import Conflict
 from baton_operator.kube.labels import FIELD_MANAGER
 from baton_operator.objects.cluster import Owner
-from baton_operator.objects.metadata import labels, owned
+from baton_operator.objects.metadata import labels, object_head
 from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, desired_object
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.defaults import Kinds
@@ -56,7 +56,7 @@ class Stage:
 
 
 def wanted(**more: str) -> DesiredObject:
-    body = owned("v1", "Service", NAME, deployment(), OWNER)
+    body = object_head("v1", "Service", NAME, deployment(), OWNER)
     metadata = {"name": NAME, "namespace": SPACE, "labels": OURS | more, "ownerReferences": _owners(body)}
     return desired_object(
         {**body, "metadata": metadata, "spec": {"ports": [{"name": "http", "port": 80}], "selector": {"a": "b"}}}
