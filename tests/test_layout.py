@@ -32,7 +32,6 @@ LONGER: dict[str, str] = {
     "gateway/baton_gateway/workers/links.py": "one link: dialled, proven, read, written, watched, dialled again",
     "gateway/baton_gateway/requests/request.py": "one machine: a request's events and their effects",
     "gateway/baton_gateway/requests/relay.py": "one shell: what requests' machines decide is carried out here",
-    "operator/baton_operator/passes/reconcile.py": "one pass: what is decided elsewhere, in its order",
     "kv_transfer/baton_kv_transfer/prefill/machine.py": "one machine: a hand-over's events and their effects",
     "tests/support/baton_testing/gateway/fake_worker.py": "one fake: a worker's link, its requests and their tokens",
     "tests/support/baton_testing/kube/scenarios.py": "one list: every scenario of the operator's campaigns",
