@@ -21,25 +21,22 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from baton_kernels.dense.gpu.pipeline import LINE, SHARED_BYTES, boxes, copy_panels
 from baton_kernels.dense.gpu.rounded_activations import quantise_rows
-from baton_kernels.dense.gpu.streamed_linear import SHARED_BYTES
 from baton_kernels.dense.quantised_stack import QuantisedStack
 from baton_kernels.experts.gpu.expert_sort import row_scales, sort_by_expert
+from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, first_row
 from baton_kernels.experts.gpu.streamed_experts import sum_of_experts
 
 ROUNDED_FROM: int | None = 48
 """Pairs of a token and an expert, for each expert: from so many on rows are rounded; None: never."""
 ROWS = 128
 """Of a row block."""
-LINE = gl.constexpr(128)
-"""Columns a step, features of half a tile, and what a block's scale is of."""
 TOP = gl.constexpr(448.0)
 """e4m3's greatest."""
 WARPS, REGISTERS = 4, 168
@@ -79,8 +76,8 @@ def _fetch(
     c = 0
     for item in range(gl.program_id(0), blocks * tiles, gl.num_programs(0)):
         block, tile = _place(item, blocks, tiles, TURN)
-        expert = gl.load(table + 1 + block)
-        row = gl.load(table + 1 + ROW_BLOCKS + block)
+        expert = expert_of(table, block)
+        row = first_row(table, block, ROW_BLOCKS)
         if GATED:
             feature = expert * 2 * features + tile * LINE
             second = feature + features
@@ -92,11 +89,11 @@ def _fetch(
             mbarrier.wait(free.index(stage), ((c // STAGES) & 1) ^ 1)
             bar = ready.index(stage * 2)
             mbarrier.expect(bar, BYTES)
-            tma.async_copy_global_to_shared(x, [row, i * LINE], bar, x_boxes.index(stage))
-            tma.async_copy_global_to_shared(weight, [feature, i * LINE], bar, w_boxes.index(stage * 2))
+            copy_panels(x, row, i, x_boxes, stage, bar, 1)
+            copy_panels(weight, feature, i, w_boxes, stage * 2, bar, 1)
             bar = ready.index(stage * 2 + 1)
             mbarrier.expect(bar, LINE * LINE)
-            tma.async_copy_global_to_shared(weight, [second, i * LINE], bar, w_boxes.index(stage * 2 + 1))
+            copy_panels(weight, second, i, w_boxes, stage * 2 + 1, bar, 1)
             c += 1
 
 
@@ -123,9 +120,9 @@ def _multiply(
     c = 0
     for item in range(gl.program_id(0), blocks * tiles, gl.num_programs(0)):
         block, tile = _place(item, blocks, tiles, TURN)
-        expert = gl.load(table + 1 + block)
-        first = gl.load(table + 1 + ROW_BLOCKS + block) + SKIPPED
-        is_row = first + row < gl.load(table + 1 + 2 * ROW_BLOCKS + block)
+        expert = expert_of(table, block)
+        first = first_row(table, block, ROW_BLOCKS) + SKIPPED
+        is_row = first + row < end_of_rows(table, block, ROW_BLOCKS)
         if GATED:
             feature = tile * LINE
             both = 2 * features
@@ -199,7 +196,7 @@ def _multiply(
             codes = gl.convert_layout(codes, STORED)
             line = first + gl.arange(0, R, gl.SliceLayout(1, STORED))
             at = feature + gl.arange(0, LINE, gl.SliceLayout(0, STORED))
-            end = gl.load(table + 1 + 2 * ROW_BLOCKS + block)
+            end = end_of_rows(table, block, ROW_BLOCKS)
             gl.store(out_ptr + line.to(gl.int64)[:, None] * features + at[None, :], codes, mask=(line < end)[:, None])
         else:  # rounded where the separate ops round
             gate = total.to(dtype).to(gl.float32)
@@ -278,16 +275,11 @@ def _launch(
     _, both, columns = stack.values.shape
     features = both // 2 if gated else both
     tiles = triton.cdiv(features, LINE.value if gated else 2 * LINE.value)
+    values = stack.values.view(-1, columns).view(x.dtype)
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     _rounded_stack_kernel[(multiprocessors,)](
-        _boxes(x, ROWS), _boxes(stack.values.view(-1, columns).view(x.dtype), LINE.value), row_scales, stack.scales,
+        boxes(x, ROWS, LINE.value), boxes(values, LINE.value, LINE.value), row_scales, stack.scales,
         out, out_scales, table, x.shape[0], tiles, features, triton.cdiv(columns, LINE.value),
         (table.shape[0] - 1) // 3, STAGES, gated, stack.has_blocks, TURN if tiles > MANY_TILES else 1,
         num_warps=WARPS, maxnreg=REGISTERS, launch_pdl=True,
     )  # fmt: skip
-
-
-def _boxes(tensor: Tensor, height: int) -> TensorDescriptor:
-    rows, columns = tensor.shape
-    layout = gl.NVMMASharedLayout(128, 8, 2)
-    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [height, LINE.value], layout)

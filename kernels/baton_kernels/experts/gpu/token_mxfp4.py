@@ -21,9 +21,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from baton_kernels.dense.gpu.widening import MXFP4_BACK
 from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
 from baton_kernels.experts.gpu.mxfp4_line import (
-    BACK,
     WORDS,
     add_line,
     factors_of_line,
@@ -77,7 +77,7 @@ def _token_gate_up_kernel(
     gate0, gate1 = sums_of_rows(gate, LAYOUT)
     up0, up1 = sums_of_rows(up, LAYOUT)
     own = gl.where(quarter < 2, gl.where(quarter == 0, gate0, gate1), gl.where(quarter == 2, up0, up1))
-    sums = gl.sum(own.reshape([WARPS, 32]), 0) * BACK
+    sums = gl.sum(own.reshape([WARPS, 32]), 0) * MXFP4_BACK
     PAIRED: gl.constexpr = gl.BlockedLayout([1, 1, 2], [8, 4, 1], [1, 1, WARPS], [2, 1, 0])
     both = gl.convert_layout(sums.reshape([8, 2, 2]).permute((0, 2, 1)), PAIRED)
     gate, up = gl.split(both)  # [8, 2]: feature g, and g + 8
@@ -143,7 +143,7 @@ def _token_down_kernel(
         share = gl.load(shares_ptr + token * K + place, mask=known, other=0.0)
         expert = gl.load(experts_ptr + token * K + place, mask=known, other=0)
         bias = gl.load(bias_ptr + (expert * H)[None, :] + output[:, None]).to(gl.float32)
-        y = gl.convert_layout(gl.sum(own.reshape([WARPS, 8, 4]), 0), SUMS) * BACK + bias
+        y = gl.convert_layout(gl.sum(own.reshape([WARPS, 8, 4]), 0), SUMS) * MXFP4_BACK + bias
         sum_of_all += gl.sum(y.to(dtype).to(gl.float32) * share[None, :], 1)
     gl.store(out_ptr + token * H + output, sum_of_all.to(dtype))
 
