@@ -160,12 +160,6 @@ def _is_import(node: ast.AST) -> bool:
 
 IN_CIRCLES: frozenset[str] = frozenset(
     {
-        "baton_kernels.dense.gpu.dequantise",
-        "baton_kernels.dense.mxfp4_weight",
-        "baton_kernels.experts.experts",
-        "baton_kernels.experts.gpu.expert_launches",
-        "baton_kernels.sampling.gpu.token_mask",
-        "baton_kernels.sampling.token_mask",
         "baton_local.options",
     }
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import LastRows, StepRows
-from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, StackedExperts
+from baton_engine.model.layers.experts import StackedExperts
 from baton_engine.model.layers.linear import Projection
 from baton_engine.running.sampler import Sampler, TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot
@@ -80,7 +80,7 @@ def _run_penalties(vocab_size: int, device: torch.device) -> None:
 
 def run_experts(block: Projection, most_tokens: int) -> None:
     """A mixture for numbers of tokens up to `most_tokens`, all that it may launch."""
-    if not isinstance(block, StackedExperts | QuantisedExperts | BiasedExperts):
+    if not isinstance(block, StackedExperts):
         return
     router = block.router
     for tokens in launched_tokens(router.weight.shape[0], router.per_token, most_tokens):

@@ -29,6 +29,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton_kernels.dense.gpu.pipeline import LINE, SHARED_BYTES, boxes, copy_panels
 from baton_kernels.dense.gpu.rounded_activations import quantise_rows
 from baton_kernels.dense.quantised_stack import QuantisedStack
+from baton_kernels.experts.expert_inputs import QuantisedStacks, Routing
 from baton_kernels.experts.gpu.expert_sort import row_scales, sort_by_expert
 from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, first_row
 from baton_kernels.experts.gpu.streamed_experts import sum_of_experts
@@ -234,9 +235,10 @@ def _rounded_stack_kernel(
     )  # fmt: skip
 
 
-def rounds(gate_up: QuantisedStack, down: QuantisedStack, pairs: int) -> bool:
-    """Whether so many pairs of a token and an expert are multiplied in 8 bits, as the weights are. Which checkpoints
-    round activations is said where weights are packed (`QuantisedWeight.rounds_inputs`)."""
+def rounds(stacks: QuantisedStacks, pairs: int) -> bool:
+    """Decide if this many pairs of a token and an expert are multiplied in 8 bits, as the weights are. Packing notes
+    which checkpoints round activations (`QuantisedWeight.rounds_inputs`)."""
+    gate_up, down = stacks.gate_up, stacks.down
     known = gate_up.rounds_inputs and down.rounds_inputs and gate_up.bits == down.bits == 8
     alike = gate_up.values.dtype == down.values.dtype and gate_up.has_blocks == down.has_blocks
     return known and alike and ROUNDED_FROM is not None and pairs >= ROUNDED_FROM * gate_up.values.shape[0]
@@ -247,28 +249,27 @@ def codes_of(stack: QuantisedStack) -> torch.dtype:
     return torch.int8 if stack.values.dtype == torch.int8 else torch.float8_e4m3fn
 
 
-def rounded_experts_gluon(
-    x: Tensor, gate_up: QuantisedStack, down: QuantisedStack, shares: Tensor, experts: Tensor
-) -> Tensor:
+def rounded_experts_gluon(x: Tensor, stacks: QuantisedStacks, routing: Routing) -> Tensor:
     """As `baton_kernels.experts.experts.rounded_experts_reference`: two stacks of 8 bits that are stored alike, up to
     MAX_PAIRS pairs of a token and an expert. All contiguous."""
-    count, codes = gate_up.values.shape[0], codes_of(gate_up)
-    plan = sort_by_expert(x, experts, count, ROWS, codes, gate_up.has_blocks)
+    gate_up, down = stacks.gate_up, stacks.down
+    codes = codes_of(gate_up)
+    plan = sort_by_expert(x, routing.experts, stacks.count, ROWS, codes, gate_up.has_blocks)
     assert plan.scales is not None
     pairs, inner = plan.x.shape[0], gate_up.values.shape[1] // 2
     between = torch.empty(pairs, inner, dtype=codes if gate_up.has_blocks else x.dtype, device=x.device)
     if gate_up.has_blocks:
         scales = row_scales(inner // LINE.value, pairs, ROWS, x.device)
-        _launch(plan.x, plan.scales, plan.table, gate_up, between, scales, gated=True)
+        multiply_codes(plan.x, plan.scales, plan.table, gate_up, between, scales, gated=True)
     else:
-        _launch(plan.x, plan.scales, plan.table, gate_up, between, plan.scales, gated=True)
+        multiply_codes(plan.x, plan.scales, plan.table, gate_up, between, plan.scales, gated=True)
         between, scales = quantise_rows(between, codes)
     out = torch.empty(pairs, x.shape[1], dtype=x.dtype, device=x.device)
-    _launch(between, scales, plan.table, down, out, scales, gated=False)
-    return sum_of_experts(out, plan.place, shares)
+    multiply_codes(between, scales, plan.table, down, out, scales, gated=False)
+    return sum_of_experts(out, plan.place, routing.shares)
 
 
-def _launch(
+def multiply_codes(
     x: Tensor, row_scales: Tensor, table: Tensor, stack: QuantisedStack, out: Tensor, out_scales: Tensor, *, gated: bool
 ) -> None:
     """Codes x [P, K] by each row's expert: out [P, N], or gated [P, N / 2]."""

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton_kernels.dense.gpu.pipeline import PANEL, SHARED_BYTES, boxes, make_barriers
+from baton_kernels.experts.expert_inputs import BiasedStacks, PlainStacks, Routing
 from baton_kernels.experts.gpu.expert_sort import Sorted, sort_by_expert
 from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, fetch_tiles, first_row
 from baton_kernels.launching.dependent_launch import after_previous, chain
@@ -177,21 +178,22 @@ def _sum_kernel(
     tl.store(out_ptr + token * H + column, total.to(out_ptr.dtype.element_ty), mask=column < H)
 
 
-def streamed_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor] | None, shares: Tensor, experts: Tensor,
-    clamp: tuple[float, float] | None,
-) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.experts.grouped_experts`, with `clamp` (limit and alpha) as `biased_experts`. All
-    contiguous, H and F multiples of 8."""
+def streamed_experts(x: Tensor, stacks: PlainStacks | BiasedStacks, routing: Routing) -> Tensor:
+    """As `baton_kernels.experts.experts.experts`. All contiguous, H and F multiples of 8."""
     if not x.shape[0]:
         return torch.empty_like(x)
-    count, pairs = gate_up.shape[0], experts.numel()
+    count, pairs = stacks.count, routing.pairs
     rows = row_block(pairs, count) if pairs < LARGE_TILES_FROM * count else LARGE_ROWS
-    plan = sort_by_expert(x, experts, count, rows)
-    up_bias, down_bias = biases or (None, None)
-    inner = expert_products(plan.x, plan, gate_up, up_bias, SWIGLU.value if clamp is None else CLAMPED.value, clamp)
-    out = expert_products(inner, plan, down, down_bias, PLAIN.value, None, is_table_older=True)
-    return sum_of_experts(out, plan.place, shares)
+    plan = sort_by_expert(x, routing.experts, count, rows)
+    if isinstance(stacks, BiasedStacks):
+        clamp = stacks.limit, stacks.alpha
+        inner = expert_products(plan.x, plan, stacks.gate_up, stacks.gate_up_bias, CLAMPED.value, clamp)
+        down_bias: Tensor | None = stacks.down_bias
+    else:
+        inner = expert_products(plan.x, plan, stacks.gate_up, None, SWIGLU.value)
+        down_bias = None
+    out = expert_products(inner, plan, stacks.down, down_bias, PLAIN.value, is_table_older=True)
+    return sum_of_experts(out, plan.place, routing.shares)
 
 
 def row_block(pairs: int, count: int) -> int:
@@ -208,7 +210,7 @@ def experts_config(rows: int, sides: int) -> ExpertsConfig:
 
 
 def expert_products(
-    x: Tensor, plan: Sorted, weight: Tensor, bias: Tensor | None, gate: int, clamp: tuple[float, float] | None,
+    x: Tensor, plan: Sorted, weight: Tensor, bias: Tensor | None, gate: int, clamp: tuple[float, float] = (0.0, 0.0),
     is_table_older: bool = False,
 ) -> Tensor:  # fmt: skip
     """x [P, K] in the plan's order by each row's expert, weight [E, N, K], bias [E, N] → [P, N], or [P, N / 2] of a
@@ -218,7 +220,7 @@ def expert_products(
     features = weight.shape[1] // sides
     config = experts_config(plan.x_rows, sides)
     out = torch.empty(pairs, features, dtype=x.dtype, device=x.device)
-    limit, alpha = clamp or (0.0, 0.0)
+    limit, alpha = clamp
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     _product_kernel[(config.programs * multiprocessors,)](
         boxes(x, plan.x_rows, PANEL.value),

@@ -21,7 +21,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton_kernels.dense.gpu.pipeline import SHARED_BYTES, boxes, copy_panels, make_barriers
 from baton_kernels.dense.gpu.widening import MXFP4_BACK, MXFP4_FACTOR, as_operand, widen_mxfp4
-from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
+from baton_kernels.dense.mxfp4_stack import Mxfp4Stack
+from baton_kernels.experts.expert_inputs import Mxfp4Stacks, Routing
 from baton_kernels.experts.gpu.expert_sort import Sorted, sort_by_expert
 from baton_kernels.experts.gpu.row_block_tiles import (
     end_of_rows,
@@ -30,7 +31,7 @@ from baton_kernels.experts.gpu.row_block_tiles import (
     first_row,
     tile_of_step,
 )
-from baton_kernels.experts.gpu.streamed_experts import CLAMPED, PLAIN, row_block, sum_of_experts
+from baton_kernels.experts.gpu.streamed_experts import row_block, sum_of_experts
 
 WIDTH = gl.constexpr(64)
 """Bytes of a line: 128 columns, a step."""
@@ -205,27 +206,25 @@ def mxfp4_config(pairs: int, count: int) -> Mxfp4Config:
     return WIDE_TILES.get(rows, Mxfp4Config(rows, 64, 2, 128))
 
 
-def mxfp4_experts(
-    x: Tensor, gate_up: Mxfp4Stack, down: Mxfp4Stack, biases: tuple[Tensor, Tensor], shares: Tensor, experts: Tensor,
-    limit: float, alpha: float, config: Mxfp4Config | None = None,
-) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.experts.biased_experts`. All contiguous, H and F multiples of 16."""
+def mxfp4_experts(x: Tensor, stacks: Mxfp4Stacks, routing: Routing, config: Mxfp4Config | None = None) -> Tensor:
+    """As `baton_kernels.experts.experts.experts`. All contiguous, H and F multiples of 16."""
     if not x.shape[0]:
         return torch.empty_like(x)
-    count = gate_up.values.shape[0]
-    config = config or mxfp4_config(experts.numel(), count)
-    plan = sort_by_expert(x, experts, count, config.rows)
-    inner = _product(plan.x, plan, gate_up, biases[0], CLAMPED.value, limit, alpha, config, is_table_older=False)
-    out = _product(inner, plan, down, biases[1], PLAIN.value, 0.0, 0.0, config, is_table_older=True)
-    return sum_of_experts(out, plan.place, shares)
+    config = config or mxfp4_config(routing.pairs, stacks.count)
+    plan = sort_by_expert(x, routing.experts, stacks.count, config.rows)
+    clamp = stacks.limit, stacks.alpha
+    inner = _product(plan.x, plan, stacks.gate_up, stacks.gate_up_bias, clamp, config, is_table_older=False)
+    out = _product(inner, plan, stacks.down, stacks.down_bias, None, config, is_table_older=True)
+    return sum_of_experts(out, plan.place, routing.shares)
 
 
 def _product(
-    x: Tensor, plan: Sorted, weight: Mxfp4Stack, bias: Tensor, gate: int, limit: float, alpha: float,
+    x: Tensor, plan: Sorted, weight: Mxfp4Stack, bias: Tensor, clamp: tuple[float, float] | None,
     config: Mxfp4Config, is_table_older: bool,
 ) -> Tensor:  # fmt: skip
+    """x [P, K] by each row's expert, plus bias → [P, N], or gated with `clamp` (limit and alpha) [P, N / 2]."""
     pairs = x.shape[0]
-    sides = 1 if gate == PLAIN.value else 2
+    sides, (limit, alpha) = (1, (0.0, 0.0)) if clamp is None else (2, clamp)
     _, both, size = weight.values.shape
     features = both // sides
     out = torch.empty(pairs, features, dtype=x.dtype, device=x.device)

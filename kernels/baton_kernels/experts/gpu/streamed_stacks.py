@@ -23,6 +23,7 @@ from baton_kernels.dense.gpu.pipeline import LINE, PANEL, SHARED_BYTES, boxes, m
 from baton_kernels.dense.gpu.widening import as_operand, widen_bytes, widen_int4
 from baton_kernels.dense.quantised_stack import QuantisedStack
 from baton_kernels.dense.quantised_weight import GROUP
+from baton_kernels.experts.expert_inputs import QuantisedStacks, Routing
 from baton_kernels.experts.gpu.expert_sort import MAX_PAIRS, Sorted, sort_by_expert
 from baton_kernels.experts.gpu.rounded_stacks import rounded_experts_gluon, rounds
 from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, fetch_tiles, first_row
@@ -255,27 +256,26 @@ def stack_config(pairs: int, count: int, has_blocks: bool, bits: int) -> StackCo
 
 
 def quantised_experts_gluon(
-    x: Tensor, gate_up: QuantisedStack, down: QuantisedStack, shares: Tensor, experts: Tensor,
-    config: StackConfig | None = None,
-) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.experts.quantised_experts`, in pieces of up to MAX_PAIRS pairs. With a config rows
-    keep their 16 bits."""
-    tokens, per_token = experts.shape
+    x: Tensor, stacks: QuantisedStacks, routing: Routing, config: StackConfig | None = None
+) -> Tensor:
+    """As `baton_kernels.experts.experts.experts`, in pieces of up to MAX_PAIRS pairs. With a config rows keep their 16
+    bits."""
+    tokens, per_token = routing.experts.shape
     if not tokens:
         return torch.empty_like(x)
-    if experts.numel() > MAX_PAIRS:
-        pieces = (torch.split(each, MAX_PAIRS // per_token) for each in (x, shares, experts))
+    if routing.pairs > MAX_PAIRS:
+        pieces = (torch.split(tensor, MAX_PAIRS // per_token) for tensor in (x, *routing))
         return torch.cat(
-            [quantised_experts_gluon(x, gate_up, down, s, e, config) for x, s, e in zip(*pieces, strict=True)]
+            [quantised_experts_gluon(rows, stacks, Routing(s, e), config) for rows, s, e in zip(*pieces, strict=True)]
         )
-    if config is None and rounds(gate_up, down, experts.numel()):
-        return rounded_experts_gluon(x, gate_up, down, shares, experts)
-    count = gate_up.values.shape[0]
-    config = config or stack_config(experts.numel(), count, gate_up.has_blocks, min(gate_up.bits, down.bits))
-    plan = sort_by_expert(x, experts, count, config.rows)
+    if config is None and rounds(stacks, routing.pairs):
+        return rounded_experts_gluon(x, stacks, routing)
+    gate_up, down = stacks.gate_up, stacks.down
+    config = config or stack_config(routing.pairs, stacks.count, gate_up.has_blocks, min(gate_up.bits, down.bits))
+    plan = sort_by_expert(x, routing.experts, stacks.count, config.rows)
     inner = _product(plan.x, plan, gate_up, SWIGLU.value, config, is_table_older=False)
     out = _product(inner, plan, down, PLAIN.value, config, is_table_older=True)
-    return sum_of_experts(out, plan.place, shares)
+    return sum_of_experts(out, plan.place, routing.shares)
 
 
 def _product(
