@@ -1,4 +1,4 @@
-"""Faults of production code that the simulation found, each as small as it can be told."""
+"""Faults of production code that the simulation found, each in its smallest form."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_kept_kv_is_let_go_when_the_request_goes_on_with_another_revision() -> N
 
 
 def test_a_decode_worker_that_repeats_another_token_is_stopped_and_its_attempt_fails() -> None:
-    """It said 51 where the prefill worker had said 50: the client would read what nobody computed."""
+    """The decode worker sent 51 where the prefill worker had sent 50: clients would read a text that no worker made."""
     drive = started()
     assert drive.tokens(P1, 0, 50) == ["deliver 0:50"]
     assert drive.tokens(D1, 0, 51, 60) == ["cancel D1/1", "pick"]

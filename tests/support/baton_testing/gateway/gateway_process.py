@@ -89,5 +89,5 @@ def ids_of(text: str) -> list[int]:
 
 
 def answer(request: FakeRequest) -> list[int]:
-    """The fixed answer, with the number of the choice behind it for all but the first."""
+    """The fixed answer, with the number of the choice after it for all but the first."""
     return ids_of(ANSWER if request.choice == 0 else f"{ANSWER} {request.choice}")

@@ -31,7 +31,7 @@ class Target:
     gateway: Child
     process: psutil.Process
     folder: Path
-    """Of keys and discovery."""
+    """The folder of keys and discovery files."""
 
     @property
     def rss_mib(self) -> float:
@@ -47,7 +47,7 @@ class Target:
         return {float(bound): float(count) for bound, count in LAG.findall(page)}
 
     def state(self) -> Any:
-        """What the gateway's only process says of itself; None while it does not answer."""
+        """The report of the gateway's only process; None while it does not answer."""
         page = get_json(f"http://127.0.0.1:{self.admin_port}/state")
         return None if page is None else page["processes"][0]
 

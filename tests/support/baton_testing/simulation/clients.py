@@ -35,7 +35,7 @@ class SimClient:
     ending: End | None = None
     ended_s: float = 0.0
     is_gone: bool = False
-    """It hung up, or its gateway was killed."""
+    """The client hung up, or its gateway was killed."""
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ def client(plan: RequestPlan) -> SimClient:
 
 
 def expected_text(plan: RequestPlan, choice: int) -> str:
-    """What the choice must be, computed alone."""
+    """The text that the choice must have, computed alone."""
     sampling = plan.sampling
     ids = reference_tokens(plan.tokens, len(plan.tokens), sampling, choice, CONTEXT_TOKENS)
     is_stopped = ids[-1] in sampling.stop_token_ids and len(ids) > sampling.min_tokens

@@ -90,7 +90,7 @@ class SimDecode(SimWorker):
         self.alter_next = False
         self.world.count(Fault.OTHER_TOKEN)
         self.note(f"first tokens of {key} are altered")
-        return tuple(msgspec.structs.replace(each, token=(each.token + 1) % VOCABULARY) for each in tokens)
+        return tuple(msgspec.structs.replace(first, token=(first.token + 1) % VOCABULARY) for first in tokens)
 
     def on_failed(self, of: RequestKey, reason: Reason, detail: str) -> None:
         key = HandoverKey.of(of)
@@ -154,7 +154,7 @@ class WatchedDecodeTransfer(DecodeTransfer):
         self.deaf: set[PairLink] = set()
         """Links whose seals are lost."""
         self._numbers: dict[bytes, list[int]] = {}
-        """Of the links of each prefill worker."""
+        """The numbers of the links of each prefill worker."""
         self._generations: dict[tuple[HandoverKey, int], list[int]] = {}
         row = Transport("memory", lambda _: None, lambda parts: self._land(parts.region))  # type: ignore[arg-type,return-value]
         super().__init__(

@@ -41,20 +41,20 @@ class LaterExecutor(Executor):
         self._is_first = True
 
     def submit(self, call: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:
-        made: Future[T] = Future()
+        future: Future[T] = Future()
 
         def work() -> None:
             try:
-                made.set_result(call(*args, **named))
+                future.set_result(call(*args, **named))
             except Exception as error:  # noqa: BLE001 - as an executor does
-                made.set_exception(error)
+                future.set_exception(error)
 
         if self._is_first or not self._most_s:
             work()
         else:
             self._process.later(self._dice.random() ** 2 * self._most_s, work)
         self._is_first = False
-        return made
+        return future
 
 
 class SimEngine:
@@ -164,7 +164,7 @@ class SimEngine:
 
 
 def engine_config(shape: Shape, num_blocks: int, block_tokens: int) -> EngineConfig:
-    """Of a worker with so many blocks."""
+    """The configuration of a worker with this many blocks."""
     return EngineConfig(
         num_blocks=num_blocks,
         block_tokens=block_tokens,

@@ -54,7 +54,7 @@ TTFT_S = 0.5
 PULSE_S = 0.25
 SHAPE_S = 0.003
 METRICS = GatewayMetrics(CollectorRegistry())
-"""Of all gateways: making them takes longer than a request, and nobody reads them."""
+"""The metrics of all gateways: making them takes longer than a request, and no test reads them."""
 
 
 def _text_model() -> TextModel:
@@ -90,7 +90,7 @@ class SimRelay(Relay):
         return event
 
     def _problem(self, error: BaseException, field: str | None = None) -> Problem:
-        """What nobody foresaw is a finding, not an answer."""
+        """Raise unforeseen errors: they are findings, not answers."""
         if not isinstance(error, GatewayError):
             raise error
         return super()._problem(error, field)
@@ -160,7 +160,7 @@ class SimGateway(SimProcess):
             client.ended(End(Outcome.REFUSED, refusal.problem), self.now)
 
     def client_gone(self, client: SimClient) -> None:
-        live = next((each for each in self.relay._by_ticket.values() if each.sink is client), None)
+        live = next((live for live in self.relay._by_ticket.values() if live.sink is client), None)
         if live is not None:
             client.is_gone = True
             self.relay.client_gone(live)

@@ -22,7 +22,7 @@ PORT = 1
 DIAL_AGAIN_S = 0.5
 LENGTH_BYTES = 4
 GREETINGS = {True: 1, False: 2}
-"""What the dialler and the acceptor send before the first frame."""
+"""Bytes that the dialler and the acceptor send before the first frame."""
 Accept = Callable[[Connection], None]
 
 

@@ -154,7 +154,7 @@ class ChaosGateway(SimGateway):
         self.relay.prompts.templates = templates
         self.relay._loads = parts.loads(self.table, self.admission)
         self.awaits: dict[LiveRequest, Await] = {}
-        """Of requests that prepare, what they wait for now."""
+        """The wait that each request in preparation is in."""
         templates.render = self._noted(Await.RENDERING, templates.render)  # type: ignore[method-assign]
         tokenizer.encode = self._noted(Await.TOKENISING, tokenizer.encode)  # type: ignore[method-assign]
         self.relay.prompts.compiler.compile = self._noted(Await.COMPILING, self.relay.prompts.compiler.compile)  # type: ignore[method-assign]
@@ -201,9 +201,9 @@ class ChaosGateway(SimGateway):
         """Admission lets it."""
         mine, lives = cast(ChaosClient, live.sink), list(self.relay._by_ticket.values())
         waiting = [
-            cast(ChaosClient, each.sink) for each in lives if each.life.stage is Stage.QUEUED and each is not live
+            cast(ChaosClient, other.sink) for other in lives if other.life.stage is Stage.QUEUED and other is not live
         ]
-        at_work = {each.tenant.name for each in lives if each.life.stage is not Stage.QUEUED}
+        at_work = {other.tenant.name for other in lives if other.life.stage is not Stage.QUEUED}
         for client in waiting:
             if client.is_innocent and client.tenant.name not in {mine.tenant.name, *at_work}:
                 client.overtaken += 1
@@ -212,7 +212,7 @@ class ChaosGateway(SimGateway):
                 require(is_fair, "I16", f"{client.name} was overtaken by {client.overtaken} requests")
 
     def await_of(self, live: LiveRequest) -> Await | None:
-        """What a request waits for; None: for nothing that has a name."""
+        """The named wait that a request is in; None: it is in none."""
         life = live.life
         match life.stage:
             case Stage.QUEUED:
@@ -264,7 +264,7 @@ class ChaosGateway(SimGateway):
         super().lost(end, detail)
 
     def status(self, probe: str) -> int:
-        """What a probe is answered, by the production handler; it waits for nothing."""
+        """The status of a probe's answer, by the production handler; it waits for nothing."""
         answer = getattr(self.lookups, probe)(None, None)
         try:
             answer.send(None)
@@ -308,7 +308,7 @@ class ChaosGateway(SimGateway):
                 self._gone(client)
 
     def _gone(self, client: ChaosClient) -> None:
-        live = next((each for each in self.relay._by_ticket.values() if each.sink is client), None)
+        live = next((live for live in self.relay._by_ticket.values() if live.sink is client), None)
         if live is not None:
             self.world.hang_ups[self.await_of(live) or client.plan.hang_up or Await.TURN] += 1
             self.client_gone(client)

@@ -1,4 +1,4 @@
-"""What a world of three tenants is made of, drawn from a seed: who asks for what, who hangs up where, what fails."""
+"""The plan of a world of three tenants, drawn from a seed: requests, hang-ups and faults."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ LIES = (
 
 
 class Await(enum.StrEnum):
-    """What a request waits for: where its client can hang up."""
+    """The waits of a request, in which its client can hang up."""
 
     TURN = "its turn"
     RENDERING = "rendering"

@@ -41,7 +41,7 @@ PIPE_BYTES = 64 << 10
 READ_S = 0.0005
 """A turn of the gateway's loop, which reads one pipe full."""
 LONG_ANSWER_BYTES = 2 * BUFFER_BYTES + 4 * PIPE_BYTES
-"""Of a long chat: more than what a reader takes before it pauses."""
+"""Bytes of a long chat: more than a reader takes before it pauses."""
 BOOT_S, USUAL_S, LATE_S = 0.15, 0.02, 3.0
 REAP_S = 0.001
 RENDER_S, COMPILE_S = 0.4, 0.4
@@ -58,7 +58,7 @@ TIMED = (apart_lane, fair_turns, shape_compiler, template_renderer, tokenizer_ap
 """Modules that look at the clock of the machine."""
 BUNDLE = Bundle("0" * 64, "", "{% for message in messages %}{{ message['content'] }}{% endfor %}", {}, ())
 PADDING = "~"
-"""What makes a chat long and is not in its prompt."""
+"""The text that makes a chat long and is not in its prompt."""
 _pack = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
 
@@ -82,15 +82,15 @@ def _templates() -> Answers:
 
 
 def _shapes() -> Answers:
-    """Of a regular expression its grammar; now and then an early answer, with the one that counts behind it."""
+    """Answer a regular expression with its grammar; sometimes an early answer comes before the final one."""
     shapes = msgspec.json.Decoder(OutputFormat)
 
     def answer(body: bytes) -> list[bytes]:
         shape = shapes.decode(body)
         if shape.kind is not ShapeKind.REGEX:
             return [_json(ShapeAnswer("start: /./"))]
-        made = ShapeAnswer(toy_grammars.grammar(shape.source).definition)
-        return [_json(msgspec.structs.replace(made, is_early=True)), _json(made)]
+        final = ShapeAnswer(toy_grammars.grammar(shape.source).definition)
+        return [_json(msgspec.structs.replace(final, is_early=True)), _json(final)]
 
     return answer
 
@@ -103,7 +103,7 @@ def _tokenizer() -> Answers:
             case LoadBundle():
                 return [_pack(Loaded(BUNDLE, (), {}, {}, b"", None, {}))]
             case EncodeText(text, _, max_tokens):
-                ids = [ord(each) - ord("0") for each in text]
+                ids = [ord(char) - ord("0") for char in text]
                 return [_pack(Encoded(None if len(ids) > 2 * max_tokens else pack_ids(ids)))]
         return [_pack(Decoded(""))]
 
@@ -170,7 +170,7 @@ class ApartRoom:
 
 
 class PlayedProcess:
-    """What is used of `piped_process.PipedProcess`."""
+    """The used part of `piped_process.PipedProcess`."""
 
     def __init__(self, room: ApartRoom, answers: Answers) -> None:
         self._room, self._answers, self._loop = room, answers, room.loop
@@ -251,7 +251,7 @@ class PlayedProcess:
         self.end()
 
     def end(self) -> None:
-        """What is in the pipe can still be read."""
+        """End the process; bytes in the pipe can still be read."""
         if not self.is_alive:
             return
         self.is_alive = False

@@ -39,7 +39,7 @@ UNPREPARED = frozenset(
 ANSWERED_S = 2.5
 """From its arrival to the first text of an innocent request where no machine fails, whatever the others bring."""
 CROWDED = frozenset({"overloaded", "queue_timeout", "no_capacity", "deadline_exceeded", "out_of_memory"})
-"""What a tenant within its share is told only where machines fail."""
+"""Codes that a tenant within its share gets only where machines fail."""
 
 
 class ChaosWorld(SimWorld):
@@ -164,7 +164,7 @@ class ChaosWorld(SimWorld):
             require(waited_s <= ANSWERED_S, "I16", f"{client.name} waited {waited_s:.1f} s for its first text")
 
     def _failed_apart(self, client: ChaosClient) -> bool:
-        """Whether a process apart of a gateway failed while it waited, or shortly before."""
+        """Return whether a helper process of a gateway failed while the client waited, or shortly before."""
         since_s = client.arrived_s - APART_S
         return any(cast(ChaosGateway, gateway).apart.failed_s >= since_s for gateway in self.gateways)
 
@@ -187,7 +187,7 @@ class ChaosWorld(SimWorld):
                 require(is_served, "I8", f"{mine.name} ended with {mine.ending} in a calm world")
 
     def outcomes(self) -> Counter[tuple[Neighbour, str]]:
-        """Of requests, by tenant."""
+        """Outcomes of requests, by tenant."""
         ends: Counter[tuple[Neighbour, str]] = Counter()
         for client in cast(list[ChaosClient], self.clients):
             end = client.ending

@@ -98,7 +98,7 @@ class LosesSamplerState(Scheduler):
 
     def plan(self, now: float) -> StepPlan | None:
         plan = super().plan(now)
-        return plan and replace(plan, opens=tuple(replace(each, outputs=()) for each in plan.opens))
+        return plan and replace(plan, opens=tuple(replace(opened, outputs=()) for opened in plan.opens))
 
 
 class GivesChoicesTheSameNoise(Scheduler):
@@ -106,7 +106,7 @@ class GivesChoicesTheSameNoise(Scheduler):
 
     def plan(self, now: float) -> StepPlan | None:
         plan = super().plan(now)
-        return plan and replace(plan, opens=tuple(replace(each, choice=0) for each in plan.opens))
+        return plan and replace(plan, opens=tuple(replace(opened, choice=0) for opened in plan.opens))
 
 
 class ForgetsCopies(Scheduler):
@@ -305,14 +305,14 @@ class FreesTheNextAttempt(RequestLife):
 
     def _cancel_legs(self, run: Any) -> list[Send]:
         cancels = super()._cancel_legs(run)
-        return [Send(each.worker, Cancel(run.request, run.attempt + 1)) for each in cancels]
+        return [Send(cancel.worker, Cancel(run.request, run.attempt + 1)) for cancel in cancels]
 
 
 class PairsAnyRevision(Routing):
     """vllm#55776, kvcached#391: the model's revision is not compared."""
 
     def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
-        views = [replace(each, fingerprint=query.fingerprint) for each in self._table.views()]
+        views = [replace(view, fingerprint=query.fingerprint) for view in self._table.views()]
         return pick(query, views, policy, self._affinity, self._dice.random())
 
 

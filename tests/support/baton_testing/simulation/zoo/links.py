@@ -28,7 +28,8 @@ class SpreadsErrorsOfOneWrite(PrefillHandovers):
     def put_failed(self, key: HandoverKey, put: int, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         actions = super().put_failed(key, put, reason, detail, now)
         if reason is Reason.INTERNAL:
-            for handover in [each for each in self._handovers.values() if each.state is not PrefillState.CLOSING]:
+            still_open = [known for known in self._handovers.values() if known.state is not PrefillState.CLOSING]
+            for handover in still_open:
                 outcome = HandoverOutcome(reason, detail, report=True, tell_peer=True)
                 actions += self._close(handover, outcome, now)
         return actions
