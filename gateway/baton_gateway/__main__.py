@@ -25,7 +25,7 @@ from baton_gateway.reporting.metrics import shared_page
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import Settings, SettingsError, parse_settings
-from baton_gateway.text.returned_memory import keep_little_memory
+from baton_gateway.text.returned_memory import limit_malloc
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory
@@ -35,6 +35,9 @@ from baton_wire.listening.sockets import bind
 from baton_wire.stop_signals import handle_stop_signals
 
 BACKLOG = 1_024
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that tokenises or parses may keep the interpreter while the event loop waits for it. The loop waits
+after each system call, so the default of 5 ms would show in every write to a client."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     die_with_parent()
     raise_descriptor_limit()
-    keep_little_memory()
+    limit_malloc()
     try:
         settings = parse_settings(argv)
         logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -60,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 async def _run(settings: Settings, argv: list[str]) -> int:
     stopping = _stop_signal()
     tell_loop_errors(asyncio.get_running_loop(), logging.getLogger("baton.gateway"))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     sockets = child_sockets()
     if sockets is not None:
         await _serve_as_child(settings, argv, sockets, stopping)

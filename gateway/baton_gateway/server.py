@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 
-from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProblem, worst
+from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProblem, longest_lasting
 from baton_gateway.http_api.certificate import Certificate, CertificateError
+from baton_gateway.http_api.endpoints import not_http
 from baton_gateway.http_api.memory_budget import MemoryBudget
-from baton_gateway.http_api.routes import HttpApi, not_http
+from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.reporting.metrics import GatewayMetrics, watch_loop_lag
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
@@ -65,7 +66,7 @@ class GatewayServer:
         self._settings = settings
         self._reread = reread
         self.epoch = secrets.token_bytes(16)
-        policy, rules, limits = _policy(settings), _rules(settings), _limits(settings)
+        rules, limits = _rules(settings), _limits(settings)
         keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
         self.metrics = GatewayMetrics(CollectorRegistry())
@@ -88,19 +89,8 @@ class GatewayServer:
         self.certificate_complaint = ""
         """The problem of the certificate's files; empty: none."""
         self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
-        self.api = HttpApi(
-            self.relay,
-            self.table,
-            self._tenants,
-            self._templates,
-            policy,
-            self.metrics,
-            self.budget,
-            settings.allowed_origins,
-            settings.model_aliases,
-            settings.unknown_fields,
-            self.ailments,
-        )
+        parts = ApiParts(self.relay, self.table, self._tenants, self._templates, self.metrics, self.budget)
+        self.api = HttpApi(parts, _api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: BoundedServer | None = None
@@ -122,14 +112,14 @@ class GatewayServer:
             workers=tuple(worker_report(worker) for worker in self.table.all()),
             ttft=self.metrics.ttft.whole.data(),
             tpot=self.metrics.tpot.whole.data(),
-            ailment=str(worst(self.ailments(), NOT_READY_S) or ""),
+            ailment=str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
         )
 
-    def ailments(self) -> list[HealthProblem]:
+    def health_problems(self) -> list[HealthProblem]:
         """The problems of the helper processes."""
         now = time.monotonic()
         sources = self._templates, self.relay.prompts.compiler, self.relay.prompts.encoder, self.links.texts
-        return [ailment for source in sources for ailment in source.ailments(now)]
+        return [problem for source in sources for problem in source.health_problems(now)]
 
     async def start(self, listening: socket.socket) -> None:
         """Serve the listening socket until `stop`, which closes it."""
@@ -185,7 +175,9 @@ class GatewayServer:
     async def _watch_helpers(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            await asyncio.gather(self._templates.look(), self.relay.prompts.compiler.look(), self.links.texts.look())
+            await asyncio.gather(
+                self._templates.recheck(), self.relay.prompts.compiler.recheck(), self.links.texts.recheck()
+            )
 
     def _refresh_certificate(self) -> None:
         """Take a renewed certificate; an invalid one changes nothing."""
@@ -217,7 +209,7 @@ class GatewayServer:
         self._settings = settings
         self.relay.reconfigure(_rules(settings))
         self._admission.reconfigure(_limits(settings))
-        self.api.reconfigure(_policy(settings), settings.model_aliases, settings.unknown_fields)
+        self.api.reconfigure(_api_options(settings))
         _log.info("configuration %s applied", config_hash(settings))
 
     def _operator_link(self, keys: KeyDirectory) -> OperatorLink | None:
@@ -258,6 +250,12 @@ def _connections(settings: Settings) -> ConnectionLimits:
     total = connection_cap(MAX_CONNECTIONS)
     per_address = settings.max_connections_per_address
     return ConnectionLimits(total, (total + 1) // 2 if per_address is None else per_address or None)
+
+
+def _api_options(settings: Settings) -> ApiOptions:
+    return ApiOptions(
+        _policy(settings), tuple(settings.allowed_origins), settings.model_aliases, settings.unknown_fields
+    )
 
 
 def _policy(settings: Settings) -> RoutePolicy:

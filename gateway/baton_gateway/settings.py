@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from baton_gateway.answers.formats import AUTO, CALL_NAMES, THOUGHT_NAMES, FormatNames
+from baton_gateway.answers.formats import FormatNames
 from baton_gateway.http_api.cors import is_origin
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source, parse_source
 from baton_wire.liveness import LivenessConfig
+from baton_wire.rules.answer_formats import AUTO, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 N = TypeVar("N", int, float)
 DAY_S = 86_400
@@ -232,10 +233,15 @@ FLAGS = (
         "while no prefill worker is routable (default %(default)s)",
         in_file=True,
     ),
-    Flag("tool-format", _choice(*CALL_NAMES), AUTO, "how models write calls (default: detected from their template)"),
+    Flag(
+        "tool-format",
+        _choice(*TOOL_FORMAT_NAMES),
+        AUTO,
+        "how models write calls (default: detected from their template)",
+    ),
     Flag(
         "reasoning-format",
-        _choice(*THOUGHT_NAMES),
+        _choice(*REASONING_FORMAT_NAMES),
         AUTO,
         "how models write thoughts (default: detected from their template)",
     ),

@@ -30,6 +30,7 @@ import psutil
 from bench.machine import Machine, this_machine
 from bench.results import Cell, percentile, publish
 
+from baton_testing.background_tasks import cancel
 from baton_testing.gateway.bad_neighbours import BEHAVIOURS, BY_NAME, Victim, misbehave, server_errors
 from baton_testing.gateway.null_service import MIB, MODEL, Target, target
 from baton_testing.gateway.steady_client import Seen, SteadyClient, shorts
@@ -152,8 +153,7 @@ async def attack_as_told(victim: Victim, seed: int) -> None:
         share *= 1.0 if len(names) == 1 else 0.25
         attack = asyncio.create_task(misbehave(victim, [BY_NAME[name] for name in names], seed, answers, share))
         await asyncio.wait([attack], timeout=seconds)
-        attack.cancel()
-        await asyncio.gather(attack, return_exceptions=True)
+        await cancel([attack])
         print(json.dumps(answers), flush=True)
         seed += 1
 

@@ -8,20 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton_control.names import Key
-from baton_control.sizing.decision.scaling import PoolNow, Sized
-from baton_control.sizing.metrics import SizingMetrics
-from baton_engine.model.step_cost import CostModel
-from baton_engine.running.step_load import StepLoad
-from baton_engine.scheduling.engine_config import EngineConfig
-from baton_engine.scheduling.scheduler import Scheduler
-from baton_gateway.reporting.metrics import GatewayMetrics
-from baton_kernels.ahead.kernel_folder import CompiledHere
-from baton_kv_transfer.transports.bandwidth import LinkReport
-from baton_wire.messages.values import POOL_ROLES, Role
-from baton_wire.rules.hardware import Peak
-from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.reporting.views import EngineSnapshot, TransferView
+from baton_testing.registries import gateway_registry, sizing_registry, worker_registry
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
@@ -41,32 +28,6 @@ def exported(registry: CollectorRegistry) -> dict[str, tuple[str, frozenset[str]
         name = f"{family.name}_total" if family.type == "counter" else family.name
         families[name] = (family.type, labels)
     return families
-
-
-def worker_registry() -> CollectorRegistry:
-    metrics = WorkerMetrics(Role.DECODE)
-    metrics.computes(CostModel(1, 1, 1.0, 1, 1), Peak(1.0, 1.0))
-    metrics.started({"weights": 1.0})
-    metrics.compiles(CompiledHere())
-    metrics.stepped(StepLoad(0, 0.0, 0, 1, 1), 0.1)
-    scheduler = Scheduler(EngineConfig(num_blocks=4, block_tokens=4, max_slots=2, max_context_tokens=8))
-    snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, 0.0, 0.0, 0.0)
-    link = LinkReport("127.0.0.1:9", "tcp", "tcp x1", 1e9, None)
-    metrics.watch(lambda: snapshot, lambda: TransferView("tcp", 1, 2, 3, 2, 4, links=(link,)))
-    return metrics.registry
-
-
-def gateway_registry() -> CollectorRegistry:
-    registry = CollectorRegistry()
-    GatewayMetrics(registry)
-    return registry
-
-
-def sizing_registry() -> CollectorRegistry:
-    registry = CollectorRegistry()
-    sized = Sized(dict.fromkeys(POOL_ROLES, 1), dict.fromkeys(POOL_ROLES, ""), holds=False)
-    SizingMetrics(registry).saw(Key("default", "chat"), sized, dict.fromkeys(POOL_ROLES, PoolNow(1, None)))
-    return registry
 
 
 @pytest.mark.parametrize(

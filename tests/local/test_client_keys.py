@@ -72,7 +72,7 @@ def test_a_key_given_as_text_lies_in_a_file_that_only_its_owner_reads(tmp_path: 
     path = ClientKeys(text=KEY).placed(run)
     assert path is not None
     assert path.stat().st_mode & 0o777 == 0o600
-    assert Tenants(path).of(f"Bearer {KEY}").name == "default"
+    assert Tenants(path).authenticate(f"Bearer {KEY}").name == "default"
     assert ClientKeys().placed(run) is None
 
 

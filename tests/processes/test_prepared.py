@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,28 @@ pytestmark = [
 ]
 
 UNKNOWN = ("-m", "baton_decode_worker", "--colour=red")
+
+
+ROUNDS = 200
+
+
+def test_threads_that_ask_at_the_same_time_whether_a_process_runs_all_read_its_status() -> None:
+    """A rig watches its processes from one thread while another thread waits for them."""
+
+    def ended(process: Forked) -> int:
+        while (code := process.poll()) is None:
+            pass
+        return code
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(ROUNDS):
+            told, tells = os.pipe()
+            os.write(tells, b"123\n")
+            process = Forked(told)
+            asked = [threads.submit(ended, process) for _ in range(2)]
+            os.write(tells, b"-9\n")
+            os.close(tells)
+            assert [each.result(60.0) for each in asked] == [-9, -9]
 
 
 def worker(folder: Path, name: str, starts: Prepared) -> Child:

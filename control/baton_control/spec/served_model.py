@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.model_source import SourceText
-from baton_control.spec.named_formats import ReasoningFormat, ToolFormat, go_together
 from baton_control.spec.placing import NodesSpec, ResourceSpec
 from baton_control.spec.quantities import AnnotationValue, MemoryText, ObjectName, QualifiedName, ServedName
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, refuse_reserved
+from baton_wire.rules.answer_formats import ReasoningFormat, ToolFormat, are_compatible
 
 
 class Dtype(enum.StrEnum):
@@ -79,6 +79,6 @@ class ModelSpec(Model):
     def _names_differ(self) -> ModelSpec:
         if len({self.served_name, *self.aliases}) <= len(self.aliases):
             raise broken_rule("aliases", "not allowed: names must differ from each other and from servedName")
-        if not go_together(self.tool_format, self.reasoning_format):
+        if not are_compatible(self.tool_format, self.reasoning_format):
             raise broken_rule("reasoningFormat", "not allowed: harmony is toolFormat and reasoningFormat at once")
         return self

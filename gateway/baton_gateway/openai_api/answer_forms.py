@@ -1,6 +1,6 @@
-"""How an answer is written, in the form of one API: whole, or as the events of a stream.
+"""The forms of answers, one for each API: a whole body, or the events of a stream.
 
-The sinks do what is alike in all forms: collecting, merging, back-pressure. A form is pure: values in, bytes out.
+The writers do what all forms share: collecting, merging, back-pressure. A form is pure: values in, bytes out.
 """
 
 from __future__ import annotations
@@ -16,49 +16,51 @@ from baton_gateway.openai_api.response_encoding import AnswerHead, ChunkWriter, 
 
 
 class EventWriter(Protocol):
-    """The events of one stream, in order. Each call gives pieces of the bytes to be sent, which may be none."""
+    """Encodes the events of one stream, in order. Each call returns pieces of bytes to be sent, perhaps none."""
 
     def usage_so_far(self, usage: Usage) -> None:
-        """From now on each event says this usage, where the form has a place for it."""
+        """Include this usage in each further event, if the form has a field for it."""
         ...
 
     def beginning(self, index: int) -> Sequence[JsonBytes]:
-        """Before the first piece of a choice."""
+        """Encode what comes before the first piece of a choice."""
         ...
 
     def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
-        """The next part of a choice, without logprobs."""
+        """Encode the next part of a choice, without logprobs."""
         ...
 
     def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
-        """The next parts of a choice, perhaps none, with the log probabilities of the tokens that they are made of."""
+        """Encode the next parts of a choice, perhaps none, with the log probabilities of their tokens."""
         ...
 
     def finish(self, index: int, reason: str, stop: str | None) -> Sequence[JsonBytes]:
-        """The end of a choice; `stop`: the stop string that ended it."""
+        """Encode the end of a choice; `stop`: the stop string that ended it."""
         ...
 
     def closing(self, usage: Usage) -> Sequence[JsonBytes]:
-        """After the end of every choice."""
+        """Encode what comes after the end of all choices."""
         ...
 
     def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> Sequence[JsonBytes]:
-        """Instead of what is still missing."""
+        """Encode an error in place of the rest of the stream."""
         ...
 
 
 class AnswerForm(Protocol):
-    """One API's way to write the answer to one request."""
+    """The form of one API's answers."""
 
     def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
-        """The whole answer of a request that is not streamed, in pieces."""
+        """Encode the whole answer of a request that is not streamed, in pieces."""
         ...
 
-    def writer(self, answer: AnswerHead) -> EventWriter: ...
+    def writer(self, answer: AnswerHead) -> EventWriter:
+        """Build the encoder of a streamed answer."""
+        ...
 
 
 class _OpenAiForm:
-    """Chat and text completions."""
+    """The form of chat and text completions."""
 
     def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
         return response_body(answer.head, choices, usage)

@@ -1,6 +1,6 @@
-"""Where a request's answer goes, and what it charges to the memory budget; here collected for one response.
+"""Writers of answers: the interface, the memory that an answer is charged for, and the writer of one whole response.
 
-Whatever an answer holds is bytes that are encoded as they come.
+A held answer consists of bytes that are encoded as they come.
 """
 
 from __future__ import annotations
@@ -12,82 +12,86 @@ from typing import Protocol
 
 from baton_gateway.errors import Problem, RefusedError, internal_error, out_of_memory
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
-from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.collected_message import CollectedMessage
 from baton_gateway.openai_api.json_pieces import EncodedJson, JsonBytes
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson
 from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage
 from baton_gateway.text.choice_text import Increment
 
 MARGIN_BYTES = 64 << 10
-"""What a growing answer charges at least at once."""
+"""The least that a growing answer charges at once."""
 
-Hold = Callable[[int], bool]
-"""Charges bytes to the memory budget until the request has ended; False where they are not free."""
+ChargeMemory = Callable[[int], bool]
+"""Charges bytes to the memory budget until the request has ended. False: they are not free."""
 
 
-def hold_freely(size: int) -> bool:
-    """Where nothing is charged."""
+def charge_nothing(size: int) -> bool:
+    """Charge nothing: there is no budget."""
     return True
 
 
 class AnswerCharge:
-    """What one answer has charged to the budget: ahead of what comes, so that few tokens cost a call."""
+    """The bytes that one answer has charged to the budget: ahead of its growth, so that few tokens cost a call."""
 
-    __slots__ = ("_charged", "_hold", "_size")
+    __slots__ = ("_charge", "_charged", "_size")
 
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold
+    def __init__(self, charge: ChargeMemory) -> None:
+        self._charge = charge
         self._size = self._charged = 0
 
     def begin(self, size: int) -> None:
-        """Charge what the answer is expected to hold. Raises RefusedError when that is not free."""
-        if size > 0 and not self._hold(size):
+        """Charge the expected size of the answer. Raises RefusedError if it is not free."""
+        if size > 0 and not self._charge(size):
             raise RefusedError(out_of_memory())
         self._charged += size
 
     def grow(self, size: int) -> bool:
-        """Count bytes that came; whether there was room for them."""
+        """Count bytes that came. False: they are not free."""
         self._size += size
         if self._size <= self._charged:
             return True
         missing = self._size - self._charged
         for more in (missing + max(MARGIN_BYTES, self._charged // 4), missing):
-            if self._hold(more):
+            if self._charge(more):
                 self._charged += more
                 return True
         return False
 
 
 class AnswerWriter(Protocol):
-    """The client's side of one request. All calls return at once."""
+    """Writes the answer of one request to its client. No call blocks."""
 
     def begin(self, answer: AnswerHead) -> None:
-        """The request is about to run. Raises RefusedError when there is no memory for its answer."""
+        """Begin the answer of a request that is about to run. Raises RefusedError if there is no memory for it."""
         ...
 
     def prompt(self, choice: int, scores: EncodedJson) -> None:
-        """Log probabilities of the prompt of a choice, for a field of their own; before its first increment."""
+        """Add the log probabilities of a choice's prompt, for their own field; before its first increment."""
         ...
 
     def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
-        """The prompt of a choice, which its answer begins with; before its first increment."""
+        """Add the prompt of a choice, which its answer repeats; before its first increment."""
         ...
 
-    def increment(self, choice: int, increment: Increment) -> None: ...
+    def increment(self, choice: int, increment: Increment) -> None:
+        """Add the next piece of a choice."""
+        ...
 
     def flush(self) -> None:
-        """The increments since the last flush belong together."""
+        """Mark the end of increments that belong together."""
         ...
 
     def end(self, problem: Problem | None, usage: Usage) -> None:
-        """Called once; `problem` None when every choice finished."""
+        """End the answer. Called once; `problem`: None if every choice finished."""
         ...
 
 
 @dataclass(slots=True)
-class _Collected:
+class _CollectedChoice:
+    """One choice while it is collected."""
+
     logprobs: LogprobsJson | None
-    answer: GrowingAnswer = field(default_factory=GrowingAnswer)
+    message: CollectedMessage = field(default_factory=CollectedMessage)
     finish: str = ""
     stop: str | None = None
     prompt: EncodedJson | None = None
@@ -104,25 +108,25 @@ class CollectedAnswer:
     size: int
 
     def body(self) -> list[JsonBytes]:
-        """The response's body in pieces. May be called in another thread."""
+        """Encode the response's body in pieces. May be called in another thread."""
         return self.form.body(self.head, self.choices, self.usage)
 
 
 class CollectingWriter:
-    """Keeps everything, as bytes; `done` resolves to the whole answer or the problem."""
+    """Collects the whole answer as bytes. `done` resolves to the answer or the problem."""
 
-    def __init__(self, form: AnswerForm = OPENAI, hold: Hold = hold_freely) -> None:
+    def __init__(self, form: AnswerForm = OPENAI, charge: ChargeMemory = charge_nothing) -> None:
         self._form = form
         self.done: asyncio.Future[CollectedAnswer | Problem] = asyncio.get_running_loop().create_future()
         self._answer: AnswerHead | None = None
-        self._choices: list[_Collected] = []
-        self._charge = AnswerCharge(hold)
+        self._choices: list[_CollectedChoice] = []
+        self._charge = AnswerCharge(charge)
         self._size = 0
 
     def begin(self, answer: AnswerHead) -> None:
         self._charge.begin(answer.ahead_bytes)
         self._answer = answer
-        self._choices = [_Collected(answer.logprobs()) for _ in range(answer.num_choices)]
+        self._choices = [_CollectedChoice(answer.logprobs()) for _ in range(answer.num_choices)]
 
     def prompt(self, choice: int, scores: EncodedJson) -> None:
         if not self.done.done():
@@ -132,7 +136,7 @@ class CollectingWriter:
         if self.done.done():
             return
         collected = self._choices[choice]
-        size = collected.answer.content.add(text)
+        size = collected.message.content.add(text)
         if logprobs is not None and isinstance(collected.logprobs, CompletionLogprobs):
             size += collected.logprobs.add_encoded(logprobs)
         self._grow(size)
@@ -141,7 +145,7 @@ class CollectingWriter:
         if self.done.done():
             return
         collected = self._choices[choice]
-        size = collected.answer.take(increment.told)
+        size = collected.message.add(increment.output_parts)
         if increment.tokens and collected.logprobs is not None:
             size += collected.logprobs.add(increment.tokens)
         if increment.finish is not None:
@@ -159,7 +163,8 @@ class CollectingWriter:
             self.done.set_result(problem or internal_error())
             return
         choices = [
-            FinishedChoice(each.answer, each.logprobs, each.finish, each.prompt, each.stop) for each in self._choices
+            FinishedChoice(choice.message, choice.logprobs, choice.finish, choice.prompt, choice.stop)
+            for choice in self._choices
         ]
         self.done.set_result(CollectedAnswer(self._form, self._answer, choices, usage, self._size))
 

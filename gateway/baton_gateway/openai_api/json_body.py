@@ -1,11 +1,11 @@
-"""Request bodies to plain values: strict JSON, within bounds that are looked at before anything is parsed.
+"""Strict parsing of JSON bodies, within bounds that are checked before anything is parsed.
 
 Refused with a clear error: invalid UTF-8, broken JSON, lone surrogates, duplicate keys, NaN and Infinity, numbers out
-of range, more than 64 levels, more values than `max_values`, anything but an object at the top. What the fields mean
-is `openai_types`' business.
+of range, more than 64 levels, more values than `max_values`, anything but an object at the top. `openai_types`
+interprets the fields.
 
-The bounds are read off the bytes between strings, by a handful of passes in C. So whatever a body holds, refusing it
-costs some nanoseconds a byte, and parsing it at most what `max_values` values cost.
+The bounds are counted in the bytes between strings, by a few passes in C. So refusing any body costs some nanoseconds
+per byte, and parsing one costs no more than `max_values` values.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from baton_gateway.errors import RefusedError, invalid
 _encode = msgspec.json.Encoder().encode
 MAX_DEPTH = 64
 MAX_KEYS = 20_000
-"""More than the largest conversation, with every option, has."""
+"""More keys than the largest conversation with every option has."""
 MAX_NAMED_BYTES = 64 << 10
-"""In a longer body a duplicate key is refused without saying which: the search for it runs in Python."""
+"""A duplicate key in a longer body is refused without its name: the search for it runs in Python."""
 
 
-def parse_object(body: bytes, shape: JsonShape) -> dict[str, Any]:
-    """Parse a body of this shape. Raises RefusedError."""
+def parse_object(body: bytes, counts: JsonCounts) -> dict[str, Any]:
+    """Parse a body with these counts. Raises RefusedError."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.ValidationError as error:
         raise _broken("The body is not valid JSON: a number is out of range.") from error
     except msgspec.DecodeError as error:
-        raise _broken(f"The body is not valid JSON: {_said(error, body)}") from error
+        raise _broken(f"The body is not valid JSON: {_explain(error, body)}") from error
     except UnicodeDecodeError as error:
         raise _not_utf8(body) from error
     except RecursionError as error:
         raise _too_deep() from error
     if not isinstance(value, dict):
         raise _broken("The body must be a JSON object.")
-    if count_quotes(_encode(value)) != shape.quotes:  # written out again, a key that came twice is missing
+    if count_quotes(_encode(value)) != counts.quotes:  # encoded again, a duplicate key is missing
         raise _duplicate_key(body)
     return value
 
 
 @dataclass(frozen=True, slots=True)
-class JsonShape:
-    """What a text that is valid JSON has between its strings. Of any other text these are just counts."""
+class JsonCounts:
+    """Counts of the bytes between strings. They describe the value only if the text is valid JSON."""
 
     values: int
-    """Commas and opening brackets, which is at least the number of values but one."""
+    """Commas and opening brackets: at least the number of values minus one."""
     keys: int
     depth: int
     quotes: int
-    """That begin or end a string, a key among them."""
+    """Quotes that begin or end a string, keys included."""
 
 
-def json_shape(body: bytes, max_values: int) -> JsonShape:
+def count_json(body: bytes, max_values: int) -> JsonCounts:
     """Count without parsing. Raises RefusedError for too many values or levels."""
-    plain = _unescaped(body)
+    plain = _remove_escapes(body)
     quotes = plain.count(b'"')
     if quotes > 4 * (max_values + 1):  # a key and a string for each value
         raise _too_many(max_values)
@@ -77,16 +77,16 @@ def json_shape(body: bytes, max_values: int) -> JsonShape:
     keys = between.count(b":")
     if keys > MAX_KEYS:
         raise _broken(f"The body has more than {MAX_KEYS} keys, which is the most that is allowed.", "too_many_values")
-    return JsonShape(values, keys, depth, quotes)
+    return JsonCounts(values, keys, depth, quotes)
 
 
 def count_quotes(text: bytes) -> int:
-    """Those that begin or end a string."""
-    return _unescaped(text).count(b'"')
+    """Count the quotes that begin or end a string."""
+    return _remove_escapes(text).count(b'"')
 
 
-def _unescaped(text: bytes) -> bytes:
-    """Every quote that is left begins or ends a string."""
+def _remove_escapes(text: bytes) -> bytes:
+    """Remove escapes, so that every remaining quote begins or ends a string."""
     return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
 
 
@@ -106,8 +106,8 @@ def _too_many(max_values: int) -> RefusedError:
     return _broken(f"The body has more than {max_values} values, which is the most that is allowed.", "too_many_values")
 
 
-def _said(error: msgspec.DecodeError, body: bytes) -> str:
-    """What the parser says of the place; it speaks of surrogates only where another one should follow."""
+def _explain(error: msgspec.DecodeError, body: bytes) -> str:
+    """Return the parser's message, made clearer for lone surrogates and for constants such as NaN."""
     text = str(error).removeprefix("JSON is malformed: ")
     if "surrogate" in text or (b"\\u" in body and "truncated" in text):
         return f"{text}; a lone surrogate stands for no character."

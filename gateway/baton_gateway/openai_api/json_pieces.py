@@ -1,6 +1,6 @@
-"""JSON that is written in pieces: what is large is encoded while it grows, and never copied into one text.
+"""JSON in pieces: large values are encoded while they grow, and never copied into one text.
 
-A value may hold `EncodedJson` anywhere. `json_pieces` encodes the rest around it.
+A value may contain `EncodedJson` anywhere. `json_pieces` encodes the rest around it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any, Final
 import msgspec
 
 PIECE_BYTES: Final = 64 << 10
-"""About 10 µs of copying."""
+"""The size of a piece: about 10 µs of copying."""
 JsonBytes = bytes | bytearray
 _encode = msgspec.json.Encoder().encode
 _MARK: Final = b"\0"
-"""Stands where encoded JSON goes. No JSON text has this byte: encoders escape it."""
+"""The placeholder of encoded JSON. No JSON text contains this byte: encoders escape it."""
 _MARKED: Final = msgspec.Raw(_MARK)
 
 
 class EncodedJson:
-    """A JSON value that is encoded already, in pieces."""
+    """A JSON value that is already encoded, in pieces."""
 
     __slots__ = ("_pieces",)
 
@@ -41,7 +41,7 @@ class GrowingText(EncodedJson):
         self.add(text)
 
     def add(self, text: str) -> int:
-        """Append a text. Returns the bytes that it takes here."""
+        """Append a text, and return the bytes that it takes."""
         escaped = _encode(text)
         self._escaped += escaped[1:-1]
         return len(escaped) - 2
@@ -53,18 +53,18 @@ class GrowingText(EncodedJson):
         return bool(self._escaped)
 
     def text(self) -> str:
-        """The string itself."""
+        """Return the string itself."""
         text: str = msgspec.json.decode(b"".join(self.pieces()))
         return text
 
 
 def json_pieces(value: Any) -> list[JsonBytes]:
-    """The JSON of a value, whose `EncodedJson` parts are left as they are."""
+    """Encode a value in pieces; its `EncodedJson` parts are used unchanged."""
     parts: list[EncodedJson] = []
 
     def mark(part: Any) -> msgspec.Raw:
         if not isinstance(part, EncodedJson):
-            raise TypeError(f"{type(part).__name__} is no JSON value")
+            raise TypeError(f"{type(part).__name__} is not a JSON value")
         parts.append(part)
         return _MARKED
 
@@ -77,7 +77,7 @@ def json_pieces(value: Any) -> list[JsonBytes]:
 
 
 def even_pieces(pieces: Iterable[JsonBytes], size: int = PIECE_BYTES) -> Iterator[bytes]:
-    """The same bytes in pieces of `size`, the last one shorter."""
+    """Yield the same bytes in pieces of `size`; the last one may be shorter."""
     waiting = bytearray()
     for piece in pieces:
         if len(waiting) + len(piece) < size:

@@ -1,6 +1,6 @@
-"""Log probabilities as clients read them, encoded token by token.
+"""Log probabilities in the forms of the APIs, encoded token by token.
 
-What JSON says of a token is kept. That leaves a number and a few copies for each value.
+The JSON of tokens is cached. That leaves a number and a few copies for each value.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from baton_gateway.text.revision_text import TextModel
 from baton_wire.messages.values import PromptLogprob
 
 _LEAST: Final = -9999.0
-"""What OpenAI's API says of a token that is not among the likeliest."""
+"""The value in OpenAI's API for a token that is not among the likeliest."""
 _encode = msgspec.json.Encoder().encode
 
 
 class ChatLogprobs:
-    """An object whose `content` has an entry for each token."""
+    """The form of chats: an object whose `content` has an entry for each token."""
 
     __slots__ = ("_entries", "_text")
 
@@ -39,14 +39,14 @@ class ChatLogprobs:
                 entries += b","
             top = info.logprob.top
             number, *numbers = _numbers([max(value, _LEAST) for value in (info.logprob.logprob, *(p for _, p in top))])
-            _, head, tail = text.json_of(info.token)
+            _, head, tail = text.token_json_of(info.token)
             entries += b'%b%b%b,"top_logprobs":[' % (head, number, tail)
             entries += b",".join([_alternative(token, p, text) for (token, _), p in zip(top, numbers, strict=True)])
             entries += b"]}"
         return len(entries) - before
 
     def add_encoded(self, others: ChatLogprobs) -> None:
-        """Append what stands there."""
+        """Append the entries of another object."""
         if self._entries and others._entries:
             self._entries += b","
         self._entries += others._entries
@@ -55,12 +55,12 @@ class ChatLogprobs:
         return EncodedJson(b'{"content":[', self._entries, b'],"refusal":null}')
 
     def entries(self) -> EncodedJson:
-        """The list alone."""
+        """Return the list of entries alone."""
         return EncodedJson(b"[", self._entries, b"]")
 
 
 class CompletionLogprobs:
-    """An object of four lists."""
+    """The form of completions: an object of four lists."""
 
     __slots__ = ("_offsets", "_text", "_tokens", "_tops", "_values")
 
@@ -74,7 +74,7 @@ class CompletionLogprobs:
             if self._tokens:
                 for column in self._columns:
                     column += b","
-            self._tokens += self._text.json_of(info.token).text
+            self._tokens += self._text.token_json_of(info.token).text
             self._offsets += b"%d" % info.text_offset
             if info.logprob is None:
                 self._values += b"null"
@@ -83,13 +83,13 @@ class CompletionLogprobs:
             top = info.logprob.top
             number, *numbers = _numbers([info.logprob.logprob, *(value for _, value in top)])
             self._values += number
-            names = [self._text.json_of(token).text for token, _ in top]
+            names = [self._text.token_json_of(token).text for token, _ in top]
             entries = dict(zip(names, numbers, strict=True))  # two tokens may have one text
             self._tops += b"{%b}" % b",".join([b"%b:%b" % entry for entry in entries.items()])
         return self.size - before
 
     def add_encoded(self, others: CompletionLogprobs) -> int:
-        """Append what stands there."""
+        """Append the entries of another object, and return their bytes."""
         before = self.size
         for column, other in zip(self._columns, others._columns, strict=True):
             if column and other:
@@ -114,7 +114,7 @@ class CompletionLogprobs:
 
 
 class PromptLogprobsJson:
-    """vLLM's form: for each token of the prompt an object of ids, its own first; null for the first token."""
+    """The form of vLLM's prompt logprobs: for each token an object of ids, its own first; null for the first token."""
 
     __slots__ = ("_entries", "_text")
 
@@ -123,35 +123,35 @@ class PromptLogprobsJson:
         self._entries = bytearray(b"null")
 
     def add(self, ids: Sequence[int], logprobs: Sequence[PromptLogprob], alternatives: int) -> None:
-        """Append tokens with their log probabilities, of which so many alternatives are told."""
-        for token, known in zip(ids, logprobs, strict=True):
-            top = known.top[:alternatives]
-            number, *numbers = _numbers([known.logprob, *(value for _, value in top)])
-            entries = {token: self._ranked(token, number, known.rank)}
+        """Append tokens with their log probabilities and at most this many alternatives."""
+        for token, logprob in zip(ids, logprobs, strict=True):
+            top = logprob.top[:alternatives]
+            number, *numbers = _numbers([logprob.logprob, *(value for _, value in top)])
+            entries = {token: self._encode_ranked(token, number, logprob.rank)}
             for rank, ((other, _), value) in enumerate(zip(top, numbers, strict=True), 1):
                 if other not in entries:
-                    entries[other] = self._ranked(other, value, rank)
+                    entries[other] = self._encode_ranked(other, value, rank)
             self._entries += b",{%b}" % b",".join(entries.values())
 
     def value(self) -> EncodedJson:
         return EncodedJson(b"[", self._entries, b"]")
 
-    def _ranked(self, token: int, logprob: bytes, rank: int) -> bytes:
-        text = self._text.json_of(token).text
+    def _encode_ranked(self, token: int, logprob: bytes, rank: int) -> bytes:
+        text = self._text.token_json_of(token).text
         return b'"%d":{"logprob":%b,"rank":%d,"decoded_token":%b}' % (token, logprob, rank, text)
 
 
 LogprobsJson = ChatLogprobs | CompletionLogprobs
-"""The `logprobs` of one choice or chunk while they grow."""
+"""The growing `logprobs` of one choice or chunk."""
 
 
 def logprobs_json(endpoint: ApiEndpoint, text: TextModel) -> LogprobsJson:
-    """Empty `logprobs`, as this endpoint has them."""
+    """Build empty `logprobs` in the form of an endpoint."""
     return ChatLogprobs(text) if endpoint is ApiEndpoint.CHAT else CompletionLogprobs(text)
 
 
 def _alternative(token: int, logprob: bytes, text: TextModel) -> bytes:
-    _, head, tail = text.json_of(token)
+    _, head, tail = text.token_json_of(token)
     return b"%b%b%b}" % (head, logprob, tail)
 
 

@@ -1,6 +1,6 @@
-"""Reading one JSON object of a request, field by field: exact types, bounds, and an error that names the field.
+"""Reads one JSON object of a request field by field: exact types, bounds, and errors that name the field.
 
-`null` counts as absent, as OpenAI's API has it. Whatever no reader has asked for is refused by `end`.
+`null` counts as absent, as in OpenAI's API. `end` refuses the fields that were not read.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import msgspec
 from baton_gateway.errors import RefusedError, invalid, unsupported
 
 MAX_TEXT_CHARS = 8 << 20
-"""Of one text, wherever it stands."""
+"""The most characters of any one text."""
 MAX_IGNORED_BYTES = 16 << 10
-"""Of all fields without effect together, as JSON."""
+"""The most bytes of JSON of all fields without effect together."""
 MAX_UNKNOWN = 16
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 class UnknownFields(enum.StrEnum):
-    """What becomes of fields of a body that nobody knows."""
+    """The treatment of unknown fields of a body."""
 
     REFUSE = "refuse"
     IGNORE = "ignore"
 
 
 class Fields:
-    """The fields of `raw` that are still unread; `path` is put before their names in errors."""
+    """The unread fields of `raw`. `path`: the prefix of their names in errors."""
 
     def __init__(self, raw: dict[str, Any], path: str = "") -> None:
         self._left = dict(raw)
@@ -41,7 +41,7 @@ class Fields:
         return f"{self._path}{field}"
 
     def take(self, field: str) -> Any:
-        """The raw value, or None."""
+        """Return the raw value, or None."""
         return self._left.pop(field, None)
 
     def require(self, field: str) -> Any:
@@ -51,7 +51,7 @@ class Fields:
         return value
 
     def text(self, field: str, max_chars: int, value: Any = None) -> str | None:
-        """A string of at most `max_chars`."""
+        """Read a string of at most `max_chars`."""
         value = self.take(field) if value is None else value
         return None if value is None else check_text(value, self.name(field), max_chars)
 
@@ -60,7 +60,7 @@ class Fields:
         return None if value is None else check_integer(value, self.name(field), low, high)
 
     def number(self, field: str, low: float, high: float, above_low: bool = False) -> float | None:
-        """A finite number in [low, high], or in (low, high] with `above_low`."""
+        """Read a finite number in [low, high], or in (low, high] with `above_low`."""
         value = self.take(field)
         return None if value is None else check_number(value, self.name(field), low, high, above_low)
 
@@ -73,14 +73,14 @@ class Fields:
         return value
 
     def refuse(self, field: str, reason: str, harmless: Collection[Any] = ()) -> None:
-        """Refuse a known field unless it is absent or has a value that asks for nothing."""
+        """Refuse a known field unless it is absent or has a harmless value."""
         value = self.take(field)
         if value is None or any(type(value) is type(other) and value == other for other in harmless):
             return
         raise unsupported(self.name(field), reason)
 
     def ignore(self, *fields: str, max_bytes: int) -> None:
-        """Accept without effect what takes at most so many bytes of JSON together."""
+        """Accept fields without effect if they take at most `max_bytes` of JSON together."""
         taken = 0
         for field in fields:
             taken += len(msgspec.json.encode(self._left.pop(field, None)))
@@ -89,8 +89,9 @@ class Fields:
                 raise invalid(self.name(field), reason, "too_long")
 
     def end(self, unknown: UnknownFields = UnknownFields.REFUSE) -> tuple[str, ...]:
-        """Refuse what is left and is not null: clients resend answers with every field of their own types. Or ignore
-        it, as long as it is little: the names, which are plain enough for a header.
+        """Refuse the unread fields that are not null: clients resend answers with every field of their own types.
+
+        Or ignore them if they are few and small, and return their names, which are plain enough for a header.
         """
         left = tuple(field for field, value in self._left.items() if value is not None)
         for place, field in enumerate(left):

@@ -1,7 +1,7 @@
-"""Bodies of the two generating endpoints to typed requests: every field has bounds, everything unknown is refused.
+"""Typed requests of the two generating endpoints: every field has bounds, and unknown fields are refused.
 
-What depends on the model (context length, token counts) is checked in `requests.preparing`. docs/api-http.md lists the fields.
-"""  # noqa: E501
+`requests.preparing` checks what depends on the model (context length, token counts). docs/api-http.md lists the fields.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton_gateway.answers.tool_grammars import is_bound
+from baton_gateway.answers.tool_grammars import is_constrained
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.openai_api.answer_bounds import check_answer
@@ -25,7 +25,7 @@ from baton_gateway.openai_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.openai_api.output_format_fields import check_free_to_end, read_shape
+from baton_gateway.openai_api.output_format_fields import check_may_end, read_output_format
 from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
 from baton_gateway.openai_api.tool_fields import read_tool_use
 from baton_gateway.structured_outputs.output_format import OutputFormat
@@ -45,18 +45,18 @@ _IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "length_penalty",
     "early_stopping",
 )  # fmt: skip
-"""Accepted without effect: they steer the provider's side or a search by beams, not the answer."""
+"""Fields that are accepted without effect: they concern the provider's side or beam search, not the answer."""
 _NOT_SERVED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("use_beam_search", "answers are drawn", (False,)),
+    ("use_beam_search", "answers are sampled", (False,)),
     ("allowed_token_ids", "use 'structured_outputs' or 'logit_bias'", ()),
     ("bad_words", "use 'logit_bias'", ([],)),
-    ("logits_processors", "no code of a client runs here", ([],)),
-    ("return_token_ids", "'logprobs' tells the tokens", (False,)),
-    ("return_tokens_as_token_ids", "'logprobs' tells the tokens", (False,)),
+    ("logits_processors", "clients' code does not run here", ([],)),
+    ("return_token_ids", "'logprobs' reports the tokens", (False,)),
+    ("return_tokens_as_token_ids", "'logprobs' reports the tokens", (False,)),
     ("spaces_between_special_tokens", "texts are what their tokens say", (True,)),
     ("kv_transfer_params", "workers find each other", ({},)),
 )
-"""Fields of other servers that say what an answer is, why they are refused, and values that ask for nothing."""
+"""Fields of other servers that change the answer, why they are refused, and their harmless values."""
 
 
 class ApiEndpoint(enum.Enum):
@@ -66,7 +66,7 @@ class ApiEndpoint(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to generate, alike for both endpoints. None: the default."""
+    """Generation options, the same for both endpoints. None: the default."""
 
     model: str
     n: int
@@ -88,25 +88,25 @@ class Options:
     skip_special_tokens: bool
     include_stop_str_in_output: bool
     truncate_prompt_tokens: int | None
-    """The most of a prompt's last tokens that are taken; -1: as many as leave room for the answer."""
+    """The most of a prompt's last tokens that are used; -1: as many as leave space for the answer."""
     logprobs: int | None
     prompt_logprobs: int | None
-    """Alternatives beside each token of the prompt, in a field of their own; None: not asked for."""
+    """Alternatives for each token of the prompt, in their own field; None: not requested."""
     prompt_alternatives: int | None
-    """The most alternatives that any part of the answer tells of a prompt's tokens; None: none is told."""
+    """The most alternatives that any part of the answer reports for a prompt's tokens; None: none is reported."""
     stream: bool
     include_usage: bool
     continuous_usage: bool
-    """With `include_usage`: every chunk says the usage up to there."""
+    """True if every chunk has the usage so far; only with `include_usage`."""
     cache_salt: str
     is_held: bool = False
-    """Whether the whole answer is held until its end: it is not streamed, or its last event repeats it."""
-    shape: OutputFormat | None = None
-    """What the answer must look like; None: like anything."""
+    """True if the whole answer is held until its end: it is not streamed, or its last event repeats it."""
+    output_format: OutputFormat | None = None
+    """The format that the answer must follow; None: any."""
     ignored: tuple[str, ...] = ()
-    """Names of fields that nobody knows, and that this gateway is told to ignore."""
+    """Names of unknown fields that were ignored, as this gateway is configured."""
     alias: str | None = None
-    """What the client wrote instead of the served name in `model`; answers repeat it."""
+    """The alias that the client wrote in `model`; answers repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class ChatRequest:
     tool_use: ToolUse = NO_TOOLS
     prompting: Prompting = PLAIN_PROMPTING
     max_thinking_tokens: int | None = None
-    """After so many tokens of thought its end is forced; None: the model ends it."""
+    """The number of reasoning tokens after which its end is forced; None: the model ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class CompletionRequest:
 
 
 def parse_chat(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
-    """Raises RefusedError that names the offending field."""
+    """Parse the body of a chat. Raises RefusedError that names the offending field."""
     fields = Fields(raw)
     messages = read_messages(fields.require("messages"))
     tool_use = read_tool_use(fields)
@@ -142,16 +142,17 @@ def parse_chat(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUS
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     logprobs = (top or 0) if wants_logprobs else None
     options = _options(fields, legacy if max_tokens is None else max_tokens, logprobs, unknown)
-    if options.shape is not None and tool_use.callable:
-        raise unsupported(options.shape.field, "beside tools that may be called; 'tool_choice' may be 'none'")
-    if is_bound(tool_use):
-        check_free_to_end("tools", options.ignore_eos, options.min_tokens)
+    if options.output_format is not None and tool_use.callable:
+        reason = "it excludes tools that may be called; 'tool_choice' may be 'none'"
+        raise unsupported(options.output_format.field, reason)
+    if is_constrained(tool_use):
+        check_may_end("tools", options.ignore_eos, options.min_tokens)
     check_held("max_tokens" if max_tokens is None else "max_completion_tokens", options)
     return ChatRequest(options, messages, tool_use, prompting, max_thinking_tokens)
 
 
 def parse_completion(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> CompletionRequest:
-    """Raises RefusedError that names the offending field."""
+    """Parse the body of a completion. Raises RefusedError that names the offending field."""
     fields = Fields(raw)
     prompts = _prompts(fields.require("prompt"))
     fields.refuse("suffix", "text can only be continued at its end", harmless=("",))
@@ -175,8 +176,8 @@ def _options(
     stream = fields.flag("stream", False)
     prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if prompt_logprobs is not None and stream:
-        raise unsupported("prompt_logprobs", "a stream has no place for them; use 'echo' with 'logprobs'")
-    told = [each for each in (prompt_logprobs, logprobs if echo else None) if each is not None]
+        raise unsupported("prompt_logprobs", "a stream has no field for them; use 'echo' with 'logprobs'")
+    alternatives = [count for count in (prompt_logprobs, logprobs if echo else None) if count is not None]
     include_usage, continuous_usage = _stream_options(fields.take("stream_options"), stream)
     options = Options(
         model=check_text(fields.require("model"), "model", 253),
@@ -200,16 +201,16 @@ def _options(
         truncate_prompt_tokens=_truncation(fields.integer("truncate_prompt_tokens", -1, MAX_TOKENS)),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        prompt_alternatives=max(told, default=None),
+        prompt_alternatives=max(alternatives, default=None),
         stream=stream,
         is_held=not stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", 64) or "",
-        shape=read_shape(fields),
+        output_format=read_output_format(fields),
     )
-    if options.shape is not None:
-        check_free_to_end(options.shape.field, options.ignore_eos, options.min_tokens)
+    if options.output_format is not None:
+        check_may_end(options.output_format.field, options.ignore_eos, options.min_tokens)
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     for name, reason, harmless in _NOT_SERVED:
         fields.refuse(name, reason, harmless)
@@ -220,7 +221,7 @@ def _options(
 
 
 def check_held(field: str, options: Options, prompts: int = 1) -> None:
-    """Raises RefusedError for an answer that is held here and would be too large. `field`: what said `max_tokens`."""
+    """Check an answer that is held. Raises RefusedError if it may become too large. `field`: that of `max_tokens`."""
     if options.is_held and options.max_tokens is not None:
         check_answer(field, options.max_tokens, prompts, options.n, options.logprobs)
 
@@ -243,7 +244,7 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
             raise invalid(
                 "prompt", f"'prompt' has {len(value)} entries; at most {MAX_PROMPTS} are allowed.", "too_long"
             )
-        return tuple(_one_prompt(entry, f"prompt[{place}]") for place, entry in enumerate(value))
+        return tuple(_one_prompt(entry, f"prompt[{index}]") for index, entry in enumerate(value))
     return (read_token_ids(value, "prompt"),)
 
 
@@ -256,14 +257,14 @@ def _one_prompt(value: Any, path: str) -> str | tuple[int, ...]:
 
 
 def read_token_ids(value: Any, path: str) -> tuple[int, ...]:
-    """At least one token id. Raises RefusedError."""
+    """Read at least one token id. Raises RefusedError."""
     if not isinstance(value, list):
         raise wrong_type(path, "a list of token ids")
     if not value:
         raise invalid(path, f"'{path}' must not be empty.")
     if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
         return tuple(value)
-    return tuple(check_integer(token, f"{path}[{place}]", 0, MAX_TOKEN_ID) for place, token in enumerate(value))
+    return tuple(check_integer(token, f"{path}[{index}]", 0, MAX_TOKEN_ID) for index, token in enumerate(value))
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -275,7 +276,7 @@ def _stops(value: Any) -> tuple[str, ...]:
         raise wrong_type("stop", "a string or a list of strings")
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"'stop' has {len(stops)} entries; at most {MAX_STOPS} are allowed.", "too_long")
-    return tuple(_stop(stop, "stop" if is_one else f"stop[{place}]") for place, stop in enumerate(stops))
+    return tuple(_stop(stop, "stop" if is_one else f"stop[{index}]") for index, stop in enumerate(stops))
 
 
 def _stop(value: Any, name: str) -> str:
@@ -307,7 +308,7 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _bias_id(token: str) -> int:
-    """One id has one key: "01" would be "1" a second time."""
+    """Read a key of `logit_bias`. Leading zeros are refused: "01" would be "1" a second time."""
     if _TOKEN_ID.fullmatch(token) is None or int(token) > MAX_TOKEN_ID:
         allowed = f"must be 0 to {MAX_TOKEN_ID}, without leading zeros"
         raise invalid("logit_bias", f"'logit_bias' has a key that is not a token id: {token[:32]!r}; {allowed}.")
@@ -321,12 +322,12 @@ def _truncation(value: int | None) -> int | None:
 
 
 def _top_k(value: int | None) -> int | None:
-    """0 and -1 are how other servers say "off"."""
+    """Read `top_k`: 0 and -1 mean "off" in other servers."""
     return None if value is None else max(value, 0)
 
 
 def _stream_options(value: Any, stream: bool) -> tuple[bool, bool]:
-    """`include_usage`, and `continuous_usage_stats`, which says nothing without it."""
+    """Read `include_usage`, and `continuous_usage_stats`, which has no effect without it."""
     if value is None:
         return False, False
     if not stream:

@@ -1,4 +1,4 @@
-"""How a chat is made a prompt: what a client may tell the model's own chat template."""
+"""The fields that configure how the chat template renders a prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_KWARGS_BYTES = 16 << 10
 
 
 class ReasoningEffort(enum.StrEnum):
-    """How much a model should think, as far as its template can say it."""
+    """How much a model should reason, as far as its template supports it."""
 
     NONE = "none"
     MINIMAL = "minimal"
@@ -29,21 +29,21 @@ class ReasoningEffort(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prompting:
-    """What is said to the template beside messages and tools."""
+    """The input of the template besides messages and tools."""
 
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """The client's `chat_template_kwargs`; only those that the template reads are allowed."""
+    """The client's `chat_template_kwargs`; only variables that the template reads are allowed."""
     effort: ReasoningEffort | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """The last message, an assistant's, is unfinished: the answer goes on with it."""
+    """True if the answer continues the last message, which is an assistant's."""
 
 
 PLAIN_PROMPTING = Prompting()
 
 
 def read_prompting(fields: Fields, messages: Sequence[ChatMessage]) -> Prompting:
-    """Takes the fields of templates from a body. Raises RefusedError."""
+    """Read the template's fields from a body. Raises RefusedError."""
     fields.refuse("chat_template", "the model's own template is used")
     continues = fields.flag("continue_final_message", False)
     adds_prompt = fields.flag("add_generation_prompt", not continues)

@@ -1,7 +1,7 @@
-"""What clients read: OpenAI's response objects and stream chunks, as bytes.
+"""Encodes OpenAI's response objects and stream chunks.
 
-The chunk with one piece of text is by far the most frequent message that a gateway writes; its constant parts are
-encoded once per stream.
+The chunk with one piece of text is by far the most frequent message of a gateway, so its constant parts are encoded
+once per stream.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.errors import Problem
-from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.collected_message import CollectedMessage
 from baton_gateway.openai_api.json_pieces import EncodedJson, JsonBytes, json_pieces
 from baton_gateway.openai_api.logprob_json import LogprobsJson, logprobs_json
 from baton_gateway.openai_api.openai_types import ApiEndpoint
@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What all messages of one response share."""
+    """The fields that all messages of one response share."""
 
     endpoint: ApiEndpoint
     id: str
@@ -52,7 +52,7 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What whoever writes an answer must know before the first token."""
+    """The properties of an answer that its writer needs before the first token."""
 
     head: ResponseHead
     text: TextModel
@@ -62,28 +62,30 @@ class AnswerHead:
     prompt_tokens: int
     wants_logprobs: bool
     is_held: bool = False
-    """Whether all of it is held until its end."""
+    """True if the whole answer is held until its end."""
     ahead_bytes: int = 0
-    """What is charged for it before its first token."""
+    """Bytes that are charged before the first token."""
     token_bytes: int = 0
-    """What one token weighs in a stream, about."""
+    """Approximate bytes of one token in a stream."""
 
     def logprobs(self) -> LogprobsJson | None:
-        """Empty log probabilities of a choice or chunk; None where none are told."""
+        """Build the empty log probabilities of a choice or chunk; None: none are reported."""
         return logprobs_json(self.head.endpoint, self.text) if self.wants_logprobs else None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """The tokens that a request used."""
+
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int | None = None
-    """Of the completion, those of thoughts; None: nobody knows which they are."""
+    """Reasoning tokens of the completion; None: it is not known which these are."""
     cached_tokens: int | None = None
-    """Of the prompts, those whose KV was there; None: no worker has told."""
+    """Prompt tokens whose KV was cached; None: no worker has reported it."""
 
     def fields(self) -> dict[str, Any]:
-        """Details that are not known are left out."""
+        """Return the fields of `usage`; unknown details are left out."""
         total = self.prompt_tokens + self.completion_tokens
         fields: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
@@ -101,70 +103,73 @@ class Usage:
 class FinishedChoice:
     """One choice of a response that is not streamed."""
 
-    answer: GrowingAnswer
+    message: CollectedMessage
     logprobs: LogprobsJson | None
     finish: str
     prompt: EncodedJson | None = None
-    """Log probabilities of the prompt's own tokens, when they are wanted in a field of their own."""
+    """Log probabilities of the prompt's tokens, if they are requested in their own field."""
     stop: str | None = None
-    """The stop string that ended it."""
+    """The stop string that ended the choice."""
 
 
 def error_body(problem: Problem, request_id: str | None = None) -> bytes:
-    """Always succeeds: what a client sent, say in its path, need not be text. `request_id`: None in a file."""
+    """Encode an error. Always succeeds: what a client sent, say in its path, need not be text.
+
+    `request_id`: None in a file.
+    """
     message, param = message_and_param(problem)
     error = {"message": message, "type": problem.type, "param": param, "code": problem.code}
     return _encode({"error": error if request_id is None else error | {"request_id": request_id}})
 
 
 def message_and_param(problem: Problem) -> tuple[str, str | None]:
-    """As they are shown: no error is long, whatever it quotes."""
-    param = None if problem.param is None else shown(problem.param[:MAX_PARAM_CHARS])
+    """Return message and param of an error, cut so that no error is long."""
+    param = None if problem.param is None else encodable(problem.param[:MAX_PARAM_CHARS])
     message = problem.message
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[:MAX_MESSAGE_CHARS] + "…"
-    return shown(message), param
+    return encodable(message), param
 
 
-def shown(text: str) -> str:
-    """A text that can be encoded, whatever it was made of."""
+def encodable(text: str) -> str:
+    """Replace what cannot be encoded in a text."""
     return text.encode(errors="replace").decode()
 
 
 def response_body(head: ResponseHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
-    """The whole answer of a request that is not streamed, in pieces."""
+    """Encode the whole answer of a request that is not streamed, in pieces."""
     entries = []
     body = head.fields(is_chunk=False)
     for index, choice in enumerate(choices):
         logprobs = None if choice.logprobs is None else choice.logprobs.value()
         entry: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish}
         if head.endpoint is ApiEndpoint.CHAT:
-            entry["message"] = message_fields(choice.answer)
+            entry["message"] = message_fields(choice.message)
         else:
-            entry["text"] = choice.answer.content
-        if choice.prompt is not None:  # where vLLM has it: a chat has one prompt, a completion's choices may differ
+            entry["text"] = choice.message.content
+        if choice.prompt is not None:  # as in vLLM: a chat has one prompt, a completion's choices may differ
             place = body if head.endpoint is ApiEndpoint.CHAT else entry
             place["prompt_logprobs"] = choice.prompt
         entries.append(entry)
     return json_pieces(body | {"choices": entries, "usage": usage.fields()})
 
 
-def message_fields(answer: GrowingAnswer) -> dict[str, Any]:
-    """The `message` of a choice. Content is null beside calls when there is none."""
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
-    if answer.reasoning is not None:
-        message["reasoning_content"] = answer.reasoning
-    if answer.calls:
-        message["content"] = answer.content or None
-        message["tool_calls"] = [
+def message_fields(message: CollectedMessage) -> dict[str, Any]:
+    """Return the `message` of a choice. With calls, empty content is null."""
+    fields: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.reasoning is not None:
+        fields["reasoning_content"] = message.reasoning
+    if message.calls:
+        fields["content"] = message.content or None
+        fields["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.calls
+            for call in message.calls
         ]
-    return message
+    return fields
 
 
 class ChunkWriter:
-    """Chunks of one stream."""
+    """Encodes the chunks of one stream."""
 
     def __init__(self, answer: AnswerHead) -> None:
         head, include_usage = answer.head, answer.include_usage
@@ -181,24 +186,24 @@ class ChunkWriter:
         return self._endpoint is ApiEndpoint.CHAT
 
     def usage_so_far(self, usage: Usage) -> None:
-        """From now on each chunk says this usage."""
+        """Include this usage in each further chunk."""
         self._usage = {"usage": usage.fields()}
         self._tail = self._choice_end + b',"usage":' + _encode(usage.fields()) + b"}\n\n"
 
     def beginning(self, index: int) -> Sequence[JsonBytes]:
-        """A chat choice begins with the role of who speaks."""
+        """Encode the role, with which a chat choice begins."""
         if not self._is_chat:
             return ()
         return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN})
 
     def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
-        """The next part of a choice, without logprobs."""
+        """Encode the next part of a choice, without logprobs."""
         if isinstance(part, ContentPart):
             return (self._text(index, part.text),)
         return self._chunk({"index": index, "delta": _delta(part), **_OPEN})
 
     def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
-        """The next parts with the log probabilities of their tokens, which stand in the last chunk of them."""
+        """Encode the next parts; the last chunk has the log probabilities of their tokens."""
         *before, last = parts or (ContentPart(""),)
         entry: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": logprobs.value()}
         entry |= {"delta": _delta(last)} if self._is_chat else {"text": _content(last)}
@@ -217,17 +222,17 @@ class ChunkWriter:
         return self._chunk(entry | empty)
 
     def closing(self, usage: Usage) -> Sequence[JsonBytes]:
-        """The end of a good stream, with the usage if it was asked for."""
+        """Encode the end of a complete stream, with the usage if it was requested."""
         if not self._include_usage:
             return (DONE,)
         return b"data: ", _encode(self._fields | {"choices": [], "usage": usage.fields()}), b"\n\n", DONE
 
     def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> Sequence[JsonBytes]:
-        """The end of a bad one."""
+        """Encode an error, which ends the stream."""
         return b"data: ", error_body(problem, request_id), b"\n\n"
 
     def _constant_part(self, index: int) -> bytes:
-        """Everything of a text chunk that stands before the text; written so that only the text need be encoded."""
+        """Encode a text chunk up to its text, so that only the text need be encoded later."""
         head = _encode(self._fields)[:-1] + b',"choices":[{"index":%d,' % index
         if self._is_chat:
             return b"data: " + head + b'"delta":{"content":'

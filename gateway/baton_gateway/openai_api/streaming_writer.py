@@ -1,8 +1,8 @@
-"""An answer that is written as server-sent events while it grows.
+"""The writer of a stream: sends an answer as server-sent events while it grows.
 
-A stream never waits for its client. Text for a client that reads slowly is merged into fewer, larger chunks; beyond
-what `is_stalled` allows, or after `STALL_S` without the client taking a byte, the stream counts as stalled and its
-request is cancelled. Nothing is encoded or written for long at once: others have their turn between two pieces.
+A stream never waits for its client. Text for a slow client is merged into fewer, larger chunks. If more is buffered
+than `is_stalled` allows, or the client takes no byte for `STALL_S`, the stream counts as stalled and its request is
+cancelled. One step encodes and writes little, so that other work runs between two pieces.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from baton_gateway.answers.output_parts import AnswerPart, ContentPart, joined
+from baton_gateway.answers.output_parts import AnswerPart, ContentPart, merge_parts
 from baton_gateway.errors import Problem, out_of_memory
 from baton_gateway.openai_api.answer_bounds import VALUE_BYTES
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm, EventWriter
-from baton_gateway.openai_api.answer_writers import AnswerCharge, Hold, hold_freely
+from baton_gateway.openai_api.answer_writers import AnswerCharge, ChargeMemory, charge_nothing
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES, EncodedJson, JsonBytes, even_pieces
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs
 from baton_gateway.openai_api.response_encoding import AnswerHead, Usage
@@ -24,46 +24,50 @@ from baton_gateway.text.choice_text import Increment, TokenInfo
 MAX_BUFFERED_BYTES = 256 << 10
 MERGE_ABOVE_BYTES = 64 << 10
 TURN_BYTES = 256 << 10
-"""About what is encoded at once, of tokens with log probabilities: one or two ms."""
+"""About the bytes that are encoded at once; with log probabilities one or two ms."""
 STALL_S = 30.0
 _PUMP_S = 0.05
 _NEXT_TURN_S = 0.002
 _STEPS_BEHIND = 4
-"""Steps of all its choices that a stream may be behind, however much one step weighs."""
+"""Steps of all its choices that a stream may lag behind, however large one step is."""
 
 
 @dataclass(slots=True)
 class _Pending:
+    """Parts of one choice that are not encoded yet."""
+
     parts: list[AnswerPart] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     echo: CompletionLogprobs | None = None
-    """Of the prompt, which the parts begin with."""
+    """Log probabilities of the prompt, with which the parts begin."""
     finish: str | None = None
     stop: str | None = None
     size: int = 0
-    """About what it weighs."""
+    """Approximate bytes."""
 
 
 class StreamingWriter:
-    """Writes events straight to the connection once the response's head is out.
+    """Writes events to the connection once the response's head has been sent.
 
-    `opened` resolves at the first chunk (None) or at an end before it (the problem, for an ordinary error response);
-    `closed` when the last byte of the stream has been handed to the connection.
+    `opened` resolves at the first chunk (None), or at an end before it (the problem, for an ordinary error response).
+    `closed` resolves when the connection has the last byte of the stream.
     """
 
-    def __init__(self, request_id: str | None = None, form: AnswerForm = OPENAI, hold: Hold = hold_freely) -> None:
-        """`request_id`: named where the stream ends in an error."""
+    def __init__(
+        self, request_id: str | None = None, form: AnswerForm = OPENAI, charge: ChargeMemory = charge_nothing
+    ) -> None:
+        """`request_id`: reported if the stream ends in an error."""
         self._form = form
         self._request_id = request_id
         loop = asyncio.get_running_loop()
         self._loop = loop
         self.opened: asyncio.Future[Problem | None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
-        self._charge = AnswerCharge(hold)
+        self._charge = AnswerCharge(charge)
         self._answer: AnswerHead | None = None
         self._writer: EventWriter | None = None
         self._continuous_from: int | None = None
-        """Tokens of the prompts when every chunk says the usage so far."""
+        """Prompt tokens, if every chunk has the usage so far; else None."""
         self._counted: list[int] = []
         """Tokens of each choice so far."""
         self._begun: list[bool] = []
@@ -71,10 +75,10 @@ class StreamingWriter:
         self._pending: dict[int, _Pending] = {}
         self._pending_bytes = 0
         self._pieces: Iterator[bytes] | None = None
-        """Events that are large, while they are written."""
+        """The remaining pieces of large events."""
         self._end: tuple[Problem | None, Usage] | None = None
         self._is_over = False
-        """Nothing more is taken."""
+        """True once nothing more is accepted."""
         self._transport: asyncio.Transport | None = None
         self._is_chunked = True
         self._pump: asyncio.TimerHandle | None = None
@@ -94,11 +98,11 @@ class StreamingWriter:
 
     @property
     def is_written(self) -> bool:
-        """Whether the connection has everything that came."""
+        """True if the connection has everything that came."""
         return not self._pending and self._pieces is None
 
     def prompt(self, choice: int, scores: EncodedJson) -> None:
-        raise AssertionError("a stream has no place for them, and says so when it is asked")
+        raise AssertionError("a stream has no field for them: such a request is refused")
 
     def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
         if self._is_over:
@@ -114,7 +118,7 @@ class StreamingWriter:
         pending = self._pending.get(choice)
         if pending is None:
             pending = self._pending[choice] = _Pending()
-        pending.parts += increment.told
+        pending.parts += increment.output_parts
         size = len(increment.text)
         if increment.tokens:
             pending.tokens += increment.tokens
@@ -136,7 +140,7 @@ class StreamingWriter:
             if not self._is_small or self._transport.get_write_buffer_size() > MERGE_ABOVE_BYTES:
                 return
             self._pump.cancel()
-        self._go_on()
+        self._write_more()
 
     def end(self, problem: Problem | None, usage: Usage) -> None:
         if self._is_over:
@@ -147,13 +151,13 @@ class StreamingWriter:
         self.flush()
 
     def attach(self, transport: asyncio.Transport, is_chunked: bool) -> None:
-        """The head of the response is out: write what there is, and from now on everything."""
+        """Start writing: the head of the response has been sent."""
         self._transport = transport
         self._is_chunked = is_chunked
         self.flush()
 
     def is_stalled(self, now: float) -> bool:
-        """Whether the client has stopped reading. To be called regularly."""
+        """Return True if the client has stopped reading. Must be called regularly."""
         if self._transport is None:
             return False
         buffered = self._transport.get_write_buffer_size()
@@ -162,7 +166,7 @@ class StreamingWriter:
         return now - self._taken_s > STALL_S or buffered + self._pending_bytes > self._allowed_bytes
 
     def abort(self) -> None:
-        """Cut the connection; nobody is there."""
+        """Cut the connection: the client does not read."""
         self._is_over = True
         if self._pump is not None:
             self._pump.cancel()
@@ -173,12 +177,12 @@ class StreamingWriter:
 
     # Writing ----------------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """Write as much as the connection takes and one turn may cost; the rest in another turn."""
+    def _write_more(self) -> None:
+        """Write as much as the connection takes and one step may cost, and schedule the rest."""
         self._pump = None
         assert self._transport is not None
         if self._transport.get_write_buffer_size() > MERGE_ABOVE_BYTES:
-            self._pump = self._loop.call_later(_PUMP_S if self._is_small else _NEXT_TURN_S, self._go_on)
+            self._pump = self._loop.call_later(_PUMP_S if self._is_small else _NEXT_TURN_S, self._write_more)
             return
         if self._pieces is None:
             self._write_events(self._take_events())
@@ -186,15 +190,15 @@ class StreamingWriter:
             self._write_piece()
         if self._pieces is not None or self._pending or self._end is not None:
             wait_s = 0 if self._transport.get_write_buffer_size() == 0 else _NEXT_TURN_S
-            self._pump = self._loop.call_later(wait_s, self._go_on)
+            self._pump = self._loop.call_later(wait_s, self._write_more)
 
     @property
     def _is_small(self) -> bool:
-        """Whether what waits can wait until more comes."""
+        """True if the pending parts can wait until more comes."""
         return self._pieces is None and self._pending_bytes <= TURN_BYTES
 
     def _take_events(self) -> list[JsonBytes]:
-        """Events of what is pending, as much of it as one turn may encode; the end's when nothing is."""
+        """Encode pending parts, as much as one step may, and the end once nothing is pending."""
         if self._continuous_from is not None and self._writer is not None:
             self._writer.usage_so_far(Usage(self._continuous_from, sum(self._counted)))
         if self._pending_bytes <= TURN_BYTES:
@@ -228,16 +232,16 @@ class StreamingWriter:
         if not self._begun[choice]:
             self._begun[choice] = True
             events += self._writer.beginning(choice)
-        told = joined(pending.parts)
+        parts = merge_parts(pending.parts)
         logprobs = self._answer.logprobs() if pending.tokens or pending.echo is not None else None
         if logprobs is None:
-            for part in told:
+            for part in parts:
                 events += self._writer.part(choice, part)
         else:
             if pending.echo is not None and isinstance(logprobs, CompletionLogprobs):
                 logprobs.add_encoded(pending.echo)
             logprobs.add(pending.tokens)
-            events += self._writer.logprobs(choice, told, logprobs)
+            events += self._writer.logprobs(choice, parts, logprobs)
         if pending.finish is not None:
             events += self._writer.finish(choice, pending.finish, pending.stop)
 

@@ -1,4 +1,4 @@
-"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat, read strictly."""
+"""Strict parsing of a chat's `tools`, `tool_choice` and `parallel_tool_calls`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from baton_gateway.openai_api.openai_fields import Fields, wrong_type
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 << 10
-"""Of all tools together, as JSON."""
+"""The most bytes of JSON of all tools together."""
 MAX_NAME_CHARS = 128
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 MAX_CALL_ID_CHARS = 256
 
 
 def read_tool_use(fields: Fields) -> ToolUse:
-    """Takes the fields of tools from a chat's body. Raises RefusedError."""
+    """Read the fields of tools from a chat's body. Raises RefusedError."""
     for name in ("functions", "function_call"):
         fields.refuse(name, "it is deprecated; use 'tools' and 'tool_choice'", harmless=([], "none"))
     tools = _tools(fields.take("tools"))
@@ -35,7 +35,7 @@ def read_tool_use(fields: Fields) -> ToolUse:
 
 
 def check_tool_name(value: Any, path: str) -> str:
-    """Raises RefusedError for what is no name of a tool."""
+    """Check the name of a tool. Raises RefusedError if it is not allowed."""
     if not isinstance(value, str):
         raise wrong_type(path, "a string")
     if not TOOL_NAME.fullmatch(value):
@@ -53,11 +53,11 @@ def _tools(value: Any) -> tuple[Tool, ...]:
     if value and (size := len(msgspec.json.encode(value))) > MAX_TOOLS_BYTES:
         message = f"'tools' has {size} bytes of JSON; at most {MAX_TOOLS_BYTES} are allowed."
         raise invalid("tools", message, "too_long")
-    tools = tuple(_tool(entry, f"tools[{place}]") for place, entry in enumerate(value))
+    tools = tuple(_tool(entry, f"tools[{index}]") for index, entry in enumerate(value))
     seen: set[str] = set()
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if tool.name in seen:
-            path = f"tools[{place}].function.name"
+            path = f"tools[{index}].function.name"
             raise invalid(path, f"'{path}' is the name of another tool: '{tool.name}'.")
         seen.add(tool.name)
     return tools
@@ -77,7 +77,7 @@ def _tool(value: Any, path: str) -> Tool:
 
 
 def read_function(value: dict[str, Any], path: str) -> Tool:
-    """The description of one function; `path` is put before its fields in errors. Raises RefusedError."""
+    """Read one function. `path`: the prefix of its fields in errors. Raises RefusedError."""
     fields = Fields(value, path)
     name = check_tool_name(fields.require("name"), fields.name("name"))
     description = fields.text("description", MAX_TOOLS_BYTES)

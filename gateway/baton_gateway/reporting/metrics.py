@@ -17,7 +17,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE
 from baton_gateway.reporting.outcome import Outcome, RequestTotals
 from baton_gateway.reporting.telemetry import LoadTelemetry
-from baton_gateway.structured_outputs.format_compiler import Compiled
+from baton_gateway.structured_outputs.format_compiler import CompileOutcome
 from baton_gateway.workers.route import Route
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
 from baton_wire.session import AlteredFrames
@@ -131,10 +131,10 @@ class GatewayMetrics:
     def answered(self, status: int) -> None:
         self._statuses.get(str(status), self._statuses["other"]).inc()
 
-    def shaped(self, how: Compiled, seconds: float) -> None:
+    def shaped(self, how: CompileOutcome, seconds: float) -> None:
         """A request's schema or grammar was looked up or compiled."""
         self._shapes[how].inc()
-        if how is not Compiled.KNOWN:
+        if how is not CompileOutcome.KNOWN:
             self._compile.observe(seconds)
 
     def stalled(self) -> None:
@@ -176,7 +176,7 @@ class GatewayMetrics:
         routes = counter("routed", "Attempts by where they are prefilled", "route")
         self._routes = {name: routes.labels(name) for name in ROUTES}
         shapes = counter("grammars", "Requests with a schema or grammar, by how they came by it", "result")
-        self._shapes = {how: shapes.labels(how.value) for how in Compiled}
+        self._shapes = {how: shapes.labels(how.value) for how in CompileOutcome}
         statuses = counter("responses", "HTTP responses by status", "status")
         self._statuses = {status: statuses.labels(status) for status in STATUSES}
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts")

@@ -116,7 +116,7 @@ class LiveRequest:
                 options.skip_special_tokens,
                 not is_chat,
                 len(self.echoes[prompt]) if self.echoes else 0,
-                self.reading.reader() if self.reading is not None else None,
+                self.reading.make_parser() if self.reading is not None else None,
                 options.include_stop_str_in_output,
             )
             for prompt in range(len(self.prompts))
@@ -125,7 +125,7 @@ class LiveRequest:
 
     def reasoning_tokens(self) -> int | None:
         """Tokens of thoughts so far; None: they cannot be told apart."""
-        if self.reading is None or self.reading.thought_marks is None:
+        if self.reading is None or self.reading.reasoning_marks is None:
             return None
         return sum(text.reasoning_tokens for text in self.texts)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton_gateway.answers.formats import AnswerFormat
-from baton_gateway.answers.parse_plan import ParsePlan, reading_of
+from baton_gateway.answers.parse_plan import ParsePlan, make_parse_plan
 from baton_gateway.answers.tool_use import ToolMode, ToolUse
 from baton_gateway.errors import context_exceeded, invalid, unsupported
-from baton_gateway.openai_api.answer_bounds import most_tokens
+from baton_gateway.openai_api.answer_bounds import max_tokens_each
 from baton_gateway.openai_api.chat_messages import ChatMessage
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, Options
 from baton_gateway.openai_api.prompting_fields import Prompting
@@ -24,7 +24,7 @@ from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
-from baton_gateway.text.template_renderer import ChatRoom
+from baton_gateway.text.template_renderer import PromptBudget
 from baton_gateway.workers.request_limits import ModelLimits
 from baton_wire.messages.values import (
     MAX_MARK_IDS,
@@ -61,7 +61,7 @@ def build_conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, promp
 def plan_parsing(request: ChatRequest, rendered: RenderedChat, form: AnswerFormat) -> ParsePlan:
     """Decide how the answer to a chat is parsed. Raises RefusedError for an answer that could not be parsed."""
     continued = request.messages[-1]["content"] if request.prompting.continue_final_message else None
-    return reading_of(form, request.tool_use, rendered.text, continued)
+    return make_parse_plan(form, request.tool_use, rendered.text, continued)
 
 
 def bind_thought(plan: ParsePlan | None, max_tokens: int | None, is_bound: bool, text: TextModel) -> Thought | None:
@@ -70,7 +70,7 @@ def bind_thought(plan: ParsePlan | None, max_tokens: int | None, is_bound: bool,
 
     Raises RefusedError for a limit on the thoughts of a model that has none.
     """
-    marks = plan.thought_marks if plan is not None else None
+    marks = plan.reasoning_marks if plan is not None else None
     if marks is None and max_tokens is not None:
         raise unsupported("max_thinking_tokens", "it is not known how this model writes thoughts")
     if marks is None or plan is None or (max_tokens is None and not is_bound):
@@ -83,9 +83,9 @@ def bind_thought(plan: ParsePlan | None, max_tokens: int | None, is_bound: bool,
     return Thought(end, () if plan.is_thinking else start, max_tokens)
 
 
-def chat_room(text: TextModel, limits: ModelLimits) -> ChatRoom:
+def chat_room(text: TextModel, limits: ModelLimits) -> PromptBudget:
     """The room for a rendered chat."""
-    return ChatRoom(limits.max_context_tokens, text.longest_token_bytes)
+    return PromptBudget(limits.max_context_tokens, text.longest_token_bytes)
 
 
 def chat_prompt(
@@ -237,4 +237,4 @@ def _max_tokens(options: Options, prompt_tokens: int, limits: ModelLimits, field
         raise context_exceeded(field, limits.max_context_tokens, prompt_tokens, asked)
     if asked is not None:
         return max(asked, 1)
-    return min(room, most_tokens(options.n, options.logprobs)) if options.is_held else room
+    return min(room, max_tokens_each(options.n, options.logprobs)) if options.is_held else room

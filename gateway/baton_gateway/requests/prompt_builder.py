@@ -28,10 +28,10 @@ from baton_gateway.requests.preparing import (
 )
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import echoed_prompts
-from baton_gateway.structured_outputs.format_compiler import ShapeCompiler
+from baton_gateway.structured_outputs.format_compiler import FormatCompiler
 from baton_gateway.structured_outputs.output_format import OutputFormat
 from baton_gateway.text.encoding import PromptEncoder
-from baton_gateway.text.generation_defaults import OF_THE_API
+from baton_gateway.text.generation_defaults import API_DEFAULTS
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.affinity import prefix_keys
@@ -52,7 +52,7 @@ class PromptBuilder:
         self._dice = dice
         self.templates = templates
         self.encoder = PromptEncoder()
-        self.compiler = ShapeCompiler(metrics.shaped)
+        self.compiler = FormatCompiler(metrics.shaped)
 
     async def build(
         self, live: LiveRequest, fingerprint: PairFingerprint, generation_defaults: bool
@@ -69,7 +69,7 @@ class PromptBuilder:
         if isinstance(request, ChatRequest):
             thought = bind_thought(live.reading, request.max_thinking_tokens, grammar is not None, text)
         seed = self._dice.getrandbits(63)
-        defaults = text.bundle.generation if generation_defaults else OF_THE_API
+        defaults = text.bundle.generation if generation_defaults else API_DEFAULTS
         preparation = Preparation(options, live.prompt_field, text, limits, defaults, seed, live.tenant.salt)
         prompts = make_prompts(preparation, encoded, grammar, thought)
         echoed = await echoed_prompts(request, text)
@@ -83,13 +83,13 @@ class PromptBuilder:
     async def _encode_and_compile(
         self, live: LiveRequest, text: TextModel, limits: ModelLimits
     ) -> tuple[list[bytes], Grammar | None]:
-        shape = live.request.options.shape
+        shape = live.request.options.output_format
         if shape is not None:
             return await self._encode_while_compiling(live, shape, text, limits)
         encoded = await self._encode(live, text, limits)
-        if live.reading is None or live.reading.shape is None:
+        if live.reading is None or live.reading.output_format is None:
             return encoded, None
-        return encoded, await self.compiler.compile(live.reading.shape, live.tenant.name)
+        return encoded, await self.compiler.compile(live.reading.output_format, live.tenant.name)
 
     async def _encode_while_compiling(
         self, live: LiveRequest, shape: OutputFormat, text: TextModel, limits: ModelLimits

@@ -389,9 +389,8 @@ class RequestLife:
         at_fault = run.decode if is_retained else worker if is_gone else worker_at_fault(run, worker, reason)
         retained_by = retaining_worker(run, at_fault, reason, delivered)
         cancels = [action for action in self._cancel_legs(run) if is_retained or action.worker != worker]
-        is_repeated = at_fault in run.avoid and not run.progressed
+        verdict = decide_retry(run, at_fault, reason, self._rules, self._budget, now)
         run.avoid |= {at_fault}
-        verdict = decide_retry(run, reason, self._rules, self._budget, now, is_repeated=is_repeated)
         if isinstance(verdict, Problem):
             run.state = RunState.DONE
             return [*cancels, *self._end(Outcome.FAILED, verdict)]
@@ -415,6 +414,7 @@ class RequestLife:
         for choice in sorted(run.choices):
             single = self._new_run(run.prompt, {choice})
             single.failures, single.losses, single.avoid = run.failures, run.losses, run.avoid
+            single.failed_by, single.failed_s, single.is_only_full = run.failed_by, run.failed_s, run.is_only_full
             single.refused_links, single.broken_links = run.refused_links, run.broken_links
             alone.append(single)
         self._close(run)

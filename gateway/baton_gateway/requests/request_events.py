@@ -26,6 +26,10 @@ class LifeRules:
 
     max_failures: int = 3
     """Attempts in a row that workers failed (no room, internal error, corrupt KV) until the request fails."""
+    patience_s: float = 6.0
+    """Seconds after a run's first failure in which failures of one and the same worker do not count: they speak against
+    the worker rather than the request, and another worker may return. Failures for lack of room always count.
+    """
     max_losses: int = 10
     """Attempts in a row that ended because a worker was lost, until the request fails."""
     backoff_s: float = 0.05

@@ -53,6 +53,12 @@ class Run:
     """When the attempt was sent to its workers."""
     failures: int = 0
     losses: int = 0
+    failed_by: frozenset[bytes] = field(default_factory=frozenset)
+    """Workers that failed the run since its last new token. Lost workers are not among them."""
+    failed_s: float = math.inf
+    """When the first of these workers failed it."""
+    is_only_full: bool = True
+    """True while every failure was for lack of room."""
     refused_links: int = 0
     """Links that workers ended for what they were sent, soon after this run's first message, before any token."""
     broken_links: int = 0
@@ -152,24 +158,30 @@ def retarget(run: Run, route: Route, left_s: float) -> Send:
 
 
 def decide_retry(
-    run: Run, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float, *, is_repeated: bool = False
+    run: Run, at_fault: bytes, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float
 ) -> float | Problem:
-    """Seconds until the next attempt after one that ended for `reason`, or the client's error instead. Counts the
-    attempt. `is_repeated`: the run had failed at the same worker before, so there was no other to choose; the next
-    attempt waits for the longest back-off, in which another worker may come back.
+    """Seconds until the next attempt after one that `at_fault` ended for `reason`, or the client's error instead.
+    Counts the attempt. A worker that was to be avoided and fails the run again was the only choice: the next attempt
+    waits for the longest back-off, in which another worker may come back.
     """
     if reason in _FINAL:
         return _FINAL[reason]()
+    is_repeated = at_fault in run.avoid and not run.progressed
     if run.progressed:
         run.failures = run.losses = 0
+        run.failed_by, run.failed_s, run.is_only_full = frozenset(), math.inf, True
     if reason in _WORKER_GONE:
         run.losses += 1
         return _backoff(run.losses, rules) if run.losses < rules.max_losses else errors.retries_exhausted()
-    run.failures += 1
     is_full = reason is Reason.NO_CAPACITY
+    run.failed_by, run.failed_s = run.failed_by | {at_fault}, min(run.failed_s, now)
+    run.is_only_full &= is_full
+    is_repeated &= not run.is_only_full
+    speaks_against_worker = is_repeated and len(run.failed_by) == 1 and now - run.failed_s <= rules.patience_s
+    run.failures += not speaks_against_worker
     if run.failures >= rules.max_failures or not budget.withdraw(now):
         return errors.no_capacity() if is_full else errors.retries_exhausted()
-    return rules.max_backoff_s if is_repeated and not is_full else _backoff(run.failures + is_full, rules)
+    return rules.max_backoff_s if is_repeated else _backoff(run.failures + is_full, rules)
 
 
 def retaining_worker(run: Run, at_fault: bytes, reason: Reason, delivered: int) -> bytes | None:

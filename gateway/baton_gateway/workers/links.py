@@ -17,7 +17,7 @@ from typing import Protocol
 
 import aiohttp
 
-from baton_gateway.answers.formats import AS_FOUND, FormatNames
+from baton_gateway.answers.formats import DETECTED_FORMATS, FormatNames
 from baton_gateway.errors import BundleError
 from baton_gateway.link_session import link_session
 from baton_gateway.text.revision_text import TextModel
@@ -121,7 +121,7 @@ class WorkerLinks:
         epoch: bytes,
         altered: AlteredFrames,
         times: LinkTimes = LinkTimes(),
-        formats: FormatNames = AS_FOUND,
+        formats: FormatNames = DETECTED_FORMATS,
     ) -> None:
         """`epoch` is this gateway process's own. `altered` counts frames that did not arrive unchanged. `formats`: how
         the models write calls and thoughts.

@@ -17,7 +17,7 @@ from typing import Final
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, worker_spec
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
-from baton_gateway.answers.formats import AS_FOUND, FormatNames
+from baton_gateway.answers.formats import DETECTED_FORMATS, FormatNames
 from baton_gateway.text.revision_text import load_text_model
 from baton_gateway.workers.request_limits import ModelLimits
 from baton_local.argument_types import device, integer, volume
@@ -179,7 +179,7 @@ def _desk(served_name: str, engine: EngineParts, options: argparse.Namespace) ->
     written = None if options.file is None else read_manifest(options.file).spec.model
     names = (served_name, *(() if written is None else written.aliases))
     defaults = not options.no_generation_defaults and (written is None or written.generation_defaults)
-    formats = AS_FOUND if written is None else FormatNames(written.tool_format, written.reasoning_format)
+    formats = DETECTED_FORMATS if written is None else FormatNames(written.tool_format, written.reasoning_format)
     text = load_text_model(engine.bundle.data, engine.bundle.sha256, formats)
     limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
     model_hash, most = engine.fingerprint.model_hash, engine.limits.max_choices

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
 from baton_gateway.answers.parse_plan import ParsePlan
-from baton_gateway.answers.tool_grammars import is_bound
+from baton_gateway.answers.tool_grammars import is_constrained
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.openai_api.collected_answer import GrowingAnswer
+from baton_gateway.openai_api.collected_message import CollectedMessage
 from baton_gateway.openai_api.json_pieces import GrowingText
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson, logprobs_json
 from baton_gateway.openai_api.openai_types import (
@@ -44,7 +44,7 @@ from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.encoding import PromptText, encode_prompt
-from baton_gateway.text.generation_defaults import OF_THE_API
+from baton_gateway.text.generation_defaults import API_DEFAULTS
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.request_limits import ModelLimits
@@ -58,7 +58,7 @@ ATTEMPT = 1
 class _Choice:
     text: ChoiceText
     logprobs: LogprobsJson | None
-    answer: GrowingAnswer = field(default_factory=GrowingAnswer)
+    answer: CollectedMessage = field(default_factory=CollectedMessage)
     drawn: int = 0
     finish: str | None = None
 
@@ -92,11 +92,11 @@ class Job:
                     options.skip_special_tokens,
                     not is_chat,
                     len(echo),
-                    reading.reader() if reading is not None else None,
+                    reading.make_parser() if reading is not None else None,
                     options.include_stop_str_in_output,
                 ),
                 None if options.logprobs is None else logprobs_json(head.endpoint, text),
-                GrowingAnswer(GrowingText(echo)),
+                CollectedMessage(GrowingText(echo)),
             )
             for echo in echoed
             for _ in range(options.n)
@@ -134,7 +134,7 @@ class Job:
         else:
             increment = choice.text.push(event.ids, event.logprobs, event.finish)
             choice.drawn += len(event.ids)
-        choice.answer.take(increment.told)
+        choice.answer.add(increment.output_parts)
         if choice.logprobs is not None:
             choice.logprobs.add(increment.tokens)
         if increment.finish is not None:
@@ -196,7 +196,7 @@ class Desk:
         """`names`: what requests may call the model. `created`: seconds since 1970, for the answers.
         `generation_defaults`: whether the model's own count.
         """
-        self._defaults = text.bundle.generation if generation_defaults else OF_THE_API
+        self._defaults = text.bundle.generation if generation_defaults else API_DEFAULTS
         self._text = text
         self._limits = limits
         self._names = tuple(names)
@@ -221,8 +221,8 @@ class Desk:
             options = request.options
             if options.stream:
                 raise unsupported("stream", "an answer in a file is not streamed")
-            if options.shape is not None:
-                raise unsupported(options.shape.field, "a batch follows no schemas and grammars")
+            if options.output_format is not None:
+                raise unsupported(options.output_format.field, "a batch follows no schemas and grammars")
             if options.model not in self._names:
                 raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:
@@ -251,11 +251,11 @@ class Desk:
         if isinstance(request, CompletionRequest):
             prompts = completion_prompts(request, self._text, self._limits)
         else:
-            if is_bound(request.tool_use):
+            if is_constrained(request.tool_use):
                 raise unsupported("tools", "a batch follows no grammars: tools are not strict, and the model chooses")
             conversation = build_conversation(request.messages, request.tool_use, request.prompting)
             room = chat_room(self._text, self._limits)
-            rendered = await self._templates.render(self._text.bundle, conversation, room=room)
+            rendered = await self._templates.render(self._text.bundle, conversation, budget=room)
             reading = plan_parsing(request, rendered, self._text.answer_format)
             prompts = [chat_prompt(rendered, self._text, self._limits)]
         packed = [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]

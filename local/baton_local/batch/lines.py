@@ -20,7 +20,7 @@ import msgspec
 
 from baton_gateway.errors import INVALID, Problem
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.openai_api.json_body import json_shape, parse_object
+from baton_gateway.openai_api.json_body import count_json, parse_object
 from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.workers.request_limits import body_limits
 from baton_local.batch.lenient_id import lenient_id
@@ -115,7 +115,7 @@ def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
         message = f"longer than the {MAX_LINE_BYTES} bytes that a request may have"
         return _bad(raw, number, message, lenient_id(raw, MAX_ID_CHARS))
     try:
-        fields = parse_object(raw, json_shape(raw, MAX_VALUES))
+        fields = parse_object(raw, count_json(raw, MAX_VALUES))
     except RefusedRequestError as error:
         return _bad(raw, number, error.problem.message, lenient_id(raw, MAX_ID_CHARS))
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")

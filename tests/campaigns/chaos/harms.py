@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
+import aiohttp
 import psutil
 
+from baton_testing.background_tasks import cancel
 from baton_testing.gateway.hang_ups import HangUps
 from baton_testing.gateway.three_tenants import BAD
 from baton_testing.processes.deployment import Worker
+from baton_testing.processes.soft_limits import SoftLimits
 from campaigns.chaos.plan import Fault, Kind, Whom
 from campaigns.chaos.stage import Stage
 
@@ -30,7 +32,7 @@ class Harms:
     """What was done is in `done`; what is being done, or has just been, in `windows`."""
 
     def __init__(self, stage: Stage, seed: int) -> None:
-        self._stage, self._seed = stage, seed
+        self._stage, self._seed, self._limits = stage, seed, SoftLimits()
         self.done: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         """With the reason."""
@@ -69,7 +71,7 @@ class Harms:
         async with contextlib.AsyncExitStack() as undo:
             try:
                 reason = await self._begin(fault, undo)
-            except (psutil.NoSuchProcess, OSError, EOFError, TimeoutError) as error:
+            except (psutil.NoSuchProcess, aiohttp.ClientError, OSError, EOFError, TimeoutError) as error:
                 reason = f"nobody there ({type(error).__name__})"
             yield reason
 
@@ -80,12 +82,10 @@ class Harms:
             case Kind.CLOCK:
                 if self._stage.clock is None:
                     return self._stage.no_clock
-                self._stage.clock.shift(HOUR_S if fault.strength < 0.5 else -HOUR_S)
-                undo.callback(self._stage.clock.shift, 0)
+                undo.enter_context(self._stage.clock.shifted(HOUR_S if fault.strength < 0.5 else -HOUR_S))
                 return ""
             case Kind.LIAR:
-                liar = await self._stage.liar_joins()
-                undo.push_async_callback(self._stage.liar_leaves, liar)
+                await undo.enter_async_context(self._stage.lying_worker())
                 return ""
             case Kind.HANG_UPS:
                 return self._hang_up(fault, undo)
@@ -118,11 +118,14 @@ class Harms:
                 pulses = asyncio.create_task(_pulse(process, 0.2 + 0.6 * fault.strength))
                 undo.push_async_callback(_end, pulses, process)
             case Kind.DESCRIPTORS:
-                _limited(process, resource.RLIMIT_NOFILE, process.num_fds() + FREE_DESCRIPTORS, undo)
+                fewest = process.num_fds() + FREE_DESCRIPTORS
+                undo.enter_context(self._limits.lowered(process, psutil.RLIMIT_NOFILE, fewest))
             case Kind.MEMORY:
-                _limited(process, resource.RLIMIT_AS, int(process.memory_info().vms * (1 + fault.strength / 50)), undo)
+                most = int(process.memory_info().vms * (1 + fault.strength / 50))
+                undo.enter_context(self._limits.lowered(process, psutil.RLIMIT_AS, most))
             case _:
-                _limited(process, resource.RLIMIT_FSIZE, int(fault.strength * 4_096), undo)
+                longest = int(fault.strength * 4_096)
+                undo.enter_context(self._limits.lowered(process, psutil.RLIMIT_FSIZE, longest))
         return ""
 
     def _hurt_link(self, fault: Fault, undo: contextlib.AsyncExitStack) -> str:
@@ -134,10 +137,9 @@ class Harms:
             case Kind.CUT:
                 proxy.cut()
             case Kind.HOLD:
-                proxy.hold()
+                undo.enter_context(proxy.held())
             case _:
-                proxy.delay_s = 0.002 + 0.05 * fault.strength
-        undo.callback(proxy.heal)
+                undo.enter_context(proxy.slowed(0.002 + 0.05 * fault.strength))
         return ""
 
     def _hang_up(self, fault: Fault, undo: contextlib.AsyncExitStack) -> str:
@@ -146,10 +148,8 @@ class Harms:
         lanes = [asyncio.create_task(hang_ups.lane(first + number, 1 << 30)) for number in range(HANG_UP_LANES)]
 
         async def stop() -> None:
-            for lane in lanes:
-                lane.cancel()
-            await asyncio.gather(*lanes, return_exceptions=True)
             self.hung_up += hang_ups.done
+            await cancel(lanes)
 
         undo.push_async_callback(stop)
         return ""
@@ -174,18 +174,6 @@ async def _pulse(process: psutil.Process, share: float) -> None:
 
 
 async def _end(pulses: asyncio.Task[None], process: psutil.Process) -> None:
-    pulses.cancel()
-    await asyncio.gather(pulses, return_exceptions=True)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was killed meanwhile
+        await cancel([pulses])
     _resume(process)
-
-
-def _limited(process: psutil.Process, what: int, soft: int, undo: contextlib.AsyncExitStack) -> None:
-    """The soft limit alone: that needs no rights to be given back."""
-    before, hard = process.rlimit(what)
-    process.rlimit(what, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-    def give_back() -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.rlimit(what, (before, hard))
-
-    undo.callback(give_back)

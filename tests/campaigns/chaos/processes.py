@@ -28,6 +28,7 @@ import psutil
 from bench.machine import this_machine
 from bench.results import Cell, publish
 
+from baton_testing.background_tasks import cancel
 from baton_testing.gateway.bad_neighbours import Victim, server_errors
 from baton_testing.gateway.null_service import MIB
 from baton_testing.gateway.three_tenants import BAD, LIMITED
@@ -141,8 +142,7 @@ async def _played(stage: Stage, planned: Plan, known: Sequence[Ask], seconds: fl
             await harms.carry_out(planned.faults, began)
             await asyncio.sleep(max(0.0, began + seconds - loop.time()))
         finally:
-            hostile.cancel()
-            await asyncio.gather(hostile, return_exceptions=True)
+            await cancel([hostile])
         await traffic.settle()
     await _check_the_end(stage, traffic, before_mib, max(alone), known[0])
     if errors := server_errors(attacks):
@@ -156,7 +156,8 @@ async def _played(stage: Stage, planned: Plan, known: Sequence[Ask], seconds: fl
         "answers": dict(traffic.books.answers),
         "hostile": dict(attacks),
         "probes": dict(traffic.books.probes),
-        "restarts": len(stage.repaired),
+        "restarts": stage.repairs.begun,
+        "failed restarts": dict(stage.repairs.failures),
         "ttft_p95_s": traffic.ttft_s(),
         "ttft_alone_s": max(alone),
         "violations": traffic.books.violations,
@@ -178,7 +179,8 @@ async def _check_the_end(stage: Stage, traffic: Traffic, before_mib: float, alon
         await asyncio.to_thread(stage.service.await_idle, IDLE_S)
     except (TimeoutError, NotReadyError) as error:
         occupied = await asyncio.to_thread(stage.service.occupied)
-        books.violated(f"the fleet is not whole and idle: {error!r}, blocks held {occupied}")
+        failures = dict(stage.repairs.failures)
+        books.violated(f"the fleet is not whole and idle: {error!r}, blocks held {occupied}, restarts {failures}")
     judged = await sent("127.0.0.1", stage.port, ask, api_key=BAD)
     if judged.verdict != "exact":
         books.violated(f"after the last fault: {judged.verdict} {judged.detail}")

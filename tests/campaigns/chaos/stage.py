@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import functools
 import os
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from baton_testing.processes.deployment import START_S, Shape, Worker
 from baton_testing.processes.faulty_proxy import FaultyProxy
 from baton_testing.processes.lying_worker import LyingWorker, liar_like
 from baton_testing.processes.prepared import service
+from baton_testing.processes.repairs import Repairs
 from baton_testing.processes.shifted_clock import ShiftedClock
 from baton_testing.processes.tampered_deployment import PROXIES_HOST, WORKERS_HOST, BehindProxies
 from baton_wire.listening.sockets import bind
@@ -31,27 +32,29 @@ KV_BYTES = 16 << 20
 QUEUE_S = 20.0
 """Refusals are judged: not so long that nobody is ever refused."""
 REVIVE_S = 0.2
-CONNECT_S = 60.0
 
 
 class _Service(BehindProxies):
     """Its gateway keeps its port over restarts, and workers that are no processes of its own can be found too."""
 
-    def __init__(self, folder: Path, shape: Shape, starts: Starts) -> None:
-        super().__init__(folder, shape, starts)
+    def __init__(
+        self,
+        folder: Path,
+        shape: Shape,
+        start_proxies: Callable[[Worker], Coroutine[Any, Any, None]],
+        starts: Starts,
+    ) -> None:
+        super().__init__(folder, shape, start_proxies, starts)
         self.liars: list[LyingWorker] = []
         self.gateways = 0
 
-    def publish(self) -> None:
-        """Proxies of new workers are there before anybody finds them: see `Stage.publish`."""
-        super().publish()
-        for liar in self.liars:
-            path = self._discovery_file(liar.role.value)
-            rows = [*json.loads(path.read_text()), {"host": PROXIES_HOST, "port": liar.port}]
-            if liar.role is Role.DECODE:
-                rows[-1]["pair_port"] = self.of_role("decode")[0].pair_port
-            path.with_suffix(".draft").write_text(json.dumps(rows))
-            path.with_suffix(".draft").replace(path)
+    def discovery_rows(self, role: str) -> list[dict[str, str | int]]:
+        rows = super().discovery_rows(role)
+        pair_port = next((w.pair_port for w in self.of_role("decode") if w.pair_port), None)
+        for liar in [each for each in self.liars if each.role.value == role]:
+            pair = {"pair_port": pair_port} if liar.role is Role.DECODE and pair_port else {}
+            rows.append({"host": PROXIES_HOST, "port": liar.port, **pair})
+        return rows
 
     def start_gateway_again(self) -> None:
         """In the place of one that has ended, on its port."""
@@ -63,13 +66,14 @@ class _Service(BehindProxies):
 
 
 class Stage:
-    """A context. `events` is what is heard of its own repairs."""
+    """A context."""
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
         self._folder, self._draw = folder, draw
         self._proxies: dict[str, list[FaultyProxy]] = {}
         """By the worker's name: its link port's, and its pair port's."""
-        self._repairs: dict[str, asyncio.Task[None]] = {}
+        self.repairs = Repairs()
+        self._watch: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
         self.service: _Service
         self.clock: ShiftedClock | None = None
@@ -79,7 +83,6 @@ class Stage:
         """Times of the loop's clock."""
         self.gateway_ready_s = 0.0
         """When the latest gateway began to listen; infinite: it is still to."""
-        self.repaired: list[str] = []
 
     async def __aenter__(self) -> Stage:
         try:
@@ -89,11 +92,10 @@ class Stage:
             flags = (f"--api-keys={key_file(self._folder)}", f"--listen={PROXIES_HOST}:{port}", "--drain-s=2")
             workers = ("--dtype", "float32", "--kv-cache-bytes", str(KV_BYTES), "--drain-s", "2")
             shape = Shape(2, 2, gateway_flags=flags, worker_flags=workers, max_queue_s=QUEUE_S)
-            self.service = _Service(self._folder / "service", shape, prepared)
-            self._publish_through_loop()
+            self.service = _Service(self._folder / "service", shape, self._start_proxies, prepared)
             self._stack.push_async_callback(self._stop)
             await asyncio.to_thread(self.service.start)
-            self._repairs["watch"] = asyncio.create_task(self._revive_forever())
+            self._watch = asyncio.create_task(self._revive_forever())
         except BaseException:
             await self._stack.aclose()
             raise
@@ -116,29 +118,21 @@ class Stage:
         with bind(PROXIES_HOST, 0) as held:
             return int(held.getsockname()[1])
 
-    def _publish_through_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def publish() -> None:
-            for worker in self.service.workers:
-                asyncio.run_coroutine_threadsafe(self._stand_in(worker), loop).result(CONNECT_S)
-            _Service.publish(self.service)
-
-        self.service.publish = publish  # type: ignore[method-assign]
-
-    async def _stand_in(self, worker: Worker) -> None:
-        if worker.child.name in self._proxies:
-            return
+    async def _start_proxies(self, worker: Worker) -> None:
         ports = [port for port in (worker.port, worker.pair_port) if port is not None]
-        proxies = [FaultyProxy() for _ in ports]
-        for proxy, port in zip(proxies, ports, strict=True):
-            await proxy.start(PROXIES_HOST, port, (WORKERS_HOST, port))
-        self._proxies[worker.child.name] = proxies
+        self._proxies[worker.child.name] = proxies = [FaultyProxy() for _ in ports]
+        try:
+            for proxy, port in zip(proxies, ports, strict=True):
+                await proxy.start(PROXIES_HOST, port, (WORKERS_HOST, port))
+        except BaseException:
+            await self._stop_proxies(worker)
+            raise
 
     async def _stop(self) -> None:
-        for task in self._repairs.values():
-            task.cancel()
-        await asyncio.gather(*self._repairs.values(), return_exceptions=True)
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self.repairs.stop(START_S)
         for liar in self.service.liars:
             await liar.stop()
         for process in self._stopped():
@@ -197,55 +191,55 @@ class Stage:
             await asyncio.sleep(REVIVE_S)
             if not self.service.gateway.is_running():
                 self.gateway_ready_s = float("inf")
-                self._repair("gateway", self._start_gateway_again())
+                self.repairs.begin("gateway", self._start_gateway_again)
             for worker in self.service.workers:
                 if not worker.child.is_running():
-                    self._repair(worker.child.name, self._replace(worker))
-
-    def _repair(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
-        running = self._repairs.get(name)
-        if running is not None and not running.done():
-            work.close()
-            return
-        if running is not None and (error := running.exception()) is not None:
-            work.close()
-            raise error
-        self._repairs[name] = asyncio.create_task(work)
-        self.repaired.append(name)
+                    self.repairs.begin(worker.child.name, functools.partial(self._replace, worker))
 
     async def _start_gateway_again(self) -> None:
         await asyncio.to_thread(self.service.start_gateway_again)
         self.gateway_ready_s = asyncio.get_running_loop().time()
 
     async def _replace(self, worker: Worker) -> None:
-        for proxy in self._proxies.pop(worker.child.name, []):
-            await proxy.stop()
+        await self._stop_proxies(worker)
         await asyncio.to_thread(self.service.replace, worker)
 
+    async def _stop_proxies(self, worker: Worker) -> None:
+        for proxy in self._proxies.pop(worker.child.name, []):
+            await proxy.stop()
+
     async def until_whole(self, within_s: float = START_S) -> None:
-        """All workers and the gateway run and are linked. Raises TimeoutError."""
+        """All workers and the gateway run and are linked. Raises TimeoutError, and what ended the repairs."""
         async with asyncio.timeout(within_s):
-            while not await self._is_whole():  # noqa: ASYNC110 - other processes, no event
+            while not await self._is_whole():
+                if self._watch is not None and self._watch.done():
+                    self._watch.result()
                 await asyncio.sleep(0.2)
 
     async def _is_whole(self) -> bool:
-        tasks = [task for name, task in self._repairs.items() if name != "watch"]
-        if any(not task.done() for task in tasks) or not self.service.gateway.is_running():
+        if self.repairs.are_open or not self.service.gateway.is_running():
             return False
         state = await asyncio.to_thread(self.gateway_state)
         return state is not None and state["workers_linked"] == len(self.service.workers)
 
-    async def liar_joins(self) -> LyingWorker:
-        """Beside the real workers, with the key of the deployment."""
+    @contextlib.asynccontextmanager
+    async def lying_worker(self) -> AsyncIterator[None]:
+        """A worker with the key of the deployment next to the real workers. Raises ProcessLookupError where no real
+        worker can be copied.
+        """
         role = self._draw.choice((Role.PREFILL, Role.DECODE))
-        model = self.service.of_role(role.value)[0]
-        liar = await liar_like(model.base_url, self.service.keys, role, self._draw)
+        copied = next((worker for worker in self.workers() if worker.role == role.value and worker.port), None)
+        if copied is None:
+            raise ProcessLookupError(f"no {role.value} worker runs")
+        liar = await liar_like(copied.base_url, self.service.keys, role, self._draw)
         await liar.start()
-        self.service.liars.append(liar)
-        await asyncio.to_thread(self.service.publish)
-        return liar
-
-    async def liar_leaves(self, liar: LyingWorker) -> None:
-        self.service.liars.remove(liar)
-        await asyncio.to_thread(self.service.publish)
-        await liar.stop()
+        try:
+            self.service.liars.append(liar)
+            await asyncio.to_thread(self.service.publish)
+            yield
+        finally:
+            self.service.liars.remove(liar)
+            try:
+                await asyncio.to_thread(self.service.publish)
+            finally:
+                await liar.stop()

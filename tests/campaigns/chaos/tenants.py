@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from bench.results import percentile
 
+from baton_testing.background_tasks import cancel
 from baton_testing.gateway.raw_client import exchange, got
 from baton_testing.gateway.three_tenants import GOOD, LIMITED
 from campaigns.chaos.harms import Harms
@@ -74,16 +75,14 @@ class Traffic:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(self._tasks)
 
     async def settle(self) -> None:
         """No new questions; those that are open get their answers, or are lost."""
         self._is_open.clear()
         lanes = self._tasks[:-1]
         _, late = await asyncio.wait(lanes, timeout=LOST_S + ATTEMPT_S)
-        for task in lanes:
+        for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
         if late:

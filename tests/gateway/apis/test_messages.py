@@ -301,10 +301,10 @@ async def test_a_stream_that_fails_later_ends_with_an_error_event(
 async def test_a_stream_that_failed_before_its_first_token_is_an_ordinary_error(
     client: HttpClient, claude: anthropic.AsyncAnthropic
 ) -> None:
-    client.pool.prefill[0].fail_next = [Reason.INTERNAL] * 3
-    with pytest.raises(anthropic.InternalServerError) as failed:
+    client.pool.prefill[0].fail_next = [Reason.NO_CAPACITY] * 3
+    with pytest.raises(anthropic.RateLimitError) as failed:
         await claude.messages.create(**BODY | {"stream": True})
-    assert failed.value.status_code == 502
+    assert failed.value.status_code == 429
 
 
 async def test_a_key_may_come_in_the_header_of_that_api_and_only_there(pool: FakePool, tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ async def test_a_stream_that_fails_later_ends_with_a_failed_response(
 async def test_a_stream_that_failed_before_its_first_token_is_an_ordinary_error(
     client: HttpClient, gpt: openai.AsyncOpenAI
 ) -> None:
-    client.pool.prefill[0].fail_next = [Reason.INTERNAL] * 3
-    with pytest.raises(openai.InternalServerError) as failed:
+    client.pool.prefill[0].fail_next = [Reason.NO_CAPACITY] * 3
+    with pytest.raises(openai.RateLimitError) as failed:
         await gpt.responses.create(**BODY, stream=True)
-    assert failed.value.status_code == 502
+    assert failed.value.status_code == 429

@@ -258,9 +258,9 @@ async def test_when_all_workers_leave_requests_are_refused(client: HttpClient, g
 
 
 async def test_a_stream_that_failed_before_its_first_token_is_an_ordinary_error(client: HttpClient) -> None:
-    client.pool.prefill[0].fail_next = [Reason.INTERNAL] * 3
+    client.pool.prefill[0].fail_next = [Reason.NO_CAPACITY] * 3
     status, error = await client.refused(CHAT, stream=True)
-    assert (status, error["type"], error["code"]) == (502, "server_error", "workers_failed")
+    assert (status, error["type"], error["code"]) == (429, "rate_limit_error", "no_capacity")
 
 
 async def test_a_stream_that_fails_later_ends_with_an_error_event_and_no_done(

@@ -219,6 +219,50 @@ def test_a_run_that_only_a_failing_worker_would_take_waits_for_another_one() -> 
     assert drive.tokens(P1, 0, 50, attempt=3) == ["deliver 0:50"]
 
 
+@pytest.mark.parametrize("second", [Reason.INTERNAL, Reason.NO_CAPACITY])
+def test_a_run_that_one_worker_alone_failed_waits_longer_for_another_one_than_three_attempts(second: Reason) -> None:
+    """The failures speak against the worker: a worker that fails everything at once may be all that is left for
+    seconds.
+    """
+    drive = started()
+    assert drive.leg(D1, Reason.INTERNAL) == ["pick"]
+    drive.route(P1, D1)
+    assert "pick" not in drive.leg(D1, second, attempt=2)
+    attempt = 2
+    while drive.now < drive.rules.patience_s:
+        attempt += 1
+        assert drive.life.wake_at == pytest.approx(drive.now + drive.rules.max_backoff_s)
+        drive.now = drive.life.wake_at
+        assert drive.feed(Tick()) == ["pick"]
+        drive.route(P1, D1)
+        assert not drive.ends
+        drive.leg(D1, Reason.INTERNAL, attempt=attempt)
+    for _ in range(drive.rules.max_failures - 1):  # from now on they count
+        assert not drive.ends
+        attempt += 1
+        drive.now = drive.life.wake_at
+        drive.feed(Tick())
+        drive.route(P1, D1)
+        ended = drive.leg(D1, Reason.INTERNAL, attempt=attempt)
+    assert ended[-1] == "end failed workers_failed"
+
+
+def test_a_second_worker_that_fails_the_run_ends_the_patience_with_the_first() -> None:
+    """Then the failures speak against the request."""
+    drive = started()
+    assert drive.leg(D1, Reason.INTERNAL) == ["pick"]
+    drive.route(P1, D1)
+    drive.leg(D1, Reason.INTERNAL, attempt=2)
+    drive.now = drive.life.wake_at
+    drive.feed(Tick())
+    drive.route(P1, D2)
+    drive.leg(D2, Reason.INTERNAL, attempt=3)
+    drive.now = drive.life.wake_at
+    drive.feed(Tick())
+    drive.route(P1, D2)
+    assert drive.leg(D2, Reason.INTERNAL, attempt=4) == ["cancel P1/4", "end failed workers_failed"]
+
+
 def test_a_new_token_sets_the_count_of_failures_back() -> None:
     drive = started()
     for attempt in range(1, 7):

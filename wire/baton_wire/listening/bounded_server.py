@@ -2,7 +2,8 @@
 
 aiohttp's own sites accept without end: beyond the limit of descriptors they write a traceback for every try. Here
 nothing is accepted that could not be served; whoever comes then waits in the kernel's queue. aiohttp times out a
-connection that stands idle between requests, but not one that sends the head of a request a byte at a time.
+connection that stands idle between requests, but not one that sends the head of a request a byte at a time. And a
+round of the event loop accepts and begins only few connections: `newcomers.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from aiohttp import StreamReader, web, web_protocol
 from aiohttp.abc import AbstractStreamWriter
@@ -22,6 +24,13 @@ from aiohttp.http import RawRequestMessage
 
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits
+from baton_wire.listening.newcomers import (
+    ACCEPTS_A_ROUND,
+    BEGINS_A_ROUND,
+    HANDSHAKES_A_ROUND,
+    Newcomer,
+    Newcomers,
+)
 from baton_wire.listening.source_address import source_of
 from baton_wire.reset import reset_on_close
 
@@ -34,6 +43,8 @@ EVICTED_AFTER_S = 1.0
 """A full listener closes who has asked nothing for so long, the longest first, for those who wait to get in."""
 ACCEPT_AGAIN_S = 1.0
 LOOK_S = 1.0
+LOOK_COSTS_ACCEPTS = 16
+"""Looking for a connection to close may read all of them, which takes the loop as long as this many accepts."""
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Refuse = Callable[[int, str], web.StreamResponse]
@@ -42,6 +53,13 @@ Refuse = Callable[[int, str], web.StreamResponse]
 
 def _plain(status: int, message: str) -> web.StreamResponse:
     return web.Response(status=status, text=message + "\n")
+
+
+class _Idle(NamedTuple):
+    """A connection from which no request is at work."""
+
+    since_s: float
+    close: Callable[[], None]
 
 
 class BoundedServer(web.Server):
@@ -62,6 +80,7 @@ class BoundedServer(web.Server):
         self._book = ConnectionBook(limits)
         self._complaints = Complaints(log)
         self._listening: socket.socket | None = None
+        self._newcomers: Newcomers | None = None
         self._addresses: dict[web_protocol.RequestHandler, str] = {}
         self._transports: dict[web_protocol.RequestHandler, asyncio.Transport] = {}
         self._idle: OrderedDict[web_protocol.RequestHandler, tuple[float, asyncio.TimerHandle]] = OrderedDict()
@@ -75,8 +94,13 @@ class BoundedServer(web.Server):
         """Serve a socket that listens already, and close it in the end."""
         listening.setblocking(False)
         self._listening = listening
-        self._keep(self._accept(listening, context))
-        self._keep(self._watch())
+        self._newcomers = Newcomers(
+            lambda newcomer: self._keep(self._serve(newcomer, context)),
+            lambda newcomer: self._leave(newcomer.address),
+            BEGINS_A_ROUND if context is None else HANDSHAKES_A_ROUND,
+        )
+        self._keep(self._accept(listening, self._newcomers))
+        self._keep(self._watch(self._newcomers))
 
     async def end(self, timeout_s: float) -> None:
         """Accept nobody any more; whoever is still served after `timeout_s` is cut off."""
@@ -85,6 +109,8 @@ class BoundedServer(web.Server):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listening is not None:
             self._listening.close()
+        if self._newcomers is not None:
+            self._newcomers.close()
         self.pre_shutdown()
         await self.shutdown(timeout_s)
 
@@ -94,61 +120,77 @@ class BoundedServer(web.Server):
 
     # Accepting --------------------------------------------------------------------------------------------------------
 
-    async def _accept(self, listening: socket.socket, context: ssl.SSLContext | None) -> None:
+    async def _accept(self, listening: socket.socket, newcomers: Newcomers) -> None:
         loop = asyncio.get_running_loop()
+        left = ACCEPTS_A_ROUND
         while True:
-            await self._until_room()
+            await self._until_room(newcomers)
+            if left <= 0:  # while the kernel's queue has more, an accept waits for nothing
+                await asyncio.sleep(0)
+                left = ACCEPTS_A_ROUND
             try:
                 sock, peer = await loop.sock_accept(listening)
             except OSError as error:
                 self._complaints.say("accepting a connection", error.strerror or str(error))
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
+            left -= 1
             address = source_of(str(peer[0])) if peer else ""
-            if self._book.take(address) or (self._evict(address) and self._book.take(address)):
-                self._keep(self._serve(sock, address, context))
-                continue
-            self._complaints.say("an address has as many connections as one may have; closed another", address)
-            reset_on_close(sock)
-            sock.close()
+            if not self._book.take(address):
+                left -= LOOK_COSTS_ACCEPTS
+                if not (self._evict(newcomers, address) and self._book.take(address)):
+                    self._complaints.say("an address has as many connections as one may have; closed another", address)
+                    reset_on_close(sock)
+                    sock.close()
+                    continue
+            newcomers.add(Newcomer(sock, address, loop.time()))
 
-    async def _until_room(self) -> None:
+    async def _until_room(self, newcomers: Newcomers) -> None:
         while self._book.is_full:
             self._complaints.say("as many connections as may be", str(self._book.total))
-            wait_s = LOOK_S
-            oldest = next((each for each in self._idle if not self._transports[each].get_write_buffer_size()), None)
-            if oldest is not None:
-                since_s, _ = self._idle[oldest]
-                wait_s = since_s + EVICTED_AFTER_S - asyncio.get_running_loop().time()
-            if oldest is not None and wait_s <= 0:
-                self._no_longer_idle(oldest)
-                self._transports[oldest].abort()
-                wait_s = LOOK_S
+            idle = self._longest_idle(newcomers)
+            wait_s = LOOK_S if idle is None else idle.since_s + EVICTED_AFTER_S - asyncio.get_running_loop().time()
+            if idle is not None and wait_s <= 0:
+                idle.close()
+                continue
             self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
 
-    def _evict(self, address: str) -> bool:
-        """Close who idles longest of this address, if long enough."""
-        until_s = asyncio.get_running_loop().time() - EVICTED_AFTER_S
-        for handler, (since_s, _) in self._idle.items():
-            if since_s > until_s:
-                return False
-            if self._addresses.get(handler) == address and not self._transports[handler].get_write_buffer_size():
-                self._no_longer_idle(handler)
-                self._transports[handler].abort()
-                self._left(handler)
-                return True
-        return False
+    def _evict(self, newcomers: Newcomers, address: str) -> bool:
+        """Close the connection of this address that idles longest, if it has idled long enough."""
+        idle = self._longest_idle(newcomers, address)
+        if idle is None or idle.since_s + EVICTED_AFTER_S > asyncio.get_running_loop().time():
+            return False
+        idle.close()
+        return True
 
-    async def _serve(self, sock: socket.socket, address: str, context: ssl.SSLContext | None) -> None:
+    def _longest_idle(self, newcomers: Newcomers, address: str | None = None) -> _Idle | None:
+        """The connection from which no request is at work for the longest: of this address, or of all."""
+        idle = None
+        for handler, (since_s, _) in self._idle.items():
+            is_meant = address is None or self._addresses.get(handler) == address
+            if is_meant and not self._transports[handler].get_write_buffer_size():
+                idle = _Idle(since_s, partial(self._close_idle, handler))
+                break
+        silent = newcomers.longest_silent(address)
+        if silent is not None and (idle is None or silent.since_s < idle.since_s):
+            idle = _Idle(silent.since_s, partial(newcomers.close_silent, silent))
+        return idle
+
+    def _close_idle(self, handler: web_protocol.RequestHandler) -> None:
+        self._no_longer_idle(handler)
+        self._transports[handler].abort()
+        self._left(handler)
+
+    async def _serve(self, newcomer: Newcomer, context: ssl.SSLContext | None) -> None:
         handler = self()
-        self._addresses[handler] = address
+        self._addresses[handler] = newcomer.address
         within_s = None if context is None else HEAD_S
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: handler, sock, ssl=context, ssl_handshake_timeout=within_s
+                lambda: handler, newcomer.sock, ssl=context, ssl_handshake_timeout=within_s
             )
         except (OSError, ssl.SSLError):  # no TLS, or not in time
             self._left(handler)
@@ -159,8 +201,11 @@ class BoundedServer(web.Server):
     def _left(self, handler: web_protocol.RequestHandler) -> None:
         address = self._addresses.pop(handler, None)
         if address is not None:
-            self._book.leave(address)
-            self._changed.set()
+            self._leave(address)
+
+    def _leave(self, address: str) -> None:
+        self._book.leave(address)
+        self._changed.set()
 
     def _keep(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -216,12 +261,17 @@ class BoundedServer(web.Server):
 
     # Clients that left ------------------------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
-        """A connection that is not read, for what its client has sent ahead, cannot hear that the client left: its FIN
-        waits behind those bytes. So they are read and dropped, and the connection ends with the answer at work."""
+    async def _watch(self, newcomers: Newcomers) -> None:
+        """Close the connections that were silent for too long, and notice those that left.
+
+        A connection that is not read, for what its client has sent ahead, cannot hear that the client left: its FIN
+        waits behind those bytes. So they are read and dropped, and the connection ends with the answer at work.
+        """
         while True:
             await asyncio.sleep(LOOK_S)
-            until_s = asyncio.get_running_loop().time() - LOOK_S
+            now = asyncio.get_running_loop().time()
+            newcomers.close_silent_since(now - HEAD_S)
+            until_s = now - LOOK_S
             for handler, transport in self._transports.items():
                 if self._begun_s.get(handler, until_s) < until_s and not transport.is_reading():
                     handler.close()

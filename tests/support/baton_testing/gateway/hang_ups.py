@@ -27,12 +27,12 @@ def _turns(draw: random.Random) -> list[dict[str, str]]:
     match draw.randrange(40):
         case 0:
             return [{"role": "user", "content": TEXT * 60_000}]
-        case number if number < 5:
-            return [{"role": "user", "content": TEXT * draw.randrange(100, 2_000)}]
         case 1:
             return [
                 {"role": ("user", "assistant")[place % 2], "content": "x"} for place in range(draw.randrange(1, 800))
             ]
+        case number if number < 5:
+            return [{"role": "user", "content": TEXT * draw.randrange(100, 2_000)}]
     return [{"role": "user", "content": "x"}]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Worker:
     announce: Path
     host: str
     port: int = 0
-    """Filled once the worker has announced itself."""
+    """0 until the worker has announced itself."""
     pair_port: int | None = None
     baseline_free: int = field(default=0)
     """Free blocks when it had served nothing yet."""
@@ -84,6 +85,8 @@ class Deployment:
         self.port = 0
         self.admin_port: int | None = None
         self._started: Counter[str] = Counter()
+        self._publishing = threading.RLock()
+        """Workers are replaced in threads, several at a time."""
 
     @property
     def base_url(self) -> str:
@@ -134,6 +137,10 @@ class Deployment:
         """Where a worker listens."""
         return "127.0.0.1"
 
+    def dialled_host(self, worker: Worker) -> str:
+        """Where peers dial a worker."""
+        return worker.host
+
     def held_port(self) -> int:
         """Where one of a worker's listeners is to be; 0: anywhere."""
         return 0
@@ -144,33 +151,44 @@ class Deployment:
 
     def await_worker(self, worker: Worker) -> None:
         announced = worker.child.await_file(worker.announce, START_S)
-        worker.port, worker.pair_port = announced["port"], announced["pair_port"]
+        worker.pair_port = announced["pair_port"]
+        worker.port = announced["port"]  # last: other threads publish the worker from now on
         state = wait_for(worker.state, f"{worker.child.name} to answer /state", START_S)
         worker.baseline_free = state["blocks_free"]
 
     def publish(self) -> None:
-        """Write who is there into the discovery files, each at once."""
-        for role in ("prefill", "decode"):
-            rows = [
-                {"host": w.host, "port": w.port, **({"pair_port": w.pair_port} if w.pair_port else {})}
-                for w in self.workers
-                if w.role == role
-            ]
-            target = self._discovery_file(role)
-            draft = target.with_suffix(".draft")
-            draft.write_text(json.dumps(rows))
-            draft.replace(target)
+        """Write the workers that have announced themselves into the discovery files, each at once."""
+        with self._publishing:
+            for role in ("prefill", "decode"):
+                target = self._discovery_file(role)
+                draft = target.with_suffix(".draft")
+                draft.write_text(json.dumps(self.discovery_rows(role)))
+                draft.replace(target)
+
+    def discovery_rows(self, role: str) -> list[dict[str, str | int]]:
+        """Rows of a role's discovery file."""
+        return [
+            {"host": self.dialled_host(w), "port": w.port, **({"pair_port": w.pair_port} if w.pair_port else {})}
+            for w in self.workers
+            if w.role == role and w.port
+        ]
 
     def of_role(self, role: str) -> list[Worker]:
         return [worker for worker in self.workers if worker.role == role]
 
     def replace(self, worker: Worker) -> Worker:
-        """Start a worker in the place of one that has ended or is to end, and publish it."""
+        """Start a worker in the place of one that has ended or is to end, and publish it. A successor that cannot be
+        published is stopped.
+        """
         worker.child.stop()
         successor = self.start_worker(worker.role)
         self.workers[self.workers.index(worker)] = successor
-        self.await_worker(successor)
-        self.publish()
+        try:
+            self.await_worker(successor)
+            self.publish()
+        except BaseException:
+            successor.child.stop()  # it would run unpublished
+            raise
         return successor
 
     def await_routable(self, timeout_s: float = START_S) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 CHUNK_BYTES = 1 << 16
 
@@ -12,8 +13,9 @@ class FaultyProxy:
     """Listens in somebody's place."""
 
     def __init__(self) -> None:
-        self.delay_s = 0.0
-        """Before each piece that passes, in either direction."""
+        self._delays_s: list[float] = []
+        """Before each piece that passes, in either direction: the longest of them."""
+        self._holds = 0
         self._moves = asyncio.Event()
         self._moves.set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -21,9 +23,11 @@ class FaultyProxy:
         self._server: asyncio.Server | None = None
         self._target = ("", 0)
 
-    async def start(self, host: str, port: int, target: tuple[str, int]) -> None:
+    async def start(self, host: str, port: int, target: tuple[str, int]) -> int:
+        """The port; 0 is any."""
         self._target = target
         self._server = await asyncio.start_server(self._serve, host, port)
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -37,13 +41,26 @@ class FaultyProxy:
         for writer in list(self._writers):
             writer.transport.abort()
 
-    def hold(self) -> None:
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
         """Nothing passes any more, and nobody is told: a network that drops packets."""
+        self._holds += 1
         self._moves.clear()
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            if not self._holds:
+                self._moves.set()
 
-    def heal(self) -> None:
-        self.delay_s = 0.0
-        self._moves.set()
+    @contextlib.contextmanager
+    def slowed(self, delay_s: float) -> Iterator[None]:
+        """Each piece that passes waits so long before."""
+        self._delays_s.append(delay_s)
+        try:
+            yield
+        finally:
+            self._delays_s.remove(delay_s)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -78,8 +95,8 @@ class FaultyProxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
-                if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
+                if self._delays_s:
+                    await asyncio.sleep(max(self._delays_s))
                 await self._moves.wait()
                 writer.write(data)
                 await writer.drain()

@@ -10,9 +10,11 @@ import random
 import secrets
 from pathlib import Path
 
+import msgpack
 import msgspec
 from aiohttp import web
 
+from baton_testing.background_tasks import cancel
 from baton_testing.gateway.fake_worker import FakeWorker
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, byte_level
 from baton_testing.wire.raw_peer import gateway_peer
@@ -25,6 +27,7 @@ from baton_wire.messages.gateway_link import (
     Hello,
     Holding,
     LegFailed,
+    ToGateway,
     Tokens,
     ToWorker,
     WorkerState,
@@ -62,9 +65,10 @@ class LyingWorker(FakeWorker):
         self._lying = asyncio.create_task(self._lie())
 
     async def stop(self) -> None:
-        if self._lying is not None:
-            self._lying.cancel()
-        await super().stop()
+        try:
+            await cancel([] if self._lying is None else [self._lying])
+        finally:
+            await super().stop()
 
     def hello(self) -> Hello:
         return msgspec.structs.replace(self._copied, epoch=self.epoch)
@@ -76,6 +80,11 @@ class LyingWorker(FakeWorker):
         free = self._copied.blocks_total if boasts else 0
         self._steps_told += self._draw.choice((0, 1, 1 << 20))
         return WorkerState(False, count, count, count, free, 0, self._steps_told % MOST, self._draw.choice((0.0, 9.0)))
+
+    async def send(self, link: web.WebSocketResponse, message: ToGateway) -> None:
+        """Also what its receiver refuses: a liar does not check its own fields."""
+        fields = msgspec.to_builtins(message, builtin_types=(bytes,))
+        await self.send_frame(link, msgpack.packb(fields, use_bin_type=True))
 
     async def _lie(self) -> None:
         while True:

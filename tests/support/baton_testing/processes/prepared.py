@@ -34,12 +34,15 @@ SERVICE = (
 )
 START_S = 120.0
 """Until the fork server has its imports done and the first child has a number."""
+POLL_S = (0.001, 0.05)
+"""While one thread waits for a child, others may ask for it: from the first pause to the longest."""
 
 
 class Forked:
-    """One child, as `subprocess.Popen` has it."""
+    """One child, as `subprocess.Popen` has it. Threads may ask at the same time."""
 
     def __init__(self, told: int) -> None:
+        self._reading = threading.Lock()
         self._told = os.fdopen(told, "rb", buffering=0)
         self._lines = b""
         self.returncode: int | None = None
@@ -60,18 +63,20 @@ class Forked:
         return True
 
     def poll(self) -> int | None:
-        if self.returncode is None and self._read_until(2, 0.0):
-            self.returncode = int(self._lines.split(b"\n")[1])
-            self._told.close()
-        return self.returncode
+        with self._reading:
+            if self.returncode is None and self._read_until(2, 0.0):
+                self.returncode = int(self._lines.split(b"\n")[1])
+                self._told.close()
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
-        if self.returncode is None and not self._read_until(2, timeout):
-            assert timeout is not None
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-        code = self.poll()
-        assert code is not None
+        until_s, pause_s = None if timeout is None else time.monotonic() + timeout, POLL_S[0]
+        while (code := self.poll()) is None:
+            if until_s is not None and time.monotonic() >= until_s:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, POLL_S[1])
         return code
 
     def send_signal(self, sig: int) -> None:

@@ -5,10 +5,12 @@ Needs a C compiler. Clocks that only measure time are not touched, as with a ste
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = r"""
@@ -59,7 +61,7 @@ int gettimeofday(struct timeval *now, void *zone) {
 
 
 class ShiftedClock:
-    """`environment` is for the processes; `shift` steps the clock of all of them."""
+    """`environment` is for the processes; `shifted` steps the clock of all of them."""
 
     def __init__(self, folder: Path) -> None:
         """Raises FileNotFoundError where there is no C compiler."""
@@ -69,11 +71,21 @@ class ShiftedClock:
         source, library = folder / "clock.c", folder / "clock.so"
         source.write_text(SOURCE)
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+        self._shift_s = 0
         self._file = folder / "clock.shift"
         self._file.write_bytes(struct.pack("l", 0))
         self.environment = {"LD_PRELOAD": str(library), "BATON_TEST_CLOCK": str(self._file)}
 
-    def shift(self, seconds: int) -> None:
-        """From now on all clocks show so much more, in one step; 0: the right time."""
+    @contextlib.contextmanager
+    def shifted(self, seconds: int) -> Iterator[None]:
+        """Meanwhile all clocks show so much more, in one step. Steps at the same time add up."""
+        self._step(seconds)
+        try:
+            yield
+        finally:
+            self._step(-seconds)
+
+    def _step(self, seconds: int) -> None:
+        self._shift_s += seconds
         with self._file.open("r+b") as file:
-            os.pwrite(file.fileno(), struct.pack("l", seconds), 0)
+            os.pwrite(file.fileno(), struct.pack("l", self._shift_s), 0)

@@ -12,7 +12,9 @@ import random
 import re
 import socket
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import PATH, TelemetryServer
@@ -24,20 +26,38 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.sockets import bind
 
 WORKERS_HOST, PROXIES_HOST = "127.0.0.2", "127.0.0.1"
+PROXIES_S = 60.0
+"""Until the proxies of a worker listen."""
 KEY = Key("default", "tiny")
 LINKS = ("gateway-prefill", "gateway-decode", "prefill-decode control", "prefill-decode data", "gateway-operator")
 _ALTERED = re.compile(r"^baton\w*_altered_frames_total\S* (\S+)$", re.M)
 
 
 class BehindProxies(Deployment):
-    """Workers at an address of their own; whoever dials them finds their proxies."""
+    """Workers at an address of their own, whose peers dial their proxies.
 
-    def __init__(self, folder: Path, shape: Shape, starts: Starts | None = None) -> None:
+    `start_proxies` starts the proxies of a worker that has announced itself, once, before the worker is published. It
+    runs in the event loop in which the deployment was made. `publish` waits for it, in another thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shape: Shape,
+        start_proxies: Callable[[Worker], Coroutine[Any, Any, None]],
+        starts: Starts | None = None,
+    ) -> None:
         super().__init__(folder, shape, starts)
+        self._start_proxies, self._loop = start_proxies, asyncio.get_running_loop()
+        self._proxied: set[str] = set()
+        """Names of workers whose proxies listen, or did."""
         self._held: list[socket.socket] = []
 
     def host_of(self, name: str) -> str:
         return WORKERS_HOST
+
+    def dialled_host(self, worker: Worker) -> str:
+        return PROXIES_HOST
 
     def held_port(self) -> int:
         """One that is free at both addresses, and stays so until worker and proxy have taken it."""
@@ -55,12 +75,12 @@ class BehindProxies(Deployment):
             each.close()
 
     def publish(self) -> None:
-        """Everybody is found where its proxy listens."""
-        for worker in self.workers:
-            worker.host = PROXIES_HOST
-        super().publish()
-        for worker in self.workers:
-            worker.host = WORKERS_HOST
+        with self._publishing:
+            for worker in self.workers:
+                if worker.port and worker.child.name not in self._proxied:
+                    asyncio.run_coroutine_threadsafe(self._start_proxies(worker), self._loop).result(PROXIES_S)
+                    self._proxied.add(worker.child.name)
+            super().publish()
 
 
 class TamperedDeployment:
@@ -91,15 +111,7 @@ class TamperedDeployment:
             worker_flags=self._shape.worker_flags,
             gateway_flags=(*flags, "--disaggregation=always"),
         )
-        self.service = BehindProxies(self._folder, shape)
-        loop = asyncio.get_running_loop()
-
-        def publish() -> None:
-            for worker in self.service.workers:
-                asyncio.run_coroutine_threadsafe(self._stand_in(worker), loop).result(60.0)
-            BehindProxies.publish(self.service)
-
-        self.service.publish = publish  # type: ignore[method-assign]
+        self.service = BehindProxies(self._folder, shape, self._stand_in)
         try:
             await asyncio.to_thread(self.service.start)
         except BaseException:

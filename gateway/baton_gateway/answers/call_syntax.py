@@ -1,82 +1,82 @@
-"""How models of each format write calls: what stands around names and arguments, for the grammars that force it."""
+"""The exact syntax of each format's tool calls, for the grammars that force it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_gateway.answers.formats import HARMONY
 from baton_gateway.answers.harmony import ASSISTANT, CHANNEL, MESSAGE, NAMESPACE, START, TO
-from baton_gateway.structured_outputs.object_rules import MemberForm
+from baton_gateway.structured_outputs.object_rules import MemberSyntax
+from baton_wire.rules.answer_formats import HARMONY
 
 HERMES = "hermes"
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenCalls:
-    """The calls of one answer: `begin`, each between `open` and `close` with `separator` between them, `end`."""
+class CallSyntax:
+    """The syntax of the calls of one answer: `begin`, calls from `open` to `close` with `separator` between, `end`."""
 
     before: str
-    """Between `open` and the name."""
+    """The text between `open` and the name."""
     between: str
-    """Between name and arguments."""
+    """The text between name and arguments."""
     open: str = ""
     close: str = ""
     separator: str = ""
     begin: str = ""
     end: str = ""
     first: str = ""
-    """What may stand before all of it."""
-    members: MemberForm | None = None
-    """How arguments are written; None: as JSON."""
+    """Text that may stand before everything."""
+    members: MemberSyntax | None = None
+    """The syntax of arguments; None: JSON."""
     mark: str = ""
-    """Where calls begin within text: the beginning of `open` or of `begin`, or something before them."""
-    bare: str = ""
-    """With what an answer begins that is calls without a mark."""
-    silent: tuple[str, ...] = ()
-    """Marks that may stand in the text before and behind calls."""
+    """The mark at which calls begin within text: the beginning of `open` or `begin`, or a text before them."""
+    bare_prefix: str = ""
+    """The beginning of an answer that consists of calls without a mark."""
+    ignored: tuple[str, ...] = ()
+    """Marks that may stand in the text before and after calls."""
 
 
 _MARK = "<tool_call>"
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-WRITTEN: Mapping[str, WrittenCalls] = {
-    HERMES: WrittenCalls(
+CALL_SYNTAX: Mapping[str, CallSyntax] = {
+    HERMES: CallSyntax(
         '\n{"name": "', '", "arguments": ', open=_MARK, close="}\n</tool_call>", separator="\n", mark=_MARK
     ),
-    "qwen3_coder": WrittenCalls(
+    "qwen3_coder": CallSyntax(
         "\n<function=",
         ">\n",
         open=_MARK,
         close="</function>\n</tool_call>",
-        members=MemberForm("<parameter=", ">\n", "\n</parameter>\n", closes="</parameter>"),
+        members=MemberSyntax("<parameter=", ">\n", "\n</parameter>\n", closes="</parameter>"),
         separator="\n",
         mark=_MARK,
     ),
-    "glm": WrittenCalls(
+    "glm": CallSyntax(
         "",
         "\n",
         open=_MARK,
         close="</tool_call>",
-        members=MemberForm("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", closes="</arg_value>"),
+        members=MemberSyntax("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", closes="</arg_value>"),
         separator="\n",
         mark=_MARK,
     ),
-    "llama3_json": WrittenCalls(
-        '{"name": "', '", "parameters": ', close="}", separator="; ", mark="<|python_tag|>", bare="{"
+    "llama3_json": CallSyntax(
+        '{"name": "', '", "parameters": ', close="}", separator="; ", mark="<|python_tag|>", bare_prefix="{"
     ),
-    "pythonic": WrittenCalls(
+    "pythonic": CallSyntax(
         "",
         "(",
         close=")",
         begin="[",
         separator=", ",
         end="]",
-        members=MemberForm("", "=", "", ", "),
+        members=MemberSyntax("", "=", "", ", "),
         mark="<|python_start|>",
-        bare="[",
-        silent=("<|python_end|>",),
+        bare_prefix="[",
+        ignored=("<|python_end|>",),
     ),
-    "mistral": WrittenCalls(
+    "mistral": CallSyntax(
         '{"name": "',
         '", "arguments": ',
         close="}",
@@ -85,8 +85,8 @@ WRITTEN: Mapping[str, WrittenCalls] = {
         end="]",
         mark="[TOOL_CALLS]",
     ),
-    "mistral_args": WrittenCalls("", "[ARGS]", open="[TOOL_CALLS]", mark="[TOOL_CALLS]"),
-    "deepseek_v3": WrittenCalls(
+    "mistral_args": CallSyntax("", "[ARGS]", open="[TOOL_CALLS]", mark="[TOOL_CALLS]"),
+    "deepseek_v3": CallSyntax(
         "function<｜tool▁sep｜>",
         "\n```json\n",
         open="<｜tool▁call▁begin｜>",
@@ -95,9 +95,9 @@ WRITTEN: Mapping[str, WrittenCalls] = {
         separator="\n",
         end=_DEEPSEEK[1],
         mark="<｜tool▁call▁begin｜>",
-        silent=_DEEPSEEK,
+        ignored=_DEEPSEEK,
     ),
-    "deepseek_v31": WrittenCalls(
+    "deepseek_v31": CallSyntax(
         "",
         "<｜tool▁sep｜>",
         open="<｜tool▁call▁begin｜>",
@@ -105,9 +105,9 @@ WRITTEN: Mapping[str, WrittenCalls] = {
         begin=_DEEPSEEK[0],
         end=_DEEPSEEK[1],
         mark="<｜tool▁call▁begin｜>",
-        silent=_DEEPSEEK,
+        ignored=_DEEPSEEK,
     ),
-    HARMONY: WrittenCalls(
+    HARMONY: CallSyntax(
         "",
         f" <|constrain|>json{MESSAGE}",
         open=f"{CHANNEL}commentary{TO}{NAMESPACE}",

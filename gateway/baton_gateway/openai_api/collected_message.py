@@ -1,4 +1,4 @@
-"""The answer of one choice while it is collected: bytes of JSON strings, and no part of it twice."""
+"""The message of one choice while it is collected, as encoded JSON strings without copies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPa
 from baton_gateway.openai_api.json_pieces import GrowingText
 
 CALL_BYTES: Final = 512
-"""Of a call beside its arguments."""
+"""A call without its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
-class GrowingCall:
-    """One call of a tool. `arguments` is JSON text as the model wrote it, which need not be valid."""
+class CollectedCall:
+    """One tool call. `arguments` is JSON text as the model wrote it, which need not be valid."""
 
     id: str
     name: str
@@ -23,18 +23,18 @@ class GrowingCall:
 
 
 @dataclass(slots=True)
-class GrowingAnswer:
-    """All parts of one choice so far. An absent thought is None, not empty."""
+class CollectedMessage:
+    """All parts of one choice so far. Absent reasoning is None, not empty."""
 
     content: GrowingText = field(default_factory=GrowingText)
     reasoning: GrowingText | None = None
-    calls: list[GrowingCall] = field(default_factory=list)
+    calls: list[CollectedCall] = field(default_factory=list)
 
-    def take(self, parts: Sequence[AnswerPart]) -> int:
-        """Append parts. Returns the bytes that they take."""
+    def add(self, parts: Sequence[AnswerPart]) -> int:
+        """Append parts, and return the bytes that they take."""
         size = 0
         for part in parts:
-            if type(part) is ContentPart:  # as a rule
+            if type(part) is ContentPart:  # the usual case
                 size += self.content.add(part.text)
                 continue
             match part:
@@ -43,7 +43,7 @@ class GrowingAnswer:
                         self.reasoning = GrowingText()
                     size += self.reasoning.add(text)
                 case CallPart(_, call_id, name):
-                    self.calls.append(GrowingCall(call_id, name))
+                    self.calls.append(CollectedCall(call_id, name))
                     size += CALL_BYTES
                 case ArgumentsPart(number, text):
                     size += self.calls[number].arguments.add(text)

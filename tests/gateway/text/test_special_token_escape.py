@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from baton_gateway.text.chat_template import CompiledTemplate, Conversation, RenderedChat, TemplateRefusalError
 from baton_gateway.text.encoding import PromptText, encode_prompt
-from baton_gateway.text.retokenised_text import SpelledTokens, pieces_of, without_guard
 from baton_gateway.text.revision_text import TextModel, load_text_model
+from baton_gateway.text.special_token_escape import SpecialTokenEscape, remove_separators, split_at_cuts
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.text.text_store import TextStore
 from baton_gateway.text.tokenizer_process import EncodeText
@@ -104,12 +104,12 @@ def test_only_the_template_writes_special_tokens(who: str, make: Any) -> None:
 async def test_the_renderer_and_a_tokenizer_apart_do_the_same(renderer: TemplateRenderer) -> None:
     made, store = byte_level(), TextStore(large_bytes=0)
     here, apart = loaded(made), await store.load(made.bundle(), bundle_hash(made.bundle()))
-    assert apart.apart is not None
+    assert apart.process is not None
     assert set(apart.bundle.control_tokens) == set(here.bundle.control_tokens) == set(SPECIAL)
     for _ in range(2):  # the second time the process knows the template
         rendered = await renderer.render(apart.bundle, Conversation(({"role": "user", "content": EVIL},)))
         question = EncodeText(rendered.text, True, 1_000, rendered.cuts)
-        packed = await apart.apart.encode(question, False, "messages", "")
+        packed = await apart.process.encode(question, False, "messages", "")
         assert packed is not None
         assert list(unpack_ids(packed)) == encoded(here, rendered)
         assert len(special_ids(here, encoded(here, rendered))) == 4
@@ -129,23 +129,23 @@ PARTS = st.sampled_from([*SPECIAL, "<", "|", "end", "|>", "<|", "x", "\ufdd0", "
 
 @given(st.lists(PARTS, max_size=12).map("".join))
 def test_every_spelled_token_is_cut_and_every_character_kept(text: str) -> None:
-    spelled = SpelledTokens(SPECIAL)
-    guard = spelled.guard(text)
-    assert (guard is None) == (not any(token in text for token in SPECIAL))
-    if guard is None:
+    spelled = SpecialTokenEscape(SPECIAL)
+    separator = spelled.choose_separator(text)
+    assert (separator is None) == (not any(token in text for token in SPECIAL))
+    if separator is None:
         return
-    assert guard not in text
-    found, cuts = without_guard(spelled.guarded(text, guard), guard)
+    assert separator not in text
+    found, cuts = remove_separators(spelled.insert_separators(text, separator), separator)
     assert found == text
-    assert not any(token in piece for piece in pieces_of(text, cuts) for token in SPECIAL)
+    assert not any(token in piece for piece in split_at_cuts(text, cuts) for token in SPECIAL)
 
 
 def test_tokens_that_overlap_are_cut_each() -> None:
-    spelled = SpelledTokens(["<a>", "><b>", "x", "a" * 500])
+    spelled = SpecialTokenEscape(["<a>", "><b>", "x", "a" * 500])
     text = "<a><b>x" + "a" * 600
-    guard = spelled.guard(text)
-    assert guard
-    pieces = pieces_of(*without_guard(spelled.guarded(text, guard), guard))
+    separator = spelled.choose_separator(text)
+    assert separator
+    pieces = split_at_cuts(*remove_separators(spelled.insert_separators(text, separator), separator))
     assert "".join(pieces) == text
     assert not any(token in piece for piece in pieces for token in ("<a>", "><b>", "a" * 500))
 
