@@ -56,7 +56,7 @@ def test_a_grant_for_an_attempt_that_ended_without_one_is_answered() -> None:
 
 
 def test_a_repeated_wait_does_not_make_an_early_grant_forgotten() -> None:
-    """Seed 4235: a Wait of the lost link came again behind the Grant; the Reject was then taken for one without a
+    """Seed 4235: a Wait of the lost link was repeated after the Grant; the Reject was then taken for one without a
     grant, and the decode worker waited for ever for the word that nothing is being written."""
     machine = PrefillHandovers(geometry(4), TransferConfig())
     machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
@@ -68,7 +68,7 @@ def test_a_repeated_wait_does_not_make_an_early_grant_forgotten() -> None:
 
 
 def test_a_grant_repeated_behind_its_reject_is_never_written_to() -> None:
-    """The decode worker was told that nothing is in flight, and has given the span to somebody else."""
+    """The decode worker got the message that nothing is in flight, and has given the span to another hand-over."""
     machine = PrefillHandovers(geometry(4), TransferConfig())
     machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
     machine.message(DECODE, EARLY_GRANT, 0.0)

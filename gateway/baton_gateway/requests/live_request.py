@@ -114,7 +114,7 @@ class LiveRequest:
         self.texts = begin_choice_texts(self.request, self.text, self.parse_plan, texts)
 
     def reasoning_tokens(self) -> int | None:
-        """Tokens of thoughts so far; None: they cannot be told apart."""
+        """Tokens of thoughts so far; None: they cannot be distinguished."""
         if self.parse_plan is None or self.parse_plan.reasoning_marks is None:
             return None
         return sum(text.reasoning_tokens for text in self.texts)

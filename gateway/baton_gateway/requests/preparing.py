@@ -87,7 +87,7 @@ def bind_thought(plan: ParsePlan | None, max_tokens: int | None, is_bound: bool,
 def begin_choice_texts(
     request: ChatRequest | CompletionRequest, text: TextModel, plan: ParsePlan | None, echoed: Sequence[str]
 ) -> list[ChoiceText]:
-    """The empty texts of all choices, in order. `echoed` has the text that each starts after: its prompt, or nothing."""
+    """The empty texts of all choices, in order. `echoed`: the text that those of each prompt continue, or nothing."""
     options, is_chat = request.options, isinstance(request, ChatRequest)
     return [
         text.choice_text(

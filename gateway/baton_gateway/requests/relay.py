@@ -169,7 +169,7 @@ class Relay:
         return live
 
     def _evict(self, live: LiveRequest) -> None:
-        """Refuse a queued request: it makes room for a tenant with less in the queue."""
+        """Refuse a queued request, so that a tenant with less in the queue finds room."""
         self._feed(live, Refused(errors.queue_full(self._admission.retry_after_s(live.tenant))))
 
     def _new_life(self, n: int, tenant: Tenant, now: float) -> RequestLife:
@@ -384,7 +384,7 @@ class Relay:
         try:
             route = self.choose(live, action)
             self._feed(live, self._routed(live, action, route))
-        except BaseException as error:  # noqa: BLE001 (of one request; others are held behind it)
+        except BaseException as error:  # noqa: BLE001 (of one request; others are held after it)
             self._end_broken(live, error, iter(()), self._loop.time())
             return None
         return route if isinstance(route, Route) else None

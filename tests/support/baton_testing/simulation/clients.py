@@ -45,10 +45,10 @@ class SimClient:
         """The request is running."""
 
     def prompt(self, choice: int, scores: EncodedJson) -> None:
-        raise AssertionError("nobody asks for log probabilities here")
+        raise AssertionError("no client asks for log probabilities here")
 
     def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
-        raise AssertionError("nobody asks for the prompt here")
+        raise AssertionError("no client asks for the prompt here")
 
     def increment(self, choice: int, increment: Increment) -> None:
         require(self.ending is None, "I1", f"{self.name}: text after the end")

@@ -72,7 +72,7 @@ class SimEngine:
         on_cancel: Callable[[RequestKey], None],
         on_layers: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`on_layers` hears of prompts whose first layer stands while the second is computed."""
+        """`on_layers` gets prompts whose first layer is computed while the second is running."""
         world = process.surroundings
         self.process = process
         grammars = GrammarCompiler(toy_grammars.vocabulary, self._threads, lambda: world.heap.now)
@@ -113,7 +113,7 @@ class SimEngine:
         self._plan(POST_S)
 
     def _threads(self, name: str) -> Executor:
-        """Compiling takes a while; rows of what is compiled are there at once."""
+        """Compiling takes a while; rows of compiled grammars start at once."""
         return LaterExecutor(self.process, COMPILING_S if name == "grammars" else 0.0)
 
     def _plan(self, delay_s: float) -> None:

@@ -165,7 +165,7 @@ def _reset(world: SimWorld, fault: FaultPlan) -> None:
 
 
 def _lose_seals(world: SimWorld, fault: FaultPlan) -> None:
-    """Until the link is another one; in the end somebody resets it, so that the check at rest means something."""
+    """Until the link is another one; in the end a reset ends it, so that the check at rest means something."""
     decodes = [worker for worker in world.workers.values() if isinstance(worker, SimDecode) and worker.is_running]
     linked = [(worker, epoch) for worker in decodes for epoch in worker.decode_transfer.links]
     if linked:
@@ -234,8 +234,8 @@ def _clients(world: SimWorld, fault: FaultPlan) -> None:
 
 
 def _change_role(world: SimWorld, fault: FaultPlan) -> None:
-    """As whoever sizes pools: of a pool that has two, by all gateways, again and again until one tells of it. Each says
-    it when it comes to it, and some say what is no longer true.
+    """Order a flip as sizing does: in a pool of two or more, by all gateways, until one reports it. Each gateway
+    sends the order when it gets to it, and some orders are out of date by then.
     """
     able = [worker for worker in world.workers.values() if isinstance(worker, SimFlexible) and worker.is_alive]
     able = [worker for worker in able if sum(_is_like(worker, other) for other in able) > 1]

@@ -75,7 +75,7 @@ class SimFlexible(SimPrefill, SimDecode):
         if self.orders:
             last = max(self.orders)
             is_right = (self.role, self.flexible.flip) == (self.orders[last], last)
-            require(is_right, "I15", f"{self.name} is {self.role} by flip {self.flexible.flip}, told was {self.orders}")
+            require(is_right, "I15", f"{self.name} is {self.role} by flip {self.flexible.flip}, orders {self.orders}")
 
     def leftovers(self) -> str | None:
         if self.service.open_requests:

@@ -67,7 +67,7 @@ TEXT = _text_model()
 
 
 class SimShapes:
-    """Compiles what a client asks for: beside the loop, as the production one does in a process of its own."""
+    """Compiles what a client asks for: outside the loop, as the production one does in a process of its own."""
 
     async def compile(self, shape: OutputFormat, tenant: str) -> Grammar:
         await asyncio.sleep(SHAPE_S)
@@ -279,7 +279,7 @@ class SimGateway(SimProcess):
             number = cast(SimClient, live.sink).plan.number
             for run in live.life._runs.values():
                 is_nobodys = run.state is RunState.ROUTING and run.request not in held
-                require(not is_nobodys, "I3", f"{run.request.hex()[-6:]}: nobody works for this run")
+                require(not is_nobodys, "I3", f"{run.request.hex()[-6:]}: no worker has this run")
                 self._check_linked(number, run)
             require(late_s < 1.0, "I3", f"request {number} is {late_s:.1f} s beyond its deadline")
 

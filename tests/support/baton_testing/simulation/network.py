@@ -207,7 +207,7 @@ class Connection:
 
 
 class Dial:
-    """Keeps one process connected to whoever answers at an address."""
+    """Keeps one process connected to the process at an address."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class Surroundings(Protocol):
 
 
 THREAD_S = 0.003
-"""The most that a word from one thread to another takes."""
+"""The longest time that a message from one thread to another takes."""
 ASIDE_S = 0.03
 """The most that a call on a helper thread takes."""
 

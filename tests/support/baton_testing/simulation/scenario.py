@@ -76,7 +76,7 @@ class RequestPlan:
     limit_s: float
     cancel_after_s: float | None
     stop_after: int | None
-    """A stop string is found after so many tokens of the first choice, and two more of each further one."""
+    """A stop string is found after this many tokens of the first choice, and two more of each further one."""
     pattern: str | None = None
     """The grammar that its answer must match, or begin to match where its length ends it."""
 
@@ -97,9 +97,9 @@ class Shape:
     step_tokens: int = 24
     one_sided: bool = False
     local: bool = False
-    """Decode workers prefill by themselves when no prefill worker is there."""
+    """Decode workers prefill by themselves when no prefill worker is linked."""
     keeps_answers: bool = False
-    """Prefill workers decode what they computed when no decode worker is there."""
+    """Prefill workers decode what they computed when no decode worker is linked."""
     tpot_s: float | None = None
     """Prompts go where they serve this target between tokens better; None: all are handed over."""
     flexible: bool = False
@@ -176,7 +176,7 @@ def scenario(seed: int, structured: float = STRUCTURED, flexible: float = FLEXIB
 
 
 def _rare(seed: int, count: int) -> list[FaultPlan]:
-    """A fault that stays until somebody acts: at most one, and none in a calm world."""
+    """A fault that stays until an operator acts: at most one, and none in a calm world."""
     dice = random.Random(f"rare {seed}")
     if not count or dice.random() > RARE:
         return []

@@ -1,4 +1,4 @@
-"""From a failing world to the smallest one that still fails, and to a page that tells what happened."""
+"""From a failing world to the smallest one that still fails, and to a page that explains what happened."""
 
 from __future__ import annotations
 

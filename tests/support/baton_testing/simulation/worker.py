@@ -48,7 +48,7 @@ class SimService(Protocol):
 
 @dataclass(slots=True)
 class _Nothing:
-    """A counter or histogram that nobody reads."""
+    """A counter or histogram that is not read."""
 
     def inc(self, amount: float = 1.0) -> None: ...
 

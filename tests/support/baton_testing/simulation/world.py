@@ -335,7 +335,7 @@ class SimWorld:
         ]
 
     def _check_drained(self) -> None:
-        """I7: where workers only leave in order, nobody's answer is cut, unless nobody else is there."""
+        """I7: where workers only leave in order, no answer is cut, unless no other worker is left."""
         for mine in self.clients:
             if mine.ending is None or mine.ending.problem is None:
                 continue

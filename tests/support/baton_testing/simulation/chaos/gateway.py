@@ -62,7 +62,7 @@ class ChaosClient(SimClient):
     """When the first text came."""
     hung_up_in: Await | None = None
     is_lied_to: bool = False
-    """A worker that has its request told something wrong of it: its text is that worker's."""
+    """A worker that has its request lied about it: its text is that worker's."""
     prepares_since: float | None = None
     overtaken: int = 0
     parked: int = 0

@@ -1,5 +1,5 @@
 """Workers with a valid key that lie: absurd states, tokens of others' requests, more tokens than were asked for, ids
-that nobody has, fields out of range.
+that no request has, fields out of range.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Finish, PromptLogprob, Reason, TokenEntry
 
 LIES_S = 2.0
-"""How long an absurd state is told at most."""
+"""The longest time for which an absurd state is reported."""
 MOST = 1 << 40
 _FAST = StepTiming(step=1, prefill_tokens=MOST, prefill_pairs=1e18, decode_rows=0, kv_tokens=MOST, seconds=0.0)
 _SLOW = StepTiming(step=MOST, prefill_tokens=1, prefill_pairs=0.0, decode_rows=MOST, kv_tokens=0, seconds=1e7)
@@ -43,7 +43,7 @@ BAD: tuple[dict[str, Any], ...] = (
 )
 
 _encode = msgspec.msgpack.Encoder().encode
-"""Nobody who lies looks whether it can be so."""
+"""Encodes without validation: a liar does not check whether a message is possible."""
 
 
 class ToldStates:
@@ -101,7 +101,7 @@ def _lie_of_state(worker: SimWorker, fields: dict[str, Any], left_s: float) -> N
 
 
 def _lie_of_others(worker: SimWorker, end: End, gateway: ChaosGateway) -> bool:
-    """Tokens, ends and failures of runs that are another worker's, or nobody's."""
+    """Tokens, ends and failures of runs that are another worker's, or of no worker."""
     others = _runs(gateway, lambda run: worker.epoch not in (run.prefill, run.decode))
     for live, run in others[:4]:
         choice = min(run.choices)

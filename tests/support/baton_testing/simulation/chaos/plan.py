@@ -32,7 +32,7 @@ KEYLESS = 0.3
 
 
 class ChaosFault(enum.StrEnum):
-    """Kinds of faults beside those of `Fault`; the run counts each that took effect."""
+    """Kinds of faults besides those of `Fault`; the run counts each that took effect."""
 
     KILL_APART = "process apart killed"
     WEDGE_APART = "process apart wedged"

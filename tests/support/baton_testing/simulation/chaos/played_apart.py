@@ -1,7 +1,7 @@
 """Processes apart without an operating system: what a gateway asks templates, tokenizers and grammars is answered here,
 by production code or a toy, after a while, through a pipe that holds as much as the real one.
 
-What it would compute is told as its processor time, so that one that is wedged is either busy or stopped.
+Its computing is reported as its processor time, so that one that is wedged is either busy or stopped.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class PlayedProcess:
         return -signal.SIGKILL if self._ended.done() else None
 
     async def connect(self) -> None:
-        """Its pipes are there."""
+        """Its pipes exist."""
 
     async def write(self, frame: bytes) -> None:
         """Raises OSError."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from baton_testing.simulation.chaos.world import ChaosWorld
 
 LATE_S = 3.5
-"""A death is seen by then, and who is there again is linked and told."""
+"""By then a death is noticed, and a restarted worker is linked and announced."""
 
 
 @dataclass(slots=True)

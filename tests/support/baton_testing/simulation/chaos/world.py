@@ -32,7 +32,7 @@ from baton_wire.messages.values import Role
 REFUSES_S = 1.5
 """How long a gateway can start no process at most."""
 APART_S = 5.0
-"""So long after a fault of a process apart, what it answers to nobody is explained."""
+"""How long after a fault of a helper process a missing answer is explained by it."""
 UNPREPARED = frozenset(
     {"template_failed", "template_unavailable", "tokenizer_unavailable", "grammars_unavailable", "invalid_grammar"}
 )

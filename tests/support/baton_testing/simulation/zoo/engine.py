@@ -39,7 +39,7 @@ from baton_worker.serving.gateway_links import GatewayLink
 
 
 class BeginsGrammarsAnew(ToyRunner):
-    """vllm#18783 and others: after a preemption or a move a row's grammar begins anew behind what was said."""
+    """vllm#18783 and others: after a preemption or a move a row's grammar restarts after its earlier tokens."""
 
     def _open(self, opened: OpenSlot) -> None:
         super()._open(opened)
@@ -48,7 +48,7 @@ class BeginsGrammarsAnew(ToyRunner):
 
 
 class LeavesGrammarsOut(ToyRunner):
-    """A draw that follows no grammar: of a path that nobody gave masks to."""
+    """A draw that follows no grammar: of a path that got no masks."""
 
     def _open(self, opened: OpenSlot) -> None:
         self.masks = None
@@ -142,7 +142,7 @@ class EvictsUnderReaders(Scheduler):
 
 
 class AnnouncesTooMuch(Scheduler):
-    """vllm#53095: KV is announced as computed one block ahead of what stands."""
+    """vllm#53095: KV is announced as computed one block ahead of the computed ones."""
 
     def events(self) -> list[Any]:
         done = super().events()
@@ -174,7 +174,7 @@ class ForgetsTheDeadGatewayAtPrefill(PrefillService):
 
 
 class ForgetsTheDeadGatewayAtDecode(DecodeService):
-    """vllm#43226, llm-d#187: clients are gone and nobody tells the engine."""
+    """vllm#43226, llm-d#187: clients are gone and the engine is not notified."""
 
     def link_lost(self, link: GatewayLink) -> None:
         return
@@ -317,7 +317,7 @@ class PairsAnyRevision(Routing):
 
 
 class PrefillsOnDecode(Routing):
-    """llm-d-router#2427: no prefill worker is there and decode prefills silently."""
+    """llm-d-router#2427: no prefill worker is linked and decode prefills silently."""
 
     def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
         return super()._pick(query, replace(policy, decode_locally=True))

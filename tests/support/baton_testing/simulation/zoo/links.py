@@ -70,7 +70,7 @@ class TrustsHeartbeats(PrefillHandovers):
 
 
 class IgnoresConflicts(RequestLife):
-    """A decode worker repeats another token than the prefill worker said, and nobody compares."""
+    """A decode worker repeats another token than the prefill worker sent, and the gateway does not compare."""
 
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
         entry, run = event.entry, self._runs.get(event.entry.request)
@@ -102,7 +102,7 @@ class TakesLookingForHearing(Liveness):
 
 
 class CutsWorkOnDrain(DecodeService):
-    """dynamo#13559, knative#13953: told to stop, a worker ends what it is in the middle of."""
+    """dynamo#13559, knative#13953: asked to stop, a worker ends what it is in the middle of."""
 
     def leave(self) -> None:
         super().leave()
