@@ -102,11 +102,11 @@ async def test_a_tokenizer_that_panics_is_told_as_such_and_its_words_are_metered
 ) -> None:
     """Panics are no `Exception`: a completion hung, `/tokenize` closed its connection without an answer."""
     caplog.set_level(logging.ERROR)
-    made = byte_level()
-    made.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    made_tokenizer = byte_level()
+    made_tokenizer.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex("(a+)+$"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    pool = FakePool(tmp_path, made, answer)
+    pool = FakePool(tmp_path, made_tokenizer, answer)
     await pool.add(Role.PREFILL)
     await pool.add(Role.DECODE)
     text = "a" * 200 + "!"

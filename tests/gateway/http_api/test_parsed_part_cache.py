@@ -66,11 +66,11 @@ def test_what_is_wrong_with_a_body_is_never_hidden_by_what_is_known_of_it(body: 
     place = data.draw(st.integers(0, len(sound)))
     put = data.draw(st.sampled_from([b"", b'"', b"\\", b"{", b"}", b",", b"[", b"\xff", b"\x00", b'"model":1,']))
     spoilt = sound[:place] + put + sound[place + data.draw(st.integers(0, 2)) :]
-    found, expected = apart(known, spoilt), whole(spoilt)
-    if found is None:
+    outcome, expected = apart(known, spoilt), whole(spoilt)
+    if outcome is None:
         return  # it is read whole
     try:
-        read = found.counts, found.read()
+        read = outcome.counts, outcome.read()
     except RefusedError:
         assert isinstance(expected, Problem)
     else:

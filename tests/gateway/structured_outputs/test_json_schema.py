@@ -108,7 +108,7 @@ NO_INTEGER = {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "message"),
     [
         (whole(a=whole(x=NO_INTEGER)), "at '/properties/a/properties/x': Unsatisfiable schema: integer interval"),
         (whole(a={"type": "string", "enum": [1, 2]}), "at '/properties/a': Unsatisfiable schema: incompatible types"),
@@ -116,8 +116,8 @@ NO_INTEGER = {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}
         ({"$ref": "#"}, ": no finite answer can be valid: references"),
     ],
 )
-def test_why_no_answer_is_valid_is_said_of_the_innermost_place(schema: Any, said: str) -> None:
-    assert refusal(json_format(schema, "f")).startswith(f"'f'{said}" if said[0] == ":" else f"'f' {said}")
+def test_why_no_answer_is_valid_is_said_of_the_innermost_place(schema: Any, message: str) -> None:
+    assert refusal(json_format(schema, "f")).startswith(f"'f'{message}" if message[0] == ":" else f"'f' {message}")
 
 
 def test_a_schema_within_a_composed_grammar_is_named_by_its_own_field() -> None:

@@ -47,8 +47,8 @@ CONVERSATIONS: dict[str, Conversation] = {
 }
 
 
-def loaded(made: MadeTokenizer) -> TextModel:
-    data = made.bundle()
+def loaded(tokenizer: MadeTokenizer) -> TextModel:
+    data = tokenizer.bundle()
     return load_text_model(data, bundle_hash(data))
 
 
@@ -75,9 +75,9 @@ def tame(value: Any) -> Any:
         case str():
             return value.replace(EVIL, "harmless")
         case list() | tuple():
-            return type(value)(tame(each) for each in value)
+            return type(value)(tame(item) for item in value)
         case dict():
-            return {tame(key): tame(each) for key, each in value.items()}
+            return {tame(key): tame(item) for key, item in value.items()}
     return value
 
 
@@ -102,8 +102,8 @@ def test_only_the_template_writes_special_tokens(who: str, make: Any) -> None:
 
 
 async def test_the_renderer_and_a_tokenizer_apart_do_the_same(renderer: TemplateRenderer) -> None:
-    made, store = byte_level(), TextStore(large_bytes=0)
-    here, apart = loaded(made), await store.load(made.bundle(), bundle_hash(made.bundle()))
+    tokenizer, store = byte_level(), TextStore(large_bytes=0)
+    here, apart = loaded(tokenizer), await store.load(tokenizer.bundle(), bundle_hash(tokenizer.bundle()))
     assert apart.process is not None
     assert set(apart.bundle.control_tokens) == set(here.bundle.control_tokens) == set(SPECIAL)
     for _ in range(2):  # the second time the process knows the template
@@ -135,8 +135,8 @@ def test_every_spelled_token_is_cut_and_every_character_kept(text: str) -> None:
     if separator is None:
         return
     assert separator not in text
-    found, cuts = remove_separators(spelled.insert_separators(text, separator), separator)
-    assert found == text
+    restored, cuts = remove_separators(spelled.insert_separators(text, separator), separator)
+    assert restored == text
     assert not any(token in piece for piece in split_at_cuts(text, cuts) for token in SPECIAL)
 
 

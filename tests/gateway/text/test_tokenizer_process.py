@@ -52,9 +52,9 @@ def here(name: str) -> TextModel:
 
 @pytest.fixture
 async def store() -> AsyncIterator[TextStore]:
-    made = TextStore(large_bytes=0)
-    yield made
-    await made.stop()
+    store = TextStore(large_bytes=0)
+    yield store
+    await store.stop()
 
 
 async def loaded(store: TextStore, name: str) -> TextModel:
