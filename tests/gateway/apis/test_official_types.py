@@ -34,8 +34,8 @@ ANSWERS = {
     "a call that is cut": CALL,
 }
 OURS = {"reasoning_content", "store", "name", "bytes"}
-"""What the newest types lack: thoughts, what OpenAI's API itself says of keeping, a name that older types require, and
-the bytes of a token.
+"""Fields that the newest types lack: reasoning, OpenAI's own `store`, a name that older types require, the bytes of a
+token.
 """
 
 

@@ -1,4 +1,4 @@
-"""What clients must not send, over HTTP: each answered with its status, type, param and code, and nothing breaks."""
+"""Bad input over HTTP: each is answered with its status, type, param and code, and nothing breaks."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ SAID: dict[tuple[str | None, str], str] = {
     ("best_of", "unsupported_parameter"): "n",
     ("suffix", "unsupported_parameter"): "end",
 }  # fmt: skip
-"""What the message of a refusal says, in lower case, by its param and code."""
+"""Words in the message of a refusal, in lower case, by its param and code."""
 SAID_BY_CODE = {
     "missing_required_parameter": "required", "unknown_parameter": "unknown", "duplicate_key": "twice",
     "model_not_found": "exist", "context_length_exceeded": "context",

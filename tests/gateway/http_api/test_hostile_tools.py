@@ -87,7 +87,7 @@ async def test_a_call_of_any_name_may_be_resent_as_it_came(client: HttpClient, n
     ],
 )
 async def test_arguments_of_any_kind_may_be_resent_as_they_came(client: HttpClient, arguments: str) -> None:
-    """What is no object with each key once and at most 64 levels stays text: nothing of it is lost."""
+    """Arguments with a duplicate key or more than 64 levels stay text, so that nothing is lost."""
     await client.ask(CHAT, messages=called(arguments), tools=[TOOL])
     expected_arguments = {} if arguments == "" else arguments
     assert f'"arguments": {json.dumps(expected_arguments, ensure_ascii=False)}' in prompt_text(client)

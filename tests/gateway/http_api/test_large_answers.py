@@ -1,4 +1,4 @@
-"""What an answer may hold: bounded by its fields before anything runs, charged to the memory budget, kept as bytes."""
+"""Large answers: bounded by their fields before anything runs, charged to the memory budget, kept as bytes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_log_probabilities_of_prompts_count_in_each_choice_that_tells_them
 
 
 class Budget:
-    """Of a few bytes."""
+    """A budget of a few bytes."""
 
     def __init__(self, size: int) -> None:
         self.left = size

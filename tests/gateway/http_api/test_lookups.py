@@ -1,4 +1,4 @@
-"""What can be looked up: models, version and health in the forms that clients of other servers ask for."""
+"""Lookups: models, version and health in the forms that clients of other servers expect."""
 
 from __future__ import annotations
 

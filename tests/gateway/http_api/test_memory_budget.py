@@ -1,4 +1,4 @@
-"""What requests may hold in all: shared fairly, refused before more is read, and given back at every end."""
+"""The memory of all requests: shared fairly, refused before more is read, and given back at every end."""
 
 from __future__ import annotations
 

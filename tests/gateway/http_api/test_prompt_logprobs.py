@@ -131,12 +131,12 @@ async def test_the_most_that_may_be_asked_for_is_told(client: HttpClient) -> Non
     assert [len(choice["logprobs"]["tokens"]) for choice in got["choices"]] == [2_000] * 6
 
 
-def test_ids_are_given_back_as_text_where_the_tokenizer_is_apart() -> None:
+def test_ids_are_given_back_as_text_where_the_tokenizer_is_in_a_helper_process() -> None:
     data = tokenizer().bundle()
     here = load_text_model(data, bundle_hash(data))
     request = parse_completion({"model": "tiny", "prompt": [IDS, ids_of("other words")], "echo": True})
-    apart = replace(here, tokenizer=None)
-    assert echoes(request, apart) == echoes(request, here) == (PROMPT, "other words")
+    remote = replace(here, tokenizer=None)
+    assert echoes(request, remote) == echoes(request, here) == (PROMPT, "other words")
 
 
 async def test_long_lists_of_ids_are_given_back_as_text() -> None:

@@ -1,4 +1,4 @@
-"""What clients resend of an answer: with every field that their own types know, most of them null."""
+"""Resent answers: with every field of the clients' own types, most of them null."""
 
 from __future__ import annotations
 

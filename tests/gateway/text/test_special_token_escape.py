@@ -1,4 +1,4 @@
-"""What a client spells in a chat never becomes a special token, and nothing of it is lost or changed."""
+"""Text that a client spells in a chat never becomes a special token, and none of it is lost or changed."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ def test_only_the_template_writes_special_tokens(who: str, make: Any) -> None:
         assert model.decode(encoded(model, rendered), skip_special=False) == rendered.text
 
 
-async def test_the_renderer_and_a_tokenizer_apart_do_the_same(renderer: TemplateRenderer) -> None:
+async def test_the_renderer_and_a_tokenizer_in_a_helper_process_do_the_same(renderer: TemplateRenderer) -> None:
     tokenizer, store = byte_level(), TextStore(large_bytes=0)
-    here, apart = loaded(tokenizer), await store.load(tokenizer.bundle(), bundle_hash(tokenizer.bundle()))
-    assert apart.process is not None
-    assert set(apart.bundle.control_tokens) == set(here.bundle.control_tokens) == set(SPECIAL)
+    here, remote = loaded(tokenizer), await store.load(tokenizer.bundle(), bundle_hash(tokenizer.bundle()))
+    assert remote.process is not None
+    assert set(remote.bundle.control_tokens) == set(here.bundle.control_tokens) == set(SPECIAL)
     for _ in range(2):  # the second time the process knows the template
-        rendered = await renderer.render(apart.bundle, Conversation(({"role": "user", "content": EVIL},)))
+        rendered = await renderer.render(remote.bundle, Conversation(({"role": "user", "content": EVIL},)))
         question = EncodeText(rendered.text, True, 1_000, rendered.cuts)
-        packed = await apart.process.encode(question, False, "messages", "")
+        packed = await remote.process.encode(question, False, "messages", "")
         assert packed is not None
         assert list(unpack_ids(packed)) == encoded(here, rendered)
         assert len(special_ids(here, encoded(here, rendered))) == 4

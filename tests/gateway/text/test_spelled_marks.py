@@ -116,7 +116,7 @@ def test_a_tokenizer_of_another_kind_reads_the_same_call() -> None:
 
 
 def test_marks_of_a_decoder_without_pieces_are_found_in_the_text() -> None:
-    """It cannot be said where in the text a token stands."""
+    """The place of a token in the text is unknown."""
     text = model("mistral_args", "word_pieces")
     answer = read(text, written(text, "[TOOL_CALLS]f[ARGS]{}"))
     assert [call.name for call in answer.calls] == ["f"]

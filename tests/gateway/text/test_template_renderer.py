@@ -17,7 +17,7 @@ from baton_gateway.helper_processes.process_lane import ProcessHealth, longest_l
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.template_renderer import PromptBudget, TemplateRenderer
-from baton_testing.gateway.apart_bytes import at_byte
+from baton_testing.gateway.helper_bytes import at_byte
 from baton_testing.gateway.made_tokenizers import bundle_hash
 
 SAID = "{% for message in messages %}{{ message.content }}{% endfor %}"

@@ -329,7 +329,7 @@ MARKS = re.compile(
     |commentary|final|to=|functions\.|<\|constrain\|>\s*\w+|json|code|text)*""",
     re.VERBOSE,
 )
-"""What no client is told: the formats' own words and signs, and ids of calls."""
+"""Text that no client sees: the formats' own syntax, and ids of calls."""
 
 
 def check_spans(text: str, spans: Sequence[TextSpan]) -> None:
