@@ -1,5 +1,5 @@
-"""A simulated gateway with its preparation of prompts: the production template renderer, tokenizer, grammar compiler and
-probes around simulated helper processes. It sees where its clients hang up, and who overtakes whom.
+"""A simulated gateway that prepares prompts: the production template renderer, tokenizer, grammar compiler and probes
+around simulated helper processes. It sees where its clients hang up, and who overtakes whom.
 """
 
 from __future__ import annotations
