@@ -163,7 +163,7 @@ class ChaosWorld(SimWorld):
             waited_s = cast(float, client.answered_s) - client.arrived_s
             require(waited_s <= ANSWERED_S, "I16", f"{client.name} waited {waited_s:.1f} s for its first text")
 
-    def _failed_apart(self, client: ChaosClient) -> bool:
+    def _failed_helper(self, client: ChaosClient) -> bool:
         """Return whether a helper process of a gateway failed while the client waited, or shortly before."""
         since_s = client.arrived_s - APART_S
         return any(cast(ChaosGateway, gateway).helpers.failed_s >= since_s for gateway in self.gateways)
