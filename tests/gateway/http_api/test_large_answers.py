@@ -1,4 +1,4 @@
-"""What an answer may hold: bounded by its fields before anything runs, charged to the memory budget, kept as bytes."""
+"""Large answers: bounded by their fields before anything runs, charged to the memory budget, kept as bytes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_log_probabilities_of_prompts_count_in_each_choice_that_tells_them
 
 
 class Budget:
-    """Of a few bytes."""
+    """A budget of a few bytes."""
 
     def __init__(self, size: int) -> None:
         self.left = size
@@ -234,20 +234,20 @@ async def test_a_body_of_pieces_says_what_its_values_say(text: TextModel, endpoi
     assert isinstance(answer, CollectedAnswer)
     choice = json.loads(b"".join(answer.body()))["choices"][0]
     assert choice["logprobs"] == reference(endpoint, tokens, text)
-    said = choice["message"]["content"] if endpoint is ApiEndpoint.CHAT else choice["text"]
-    assert said == 'a"\\\n\x00é\U0001f600' * -(-len(tokens) // 7)
+    content = choice["message"]["content"] if endpoint is ApiEndpoint.CHAT else choice["text"]
+    assert content == 'a"\\\n\x00é\U0001f600' * -(-len(tokens) // 7)
 
 
 async def test_a_collected_answer_keeps_no_object_a_token(text: TextModel) -> None:
-    def kept() -> int:
+    def count_objects() -> int:
         gc.collect()
-        return sum(isinstance(each, TokenInfo | TokenLogprob | ContentPart) for each in gc.get_objects())
+        return sum(isinstance(value, TokenInfo | TokenLogprob | ContentPart) for value in gc.get_objects())
 
-    sink, before = CollectingWriter(), kept()
+    sink, before = CollectingWriter(), count_objects()
     sink.begin(head_of(text, ApiEndpoint.CHAT))
     for place in range(100):
         sink.increment(0, Increment("x", (TokenInfo(300, TokenLogprob(-1.0, TOP), place),)))
-    assert kept() == before
+    assert count_objects() == before
 
 
 def test_pieces_are_small_whatever_they_are_cut_from() -> None:

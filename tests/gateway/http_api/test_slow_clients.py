@@ -195,9 +195,9 @@ async def test_a_step_of_many_choices_is_written_in_several_turns_of_the_loop(te
     assert len(transport.turns) > 10
     assert max(map(len, transport.turns)) <= 2 * TURN_BYTES
     events = events_of(transport)
-    told = [event["choices"][0] for event in events]
-    assert sum(len(choice["logprobs"]["tokens"]) for choice in told if choice["logprobs"]) == 2_048
-    assert sorted(choice["index"] for choice in told if choice["finish_reason"]) == list(range(1_024))
+    choices_read = [event["choices"][0] for event in events]
+    assert sum(len(choice["logprobs"]["tokens"]) for choice in choices_read if choice["logprobs"]) == 2_048
+    assert sorted(choice["index"] for choice in choices_read if choice["finish_reason"]) == list(range(1_024))
     assert sink.is_written
 
 

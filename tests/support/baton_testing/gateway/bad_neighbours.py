@@ -46,7 +46,7 @@ class Lane:
     victim: Victim
     draw: random.Random
     answers: Counter[str] = field(default_factory=Counter)
-    """By status and code, shared by all lanes of a run."""
+    """Answers by status and code, shared by all lanes of a run."""
     number: int = 0
     """The number of its next request."""
 

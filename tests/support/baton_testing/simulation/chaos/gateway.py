@@ -1,5 +1,5 @@
-"""A simulated gateway with what prepares prompts: the production template renderer, tokenizer apart, grammar compiler
-and probes around processes apart that are played. It sees where its clients hang up, and who overtakes whom.
+"""A simulated gateway that prepares prompts: the production template renderer, tokenizer, grammar compiler and probes
+around simulated helper processes. It sees where its clients hang up, and who overtakes whom.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from baton_gateway.text.choice_text import Increment
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.text.tokenizer_process import TokenizerProcess
 from baton_testing.simulation.chaos.plan import Await, ChaosFault, ChaosPlan, Form, Neighbour
-from baton_testing.simulation.chaos.played_apart import (
+from baton_testing.simulation.chaos.simulated_helpers import (
     BUNDLE,
     COMPILE_S,
     PADDING,
     RENDER_S,
-    ApartRoom,
+    HelperRoom,
     text_of,
 )
 from baton_testing.simulation.clients import SimClient, expected_text
@@ -144,7 +144,7 @@ class ChaosGateway(SimGateway):
         super().__init__(world, name, epoch, address)
         parts = world.parts
         dice = random.Random(world.heap.random.getrandbits(64))
-        self.apart = ApartRoom(self, self.loop, dice, world.count, self._pipe_full)
+        self.helpers = HelperRoom(self, self.loop, dice, world.count, self._pipe_full)
         with self.loop.entered():
             tokenizer = TokenizerProcess(b"", BUNDLE.hash)
         self.text = replace(TEXT, bundle=BUNDLE, process=tokenizer)
@@ -319,8 +319,8 @@ class ChaosGateway(SimGateway):
         left = super().leftovers()
         if left is None and self.loop._tasks:
             left = f"{self.name}: tasks {[task.get_coro().__qualname__ for task in self.loop._tasks]}"  # type: ignore[union-attr]
-        if left is None and len(self.apart.running) > 5:
-            left = f"{self.name}: {len(self.apart.running)} processes apart"
+        if left is None and len(self.helpers.running) > 5:
+            left = f"{self.name}: {len(self.helpers.running)} helper processes"
         if left is None:
             held = [line.held for line in self.relay._loads._loads.values() if len(line)]
             left = f"{self.name}: lines {held}" if held else None

@@ -113,7 +113,7 @@ NEIGHBOURS = (
     ChaosMutant("tenants", KnowsNoTenants, ("admission",), first=1),
     ChaosMutant("tenants", PredictsForEverybody, ("loads",), first=1),
     ChaosMutant("hang-ups", KeepsTurnsOfTheGone, ("templates",), first=9),
-    ChaosMutant("processes apart", WaitsWithoutProcess, ("templates",), weather=Weather.APART, first=1),
+    ChaosMutant("helper processes", WaitsWithoutProcess, ("templates",), weather=Weather.APART, first=1),
     ChaosMutant("lies", BelievesEveryWorker, ("life",), weather=Weather.LIES),
     ChaosMutant("probes", LivesByItsWorkers, ("lookups",), weather=Weather.STORM, first=1),
     ChaosMutant("probes", SaysThatNobodyServes, ("lookups",)),

@@ -1,7 +1,7 @@
-"""Processes apart without an operating system: what a gateway asks templates, tokenizers and grammars is answered here,
-by production code or a toy, after a while, through a pipe that holds as much as the real one.
+"""Helper processes without an operating system: the gateway's questions to templates, tokenizers and grammars are
+answered here, by production code or a toy, after a while, through a pipe with the capacity of a real one.
 
-Its computing is reported as its processor time, so that one that is wedged is either busy or stopped.
+The time of a computation is reported as processor time, so that a wedged process is either busy or stopped.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ ANSWERING: dict[str, Callable[[], Answers]] = {
 }
 
 
-class ApartOwner(Protocol):
-    """A simulated gateway, as its processes apart see it."""
+class HelperOwner(Protocol):
+    """A simulated gateway, as its helper processes see it."""
 
     is_alive: bool
 
@@ -125,10 +125,10 @@ class ApartOwner(Protocol):
 
 
 @dataclass(slots=True)
-class ApartRoom:
-    """The processes apart of one gateway, and what is to go wrong with them."""
+class HelperRoom:
+    """The helper processes of one gateway, and what is to go wrong with them."""
 
-    owner: ApartOwner
+    owner: HelperOwner
     loop: asyncio.AbstractEventLoop
     dice: random.Random
     count: Callable[[ChaosFault], None]
@@ -139,7 +139,7 @@ class ApartRoom:
     delay_next_s: float = 0.0
     refuses_until_s: float = 0.0
     """Until then nothing can be started."""
-    refusal: ChaosFault = ChaosFault.REFUSE_APART
+    refusal: ChaosFault = ChaosFault.REFUSE_HELPER
     mute_next: bool = False
     failed_s: float = -1e9
     """When something last went wrong here."""
@@ -152,7 +152,7 @@ class ApartRoom:
     def kill(self, pick: float) -> None:
         if self.running:
             victim = self.running[int(pick * len(self.running))]
-            self.blame(ChaosFault.KILL_APART)
+            self.blame(ChaosFault.KILL_HELPER)
             victim.end()
 
     def start(self, module: str) -> PlayedProcess:
@@ -168,14 +168,14 @@ class ApartRoom:
 class PlayedProcess:
     """The used part of `piped_process.PipedProcess`."""
 
-    def __init__(self, room: ApartRoom, answers: Answers) -> None:
+    def __init__(self, room: HelperRoom, answers: Answers) -> None:
         self._room, self._answers, self._loop = room, answers, room.loop
         self.pid = room.dice.randrange(1 << 30)
         self.is_alive = True
         self.is_mute = room.mute_next
         if self.is_mute:
             room.mute_next = False
-            room.blame(ChaosFault.MUTE_APART)
+            room.blame(ChaosFault.MUTE_HELPER)
         self._computes_since: float | None = None
         self._is_killed = False
         self.stdout = asyncio.StreamReader(limit=BUFFER_BYTES, loop=self._loop)
@@ -224,11 +224,11 @@ class PlayedProcess:
             room.wedge_next, self.is_mute = False, True
             if room.dice.random() < 0.5:  # it is stopped, rather than busy
                 self._computes_since = None
-            room.blame(ChaosFault.WEDGE_APART)
+            room.blame(ChaosFault.WEDGE_HELPER)
             return
         if room.delay_next_s:
             delay_s, room.delay_next_s = delay_s + room.delay_next_s, 0.0
-            room.blame(ChaosFault.DELAY_APART)
+            room.blame(ChaosFault.DELAY_HELPER)
         for body in self._answers(bytes(frame[4:])):
             self._loop.call_later(delay_s, self._write, len(body).to_bytes(4) + body)
             delay_s += room.dice.random() * USUAL_S
@@ -289,10 +289,10 @@ class PlayedProcess:
 
 
 @contextmanager
-def apart_is_played(
-    room_of: Callable[[asyncio.AbstractEventLoop], ApartRoom], now: Callable[[], float]
+def helpers_are_simulated(
+    room_of: Callable[[asyncio.AbstractEventLoop], HelperRoom], now: Callable[[], float]
 ) -> Iterator[None]:
-    """Within, processes apart are those of the running loop's gateway, and clocks tell `now`."""
+    """Within, helper processes are those of the running loop's gateway, and clocks tell `now`."""
     by_pid: dict[int, PlayedProcess] = {}
 
     def start(module: str, complaints: object) -> PlayedProcess:

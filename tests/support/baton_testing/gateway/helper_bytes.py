@@ -1,4 +1,4 @@
-"""Instants within the answer of a process apart."""
+"""Instants within the answer of a helper process."""
 
 from __future__ import annotations
 
