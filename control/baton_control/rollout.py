@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from baton_control.hashes import Revision
 from baton_wire.messages.values import POOL_ROLES, Role
 
-PARTNERS = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 MOST_FITS_IN_PROPORTION = 2
 
 
@@ -156,7 +155,7 @@ def usable(groups: tuple[Group, ...], partners: frozenset[Role] = frozenset(POOL
     fits = {role: {g.revision.fit for g in groups if g.role is role and g.routable} for role in POOL_ROLES}
     count = dict.fromkeys(POOL_ROLES, 0)
     for group in groups:
-        partner = PARTNERS[group.role]
+        partner = group.role.partner
         if partner not in partners or group.revision.fit in fits[partner]:
             count[group.role] += group.routable or 0
     return count
@@ -235,7 +234,7 @@ def _frozen(pool: list[Group], workers: int, limits: Limits) -> dict[Revision, i
 def _begins_with(role: Role, wanted: Wanted, groups: tuple[Group, ...]) -> Revision:
     """Where nothing runs there is no mix to keep, and a pause keeps nobody asleep: the wanted template, unless only an
     earlier one fits what the other pool runs."""
-    partners = _fits(tuple(group for group in groups if group.role is PARTNERS[role]))
+    partners = _fits(tuple(group for group in groups if group.role is role.partner))
     fitting = [group for group in groups if group.role is role and group.revision.fit in partners]
     return _largest(fitting).revision if fitting and wanted.revision.fit not in partners else wanted.revision
 
@@ -314,7 +313,7 @@ def _exchange(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: 
     for role in POOL_ROLES:
         pool = [group for group in groups if group.role is role]
         grown = [group for group in pool if group.revision.fit == best and group.revision != wanted[role].revision]
-        partners = _fits(tuple(group for group in groups if group.role is PARTNERS[role]))
+        partners = _fits(tuple(group for group in groups if group.role is role.partner))
         alone = [group for group in pool if group.workers and group.revision.fit not in partners]
         if not grown:
             continue

@@ -34,7 +34,8 @@ def roll(
 
 def exchange(twin: Simulator, wanted: Sizes, flip_s: float) -> None:
     """Workers that one pool has too many and the other lacks change their role."""
-    for giver, taker in (POOL_ROLES, POOL_ROLES[::-1]):
+    for giver in POOL_ROLES:
+        taker = giver.partner
         for _ in range(min(twin.workers(giver) - wanted[giver], wanted[taker] - twin.workers(taker))):
             twin.flip(giver, flip_s)
 

@@ -13,13 +13,14 @@ from baton_wire.messages.measures import (
     Backlog,
     RequestLengths,
     Served,
+    SketchData,
     StepTiming,
     WorkerCondition,
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import Summary
 from baton_wire.messages.values import Address, Role
-from baton_wire.sketch import Sketch, SketchData
+from baton_wire.sketch import Sketch
 
 STEPS_TOLD = 8
 """A state frame has as many; fewer than the 64 that two summaries of 5 s may have."""

@@ -25,10 +25,10 @@ from baton_control.sizing.inputs.observations import (
 )
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.telemetry.pairs import PairMemory, Pairs
-from baton_wire.messages.measures import Lanes, WorkerCondition, WorkerMeasures
+from baton_wire.messages.measures import SKETCH_RATIO, Lanes, SketchData, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Role
-from baton_wire.sketch import RATIO, Sketch, SketchData, merged
+from baton_wire.sketch import Sketch, merged
 
 FRESH_S = 16.0
 """Three summaries may be missing before a gateway counts as silent."""
@@ -374,4 +374,4 @@ def _usable(summary: Summary) -> set[bytes]:
 
 def _understood(told: Iterable[SketchData]) -> Sketch:
     """A gateway that counts in other bins is not understood: its latencies count as none."""
-    return merged(each for each in told if each.ratio == RATIO)
+    return merged(each for each in told if each.ratio == SKETCH_RATIO)

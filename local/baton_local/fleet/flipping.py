@@ -31,7 +31,8 @@ def posts_to_flip(
         return ()
     counts = Counter(post.worker.role for post in posts)
     surplus = {role: counts[role] - wanted[role] for role in POOL_ROLES}
-    for short, rich in (POOL_ROLES, POOL_ROLES[::-1]):
+    for short in POOL_ROLES:
+        rich = short.partner
         if (number := min(-surplus[short], surplus[rich])) > 0:
             able = [post for post in posts if post.worker.role is rich and post.name in usable]
             able.sort(key=lambda post: (-started_s.get(post.name, 0.0), post.name))

@@ -32,7 +32,8 @@ def sizes_after_flips(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) 
         return None
     have = {role: sum(group.workers for group in running if group.role is role) for role in POOL_ROLES}
     serving = {role: sum(group.routable or 0 for group in running if group.role is role) for role in POOL_ROLES}
-    for rich, short in (POOL_ROLES, POOL_ROLES[::-1]):
+    for rich in POOL_ROLES:
+        short = rich.partner
         surplus, shortage = have[rich] - wanted[rich].workers, wanted[short].workers - have[short]
         if (number := min(surplus, shortage, serving[rich])) > 0:
             return {rich: have[rich] - number, short: have[short] + number}
@@ -74,7 +75,8 @@ def assigned(pods: Iterable[WorkerPod], sizes: Mapping[Role, int]) -> tuple[Assi
     spare = _spare(staying, sizes)
     kept = [pod for pod in staying if pod.uid not in spare]
     roles = {pod.uid: pod.role for pod in kept if pod.is_assigned}
-    for rich, short in (POOL_ROLES, POOL_ROLES[::-1]):
+    for rich in POOL_ROLES:
+        short = rich.partner
         surplus = _count(roles, rich) - sizes[rich]
         missing = sizes[short] - _count(roles, short)
         givers = [pod for pod in kept if roles.get(pod.uid) is rich]

@@ -23,11 +23,7 @@ class Flips:
 
     @property
     def taker(self) -> Role:
-        return other(self.giver)
-
-
-def other(role: Role) -> Role:
-    return Role.DECODE if role is Role.PREFILL else Role.PREFILL
+        return self.giver.partner
 
 
 def exchanged(seen: Observed, needs: Mapping[Role, int], keeps: Callable[[Role], int]) -> dict[Role, int]:
@@ -39,7 +35,7 @@ def exchanged(seen: Observed, needs: Mapping[Role, int], keeps: Callable[[Role],
     sizes = {role: seen.pool(role).workers for role in POOL_ROLES}
     serving = {role: _to_give(seen.pool(role)) + 1 for role in POOL_ROLES}
     for taker in POOL_ROLES:
-        giver = other(taker)
+        giver = taker.partner
         missing = needs[taker] - serving[taker]
         if missing <= 0 or serving[giver] <= 1 or seen.pool(taker).routable is None:
             continue
@@ -63,7 +59,7 @@ def flips_of(seen: Observed, sizes: Mapping[Role, int]) -> Flips | None:
     """How much of the way to `sizes` are flips: what one pool loses and the other gains."""
     for giver in POOL_ROLES:
         less = seen.pool(giver).workers - sizes[giver]
-        count = min(less, sizes[other(giver)] - seen.pool(other(giver)).workers, _to_give(seen.pool(giver)))
+        count = min(less, sizes[giver.partner] - seen.pool(giver.partner).workers, _to_give(seen.pool(giver)))
         if count > 0:
             return Flips(giver, count)
     return None

@@ -27,7 +27,7 @@ from baton_control.sizing.decision.backtest import (
 from baton_control.sizing.decision.budget import within_budget
 from baton_control.sizing.decision.capacity import Mix, Sizer
 from baton_control.sizing.decision.demand import Demand, demands, learned, past_loads, together
-from baton_control.sizing.decision.flips import Flips, exchanged, flips_of, other, resized
+from baton_control.sizing.decision.flips import Flips, exchanged, flips_of, resized
 from baton_control.sizing.decision.idle_gaps import QuietTime
 from baton_control.sizing.decision.sleep import gap_ended, is_idle, is_quiet, sleeps_after, with_arrivals
 from baton_control.sizing.decision.stabilisation import SPARE, stabilised, with_orders
@@ -263,9 +263,9 @@ def _exchanged(  # noqa: PLR0913
     def why(role: Role) -> str:
         before = seen.pool(role).workers
         if flipped[role] > before:
-            return f"{needs[role]} are needed now, {other(role).value} gives {flipped[role] - before}"
+            return f"{needs[role]} are needed now, {role.partner.value} gives {flipped[role] - before}"
         if flipped[role] < before:
-            return f"{other(role).value} needs {needs[other(role)]} now, {keeps(role)} are enough here"
+            return f"{role.partner.value} needs {needs[role.partner]} now, {keeps(role)} are enough here"
         return f"alone it would have {pools[role].workers}, both together need {both}"
 
     return {

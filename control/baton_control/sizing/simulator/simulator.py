@@ -13,7 +13,6 @@ import heapq
 from collections.abc import Sequence
 from math import inf, nan
 
-from baton_control.sizing.decision.flips import other
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.inputs.workload import Workload
 from baton_control.sizing.simulator.decode_worker import DecodeWorker, least_room
@@ -126,7 +125,7 @@ class Simulator:
         worker = self._drained(pool)
         self._bill(worker)
         worker.created_s = inf
-        self.add(other(giver), self.now + seconds, worker.model, worker.kind)
+        self.add(giver.partner, self.now + seconds, worker.model, worker.kind)
         if isinstance(worker, DecodeWorker):
             self.prefill[-1].beside = worker
         self._reap(worker)
