@@ -60,7 +60,7 @@ class LiveRequest:
     life: RequestLife
     request: ChatRequest | CompletionRequest
     tenant: Tenant
-    sink: AnswerWriter
+    writer: AnswerWriter
     ticket: int
     times: RequestTimes
     request_id: str = ""
@@ -136,9 +136,9 @@ class LiveRequest:
     def _begin_choice(self, choice: int, prompt: int) -> None:
         """Give the writer the prompt's log probabilities and its echo, as far as the client wants them."""
         if self.scores is not None and (scores := self.scores.of(prompt)) is not None:
-            self.sink.prompt(choice, scores)
+            self.writer.prompt(choice, scores)
         if self.echoes:
-            self.sink.echo(choice, self.echoes[prompt], None if self.scores is None else self.scores.echo(prompt))
+            self.writer.echo(choice, self.echoes[prompt], None if self.scores is None else self.scores.echo(prompt))
 
 
 def text_bytes(request: ChatRequest | CompletionRequest) -> int:

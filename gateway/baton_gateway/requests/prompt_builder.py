@@ -77,7 +77,7 @@ class PromptBuilder:
         live.prefixes = tuple(prefix_keys(prompt.packed, prompt.salt) for prompt in prompts)
         live.begin_texts(echoed)
         self._metrics.telemetry.branched(len(live.texts) - 1)
-        live.sink.begin(_answer_head(live, text, fingerprint, prompts))
+        live.writer.begin(_answer_head(live, text, fingerprint, prompts))
         return prompts
 
     async def _encode_and_compile(

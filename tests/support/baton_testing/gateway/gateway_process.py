@@ -41,8 +41,8 @@ class RunningGateway:
             steps[epoch] = frame.step
 
         def may_step(epoch: bytes, last: int) -> bool:
-            sinks = [live.sink for live in relay._by_ticket.values()]
-            is_written = all(sink.is_written for sink in sinks if isinstance(sink, StreamingWriter))
+            writers = [live.writer for live in relay._by_ticket.values()]
+            is_written = all(writer.is_written for writer in writers if isinstance(writer, StreamingWriter))
             return is_written and steps.get(epoch, 0) == last
 
         setattr(relay, "tokens", tokens)  # noqa: B010

@@ -49,7 +49,7 @@ Key = tuple[bytes, int]
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One request, as the relay's sink."""
+    """One request, as the relay's answer writer."""
 
     tenant: Tenant
     asked_s: float
@@ -67,7 +67,7 @@ class Client:
 
 
 @dataclass(slots=True, eq=False)
-class _Sink:
+class _Writer:
     client: Client
     pool: VirtualPool
 
@@ -208,7 +208,7 @@ class VirtualPool:
         client = Client(tenant, self.now, 8 * prompt_tokens * prompts, on_end)
         with self.loop.entered():
             try:
-                live = self.relay.start(request, tenant, _Sink(client, self))
+                live = self.relay.start(request, tenant, _Writer(client, self))
             except RefusedError as refusal:
                 client.ended_s, client.problem = self.now, refusal.problem
                 self.loop.call_soon(client.on_end, client)

@@ -25,7 +25,7 @@ from baton_wire.messages.values import Finish
 
 @dataclass(slots=True, eq=False)
 class SimClient:
-    """One client connection, as the relay's sink: what it asked, what it got, how it ended."""
+    """One client connection, as the relay's answer writer: what it asked, what it got, how it ended."""
 
     plan: RequestPlan
     stop: tuple[str, ...]

@@ -148,7 +148,7 @@ class SimGateway(SimProcess):
 
     @property
     def open_clients(self) -> list[SimClient]:
-        return [cast(SimClient, live.sink) for live in self.relay._by_ticket.values()]
+        return [cast(SimClient, live.writer) for live in self.relay._by_ticket.values()]
 
     def start(self, client: SimClient) -> None:
         plan = client.plan
@@ -160,7 +160,7 @@ class SimGateway(SimProcess):
             client.ended(End(Outcome.REFUSED, refusal.problem), self.now)
 
     def client_gone(self, client: SimClient) -> None:
-        live = next((live for live in self.relay._by_ticket.values() if live.sink is client), None)
+        live = next((live for live in self.relay._by_ticket.values() if live.writer is client), None)
         if live is not None:
             client.is_gone = True
             self.relay.client_gone(live)
@@ -243,7 +243,7 @@ class SimGateway(SimProcess):
     # What the relay does ----------------------------------------------------------------------------------------------
 
     def routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> None:
-        number = cast(SimClient, live.sink).plan.number
+        number = cast(SimClient, live.writer).plan.number
         if isinstance(route, Problem):
             self.note(f"no route for {action.run.hex()[-4:]}: {route.code}")
             return
@@ -263,7 +263,7 @@ class SimGateway(SimProcess):
         self.note(f"run {action.run.hex()[-4:]} of request {number} to {names}")
 
     def ended(self, live: LiveRequest, action: End) -> None:
-        client = cast(SimClient, live.sink)
+        client = cast(SimClient, live.writer)
         problem = "" if action.problem is None else action.problem.code
         self.note(f"request {client.plan.number} ended: {action.outcome} {problem}")
         client.ended(action, self.now)
@@ -276,7 +276,7 @@ class SimGateway(SimProcess):
         held = {action.run for _, action in self.relay.held}
         for live in self.relay._by_ticket.values():
             late_s = self.now - live.life.deadline_s
-            number = cast(SimClient, live.sink).plan.number
+            number = cast(SimClient, live.writer).plan.number
             for run in live.life._runs.values():
                 is_nobodys = run.state is RunState.ROUTING and run.request not in held
                 require(not is_nobodys, "I3", f"{run.request.hex()[-6:]}: no worker has this run")

@@ -118,7 +118,7 @@ class ChaosRelay(SimRelay):
         super()._admit_one(ticket)
 
     def _park(self, live: LiveRequest, problem: Any) -> Any:
-        cast(ChaosClient, live.sink).parked += 1
+        cast(ChaosClient, live.writer).parked += 1
         return super()._park(live, problem)
 
 
@@ -201,9 +201,9 @@ class ChaosGateway(SimGateway):
 
     def begins(self, live: LiveRequest) -> None:
         """Admission lets it."""
-        mine, lives = cast(ChaosClient, live.sink), list(self.relay._by_ticket.values())
+        mine, lives = cast(ChaosClient, live.writer), list(self.relay._by_ticket.values())
         waiting = [
-            cast(ChaosClient, other.sink) for other in lives if other.life.stage is Stage.QUEUED and other is not live
+            cast(ChaosClient, other.writer) for other in lives if other.life.stage is Stage.QUEUED and other is not live
         ]
         at_work = {other.tenant.name for other in lives if other.life.stage is not Stage.QUEUED}
         for client in waiting:
@@ -241,7 +241,7 @@ class ChaosGateway(SimGateway):
         return Await.HAND_OVER if live.life.completion_tokens() else Await.PREFILL
 
     def ended(self, live: LiveRequest, action: End) -> None:
-        if cast(ChaosClient, live.sink).is_lied_to:
+        if cast(ChaosClient, live.writer).is_lied_to:
             self.legs.forget(live.run_ids)
         super().ended(live, action)
 
@@ -279,7 +279,7 @@ class ChaosGateway(SimGateway):
     def check(self) -> None:
         super().check()
         for live in list(self.relay._by_ticket.values()):
-            client = cast(ChaosClient, live.sink)
+            client = cast(ChaosClient, live.writer)
             self._check_preparing(client, live)
             if client.plan.hang_up is not None and client.hung_up_in is None:
                 self._hang_up(client, live)
@@ -305,12 +305,12 @@ class ChaosGateway(SimGateway):
     def _pipe_full(self) -> None:
         """The client of a long chat hangs up while what was rendered is on its way."""
         for live, what in list(self.awaits.items()):
-            client = cast(ChaosClient, live.sink)
+            client = cast(ChaosClient, live.writer)
             if what is Await.RENDERING is client.plan.hang_up and client.plan.form is Form.LONG_CHAT:
                 self._gone(client)
 
     def _gone(self, client: ChaosClient) -> None:
-        live = next((live for live in self.relay._by_ticket.values() if live.sink is client), None)
+        live = next((live for live in self.relay._by_ticket.values() if live.writer is client), None)
         if live is not None:
             self.world.hang_ups[self.await_of(live) or client.plan.hang_up or Await.TURN] += 1
             self.client_gone(client)

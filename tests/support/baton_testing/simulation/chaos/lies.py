@@ -121,7 +121,7 @@ def _lie_of_its_own(worker: SimWorker, end: End, gateway: ChaosGateway, fault: F
     if not own:
         return False
     live, run = own[int(fault.pick * len(own))]
-    cast(ChaosClient, live.sink).is_lied_to = True
+    cast(ChaosClient, live.writer).is_lied_to = True
     choice = min(run.choices)
     known = live.life._choices[choice].ids
     ids: tuple[int, ...]
