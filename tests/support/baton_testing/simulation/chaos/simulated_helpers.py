@@ -86,7 +86,7 @@ def _shapes() -> Answers:
         if shape.kind is not FormatKind.REGEX:
             return [_json(CompileResult("start: /./"))]
         final = CompileResult(toy_grammars.grammar(shape.source).definition)
-        return [_json(msgspec.structs.replace(final, is_early=True)), _json(final)]
+        return [_json(msgspec.structs.replace(final, is_provisional=True)), _json(final)]
 
     return answer
 
