@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.running.stepper import planning_s
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_load import LoadMeter, StepLoad
 from baton_engine.scheduling.step_plan import SlotTokens, StepPlan, StepResult
 from baton_wire.messages.gateway_link import Hello, WorkerState
 from baton_wire.messages.measures import StepTiming

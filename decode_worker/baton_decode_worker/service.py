@@ -14,18 +14,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_engine.scheduling.events import Drawn, Failed, Queued, Reserved, SchedulerEvent
+from baton_kv_transfer.handover import Reservation
 from baton_kv_transfer.handover_steps import mark
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Message, Reason, RequestKey
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import HandoverLanded, ReleaseBlocks, ReserveBlocks, Submit
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import MAX_DETAIL, Messenger, leg_failed
 
 SILENT = (Reason.FINISHED, Reason.CANCELLED)
-"""Endings that the gateway already knows of."""
+"""Endings that the gateway knows already."""
 
 
 class IncomingHandovers(Protocol):
@@ -33,16 +34,7 @@ class IncomingHandovers(Protocol):
 
     def queued(self, key: RequestKey, prefill_epoch: bytes, position: int, deadline_s: float) -> None: ...
 
-    def expected(
-        self,
-        key: RequestKey,
-        prefill_epoch: bytes,
-        total_tokens: int,
-        cached_tokens: int,
-        blocks: tuple[int, ...],
-        choices: tuple[int, ...],
-        deadline_s: float,
-    ) -> None: ...
+    def expected(self, key: RequestKey, prefill_epoch: bytes, reservation: Reservation) -> None: ...
 
     def refused(self, key: RequestKey, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None: ...
 
@@ -51,7 +43,7 @@ class IncomingHandovers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What the transfer needs to know of a reservation besides its blocks."""
+    """A reservation's facts that the transfer needs besides its blocks."""
 
     prefill_epoch: bytes
     total_tokens: int
@@ -60,7 +52,8 @@ class Awaited:
 
 
 class DecodeService(Messenger):
-    """Besides the threads of `Messenger`: `on_landed` and `on_failed` (transfer thread)."""
+    """The messenger of a decode worker. Besides the threads of `Messenger`: `on_landed` and `on_failed` (transfer
+    thread)."""
 
     transfer: IncomingHandovers
     """Filled by `__main__`: it calls back into the messenger, which therefore has to exist first."""
@@ -74,7 +67,7 @@ class DecodeService(Messenger):
     ) -> None:
         super().__init__(limits, metrics, loop, clock)
         self._awaited: dict[RequestKey, Awaited] = {}
-        """Reservations on their way through the engine: put in by the io thread, taken out by the engine thread."""
+        """Reservations that the engine has not granted yet: added by the io thread, removed by the engine thread."""
 
     def accept(self, link: GatewayLink, message: Message) -> None:
         match message:
@@ -85,7 +78,7 @@ class DecodeService(Messenger):
                 link.send(leg_failed(key, Reason.BAD_REQUEST, detail))
 
     def _reserve(self, link: GatewayLink, message: Reserve) -> None:
-        spec = self._opened(link, message, hold=False)
+        spec = self._open_request(link, message, hold=False)
         if spec is None:
             return
         if message.prefill_epoch is None:  # no prefill worker takes part: the prompt is computed here
@@ -114,15 +107,8 @@ class DecodeService(Messenger):
 
     def _hand_to_transfer(self, key: RequestKey, cached_tokens: int, blocks: tuple[int, ...]) -> None:
         awaited = self._awaited.pop(key)
-        self.transfer.expected(
-            key,
-            awaited.prefill_epoch,
-            awaited.total_tokens,
-            cached_tokens,
-            blocks,
-            awaited.choices,
-            awaited.deadline_s,
-        )
+        reservation = Reservation(awaited.total_tokens, cached_tokens, blocks, awaited.choices, awaited.deadline_s)
+        self.transfer.expected(key, awaited.prefill_epoch, reservation)
 
     # Transfer thread --------------------------------------------------------------------------------------------------
 
@@ -145,6 +131,6 @@ class DecodeService(Messenger):
         else:
             self._report(key, reason, detail)
 
-    def on_told(self, event: Drawn) -> None:
+    def on_sent(self, event: Drawn) -> None:
         if event.finish is not None and self._open.choice_ended(event.key, event.choice):
             self._metrics.legs[Reason.FINISHED].inc()

@@ -1,4 +1,4 @@
-"""`python -m baton_flexible_worker`: a worker of either role, which flips. See `baton_worker.config` for its flags."""
+"""`python -m baton_flexible_worker`: a worker of either role. See `baton_worker.config` for its flags."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from baton_worker.reporting.views import TransferView
 from baton_worker.serving import lifecycle, process
 
 
-class BothMovers:
-    """Both sides of the KV transfer in one loop. The decode side is there first: it is what others dial."""
+class BothSides:
+    """Both sides of the KV transfer in one loop. The decode side starts first, because peers dial it."""
 
-    def __init__(self, decode: lifecycle.Mover, prefill: lifecycle.Mover) -> None:
+    def __init__(self, decode: lifecycle.TransferSide, prefill: lifecycle.TransferSide) -> None:
         self._decode, self._prefill = decode, prefill
 
     async def start(self) -> None:
@@ -36,44 +36,44 @@ class BothMovers:
 def build_role(
     config: WorkerConfig, parts: EngineParts, keys: KeyDirectory, epoch: bytes, metrics: WorkerMetrics
 ) -> lifecycle.RoleParts:
-    """Both sides, as the two workers have them, around one engine."""
+    """Both sides of the hand-over, built as the two workers build theirs, around one engine."""
     service = FlexibleService(config.role, parts.limits, metrics, asyncio.get_running_loop())
     decode = decode_worker.side(config, parts, keys, epoch, metrics, service.decode)
     transfer = prefill_worker.transfer_of(config, parts, keys, epoch, service.prefill)
     prefill = prefill_worker.side(service.prefill, transfer)
-    found: dict[str, tuple[Endpoint, ...]] = {}
+    peers: dict[str, tuple[Endpoint, ...]] = {}
 
-    def discovered(spec: str, endpoints: Iterable[Endpoint]) -> None:
-        """Everybody who may be a decode worker is linked before its first hand-over. A file names pair ports of those
-        alone; behind a DNS name are only such workers.
+    def link_peers(spec: str, endpoints: Iterable[Endpoint]) -> None:
+        """Link every worker that may decode before its first hand-over. A file names pair ports only of workers that
+        can decode; a DNS name resolves to such workers alone.
         """
         is_dns = isinstance(parse_source(spec), DnsSource)
-        found[spec] = tuple(each for each in endpoints if is_dns or each.pair_port is not None)
-        transfer.discovered(sorted({each for known in found.values() for each in known}, key=str))
+        peers[spec] = tuple(endpoint for endpoint in endpoints if is_dns or endpoint.pair_port is not None)
+        transfer.discovered(sorted({endpoint for known in peers.values() for endpoint in known}, key=str))
 
     async def discover() -> None:
         specs = [spec for spec in (config.decode_discovery, config.prefill_discovery) if spec is not None]
         async with asyncio.TaskGroup() as watching:
             for spec in specs:
-                watching.create_task(watch(spec, lambda endpoints, spec=spec: discovered(spec, endpoints)))  # type: ignore[misc]
+                watching.create_task(watch(spec, lambda endpoints, spec=spec: link_peers(spec, endpoints)))  # type: ignore[misc]
 
     return lifecycle.RoleParts(
         service=service,
-        mover=BothMovers(decode.mover, prefill.mover),
+        transfer=BothSides(decode.transfer, prefill.transfer),
         pair_port=decode.pair_port,
-        transfer_view=lambda: both(prefill.transfer_view(), decode.transfer_view()),
+        transfer_view=lambda: add_views(prefill.transfer_view(), decode.transfer_view()),
         is_idle=lambda: prefill.is_idle() and decode.is_idle(),
-        wear=decode.wear,
+        restart_reason=decode.restart_reason,
         companions=(discover,),
         present_role=lambda: service.role,
     )
 
 
-def both(prefill: TransferView, decode: TransferView) -> TransferView:
-    """What both sides moved."""
-    ways = {way for view in (prefill, decode) for way in (view.transport or "").split("+") if way}
+def add_views(prefill: TransferView, decode: TransferView) -> TransferView:
+    """Add up what both sides of the transfer have moved."""
+    transports = {name for view in (prefill, decode) for name in (view.transport or "").split("+") if name}
     return TransferView(
-        transport="+".join(sorted(ways)) or None,
+        transport="+".join(sorted(transports)) or None,
         peers=prefill.peers + decode.peers,
         handovers=prefill.handovers + decode.handovers,
         kv_bytes_sent=prefill.kv_bytes_sent,

@@ -1,7 +1,7 @@
-"""The flexible worker's messenger: those of both roles around one engine, and the role that gateways are told of.
+"""The flexible worker's messenger: the messengers of both roles around one engine, and the role reported to gateways.
 
-The role decides only what gateways send. Whatever comes is taken: a prompt to hand over by the prefill side, anything
-else by the decode side. So a flip ends nothing: what was begun goes on, each on its side.
+The role only decides what gateways send. Every request is accepted: a prompt to hand over by the prefill side, any
+other by the decode side. So a flip ends no request: each continues on its side.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from baton_engine.scheduling.events import SchedulerEvent
 from baton_prefill_worker.service import PrefillService
 from baton_wire.messages.gateway_link import Cancel, Flip, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, Role
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import worker_state
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import Messenger, RunningEngine, leg_failed
 
 log = logging.getLogger(__name__)
 
 
 class FlexibleService:
-    """Threads as of `Messenger`. Of a request the side that opened it hears everything, and the other nothing."""
+    """The messenger of a flexible worker, with the threads of `Messenger`. Each request belongs to the side that opened
+    it, which gets all its events."""
 
     def __init__(
         self,
@@ -43,14 +44,14 @@ class FlexibleService:
         make_prefill: Callable[..., PrefillService] = PrefillService,
         make_decode: Callable[..., DecodeService] = DecodeService,
     ) -> None:
-        """`role`: what it begins as. Both sides are made with the other arguments."""
+        """`role`: the first role. Both sides are created with the other arguments."""
         self.prefill = make_prefill(replace(limits, keeps_answers=False), metrics, loop, clock)
         self.decode = make_decode(limits, metrics, loop, clock)
         self._sides: tuple[Messenger, Messenger] = (self.prefill, self.decode)
         self._loop = loop
         self.role = role
         self.flip = 0
-        """The number of the last flip that was carried out."""
+        """Number of the last flip that was applied."""
         self.token_blocks: Callable[[int], int] = lambda blocks: blocks
 
     def attach(self, engine: RunningEngine) -> None:
@@ -71,7 +72,7 @@ class FlexibleService:
     def handle(self, link: GatewayLink, message: Message) -> None:
         match message:
             case Flip(number, role):
-                self.flipped(number, role)
+                self.apply_flip(number, role)
             case Cancel():
                 for side in self._sides:
                     side.handle(link, message)
@@ -83,15 +84,15 @@ class FlexibleService:
                 self.prefill.handle(link, message)
 
     def _take(self, side: Messenger, other: Messenger, link: GatewayLink, message: Prefill | Reserve) -> None:
-        """The engine knows a request by its key alone, whichever side opened it."""
+        """Give the request to a side, unless its key is open on the other: the engine knows requests by key alone."""
         key = RequestKey(message.request, message.attempt)
         if other.has_open(key) or self.prefill.holds(key):
             link.send(leg_failed(key, Reason.BAD_REQUEST, "request and attempt are already open here"))
         else:
             side.handle(link, message)
 
-    def flipped(self, number: int, role: Role) -> None:
-        """Another role, unless a later flip, or this one, was carried out already. States tell gateways."""
+    def apply_flip(self, number: int, role: Role) -> None:
+        """Change the role, unless this flip or a later one was applied already. Gateways learn of it by states."""
         if number <= self.flip:
             return
         before, self.role, self.flip = self.role, role, number

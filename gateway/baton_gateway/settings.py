@@ -19,12 +19,11 @@ from baton_gateway.answers.formats import FormatNames
 from baton_gateway.http_api.cors import is_origin
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source, parse_source
-from baton_wire.liveness import LivenessConfig
+from baton_wire.liveness import DEFAULT_LIVENESS
 from baton_wire.rules.answer_formats import AUTO, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 N = TypeVar("N", int, float)
 DAY_S = 86_400
-LIVENESS = LivenessConfig()
 
 
 class SettingsError(ValueError):
@@ -284,14 +283,14 @@ FLAGS = (
     Flag(
         "suspect-s",
         _seconds(0.1, 600),
-        LIVENESS.suspect_s,
+        DEFAULT_LIVENESS.suspect_s,
         "silence before no new work (default %(default)s)",
         in_file=True,
     ),
     Flag(
         "dead-s",
         _seconds(0.1, 600),
-        LIVENESS.dead_s,
+        DEFAULT_LIVENESS.dead_s,
         "silence before a link is given up (default %(default)s)",
         in_file=True,
     ),

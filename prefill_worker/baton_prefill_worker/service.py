@@ -1,7 +1,7 @@
-"""The prefill worker's messenger: prompts go to the engine, what it computes of them to the transfer.
+"""The prefill worker's messenger: prompts go to the engine, and their KV from the engine to the transfer.
 
-Cancels go through the transfer: only it knows when no write reads the sequence's blocks any more, and says so with a
-release. Of an answer that is kept (decoded here, too) the transfer has nothing: the engine alone ends it.
+Cancels go through the transfer: it alone knows when no write reads the sequence's blocks any more, and then releases
+them. The transfer knows nothing of an answer that is kept (decoded here too): the engine alone ends it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from baton_engine.scheduling.events import Computed, Computing, Drawn, Failed, P
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Message, PeerRef, Reason, RequestKey
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import CancelWork, GrantedRoom, ReleaseBlocks, Submit
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import MAX_DETAIL, Messenger, leg_failed
 
-STEPS_KEPT = 4
-"""At most two are launched at once; a word about the older one may come late."""
+RECENT_STEPS = 4
+"""Steps whose prompts are remembered. At most two are launched at once, but notices of an older one may come late."""
 
 
 class OutgoingHandovers(Protocol):
@@ -42,8 +42,10 @@ class OutgoingHandovers(Protocol):
 
 
 class PrefillService(Messenger):
-    """Besides the threads of `Messenger`: `on_layers` (engine thread, or one that watches a GPU), and `on_granted`,
-    `on_release` and `on_report` (transfer thread).
+    """The messenger of a prefill worker.
+
+    Besides the threads of `Messenger`: `on_layers` (engine thread, or the thread that watches a GPU), and
+    `on_granted`, `on_release` and `on_report` (transfer thread).
     """
 
     transfer: OutgoingHandovers
@@ -58,15 +60,15 @@ class PrefillService(Messenger):
     ) -> None:
         super().__init__(limits, metrics, loop, clock)
         self._opened_as: dict[RequestKey, RequestKey] = {}
-        """Of requests that were sent on to another decode worker: the attempt under way → the one the engine knows."""
+        """For requests that were sent to another decode worker: the present attempt → the attempt the engine knows."""
         self._current: dict[RequestKey, RequestKey] = {}
-        """The same the other way round."""
+        """For the same requests: the attempt the engine knows → the present attempt."""
         self._held: set[RequestKey] = set()
-        """Prompts of hand-overs, as the engine knows them: changed by the io thread only."""
+        """Prompts of hand-overs under the engine's keys; changed by the io thread only."""
         self._kept: set[RequestKey] = set()
         """Open requests whose answers are decoded here; io thread."""
         self._computing: dict[int, list[Computing]] = {}
-        """Prompts of the latest steps, by step: put in by the engine thread, looked up by who tells of layers."""
+        """Prompts of the latest steps, by step: written by the engine thread, read by the one that reports layers."""
 
     def accept(self, link: GatewayLink, message: Message) -> None:
         match message:
@@ -81,7 +83,7 @@ class PrefillService(Messenger):
                 link.send(leg_failed(key, Reason.BAD_REQUEST, detail))
 
     def _prefill(self, link: GatewayLink, message: Prefill) -> None:
-        spec = self._opened(link, message, hold=True)
+        spec = self._open_request(link, message, hold=True)
         if spec is not None:
             self._held.add(spec.key)
             self._engine.post(Submit(spec))  # before `opened`: its release must not overtake the submit
@@ -90,7 +92,7 @@ class PrefillService(Messenger):
             )
 
     def _keep(self, link: GatewayLink, message: Reserve) -> None:
-        spec = self._opened(link, message, hold=False)
+        spec = self._open_request(link, message, hold=False)
         if spec is not None:
             self._kept.add(spec.key)
             self._engine.post(Submit(spec))
@@ -107,7 +109,7 @@ class PrefillService(Messenger):
         self.transfer.retargeted(opened, new.attempt, message.decode, deadline_s)
 
     def _cancel(self, key: RequestKey, choice: int | None) -> None:
-        """Whichever choice of a prompt that is handed over: it is held for all of them."""
+        """Stop a request. A prompt that is handed over is held for all choices, so cancelling one cancels it."""
         if key in self._kept:
             super()._cancel(key, choice)
             self._forget_kept(key)
@@ -115,24 +117,24 @@ class PrefillService(Messenger):
         self._open.close(key)
         self._engine.post(CancelWork(self._opened_as.get(key, key)))
 
-    def _report(self, key: RequestKey, reason: Reason, detail: str, kept: bool = False) -> None:
-        super()._report(key, reason, detail, kept)
+    def _report(self, key: RequestKey, reason: Reason, detail: str, has_kv: bool = False) -> None:
+        super()._report(key, reason, detail, has_kv)
         self._forget_kept(key)
 
     def _forget_kept(self, key: RequestKey) -> None:
         if self._open.link_of(key) is None:
             self._kept.discard(key)
 
-    def on_told(self, event: Drawn) -> None:
+    def on_sent(self, event: Drawn) -> None:
         if event.finish is not None and event.key in self._kept and self._open.choice_ended(event.key, event.choice):
             self._kept.discard(event.key)
             self._metrics.legs[Reason.FINISHED].inc()
 
     def holds(self, key: RequestKey) -> bool:
-        """Whether the engine has a prompt of a hand-over under this key. From any thread."""
+        """True when the engine has a prompt of a hand-over under this key. Safe from any thread."""
         return key in self._held
 
-    def asked_as(self, key: RequestKey) -> RequestKey:
+    def gateway_key(self, key: RequestKey) -> RequestKey:
         return self._current.get(key, key)
 
     # Engine thread ----------------------------------------------------------------------------------------------------
@@ -150,11 +152,11 @@ class PrefillService(Messenger):
 
     def _start(self, prompt: Computing) -> None:
         self._computing.setdefault(prompt.step, []).append(prompt)
-        for step in [step for step in self._computing if step < prompt.step - STEPS_KEPT]:
+        for step in [step for step in self._computing if step < prompt.step - RECENT_STEPS]:
             del self._computing[step]
 
     def on_layers(self, step: int, layers: int) -> None:
-        """KV of layers [0, layers) of what `step` computes stands. On a GPU, from a thread that watches it."""
+        """KV of layers [0, layers) of the step's prompts is complete. On a GPU the thread that watches it calls."""
         for prompt in self._computing.get(step, ()):
             key = prompt.key
             self.transfer.computing(key, prompt.tokens, layers, prompt.blocks)

@@ -28,7 +28,7 @@ class Tiny:
     tokens: list[int]
     logits: torch.Tensor
     tolerance: float
-    """Of float32 logits: 1e-4, or three times what transformers' own are off where that is more."""
+    """Tolerance of float32 logits: 1e-4, or three times the error of transformers' own, whichever is more."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,15 +6,14 @@ import subprocess
 import sys
 
 from baton_control.names import Key
-from baton_control.sizing.decision.scaling import PoolNow, Sized
+from baton_control.sizing.decision.scaling import PoolNow, Sized, SizingRequest
 from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.telemetry.store import TelemetryStore
 from baton_operator.sizing_on_demand import SizingOnDemand
 from baton_testing.kube.manifests import deployment
-from baton_wire.messages.measures import ArrivalCounts, Backlog, RequestLengths, Served
+from baton_wire.messages.measures import ArrivalCounts, Backlog, RequestLengths, Served, SketchData
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import POOL_ROLES
-from baton_wire.sketch import SketchData
 
 KEY = Key("default", "chat")
 GATEWAY = b"g" * 16
@@ -46,7 +45,7 @@ def decisions(kind: type[SizingOnDemand] | type[SloSizing]) -> list[Sized]:
         if number == 5:
             sizing.forget(KEY)
             memory = None
-        found.append(sizing.decide(KEY, spec, POOLS, memory, 1.7e9 + clock[0]))
+        found.append(sizing.decide(SizingRequest(KEY, spec, POOLS, memory, 1.7e9 + clock[0])))
         memory = found[-1].memory
     return found
 

@@ -11,9 +11,9 @@ from baton_prefill_worker.service import PrefillService
 from baton_testing.processes.quiet_ends import QuietEngine, RecordingLink
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Reserve, Retarget, Tokens
 from baton_wire.messages.values import Address, Finish, PeerRef, Reason, RequestKey, Role, SamplingParams, pack_ids
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import CancelWork, Command, Submit
-from baton_worker.serving.intake import RequestLimits
 
 REQUEST = bytes(range(16))
 KEY = RequestKey(REQUEST, 1)

@@ -10,15 +10,15 @@ from baton_testing.processes.quiet_ends import QuietEngine, RecordingLink
 from baton_wire.messages.gateway_link import Prefill, Tokens
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Address, Finish, PeerRef, Reason, RequestKey, Role, SamplingParams, pack_ids
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.serving.intake import RequestLimits
 
 REQUEST = bytes(range(16))
 KEY = RequestKey(REQUEST, 1)
 
 
 class HastyTransfer:
-    """Releases a request as soon as its first tokens are there, as it does when all of them were the last."""
+    """Releases a request as soon as it has its first tokens, as happens when all of these are the last."""
 
     def __init__(self, service: PrefillService) -> None:
         self._service = service

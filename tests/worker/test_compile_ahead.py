@@ -1,4 +1,4 @@
-"""What cannot be compiled ahead is refused by name, before anything is compiled."""
+"""Models that cannot be compiled ahead are refused by name, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_model_without_memory_is_the_same_with_and_without_its_weights(tmp_pat
     folder = Path(tiny_llama.FOLDER)
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     spec = read_spec(tmp_path)
-    blank, whole = (blank_model(each, spec, torch.bfloat16, META, 64) for each in (tmp_path, folder))
+    blank, whole = (blank_model(directory, spec, torch.bfloat16, META, 64) for directory in (tmp_path, folder))
     assert blank.embedding.shape == whole.embedding.shape
     assert len(blank.layers) == len(whole.layers)
     assert blank.embedding.device == META

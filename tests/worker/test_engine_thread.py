@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, Reserved, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_load import StepLoad
 from baton_engine.scheduling.step_plan import StepResult
 from baton_testing.engine.runners import ToyRunner
 from baton_wire.messages.values import Finish, Grammar, RequestKey, SamplingParams
@@ -24,23 +24,23 @@ CONFIG = EngineConfig(num_blocks=16, block_tokens=4, max_slots=4, max_context_to
 KEY = RequestKey(b"k" * 16, 1)
 
 
-class GatewayReport:
-    """Everything the thread said, in order; `wait_for` blocks until something fits."""
+class EngineRecord:
+    """Every event and cancel of the thread, in order; `wait_for` blocks until there are enough."""
 
     def __init__(self) -> None:
-        self.said: list[SchedulerEvent | RequestKey] = []
+        self.log: list[SchedulerEvent | RequestKey] = []
         self.crash: BaseException | None = None
         self.crashed_event = threading.Event()
         self._news = threading.Condition()
 
     def events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
         with self._news:
-            self.said.extend(events)
+            self.log.extend(events)
             self._news.notify_all()
 
     def cancelled(self, key: RequestKey) -> None:
         with self._news:
-            self.said.append(key)
+            self.log.append(key)
             self._news.notify_all()
 
     def crashed(self, error: BaseException) -> None:
@@ -49,8 +49,8 @@ class GatewayReport:
 
     def wait_for(self, count: int) -> list[SchedulerEvent | RequestKey]:
         with self._news:
-            assert self._news.wait_for(lambda: len(self.said) >= count, timeout=60)
-            return list(self.said)
+            assert self._news.wait_for(lambda: len(self.log) >= count, timeout=60)
+            return list(self.log)
 
 
 def spec(deadline_s: float = 60.0) -> SequenceSpec:
@@ -65,19 +65,19 @@ def spec(deadline_s: float = 60.0) -> SequenceSpec:
     )
 
 
-def started(heard: GatewayReport) -> EngineThread:
+def started(record: EngineRecord) -> EngineThread:
     scheduler = Scheduler(CONFIG)
     stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool))
-    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
+    thread = EngineThread(scheduler, stepper, record.events, record.cancelled, record.crashed)
     thread.start()
     return thread
 
 
 def test_a_submitted_prompt_comes_back_as_tokens() -> None:
-    heard = GatewayReport()
-    thread = started(heard)
+    record = EngineRecord()
+    thread = started(record)
     thread.post(Submit(spec()))
-    drawn = [event for event in heard.wait_for(3) if isinstance(event, Drawn)]
+    drawn = [event for event in record.wait_for(3) if isinstance(event, Drawn)]
     assert [event.first_index for event in drawn] == [0, 1, 2]
     assert drawn[-1].finish is Finish.LENGTH
     assert thread.stop(60.0)
@@ -86,20 +86,20 @@ def test_a_submitted_prompt_comes_back_as_tokens() -> None:
 
 
 def test_a_cancel_is_heard_after_the_reservation_that_it_ends() -> None:
-    heard = GatewayReport()
-    thread = started(heard)
+    record = EngineRecord()
+    thread = started(record)
     thread.post(ReserveBlocks(spec()))
     thread.post(CancelWork(KEY))
-    reserved, cancelled = heard.wait_for(2)
+    reserved, cancelled = record.wait_for(2)
     assert isinstance(reserved, Reserved)
     assert cancelled == KEY
     assert thread.stop(60.0)
 
 
 def test_a_grammar_is_prepared_when_its_request_arrives() -> None:
-    heard, scheduler, prepared = GatewayReport(), Scheduler(CONFIG), list[Grammar]()
+    record, scheduler, prepared = EngineRecord(), Scheduler(CONFIG), list[Grammar]()
     stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool))
-    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed, prepare=prepared.append)
+    thread = EngineThread(scheduler, stepper, record.events, record.cancelled, record.crashed, prepare=prepared.append)
     bound = SamplingParams(max_tokens=3, temperature=0.0, grammar=Grammar("{}"), stop_token_ids=(999,))
     thread.post(ReserveBlocks(replace(spec(), sampling=bound)))
     thread.post(Submit(replace(spec(), key=RequestKey(b"r" * 16, 1))))
@@ -109,7 +109,7 @@ def test_a_grammar_is_prepared_when_its_request_arrives() -> None:
 
 def test_what_a_sequence_waited_for_wakes_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton_worker.serving.engine_thread.IDLE_WAIT_S", 60.0)
-    heard, asked, is_there = GatewayReport(), threading.Event(), threading.Event()
+    record, asked, is_there = EngineRecord(), threading.Event(), threading.Event()
 
     def is_ready(sampling: SamplingParams) -> bool:
         asked.set()
@@ -117,35 +117,35 @@ def test_what_a_sequence_waited_for_wakes_an_idle_engine(monkeypatch: pytest.Mon
 
     scheduler = Scheduler(CONFIG, is_ready)
     stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool))
-    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
+    thread = EngineThread(scheduler, stepper, record.events, record.cancelled, record.crashed)
     thread.start()
     thread.post(Submit(spec()))
     assert asked.wait(60.0)
-    assert heard.said == []
+    assert record.log == []
     is_there.set()
     thread.look()
-    assert len(heard.wait_for(3)) == 3
+    assert len(record.wait_for(3)) == 3
     assert thread.stop(60.0)
 
 
 def test_an_idle_engine_still_notices_deadlines() -> None:
-    heard = GatewayReport()
-    thread = started(heard)
+    record = EngineRecord()
+    thread = started(record)
     thread.post(ReserveBlocks(spec(deadline_s=1.5)))  # not over yet when the engine looks at it first
-    said = heard.wait_for(2)
-    assert isinstance(said[-1], Failed)
+    log = record.wait_for(2)
+    assert isinstance(log[-1], Failed)
     assert thread.stop(60.0)
 
 
 def test_a_broken_loop_is_reported_once() -> None:
-    heard = GatewayReport()
+    record = EngineRecord()
     scheduler = Scheduler(CONFIG)
     stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens), observe=_fail)
-    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
+    thread = EngineThread(scheduler, stepper, record.events, record.cancelled, record.crashed)
     thread.start()
     thread.post(Submit(spec()))
-    assert heard.crashed_event.wait(60.0)
-    assert isinstance(heard.crash, ZeroDivisionError)
+    assert record.crashed_event.wait(60.0)
+    assert isinstance(record.crash, ZeroDivisionError)
     assert thread.stop(60.0)
 
 
@@ -154,7 +154,7 @@ def _fail(step: int, load: StepLoad, seconds: float) -> None:
 
 
 def test_what_comes_while_a_step_runs_is_planned_behind_it_before_that_is_over() -> None:
-    heard, is_over = GatewayReport(), threading.Event()
+    record, is_over = EngineRecord(), threading.Event()
     scheduler = Scheduler(CONFIG)
     runner = ToyRunner(CONFIG.block_tokens, scheduler.pool, is_ready=is_over.is_set)
     collect = runner.collect
@@ -164,24 +164,24 @@ def test_what_comes_while_a_step_runs_is_planned_behind_it_before_that_is_over()
         return collect()
 
     runner.collect = collect_when_over  # type: ignore[method-assign]
-    thread = EngineThread(scheduler, Stepper(scheduler, runner), heard.events, heard.cancelled, heard.crashed)
+    thread = EngineThread(scheduler, Stepper(scheduler, runner), record.events, record.cancelled, record.crashed)
     thread.start()
     held = replace(spec(), hold=True)
     thread.post(Submit(held))
-    heard.wait_for(1)  # it is being computed
+    record.wait_for(1)  # it is being computed
     thread.post(Submit(replace(held, key=RequestKey(b"r" * 16, 1))))
-    heard.wait_for(2)
+    record.wait_for(2)
     assert not is_over.is_set()
     assert [len(plan.prefill) for plan in runner.plans] == [1, 1]
     is_over.set()
     assert thread.stop(60.0)
-    assert heard.crash is None
+    assert record.crash is None
 
 
 def test_load_is_what_runs_what_waits_and_what_was_not_looked_at_yet() -> None:
-    scheduler, heard = Scheduler(CONFIG), GatewayReport()
+    scheduler, record = Scheduler(CONFIG), EngineRecord()
     stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool, is_ready=lambda: False))
-    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
+    thread = EngineThread(scheduler, stepper, record.events, record.cancelled, record.crashed)
 
     def load() -> tuple[int, int, int]:
         state = worker_state(thread.snapshot, draining=False)
@@ -189,7 +189,7 @@ def test_load_is_what_runs_what_waits_and_what_was_not_looked_at_yet() -> None:
 
     thread.post(Submit(spec()))
     thread.post(ReserveBlocks(replace(spec(), key=RequestKey(b"r" * 16, 1))))
-    assert load() == (2, 5, 0), "nobody has looked at them"
+    assert load() == (2, 5, 0), "the engine has not taken them"
     thread.turn()
     assert load() == (0, 0, 5), "the step runs, the reservation is granted"
     thread.turn()  # the next step is launched ahead

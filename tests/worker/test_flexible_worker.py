@@ -25,6 +25,7 @@ from baton_wire.messages.values import (
     SamplingParams,
     pack_ids,
 )
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import (
     CancelWork,
@@ -35,7 +36,6 @@ from baton_worker.serving.engine_thread import (
     ReserveBlocks,
     Submit,
 )
-from baton_worker.serving.intake import RequestLimits
 
 PEER = PeerRef(Address("127.0.0.1", 1), b"e" * 16)
 SAMPLING = SamplingParams(max_tokens=3, temperature=0)
@@ -49,8 +49,8 @@ class Engine(QuietEngine):
         self.told.append(command)
 
 
-class GatewayReport:
-    """Either side's transfer: what it was told, by name."""
+class TransferRecord:
+    """Either side's transfer: records its calls by name."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, RequestKey]] = []
@@ -63,7 +63,7 @@ class Desk:
     def __init__(self, role: Role = Role.PREFILL) -> None:
         limits = RequestLimits(100, 32, 2, keeps_answers=True)
         self.service = FlexibleService(role, limits, WorkerMetrics(role), asyncio.get_running_loop())
-        self.engine, self.link, self.puts, self.lands = Engine(), RecordingLink(), GatewayReport(), GatewayReport()
+        self.engine, self.link, self.puts, self.lands = Engine(), RecordingLink(), TransferRecord(), TransferRecord()
         self.service.attach(self.engine)
         self.service.prefill.transfer = self.puts  # type: ignore[assignment]
         self.service.decode.transfer = self.lands  # type: ignore[assignment]
@@ -85,7 +85,7 @@ class Desk:
         await asyncio.sleep(0)
 
     def failures(self) -> list[tuple[int, Reason]]:
-        return [(each.request[-1], each.reason) for each in self.link.told if isinstance(each, LegFailed)]
+        return [(message.request[-1], message.reason) for message in self.link.told if isinstance(message, LegFailed)]
 
 
 def key_of(request: int) -> RequestKey:
@@ -96,7 +96,9 @@ def key_of(request: int) -> RequestKey:
 async def test_all_kinds_of_work_are_taken_in_either_role(role: Role) -> None:
     desk = Desk(role)
     handed, reserved, whole = desk.prefill(1), desk.reserve(2), desk.reserve(3, None)
-    kinds = [(type(each), each.spec.key, each.spec.hold) for each in desk.engine.told if hasattr(each, "spec")]
+    kinds = [
+        (type(command), command.spec.key, command.spec.hold) for command in desk.engine.told if hasattr(command, "spec")
+    ]
     assert kinds == [(Submit, handed, True), (ReserveBlocks, reserved, False), (Submit, whole, False)]
     assert desk.service.open_requests == 3
     assert desk.failures() == []
@@ -118,7 +120,7 @@ async def test_each_side_hears_of_its_own_requests_alone() -> None:
     desk.service.on_cancel(handed)
     assert desk.puts.told[-1] == ("cancelled", handed)
     assert desk.lands.told[-1] == ("cancelled", reserved)
-    (tokens,) = (each for each in desk.link.told if isinstance(each, Tokens))
+    (tokens,) = (message for message in desk.link.told if isinstance(message, Tokens))
     assert [entry.request for entry in tokens.entries] == [handed.request]
 
 
@@ -161,7 +163,7 @@ async def test_a_lost_gateway_ends_the_requests_of_both_sides() -> None:
     desk = Desk()
     keys = {desk.prefill(1), desk.reserve(2)}
     desk.service.link_lost(desk.link)
-    assert {each.key for each in desk.engine.told if isinstance(each, CancelWork)} == keys
+    assert {command.key for command in desk.engine.told if isinstance(command, CancelWork)} == keys
     assert desk.service.open_requests == 0
 
 
@@ -227,6 +229,10 @@ async def test_a_first_token_that_the_model_has_not_never_reaches_the_engine() -
     desk.service.decode.on_landed(reserved, (FirstToken(0, 100),))
     desk.service.decode.on_landed(honest, (FirstToken(0, 99),))
     await asyncio.sleep(0)
-    ends = [(type(each), each.key) for each in desk.engine.told if isinstance(each, HandoverLanded | ReleaseBlocks)]
+    ends = [
+        (type(command), command.key)
+        for command in desk.engine.told
+        if isinstance(command, HandoverLanded | ReleaseBlocks)
+    ]
     assert ends == [(ReleaseBlocks, reserved), (HandoverLanded, honest)]
     assert desk.failures() == [(1, Reason.KV_CORRUPT)]

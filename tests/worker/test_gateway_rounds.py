@@ -1,4 +1,4 @@
-"""A worker tells its gateways whose turn it is, and at once what they must not wait a tenth of a second for."""
+"""A worker reports to its gateways whose turn it is, and urgent changes at once, not a tenth of a second later."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def states(link: GatewayLink) -> list[WorkerState]:
     return [message for message in messages if isinstance(message, WorkerState)]
 
 
-def told(link: GatewayLink) -> list[HeldTurn | None]:
+def turns_of(link: GatewayLink) -> list[HeldTurn | None]:
     return [state.turn for state in states(link)]
 
 
@@ -49,16 +49,16 @@ async def test_gateways_hear_at_once_whose_turn_it_is_and_the_state_alone_once()
     links, one, other = two_links()
     reporting = asyncio.create_task(links.report_state())
     await asyncio.sleep(0)
-    links._tell_holding(one, LATE)
-    while len(told(one)) < 2:  # noqa: ASYNC110 - without it, it would be told nothing until its state changes
+    links._note_holding(one, LATE)
+    while len(turns_of(one)) < 2:  # noqa: ASYNC110 - without it, it would get nothing until its state changes
         await asyncio.sleep(0.001)
-    links._tell_holding(other, Urgency(HeldRank.IN_TIME, 5.0))
-    links._tell_holding(other, Urgency(HeldRank.IN_TIME, 5.0))
-    while len(told(one)) < 3:  # noqa: ASYNC110
+    links._note_holding(other, Urgency(HeldRank.IN_TIME, 5.0))
+    links._note_holding(other, Urgency(HeldRank.IN_TIME, 5.0))
+    while len(turns_of(one)) < 3:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     reporting.cancel()
-    assert told(one) == [None, HeldTurn(0, 1), HeldTurn(None, 1)]
-    assert told(other) == [None, HeldTurn(None, 1), HeldTurn(0, 1)]
+    assert turns_of(one) == [None, HeldTurn(0, 1), HeldTurn(None, 1)]
+    assert turns_of(other) == [None, HeldTurn(None, 1), HeldTurn(0, 1)]
 
 
 @given(st.integers(0, 100_000), st.lists(st.integers(1, 5_000), min_size=1))
@@ -86,7 +86,7 @@ async def test_each_gateway_hears_how_many_share_the_worker() -> None:
     reporting = asyncio.create_task(links.report_state())
     await asyncio.sleep(0)
     links._links.discard(other)
-    links._tell_holding(one, LATE)
+    links._note_holding(one, LATE)
     while len(shared_by(one)) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     reporting.cancel()

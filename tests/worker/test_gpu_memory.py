@@ -1,6 +1,6 @@
-"""Hand-overs from one pool's memory into a landing region and a pool beside it, without a copy on the host.
+"""Hand-overs from one pool's memory into a landing region and another pool, without a copy on the host.
 
-The classes are those of a GPU; here the host's memory stands behind them.
+The classes are those of a GPU; here they use the host's memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 
 from baton_engine.memory.kv_pool import KvPool
 from baton_kv_transfer import handover_steps
-from baton_kv_transfer.decode.transfer import DecodeTransfer
-from baton_kv_transfer.handover import Verify
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
+from baton_kv_transfer.handover import Reservation, Verify
 from baton_kv_transfer.layout import Extent, paired
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.table import TransportChoice
 from baton_kv_transfer.transports.ucx.sender import UCX
 from baton_testing.kv_transfer.builders import (
@@ -34,6 +35,7 @@ from baton_testing.kv_transfer.builders import (
 )
 from baton_testing.kv_transfer.nixl import NEEDS_UCX
 from baton_wire.kv_shape import KvGeometry, Units
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey
 from baton_worker.building.gpu_memory import (
     LandingDevice,
@@ -48,8 +50,7 @@ GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=8, element_bytes=4, block_t
 LANDING = 64 * GEOMETRY.block_bytes
 CONFIG = replace(
     FAST,
-    suspect_s=30.0,
-    dead_s=60.0,
+    liveness=LivenessConfig(30.0, 60.0),
     handshake_s=10.0,
     link_wait_s=20.0,
     transport=TransportChoice.UCX,
@@ -116,38 +117,33 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     Counting.calls.clear()
     source, target = random_pool(1, Unreachable), random_pool(2, Unreachable)
     before = target.tensor.clone()
-    told, heard = PrefillRecord(), DecodeRecord()
-    common = {"fingerprint": fingerprint(), "geometry": GEOMETRY, "keys": keys, "config": config}
+    prefill_record, decode_record = PrefillRecord(), DecodeRecord()
     landing = (Flipping if flips else Counting)(target, LANDING)
     p_epoch, d_epoch = secrets.token_bytes(16), secrets.token_bytes(16)
-    p = PrefillTransfer(epoch=p_epoch, source=source, listener=told, device=PoolDevice(source), **common)  # type: ignore[arg-type]
-    d = DecodeTransfer(
-        epoch=d_epoch,
-        sink=target,
-        listener=heard,
-        host="127.0.0.1",
-        landing_bytes=LANDING,
-        device=landing,
-        **common,  # type: ignore[arg-type]
+    p_parts, d_parts = (
+        TransferParts(epoch=epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=config)
+        for epoch in (p_epoch, d_epoch)
     )
+    p = PrefillTransfer(p_parts, source, prefill_record, device=PoolDevice(source))
+    d = DecodeTransfer(d_parts, target, decode_record, LandingMemory(LANDING, device=landing), host="127.0.0.1")
     await p.start()
     await d.start()
     try:
         key, until = RequestKey(secrets.token_bytes(16), 1), time.monotonic() + 60.0
         blocks, places, tokens, cached = (9, 4, 5, 17), (3, 11, 2, 20), 60, 16
         p.opened(key, PeerRef(address=Address(host="127.0.0.1", port=d.port), epoch=d_epoch), tokens, until)
-        d.expected(key, p_epoch, tokens, cached, places, (0,), until)
-        await eventually(lambda: bool(told.granted), 20.0)
+        d.expected(key, p_epoch, Reservation(tokens, cached, places, (0,), until))
+        await eventually(lambda: bool(prefill_record.granted), 20.0)
         p.computing(key, tokens, 2, blocks)
         await eventually(lambda: p.stats().bytes_sent == 3 * GEOMETRY.block_bytes // 2, 30.0)
         p.computed(key, tokens, blocks)
         p.first_tokens(key, first_tokens(0))
-        await eventually(lambda: bool(heard.landed or heard.failed), 30.0)
-        await eventually(lambda: bool(told.released), 30.0)
+        await eventually(lambda: bool(decode_record.landed or decode_record.failed), 30.0)
+        await eventually(lambda: bool(prefill_record.released), 30.0)
         if flips and verify is Verify.FULL:
-            assert [entry[1] for entry in heard.failed] == [Reason.KV_CORRUPT]
+            assert [entry[1] for entry in decode_record.failed] == [Reason.KV_CORRUPT]
             return
-        assert [entry[0] for entry in heard.landed] == [key]
+        assert [entry[0] for entry in decode_record.landed] == [key]
         await eventually(lambda: d.stats().bytes_received == p.stats().bytes_sent == 3 * GEOMETRY.block_bytes, 30.0)
     finally:
         await p.stop()
@@ -160,7 +156,7 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     equal = torch.equal(target.tensor[list(places[1:])], source.tensor[list(blocks[1:])])
     assert equal is not flips
     steps = [re.fullmatch(r"step [0-9a-f]{32}/1 \d+\.\d{6} (.*)", line) for line in caplog.messages]
-    assert {found[1] for found in steps if found} == {
+    assert {match[1] for match in steps if match} == {
         *("opened", "granted", "put done", "first token drawn", "seal sent", "seal received", "landed")
     }
 
@@ -191,7 +187,7 @@ def test_memory_is_where_the_tensor_is_and_the_probe_is_no_part_of_it() -> None:
     assert not sent.memory.holds(sent.probe)
     assert landing.memory.length == LANDING
     assert landing.probe.address == landing.memory.address + LANDING
-    assert pool_device(pool, (UCX,)) is None, "a pool of the host is sent from as it is"
+    assert pool_device(pool, (UCX,)) is None, "a pool of the host is sent from directly"
     assert landing_device(pool, LANDING, (UCX,)) is None
 
 

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from baton_engine.scheduling.events import Failed, SequenceSpec
 from baton_wire.messages.gateway_link import Reserve
 from baton_wire.messages.values import Grammar, Reason, RequestKey, SamplingParams, Thought, pack_ids
-from baton_worker.serving.intake import RequestLimits, sequence_spec
+from baton_worker.building.parts import RequestLimits
+from baton_worker.serving.intake import sequence_spec
 
 LIMITS = RequestLimits(vocab_size=100, max_context_tokens=32, max_choices=4)
 MESSAGE = Reserve(

@@ -1,4 +1,4 @@
-"""A worker that is told to stop: its gateways hear of it before it refuses what they send."""
+"""A worker that has to stop: its gateways learn of it before it refuses their requests."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from baton_wire.messages.values import (
     pack_ids,
 )
 from baton_wire.stop_signals import WITHOUT_MEANING
+from baton_worker.building.parts import RequestLimits
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving import process
-from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.process import Stop
 
 SAMPLING = SamplingParams(max_tokens=4, temperature=0)
@@ -88,10 +88,10 @@ def test_an_address_that_cannot_be_announced_is_refused_by_name(
     config = SimpleNamespace(announce=place, listen=SimpleNamespace(host="127.0.0.1"), role=Role.DECODE)
     try:
         with pytest.raises(ConfigError, match=f"argument --announce: {place}: No such file or directory"):
-            process.settle(cast(Any, config), b"e" * 16, 1, None)
+            process.report_ready(cast(Any, config), b"e" * 16, 1, None)
         monkeypatch.setattr(process, "announce", full)
         with pytest.raises(OSError, match="No space left on device"):
-            process.settle(cast(Any, config), b"e" * 16, 1, None)
+            process.report_ready(cast(Any, config), b"e" * 16, 1, None)
     finally:
         gc.unfreeze()
 

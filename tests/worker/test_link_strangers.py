@@ -24,7 +24,7 @@ UPGRADE = (
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
 )
 HEADER = b"\x82\xfe" + PROOF_BYTES.to_bytes(2) + bytes(4)
-"""Of a masked frame that is as long as a proof."""
+"""Header of a masked frame that is as long as a proof."""
 
 
 def gateway_links(keys: Path) -> GatewayLinks:
@@ -57,8 +57,8 @@ async def test_they_do_not_end_the_handshake_of_another_address(
         writer.write(HEADER + bytes(PROOF_BYTES))
         async with asyncio.timeout(10.0):
             assert (await reader.readexactly(1)) == b"\x88", "a close frame says that the proof was wrong"
-        for _, each in (*strangers, (reader, writer)):
-            each.transport.abort()
+        for _, peer_writer in (*strangers, (reader, writer)):
+            peer_writer.transport.abort()
     assert "proof: the peer does not speak this protocol" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""A worker's transports bring their libraries along beside the loading of weights, and never stop a start."""
+"""A worker's transports load their libraries while weights are loaded, and never stop a start."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_one_that_hangs_is_waited_for_within_its_bound_and_does_not_hold_the_pro
     never = threading.Event()
     try:
         loaded_by(lambda: _wait(never)).wait()
-        (thread,) = [each for each in threading.enumerate() if each.name.startswith("transport ")]
+        (thread,) = [thread for thread in threading.enumerate() if thread.name.startswith("transport ")]
         assert thread.is_alive()
         assert thread.daemon
     finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, StepPlan
 from baton_wire.messages.values import SamplingParams
 from baton_wire.rules.step_times import DecodeTimes, PacedTimes, PrefillTimes
@@ -64,7 +64,7 @@ def test_steps_end_one_after_the_other_on_the_clock() -> None:
     second = paced.collect()
     assert clock.now == pytest.approx(100.1 + 0.02 + 0.004 + 91 * 0.0001)
     assert second.duration_s == pytest.approx(clock.now - 100.1)
-    assert [len(each.tokens) for each in (first, second)] == [1, 1]
+    assert [len(result.tokens) for result in (first, second)] == [1, 1]
     with pytest.raises(RuntimeError):
         paced.collect()
 

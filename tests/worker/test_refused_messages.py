@@ -45,7 +45,7 @@ PEER = PeerRef(Address("127.0.0.1", 1), bytes(16))
 
 
 class Taken:
-    """What a service is told."""
+    """Records the messages that a service gets."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []

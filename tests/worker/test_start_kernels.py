@@ -1,4 +1,4 @@
-"""What a worker makes of a folder of kernels: used, not used and why, and what it covers."""
+"""A worker's use of a folder of kernels: used or not and why, and what it covers."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_engine.model.step_cost import CostModel
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_wire.messages.values import Role
 from baton_wire.rules.hardware import Peak, peak_of
 from baton_worker.reporting.utilisation import SMOOTHING_S, Utilisation
@@ -18,13 +18,13 @@ DECODE = StepLoad(0, 0.0, 0, 4, 40)
 def test_nothing_is_said_before_the_first_step_or_about_an_unknown_device() -> None:
     assert Utilisation(Role.DECODE, COSTS, PEAK).mfu is None
     unknown = Utilisation(Role.DECODE, COSTS, None)
-    unknown.stepped(DECODE, 0.1)
+    unknown.observe_step(DECODE, 0.1)
     assert (unknown.mfu, unknown.mbu) == (None, None)
 
 
 def test_one_step_gives_its_own_ratio_however_short() -> None:
     seen = Utilisation(Role.DECODE, COSTS, PEAK)
-    seen.stepped(DECODE, 0.05)
+    seen.observe_step(DECODE, 0.05)
     assert seen.mfu == pytest.approx((2 * (4 * 1_000 + 4 * 100) + 4 * 40) / 0.05 / 1e6)
     assert seen.mbu == pytest.approx((2_200 + 8 * 44) / 0.05 / 1e5)
 
@@ -32,9 +32,9 @@ def test_one_step_gives_its_own_ratio_however_short() -> None:
 def test_old_steps_are_forgotten_by_the_time_that_was_computed_since() -> None:
     seen = Utilisation(Role.DECODE, COSTS, PEAK)
     for _ in range(100):
-        seen.stepped(DECODE, 0.01)
+        seen.observe_step(DECODE, 0.01)
     for _ in range(1_000):
-        seen.stepped(DECODE, 0.1)
+        seen.observe_step(DECODE, 0.1)
     assert 5 * SMOOTHING_S < 0.1 * 1_000
     assert seen.mbu == pytest.approx((2_200 + 8 * 44) / 0.1 / 1e5, rel=1e-3)
 
@@ -44,5 +44,5 @@ def test_old_steps_are_forgotten_by_the_time_that_was_computed_since() -> None:
     [("NVIDIA H200", 989.4e12), ("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("Tesla T4", None)],
 )
 def test_devices_are_known_by_the_drivers_name(name: str, flops: float | None) -> None:
-    found = peak_of(name)
-    assert (found and found.flops) == flops
+    peak = peak_of(name)
+    assert (peak and peak.flops) == flops

@@ -1,7 +1,7 @@
-"""`python -m baton_worker.compile_ahead`: what workers launch, compiled for a GPU that this machine need not have.
+"""`python -m baton_worker.compile_ahead`: compile the kernels of workers for a GPU that this machine need not have.
 
-The folder goes into an image or onto a volume, and workers are told of it by `--kernels`. All roles are covered, with
-the sizes that are given; another size launches some kernels that are not there, and the worker compiles those.
+The folder goes into an image or onto a volume, and workers get it by `--kernels`. It covers all roles with the given
+sizes; with another size a worker compiles the kernels that are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROLES: Final = ((True, False), (False, True), (True, True))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Sizes are a worker's flags, and have their defaults."""
+    """Add the command's options. The sizes are a worker's flags, with the same defaults."""
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="folder with config.json; weights need not be there")
     add("--gpu", choices=tuple(GPUS), required=True, help="what workers will run on")
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def compile_kernels(options: argparse.Namespace) -> int:
-    """How many kernels were compiled now. Raises ModelError."""
+    """Compile all kernels that are missing. Returns how many were compiled. Raises ModelError."""
     raw, spec = read_json_object(options.model / CONFIG), read_spec(options.model)
     if spec.formats.method is not None:  # what is stored is checked while it is unpacked, and here it has no values
         raise ModelError(

@@ -18,9 +18,9 @@ from baton_worker.errors import ConfigError
 
 KIB = 1024
 MAX_SEQUENCES = 64
-"""Slots, where nothing else is said."""
+"""Default number of slots."""
 KERNELS_VARIABLE = "BATON_KERNELS"
-"""Environment variable that an image sets which brings its kernels."""
+"""Environment variable that an image with kernels sets."""
 KV_CACHE_DTYPES = ("auto", "fp8")
 
 
@@ -34,10 +34,10 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Everything a worker process is told. None means: decide from the model and the device."""
+    """The flags of a worker process. None means: decide from the model and the device."""
 
     role: Role
-    """Of a worker that flips, the one that it starts in."""
+    """The worker's role; the one that it starts in if it is flexible."""
     model: str
     served_name: str
     listen: ListenAddress
@@ -59,34 +59,34 @@ class WorkerConfig:
     offloaded_layers: int
     """Layers whose weights stay in the host's memory."""
     offload_decode: bool
-    """Whether a worker that decodes may have such layers."""
+    """Allow such layers on a worker that decodes."""
     max_step_tokens: int
     """Prefill tokens computed in one engine step."""
     chunk_tokens: int
-    """Longest piece of one prompt in one step: bounds how long running sequences wait for a prefill beside them."""
+    """Longest chunk of one prompt in one step: bounds how long a prefill delays running sequences."""
     verify: str
     transport: str
     min_bandwidth: float | None
     """Bytes per second."""
     drain_s: float
-    """How long a drain may take before the process gives up what is left."""
+    """Longest drain, after which the process drops its remaining requests."""
     decode_discovery: str | None
     pair_listen: ListenAddress | None
     landing_bytes: int | None
     keep_answers: bool
-    """Whether a prefill worker also decodes what it computed, where gateways ask for it. One that flips always does."""
+    """A prefill worker also decodes its own prompts, when a gateway asks for it. A flexible worker always does."""
     flips: bool
-    """Whether it has both sides of the hand-over and changes its role when it is asked to."""
+    """The worker is flexible: it has both sides of the hand-over and changes its role when it is asked to."""
     prefill_discovery: str | None
-    """Where a worker that flips finds others that do, which may become decode workers."""
+    """Discovery of other flexible workers, which may become decode workers."""
     kernels: Path | None
-    """Kernels that were compiled ahead."""
+    """Folder of kernels that were compiled ahead."""
     paced: Path | None
-    """Step times that stand in for a model; None: the model computes."""
+    """File of step times to emulate; None: a model computes."""
 
     @property
     def lands(self) -> bool:
-        """Whether others hand prompts over to it."""
+        """True when other workers hand prompts over to this one."""
         return self.flips or self.role is Role.DECODE
 
     @property
@@ -108,7 +108,7 @@ def endpoint(text: str) -> ListenAddress:
 
 
 def whole_number(low: int, high: int) -> type[int]:
-    """An argument's type: what is not between them, both included, is refused with what is allowed."""
+    """The type of an argument from `low` to `high`, both included. Other values are refused with what is allowed."""
 
     def parse(text: str) -> int:
         try:
@@ -144,12 +144,12 @@ def _rate(text: str) -> float:
 
 
 def program(role: Role | None) -> str:
-    """What a worker calls itself; without a role it is one that flips."""
+    """A worker's program name; None is the flexible worker's."""
     return f"baton-{'flexible' if role is None else role.value}-worker"
 
 
 def parser(role: Role | None) -> argparse.ArgumentParser:
-    """The flags of a worker of this role; None: of one that flips, and is told where it begins."""
+    """The flags of a worker of this role; None: of a flexible worker, which has a flag for its first role."""
     flags = _Parser(prog=program(role), allow_abbrev=False)
     add = flags.add_argument
     add("--model", required=True, help="directory with config.json, safetensors and tokenizer, or random://CONFIG")
@@ -164,7 +164,7 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
         "--quantization",
         choices=("none", "auto"),
         default="none",
-        help="auto: weights as the checkpoint has them; none: quantised ones are refused",
+        help="auto: weights as stored in the checkpoint; none: refuse quantised ones",
     )
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="auto: as --dtype; fp8: e4m3, cuda only")
     add("--threads", type=whole_number(1, 1_024), default=1, metavar="N")
@@ -180,7 +180,7 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
         metavar="N",
         help="weights in host memory; cuda only",
     )
-    add("--offload-decode", action="store_true", help="allow them where every token would wait for the copies")
+    add("--offload-decode", action="store_true", help="offload on a worker that decodes: every token waits for copies")
     add("--max-step-tokens", type=whole_number(16, 1 << 20), default=8_192, metavar="N")
     add("--chunk-tokens", type=whole_number(16, 1 << 20), metavar="N", help="default: all of max-step-tokens")
     add("--verify", choices=("full", "stamps"), default="full", help="checksums of handed-over KV")
@@ -191,13 +191,13 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
         type=Path,
         default=os.environ.get(KERNELS_VARIABLE) or None,
         metavar="DIR",
-        help=f"what `baton compile` made; cuda only (default: ${KERNELS_VARIABLE})",
+        help=f"folder made by `baton compile`; cuda only (default: ${KERNELS_VARIABLE})",
     )
     add("--drain-s", type=_seconds, default=600.0, metavar="S")
-    add("--paced", type=Path, metavar="FILE", help="compute nothing; take as long as these step times say (emulation)")
+    add("--paced", type=Path, metavar="FILE", help="emulate: compute nothing, take as long as these step times")
     if role is None:
-        add("--role", choices=POOL_ROLES, type=Role, required=True, help="what it does until it is told to flip")
-        add("--prefill-discovery", metavar="SPEC", help="the same of prefill workers that flip, too")
+        add("--role", choices=POOL_ROLES, type=Role, required=True, help="role until the first flip")
+        add("--prefill-discovery", metavar="SPEC", help="like --decode-discovery, for flexible prefill workers")
     if role is not Role.DECODE:
         add("--decode-discovery", metavar="SPEC", help="file:PATH or dns:NAME:PORT of decode workers to link early")
     if role is Role.PREFILL:
@@ -209,7 +209,7 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
 
 
 def parse(program_role: Role | None, argv: Sequence[str]) -> WorkerConfig:
-    """Parse the arguments of a worker of this role (None: of one that flips).
+    """Parse the arguments of a worker of this role (None: of a flexible one).
 
     Raises ConfigError with one line that names the flag, the value and what is allowed.
     """

@@ -1,4 +1,4 @@
-"""Which tokens an answer may take next: grammars compiled and matched, thoughts followed, masks per row.
+"""Constraints on the next token of an answer: grammars compiled and matched, thoughts followed, masks per row.
 
 Owns the vocabulary's bytes, compiled grammars and one matcher per constrained row. All of it is rebuilt from token ids.
 Never decides what is computed, and knows neither schemas nor tools.

@@ -1,4 +1,4 @@
-"""A compiled grammar with its first mask, and the matcher of one answer, which is made when its second mask is wanted.
+"""A compiled grammar with its first mask, and the matcher of one answer, created when its second mask is needed.
 
 A prefill worker draws one token of an answer. Its mask is the grammar's first one, which is the same for every answer,
 so no matcher has to be copied there.
@@ -16,12 +16,12 @@ from baton_engine.grammars.vocabulary import Words
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """Shared by all rows of a grammar."""
+    """A grammar as all its rows share it."""
 
     matcher: LLMatcher
     """At the beginning of an answer; never advanced."""
     first: Words
-    """[W]: what may come first, as the matcher writes it. Read only."""
+    """[W]: the tokens that may come first, as the matcher writes them. Read only."""
 
     @staticmethod
     def of(matcher: LLMatcher, words: int) -> CompiledGrammar:
@@ -37,34 +37,34 @@ class AnswerMatcher:
 
     def __init__(self, compiled: CompiledGrammar) -> None:
         self._compiled = compiled
-        self._made: LLMatcher | None = None
-        self._taken: list[int] = []
-        """Tokens that no matcher has seen yet."""
+        self._matcher: LLMatcher | None = None
+        self._pending: list[int] = []
+        """Tokens that no matcher has consumed yet."""
 
     @property
     def matcher(self) -> LLMatcher:
-        """Where the answer is; made at the first call, which takes some 50 µs."""
-        if self._made is None:
-            self._made = self._compiled.matcher.deep_copy()
-            for token in self._taken:
-                self._made.consume_token(token)
-            self._taken.clear()
-        return self._made
+        """The matcher at the answer's end; created at the first call, which takes some 50 µs."""
+        if self._matcher is None:
+            self._matcher = self._compiled.matcher.deep_copy()
+            for token in self._pending:
+                self._matcher.consume_token(token)
+            self._pending.clear()
+        return self._matcher
 
     @property
     def first_mask(self) -> Words | None:
         """[W], while the answer has no token."""
-        return self._compiled.first if self._made is None and not self._taken else None
+        return self._compiled.first if self._matcher is None and not self._pending else None
 
     @property
     def error(self) -> str | None:
-        """Why the matcher gave up, with what it says of the text."""
+        """The matcher's error, which quotes the text; None: it has none."""
         is_sound = self.first_mask is not None or not self.matcher.is_error()
         return None if is_sound else self.matcher.get_error()
 
     def take(self, token: int) -> None:
         """The answer goes on with `token`."""
-        if self._made is None:
-            self._taken.append(token)
+        if self._matcher is None:
+            self._pending.append(token)
         else:
-            self._made.consume_token(token)
+            self._matcher.consume_token(token)

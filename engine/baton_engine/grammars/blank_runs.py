@@ -1,10 +1,10 @@
-"""How many blanks stand in a row in JSON, outside of its texts. Pure.
+"""Count consecutive blanks in JSON, outside its strings. Pure.
 
-A grammar that counts them has a state for each count, so that a matcher computes a new mask at each blank. Here it is
-a number beside the matcher, whose grammar lets an indentation go on without end.
+A grammar that counts them has a state for each count, so a matcher computes a new mask at each blank. Here the count is
+a number next to the matcher, whose grammar allows an endless indentation.
 
-A state is one byte: how many spaces and tabs were last, at most `MOST`, or `TEXT`, or `ESCAPE`. What a token does to
-it is a table of 256 bytes, and so is what a byte does.
+A state is one byte: the number of spaces and tabs at the end, at most `MOST`, or `TEXT`, or `ESCAPE`. The effect of a
+token on the state is a table of 256 bytes, and so is the effect of a byte.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 
 MOST: Final = 253
 TEXT: Final = 254
-"""Within quotation marks."""
+"""Inside a string."""
 ESCAPE: Final = 255
-"""Behind a backslash there."""
+"""Inside a string, after a backslash."""
 
 
 def _table(outside: Callable[[int], int], in_text: int) -> bytes:
@@ -27,7 +27,7 @@ def _table(outside: Callable[[int], int], in_text: int) -> bytes:
 
 _OTHER: Final = _table(lambda count: 0, TEXT)
 _BLANK: Final = _table(lambda count: min(count + 1, MOST), TEXT)
-_BEHIND: Final = {
+_AFTER: Final = {
     ord(" "): _BLANK,
     ord("\t"): _BLANK,
     ord('"'): _table(lambda count: TEXT, 0),
@@ -35,16 +35,16 @@ _BEHIND: Final = {
 }
 _NOTHING: Final = bytes(range(256))
 _IS_OTHER: Final = re.compile(rb'[^"\\]*[^"\\ \t]')
-"""Texts that do what their last byte does: nearly all."""
+"""Texts whose effect is that of their last byte: nearly all."""
 
 
 def blank_runs(texts: Iterable[bytes]) -> tuple[bytes, ...]:
-    """For each token's text the state behind it, by the state before it. Tokens that do the same share a table."""
+    """For each token's text, the state after it by the state before it. Tokens of equal effect share a table."""
     tables: dict[bytes, bytes] = {}
-    return tuple(tables.setdefault(table, table) for table in map(_of_text, texts))
+    return tuple(tables.setdefault(table, table) for table in map(_text_table, texts))
 
 
-def _of_text(text: bytes) -> bytes:
+def _text_table(text: bytes) -> bytes:
     if _IS_OTHER.fullmatch(text):
         return _OTHER
-    return reduce(bytes.translate, [_BEHIND.get(byte, _OTHER) for byte in text], _NOTHING)
+    return reduce(bytes.translate, [_AFTER.get(byte, _OTHER) for byte in text], _NOTHING)

@@ -1,8 +1,8 @@
-"""One row's answer: what its next token may be. State is the matcher and the thought, both rebuilt from ids.
+"""The constraints of one row: which tokens may come next. Its state is a matcher and a thought, both rebuilt from ids.
 
-A grammar begins behind the thought. While the opening mark may still come, both the mark and the answer are allowed; if
-the mark is drawn to its end, the answer begins anew behind the thought. Stop ids are allowed where the grammar may end,
-and nowhere else.
+A grammar begins after the thought. While the opening mark may still come, both the mark and the answer are allowed; if
+the whole mark is drawn, the answer begins anew after the thought. Stop ids are allowed where the grammar may end, and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from baton_wire.messages.values import SamplingParams
 
 
 class Allowance(enum.Enum):
-    """What decides the next token."""
+    """The rule for a row's next token."""
 
     ANYTHING = "anything"
     TEXT = "text"
-    """A thought before a grammar: anything but an end."""
+    """A thought before a grammar: any token that ends nothing."""
     FORCED = "forced"
     MATCHER = "matcher"
     FAILED = "failed"
-    """Nothing: the matcher gave up."""
+    """No token: the matcher gave up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class EndIds:
     text: Words
     """[W]: every known id that ends nothing."""
     places: npt.NDArray[np.int64]
-    """The words of a mask in which other ids have bits: few."""
+    """The few words of a mask in which other ids or marks have bits."""
     others: Words
-    """Those bits, word by word."""
+    """The bits of these other ids, for each word of `places`."""
 
     @staticmethod
     def of(vocabulary: Vocabulary, stop_ids: tuple[int, ...]) -> EndIds:
@@ -57,18 +57,22 @@ class EndIds:
         return EndIds(ids, text, places, others[places])
 
     def are_in(self, masks: Words) -> npt.NDArray[np.bool_]:
-        """[R] of masks [R, W]: which hold an id that is no text or a mark, and so are to be finished."""
-        found = masks.take(self.places, axis=1) & self.others
-        held: npt.NDArray[np.bool_] = np.bitwise_or.reduce(found, axis=1) != 0
-        return held
+        """[R]: the masks of [R, W] that hold an id that is no text, or a mark, and so have to be completed."""
+        bits = masks.take(self.places, axis=1) & self.others
+        are_held: npt.NDArray[np.bool_] = np.bitwise_or.reduce(bits, axis=1) != 0
+        return are_held
 
     def looking(self, masks: Words) -> Callable[[], bool]:
-        """Whether any of masks [R, W], as they will be then, holds one: nearly never, and asked at every draw."""
+        """A check whether any of masks [R, W] holds such an id when it is called: at every draw, and nearly never."""
         return looking(masks, self.places, self.others)
 
 
 class ConstrainedRow:
-    """`compiled`: None without a grammar."""
+    """A row with a grammar, a thought, or both.
+
+    A plain row, with a grammar alone, is the common case and costs a token nothing but its matcher. The two kinds of
+    row share the answer, its blanks, its end and the completion of its masks; they differ in `take` and `allowance`.
+    """
 
     def __init__(
         self,
@@ -78,8 +82,8 @@ class ConstrainedRow:
         compiled: CompiledGrammar | None,
         ends: EndIds,
     ) -> None:
-        """`ends`: of the sampling's stop ids, shared among rows. Raises nothing: a grammar that cannot be followed up
-        to here is `Allowance.FAILED`.
+        """`compiled`: None without a grammar. `ends`: the end ids of the sampling's stop ids, shared among rows. Raises
+        nothing: a grammar that `outputs` do not follow is `Allowance.FAILED`.
         """
         self._compiled = compiled
         self._vocabulary = vocabulary
@@ -87,59 +91,60 @@ class ConstrainedRow:
         self.ends = ends
         self._thought = None if sampling.thought is None else ThoughtTracker(sampling.thought)
         self.is_plain = self._thought is None and compiled is not None
-        """A grammar alone binds it, from the first token to the end."""
+        """True when a grammar alone binds the row, from the first token to the end."""
         max_blanks = None if sampling.grammar is None else sampling.grammar.max_blanks
         self._counts_blanks = max_blanks is not None
         self._max_blanks = max_blanks or 0
         self._blank_runs, self._blank_ids = vocabulary.blank_runs, vocabulary.blank_ids
         self._blanks = 0
-        """As `blank_runs` counts them."""
+        """The state of `blank_runs`."""
         self.are_blanks_over = False
-        """As many stand in a row as may: `forbid_blanks` belongs to the next mask."""
+        """True after the most blanks that may follow each other: the next mask needs `forbid_blanks`."""
         self.is_mask_due = True
-        """The matcher has moved since its mask was computed; whoever computes it unsets this."""
+        """True when the matcher has advanced since its mask was computed. The caller that computes it sets it to
+        False."""
         self._index = 0
         self.is_over = False
-        """The answer has ended."""
+        """True when the answer has ended."""
         self._failure: str | None = None
         self._answer: AnswerMatcher | None = None
-        """None where there is none, or while only a thought goes on."""
+        """None without a grammar, and inside a thought."""
         self._begin_answer()
         self._consume: Callable[[int], object] | None = self._answer.take if self.is_plain and self._answer else None
-        """Of a plain row: takes a token of the answer."""
+        """Takes a token of the answer; plain rows only."""
         for token in outputs:
             self.take(token)
 
     @property
     def words(self) -> int:
-        """Width of its masks."""
+        """Width of the row's masks."""
         return self._vocabulary.words
 
     @property
     def matcher(self) -> LLMatcher | None:
-        """Of the answer; None where there is none, or while only a thought goes on."""
+        """The answer's matcher; None without a grammar, and inside a thought."""
         if self._answer is None:
             return None
         matcher = self._answer.matcher
         if self._consume is not None:
-            self._consume = matcher.consume_token  # itself from now on: it is called at every token
+            self._consume = matcher.consume_token  # called at every token: from now on without a detour
         return matcher
 
     @property
     def first_mask(self) -> Words | None:
-        """[W]: the matcher's part of the next mask where it is known without one, at the beginning of an answer."""
+        """[W]: the matcher's part of the next mask if it is known without a matcher, at the beginning of an answer."""
         return None if self._answer is None else self._answer.first_mask
 
     @property
     def is_free(self) -> bool:
-        """Nothing binds this row any more."""
+        """True when nothing constrains this row any more."""
         return self.is_over or (self._compiled is None and self._stage is ThoughtStage.OVER)
 
     @property
     def failure(self) -> str | None:
-        """Why no token may follow; says nothing of the grammar's text."""
+        """Reason why no token may follow, without any text of the grammar; None: some may."""
         if self._failure is None and self._answer is not None and (error := self._answer.error) is not None:
-            # Text of the answer stands in quotation marks.
+            # Text of the answer is in quotation marks.
             what = error.partition("\n")[0].partition('"')[0]
             self._failure = f"the matcher gave up: {what}"
         return self._failure
@@ -159,10 +164,10 @@ class ConstrainedRow:
         return Allowance.MATCHER if self.failure is None else Allowance.FAILED
 
     def take(self, token: int) -> bool:
-        """The row drew `token`. Gives back whether nothing binds it any more."""
+        """Take the token that the row drew. Returns True when nothing constrains the row any more."""
         self._index += 1
         if self._consume is None:
-            return self._take_beside_thought(token)
+            return self._take_with_thought(token)
         if self.is_over or token in self.ends.ids:
             self.is_over = True
             return True
@@ -171,7 +176,7 @@ class ConstrainedRow:
             self.is_mask_due = True
         return False
 
-    def _take_beside_thought(self, token: int) -> bool:
+    def _take_with_thought(self, token: int) -> bool:
         if self.is_free:
             return True
         before = self._stage
@@ -187,15 +192,15 @@ class ConstrainedRow:
         return self.is_free
 
     def forbid_blanks(self, words: Words) -> None:
-        """Take tokens that begin with a blank out of the matcher's mask [W]. Something else may always follow in JSON;
-        a vocabulary without a token for it goes on with blanks.
+        """Remove tokens that begin with a blank from the matcher's mask [W]. In JSON something else may always follow;
+        if the vocabulary has no token for it, blanks go on.
         """
         others = words & self._vocabulary.unblank
         if others.any():
             words[:] = others
 
     def fill(self, words: Words) -> None:
-        """Write what may come next into [W]. Where it is the matcher's to say, its part is written there already."""
+        """Write the tokens that may come next into [W]. If the matcher decides, its part is there already."""
         if (forced := self._forced) is not None:
             words[:] = 0
             _allow(words, forced)
@@ -210,7 +215,7 @@ class ConstrainedRow:
 
     @property
     def _forced(self) -> int | None:
-        """The only id that may come next, if so: of a mark that has to be written to its end."""
+        """The only id that may come next, while a mark has to be written to its end; None: several may."""
         if self._thought is None or self.is_over:
             return None
         is_opening = self._thought.opening is not None and self._compiled is not None and self._answer is None
@@ -222,7 +227,7 @@ class ConstrainedRow:
         self.are_blanks_over = False
 
     def _take_answer(self, token: int) -> None:
-        """The token belongs to the answer, or may still belong to the mark that opens a thought."""
+        """Take a token of the answer, which may still belong to the mark that opens a thought."""
         if token in self.ends.ids:
             self.is_over = True
         elif self._answer is None:
@@ -237,8 +242,8 @@ class ConstrainedRow:
                 self.is_mask_due = True
 
     def _goes_on_with_blanks(self, token: int) -> bool:
-        """Count the token's blanks. True: they go on behind others, in an indentation that has no end for the matcher.
-        So it stays where it is and is not told, and its mask is the last one.
+        """Count the token's blanks. True when they continue an indentation, which is endless for the matcher. So the
+        matcher does not consume them, and its last mask stays valid.
         """
         before = self._blanks
         self._blanks = after = self._blank_runs[token][before]
@@ -249,7 +254,8 @@ class ConstrainedRow:
         return True
 
     def _finish(self, words: Words) -> None:
-        """The row's stop ids instead of the vocabulary's own ends, the opening mark, and nothing that is no token."""
+        """Complete the matcher's mask: the row's stop ids instead of the vocabulary's own ends, and the opening
+        mark."""
         end = self._vocabulary.end_ids[0]
         leaves_some = True
         if is_special := self.ends.are_in(words[np.newaxis]).item():
@@ -268,8 +274,8 @@ class ConstrainedRow:
             self._failure = "the grammar leaves no token"
 
     def _spell_marks(self, words: Words) -> None:
-        """Where the only text that may follow reads like a mark, a matcher allows the mark instead of the text. Then it
-        refuses it, or the answer ends too early. So the ids of the text are allowed here.
+        """Allow the ids of texts that read like a mark. If the only text that may follow does, a matcher allows the
+        mark instead, and then refuses it or ends the answer too early.
         """
         matcher, vocabulary = self.matcher, self._vocabulary
         if matcher is None:

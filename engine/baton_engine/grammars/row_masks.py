@@ -1,6 +1,6 @@
 """The constrained rows of a runner by slot, and the masks of a draw.
 
-A mask needs every id that its row drew before. So on a device that runs behind the host, a draw with masks is launched
+A mask needs every id that its row drew before. So on a device that runs asynchronously, a draw with masks is launched
 when the step before it has been collected: see `baton_engine.running.runner`.
 """
 
@@ -15,93 +15,93 @@ import numpy as np
 
 from baton_engine.grammars.constrained_row import Allowance, ConstrainedRow, EndIds
 from baton_engine.grammars.grammar_compiler import READY_S, GrammarCompiler, GrammarError
+from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.grammars.vocabulary import VocabularyError, Words
-from baton_engine.running.sampler import TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot, SlotFailure, SlotTokens
 
 
 @dataclass(frozen=True, slots=True)
 class RowConstraints:
-    """What binds the rows of one draw."""
+    """The constraints of one draw."""
 
     masks: TokenMasks | None
     failures: tuple[SlotFailure, ...]
-    """Slots whose draw means nothing."""
+    """Slots without a valid token."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The constrained rows of one draw, of the slots that draw."""
+    """The constrained rows among the slots of one draw."""
 
     slots: tuple[int, ...]
     rows: tuple[ConstrainedRow, ...]
     computations: tuple[tuple[ConstrainedRow, Callable[[int, int], None], int, Words], ...]
-    """Of the matchers' masks, each with its row, its address and itself [W]."""
+    """Masks that matchers compute: row, matcher's function, address, and the mask itself [W]."""
     firsts: tuple[tuple[Words, int], ...]
-    """Masks [W] of answers that begin, each with its row."""
+    """Masks [W] of answers that begin, each with the number of its row."""
     words: Words
-    """[R, W]: the masks."""
+    """The masks [R, W]."""
     ends: EndIds | None
-    """Those of the first row; None without rows."""
+    """End ids of the first row; None without rows."""
     is_plain: bool
-    """Grammars alone bind these rows, none has ended, and they end alike: until a slot is opened or closed, or an
-    answer ends, the next draw of the same slots has this batch too."""
+    """True when grammars alone bind these rows, none has ended, and all have the same end ids. Until a slot is opened
+    or closed, or an answer ends, the next draw of the same slots can use this batch again."""
     constraints: RowConstraints
-    """With the masks as the matchers write them."""
+    """The constraints with the masks as the matchers write them."""
     holds_an_end: Callable[[], bool]
-    """Of a plain batch: whether some matcher's mask is to be finished. One that gave up allows the end and nothing
-    else."""
+    """For a plain batch, True when some matcher's mask has to be completed. A matcher that gave up allows the end and
+    nothing else."""
 
 
 class RowMasks:
-    """Rows of `max_slots` slots; for one thread, which also computes the masks. One takes 4 to 10 µs; spread over
-    threads they took longer."""
+    """The constrained rows of `max_slots` slots. One thread uses it and computes the masks. A mask takes 4 to 10 µs;
+    spread over threads, masks took longer."""
 
     def __init__(self, compiler: GrammarCompiler, max_slots: int) -> None:
         self.observe_masks: Callable[[float], None] = lambda seconds: None
-        """Told the seconds that the masks of each draw took."""
+        """Called with the seconds that the masks of each draw took."""
         self.compiler = compiler
         self._max_slots = max_slots
         self._rows: dict[int, ConstrainedRow | Future[ConstrainedRow]] = {}
         self._words = np.zeros((0, 0), dtype=np.uint32)
         self._pointer = 0
         self._batch: _Batch | None = None
-        """The last one, while it is plain and its rows are as they were."""
+        """The last batch, while it is plain and its rows are unchanged."""
 
     def open(self, opened: OpenSlot) -> None:
-        """A sequence takes a slot; whatever the slot held is over."""
+        """Give the slot to a sequence. The row that it held before is dropped."""
         self._rows.pop(opened.slot, None)
         self._batch = None
         if opened.sampling.grammar is not None or opened.sampling.thought is not None:
             self._rows[opened.slot] = self.compiler.row(opened)
 
     def close(self, slots: Iterable[int]) -> None:
-        """The slots are given back."""
+        """Drop the rows of these slots."""
         for slot in slots:
             if self._rows.pop(slot, None) is not None:
                 self._batch = None
 
     def bind(self, slots: Sequence[int]) -> bool:
-        """Whether any of these slots is constrained. Costs next to nothing while no slot is."""
+        """True when any of the slots is constrained. Costs next to nothing while none is."""
         return not self._rows.keys().isdisjoint(slots)
 
-    def drawn(self, tokens: Iterable[SlotTokens]) -> None:
-        """What the slots of a collected step drew."""
+    def take_drawn(self, tokens: Iterable[SlotTokens]) -> None:
+        """Take the tokens that the slots of a collected step drew."""
         if not self._rows:
             return
-        for each in tokens:
-            row = self._rows.get(each.slot)
+        for slot_tokens in tokens:
+            row = self._rows.get(slot_tokens.slot)
             if isinstance(row, ConstrainedRow):
                 is_free = False
-                for token in each.ids:
+                for token in slot_tokens.ids:
                     is_free = row.take(token)
                 if is_free:
-                    del self._rows[each.slot]
+                    del self._rows[slot_tokens.slot]
                     self._batch = None
 
     def constraints(self, slots: Sequence[int]) -> RowConstraints:
-        """What may be drawn for each of `slots`, whose earlier tokens are all known. The masks' memory is used again by
-        the next call."""
+        """Compute the tokens that each of `slots` may draw; all their earlier tokens are known. The next call reuses
+        the masks' memory."""
         begin = time.perf_counter()
         batch = self._batch
         if batch is None or batch.slots != slots:
@@ -116,9 +116,10 @@ class RowMasks:
                     row.forbid_blanks(mask)
         for first, place in batch.firsts:
             batch.words[place] = first
-        found = batch.constraints if batch.is_plain and not batch.holds_an_end() else _finished(batch)
+        is_complete = batch.is_plain and not batch.holds_an_end()
+        constraints = batch.constraints if is_complete else _complete(batch)
         self.observe_masks(time.perf_counter() - begin)
-        return found
+        return constraints
 
     def _batch_of(self, slots: Sequence[int]) -> _Batch:
         places: list[int] = []
@@ -128,14 +129,14 @@ class RowMasks:
         firsts: list[tuple[Words, int]] = []
         is_plain = True
         for place, slot in enumerate(slots):
-            held = self._rows.get(slot)
-            if held is None:
+            entry = self._rows.get(slot)
+            if entry is None:
                 continue
-            row = held if isinstance(held, ConstrainedRow) else self._ready(slot, held)
+            row = entry if isinstance(entry, ConstrainedRow) else self._await_row(slot, entry)
             if isinstance(row, SlotFailure):
                 failures.append(row)
                 continue
-            # A plain row that is not over is its matcher's; whether that gave up is asked once, behind its mask.
+            # The matcher decides for a plain row that is not over; its error is looked up once, after its mask.
             allowance = row.allowance if row.is_over or not row.is_plain else Allowance.MATCHER
             is_plain = is_plain and row.is_plain and not row.is_over
             if allowance is Allowance.ANYTHING:
@@ -168,16 +169,16 @@ class RowMasks:
         )
 
     def _words_of(self, rows: Sequence[ConstrainedRow]) -> tuple[Words, int]:
-        """[R, W] of the memory that all batches share, and where it begins. It holds whatever it held."""
+        """Memory [R, W] that all batches share, and its address. Its content is undefined."""
         if rows and self._words.shape[1] != rows[0].words:
             self._words = np.zeros((self._max_slots, rows[0].words), dtype=np.uint32)
             self._pointer = self._words.ctypes.data
         return self._words[: len(rows)], self._pointer
 
-    def _ready(self, slot: int, made: Future[ConstrainedRow]) -> ConstrainedRow | SlotFailure:
-        """As a rule it is there: the scheduler lets no row draw before its grammar is compiled."""
+    def _await_row(self, slot: int, future: Future[ConstrainedRow]) -> ConstrainedRow | SlotFailure:
+        """Wait for the slot's row. It is usually ready: no row draws before its grammar is compiled."""
         try:
-            row = made.result(READY_S)
+            row = future.result(READY_S)
         except (GrammarError, VocabularyError) as error:
             return SlotFailure(slot, str(error))
         except TimeoutError:
@@ -186,23 +187,23 @@ class RowMasks:
         return row
 
 
-def _finished(batch: _Batch) -> RowConstraints:
-    """What is not the matchers' to say is written into the masks. A matcher's own mask is as it shall be unless it
-    holds an end: most are, and looking at all at once is cheap."""
+def _complete(batch: _Batch) -> RowConstraints:
+    """Complete the masks where matchers do not decide alone. A matcher's own mask is complete unless it holds an end:
+    most are, and checking all at once is cheap."""
     words, masks = batch.words, batch.constraints.masks
     if masks is None or batch.ends is None:
         return batch.constraints
-    is_unfinished = batch.ends.are_in(words).tolist()
-    kept: list[int] = []
+    is_incomplete = batch.ends.are_in(words).tolist()
+    valid: list[int] = []
     failures = list(batch.constraints.failures)
     for number, row in enumerate(batch.rows):
-        if is_unfinished[number] or not row.is_plain or row.ends is not batch.ends:
+        if is_incomplete[number] or not row.is_plain or row.ends is not batch.ends:
             row.fill(words[number])
         if row.failure is None:
-            kept.append(number)
+            valid.append(number)
         else:
             failures.append(SlotFailure(batch.slots[int(masks.rows[number])], row.failure))
-    if len(kept) == len(batch.rows):
+    if len(valid) == len(batch.rows):
         return RowConstraints(masks, tuple(failures))
-    rest = TokenMasks.of(masks.rows[kept].numpy(), words[kept]) if kept else None
+    rest = TokenMasks.of(masks.rows[valid].numpy(), words[valid]) if valid else None
     return RowConstraints(rest, tuple(failures))

@@ -1,4 +1,4 @@
-"""Where a row stands in its thought, from the ids drawn: before it, inside it, or behind it. Pure."""
+"""The position of a row in its thought, from the ids drawn: before it, inside it, or after it. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from baton_wire.messages.values import Thought
 
 
 class ThoughtStage(enum.Enum):
-    """Where the next token falls."""
+    """The part of the output that the next token belongs to."""
 
     OPENING = "opening"
-    """It may go on with the mark that opens a thought, or begin the answer."""
+    """The mark that opens a thought, or the answer."""
     INSIDE = "inside"
+    """The thought, or the mark that closes it."""
     OVER = "over"
-    """It belongs to the answer."""
+    """The answer."""
 
 
 class ThoughtTracker:
-    """Follows one row. The marks are found as they are written: the last ids drawn are the whole mark."""
+    """Follows one row. A mark is complete when the last ids drawn are its ids."""
 
     def __init__(self, thought: Thought) -> None:
         self.stage = ThoughtStage.OPENING if thought.start else ThoughtStage.INSIDE
@@ -29,17 +30,17 @@ class ThoughtTracker:
 
     @property
     def opening(self) -> int | None:
-        """The id that goes on with the opening mark, while one may."""
+        """The id that continues the opening mark, while the mark may still come."""
         return self._start[self._opened] if self.stage is ThoughtStage.OPENING else None
 
     @property
     def forced(self) -> int | None:
-        """The only id that may come next: the budget is used up, so the closing mark follows."""
+        """The only id that may come next when the thought's budget is used up: it continues the closing mark."""
         is_used = self._max_tokens is not None and self._drawn >= self._max_tokens
         return self._end[self._closed] if self.stage is ThoughtStage.INSIDE and is_used else None
 
     def take(self, token: int) -> None:
-        """The row drew `token`."""
+        """Take the token that the row drew."""
         if self.stage is ThoughtStage.OPENING:
             if token != self._start[self._opened]:
                 self.stage = ThoughtStage.OVER
@@ -49,11 +50,11 @@ class ThoughtTracker:
                 self.stage = ThoughtStage.INSIDE
         elif self.stage is ThoughtStage.INSIDE:
             self._drawn += 1
-            self._closed = _matched((*self._end[: self._closed], token), self._end)
+            self._closed = _overlap((*self._end[: self._closed], token), self._end)
             if self._closed == len(self._end):
                 self.stage = ThoughtStage.OVER
 
 
-def _matched(last: tuple[int, ...], mark: tuple[int, ...]) -> int:
-    """The longest beginning of `mark` with which `last` ends."""
+def _overlap(last: tuple[int, ...], mark: tuple[int, ...]) -> int:
+    """Length of the longest beginning of `mark` that `last` ends with."""
     return next(length for length in range(len(last), -1, -1) if last[len(last) - length :] == mark[:length])

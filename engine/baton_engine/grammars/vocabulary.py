@@ -20,26 +20,26 @@ Words = npt.NDArray[np.uint32]
 
 
 class VocabularyError(Exception):
-    """The tokenizer file cannot be read: this worker follows no grammar."""
+    """The tokenizer file cannot be read: this worker can follow no grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Shared by all matchers of a worker. Ids beyond the tokenizer's own are padding and are never allowed."""
+    """The vocabulary that all matchers of a worker share. Ids beyond the tokenizer's own are padding, never allowed."""
 
     tokenizer: LLTokenizer
     known: Words
     """[W]: the tokenizer's own ids."""
     marks: Words
-    """[W]: of them those that stand for no text: the ends, and such as the beginning of a turn."""
+    """[W]: the tokenizer's ids that have no text: the ends, and others such as the beginning of a turn."""
     end_ids: tuple[int, ...]
-    """What a matcher allows where a text may end."""
+    """The ids that a matcher allows where a text may end."""
     unblank: Words
     """[W]: every id but those whose text begins with a space or a tab."""
     blank_runs: tuple[bytes, ...]
-    """By id, what it does to a run of blanks."""
+    """By id, its effect on a run of blanks (see `blank_runs`)."""
     blank_ids: frozenset[int]
-    """Those of nothing but spaces and tabs."""
+    """Ids whose text is nothing but spaces and tabs."""
 
     @property
     def words(self) -> int:
@@ -68,7 +68,8 @@ def _own_size(file: _TokenizerFile) -> int:
 
 
 def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: int) -> Vocabulary:
-    """`end_ids`: none when the model names none; the tokenizer's own is taken then. Raises VocabularyError."""
+    """Read the vocabulary from a tokenizer file. `end_ids`: the ids that the model names; if none, the tokenizer's own
+    is used. Raises VocabularyError."""
     try:
         own = _own_size(msgspec.json.decode(tokenizer_json, type=_TokenizerFile))
         size = max(own, vocab_size)
@@ -94,7 +95,7 @@ def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: i
 
 
 def spelling_begins(vocabulary: Vocabulary, mark: int) -> tuple[int, ...]:
-    """The ids of text with which the name of a mark can be spelled."""
+    """The ids of text that the name of a mark can begin with."""
     tokenizer = vocabulary.tokenizer
     name = tokenizer.decode_bytes([mark])
     starts = {tokenizer.tokenize_bytes(name[:length])[0] for length in range(1, len(name))}
@@ -109,8 +110,8 @@ def named_end_ids(files: Mapping[str, str | None]) -> tuple[int, ...]:
     """The end ids that a model's own files name: those for generation, or else those of its config."""
     for name in ("generation_config.json", "config.json"):
         content = json.loads(files.get(name) or "{}")
-        found = content.get("eos_token_id") if isinstance(content, dict) else None
-        ids = found if isinstance(found, list) else [found]
+        named = content.get("eos_token_id") if isinstance(content, dict) else None
+        ids = named if isinstance(named, list) else [named]
         if all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids) and ids:
             return tuple(ids)
     return ()

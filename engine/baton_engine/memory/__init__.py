@@ -1,4 +1,4 @@
-"""The KV pool: blocks and their owners, the prefix cache, and the bytes behind them.
+"""The KV pool: blocks and their owners, the prefix cache, and the blocks' memory.
 
 Owns which block belongs to whom and when it may be given to another.
 Never schedules.

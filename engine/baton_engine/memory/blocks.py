@@ -1,17 +1,17 @@
-"""The blocks of a KV pool: who holds which, whose content may be reused, and when a block may be given to another.
+"""The blocks of a KV pool: their owners, which content may be reused, and when a block may be given to another owner.
 
-    FREE ──allocate──▶ RESERVED ──activate──▶ IN_USE ──release──▶ [FENCED ──collected──▶] CACHED ──evict──▶ (reuse)
+    FREE ──allocate──▶ RESERVED ──activate──▶ IN_USE ──release──▶ [FENCED ──collect────▶] CACHED ──evict──▶ (reuse)
       ▲                                          ▲                        │                  │
       └──────────────── not published ───────────┼────────────────────────┘                  │
                                                  └───────────── share (prefix hit) ──────────┘
 
-A block may have several owners (shared prefixes, forked choices): it stays in use until the last of them lets go. What
-is released while a launched step may still read or write it waits in FENCED for that step's result. Every time a block
-is given out anew its generation counts up, so that checks can tell two lives of one block apart.
+A block may have several owners (shared prefixes, forked choices): it stays in use until the last owner releases it. A
+block that is released while a launched step may still read or write it waits in FENCED for that step's result. Every
+time a block is given out anew its generation counts up, so that checks can tell two lives of one block apart.
 
 One pool serves all groups of layers that share block tables (`kv_group`). An owner's table is flat: its entry
 `index · groups + kv_group` is the block of a group for the index-th stretch of tokens. A group with a window gives up
-its oldest blocks one after the other: their entries are `GONE`. Bytes and tokens are not known here.
+its oldest blocks one after the other: their entries are `GONE`. The pool knows neither bytes nor tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from baton_engine.memory.prefix import PrefixIndex
 from baton_wire.messages.values import RequestKey
 
 GONE: Final = -1
-"""Stands in a table for a block that its group needs no more, or never needed."""
+"""Table entry of a block that its group needs no more, or never needed."""
 
 
 class BlockState(enum.IntEnum):
@@ -38,12 +38,12 @@ class BlockState(enum.IntEnum):
     FENCED = 3
     """Released by all owners; a launched step may still touch it."""
     CACHED = 4
-    """Held by nobody; its KV is kept until the room is needed."""
+    """Without an owner; its KV is kept until the block is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockOwner:
-    """Who holds blocks: one choice of a request, or (None) the beginning that its choices share."""
+    """An owner of blocks: one choice of a request, or (None) the prefix that its choices share."""
 
     key: RequestKey
     choice: int | None
@@ -53,10 +53,23 @@ class BlockOwner:
 
 
 class BlockPool:
-    """Block ids 0 … num_blocks - 1. Knows the collected steps through `collected`."""
+    """Block ids 0 … num_blocks - 1. `collect` reports finished steps to it.
+
+    >>> pool = BlockPool(num_blocks=4)
+    >>> owner = BlockOwner(RequestKey(b"request-0000001.", 1), 0)
+    >>> pool.allocate(owner, 2)
+    [0, 1]
+    >>> pool.publish(0, digest=b"first", parent=b"root")  # block 0 is full and its KV is computed
+    >>> pool.release(owner, fence=1)  # step 1 was launched, and may still write to both
+    >>> pool.available
+    2
+    >>> pool.collect(1)
+    >>> pool.available, pool.count(BlockState.CACHED), pool.match([b"first"], limit=1)
+    (4, 1, [0])
+    """
 
     def __init__(self, num_blocks: int, reaches: Sequence[int | None] = (None,)) -> None:
-        """`reaches`, for each group: how many blocks before the end of a context are needed to continue it; None is
+        """`reaches`: for each group, how many blocks before the end of a context are needed to continue it; None:
         all."""
         self.num_blocks = num_blocks
         self.groups = len(reaches)
@@ -75,7 +88,7 @@ class BlockPool:
         self._collected = 0
         self._reaches = tuple(reaches)
         self._indexes = tuple(PrefixIndex() for _ in reaches)
-        self._index_of: dict[int, PrefixIndex] = {}  # published block → where
+        self._index_of: dict[int, PrefixIndex] = {}  # published block → its group's index
 
     # Questions --------------------------------------------------------------------------------------------------------
 
@@ -112,16 +125,16 @@ class BlockPool:
         return tuple(self._tables)
 
     def match(self, digests: Sequence[bytes], limit: int, first: Sequence[int] | None = None) -> list[int]:
-        """Table entries of the longest beginning whose KV is published, at most `limit` blocks of every group; they
-        are not held yet. Of a group with a window only those from index `first` of the group on, `GONE` before them;
-        without `first` those that computing what follows takes."""
+        """Table entries of the longest prefix whose KV is published, at most `limit` blocks of every group; they are
+        not held yet. A group with a window has only the blocks from its index `first` on, and `GONE` before them;
+        without `first`, the blocks that computing the next token needs."""
         lengths = [
             len(index.match(digests, limit))
             for index, reach in zip(self._indexes, self._reaches, strict=True)
             if reach is None
         ]
         end = min(limit, len(digests), *lengths)
-        while not self._stands(digests, end, first):
+        while not self._is_complete(digests, end, first):
             end -= 1
         entries = [GONE] * (end * self.groups)
         for group, index in enumerate(self._indexes):
@@ -132,13 +145,13 @@ class BlockPool:
         return entries
 
     def evictable(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks` count as available at present."""
+        """Number of `blocks` that count as available at present."""
         return sum(block != GONE and self._state[block] is BlockState.CACHED for block in blocks)
 
     # Holding ----------------------------------------------------------------------------------------------------------
 
     def share(self, owner: BlockOwner, blocks: Sequence[int]) -> None:
-        """Append blocks whose content stands to the owner's table, all groups in turn."""
+        """Append published blocks to the owner's table, all groups in turn."""
         for block in blocks:
             if block == GONE:
                 continue
@@ -160,17 +173,17 @@ class BlockPool:
         table = self._tables.setdefault(owner, [])
         begin, groups = len(table) // self.groups, self.groups
         gone = [0 if first is None else min(max(0, first[group] - begin), count) for group in range(groups)]
-        wanted = count * groups - sum(gone)
-        if wanted > self.available:
-            raise RuntimeError(f"{wanted} blocks were asked for, {self.available} are available")
-        self._evict(wanted - self._free.count)
+        needed = count * groups - sum(gone)
+        if needed > self.available:
+            raise RuntimeError(f"{needed} blocks were asked for, {self.available} are available")
+        self._evict(needed - self._free.count)
         entries = [GONE] * (count * groups)
         for group in range(groups):
             if count > gone[group]:
                 last = table[group - groups] if table else GONE
                 taken = self._free.take(count - gone[group], None if last == GONE else last + 1)
                 entries[gone[group] * groups + group :: groups] = taken
-        blocks = entries if wanted == len(entries) else [block for block in entries if block != GONE]
+        blocks = entries if needed == len(entries) else [block for block in entries if block != GONE]
         state = BlockState.RESERVED if reserved else BlockState.IN_USE
         for block in blocks:
             self._generation[block] += 1
@@ -182,44 +195,44 @@ class BlockPool:
         return entries
 
     def activate(self, owner: BlockOwner) -> None:
-        """The owner's reserved blocks hold verified KV from now on."""
+        """Mark the owner's reserved blocks as in use: they hold verified KV from now on."""
         for block in self._tables.get(owner, ()):
             if block != GONE:
                 self._set(block, BlockState.IN_USE)
 
     def move(self, owner: BlockOwner, to: BlockOwner) -> None:
-        """The whole table changes hands."""
+        """Give the whole table to another owner."""
         if owner != to:
             self._tables[to] = self._tables.pop(owner)
 
     def release(self, owner: BlockOwner, fence: int) -> None:
-        """Delete what this very owner holds; an owner that holds nothing is no error.
+        """Release the blocks of exactly this owner; an owner without blocks is no error.
 
         `fence` is the last launched step that may touch the blocks: none is given out before that step is collected.
         """
         for block in reversed(self._tables.pop(owner, ())):  # leaves first: they are evicted before their parents
             if block != GONE:
-                self._let_go(block, fence)
+                self._unreference(block, fence)
 
     def drop(self, owner: BlockOwner, first: Sequence[int], fence: int) -> None:
-        """The owner needs no more of group g than its entries from index `first[g]` on. `fence` as in `release`."""
+        """Release the entries of each group g before index `first[g]`. `fence` as in `release`."""
         table = self._tables.get(owner)
         if table is None:
             return
         for group, end in enumerate(first):
             place = min(end * self.groups, len(table)) - self.groups + group
             while place >= 0 and table[place] != GONE:
-                self._let_go(table[place], fence)
+                self._unreference(table[place], fence)
                 table[place] = GONE
                 place -= self.groups
 
     def publish(self, block: int, digest: bytes, parent: bytes, kv_group: int = 0) -> None:
-        """The block's KV is complete and computed or verified: later requests may share it."""
+        """Publish a full block whose KV is computed or verified: later requests may share it."""
         if block not in self._index_of and self._indexes[kv_group].publish(block, digest, parent):
             self._index_of[block] = self._indexes[kv_group]
 
-    def collected(self, step: int) -> None:
-        """Every step up to this one is over: what waited for it becomes available."""
+    def collect(self, step: int) -> None:
+        """Make blocks available that waited for a step up to this one: all of these steps are over."""
         self._collected = step
         for fence in sorted(fence for fence in self._fenced if fence <= step):
             for block in self._fenced.pop(fence):
@@ -235,15 +248,15 @@ class BlockPool:
             return 0
         return min(end, max(0, end - reach) if first is None else first[group])
 
-    def _stands(self, digests: Sequence[bytes], end: int, first: Sequence[int] | None) -> bool:
-        """Whether groups with a window have what they need of `end` blocks; the other groups have."""
+    def _is_complete(self, digests: Sequence[bytes], end: int, first: Sequence[int] | None) -> bool:
+        """True when groups with a window have all that they need of `end` blocks; the other groups have."""
         return all(
             all(index.block(digest) is not None for digest in digests[self._needed(group, end, first) : end])
             for group, index in enumerate(self._indexes)
             if self._reaches[group] is not None
         )
 
-    def _let_go(self, block: int, fence: int) -> None:
+    def _unreference(self, block: int, fence: int) -> None:
         self._fence[block] = max(self._fence[block], fence)
         self._references[block] -= 1
         if self._references[block] == 0:
@@ -271,7 +284,8 @@ class BlockPool:
             self._free.add((block,))
 
     def _evict(self, count: int) -> None:
-        """Forget so many cached blocks: the least recently used, or the end of the cached chain that hangs on it."""
+        """Evict `count` cached blocks: each time the end of the cached chain that the least recently used one
+        begins."""
         evicted = []
         for _ in range(count):
             block = next(iter(self._cached))

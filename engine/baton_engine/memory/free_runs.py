@@ -1,4 +1,4 @@
-"""Free blocks as maximal runs of neighbours, so that a sequence's blocks are given out side by side where possible.
+"""Free blocks as maximal runs of neighbours, so that a sequence gets contiguous blocks where possible.
 
 Neighbouring blocks make long extents for transfers and cheap gathers on the CPU. Runs sit in buckets by the power of
 two of their length; every operation costs a few dictionary steps, whatever the pool's size.
@@ -20,11 +20,11 @@ class FreeRuns:
         self._insert(0, num_blocks)
 
     def blocks(self) -> set[int]:
-        """All of them, for checks."""
+        """All free blocks, for checks."""
         return {block for first, length in self._length.items() for block in range(first, first + length)}
 
     def add(self, blocks: Iterable[int]) -> None:
-        """`blocks` become free; what lies side by side is joined, with the runs on both sides too."""
+        """Make `blocks` free. Neighbours are joined to runs, also with the runs on both sides."""
         first = length = 0
         for block in sorted(blocks):
             if length and block == first + length:
@@ -37,9 +37,9 @@ class FreeRuns:
             self._join(first, length)
 
     def take(self, count: int, near: int | None = None) -> list[int]:
-        """Give out `count` free blocks: from `near` on, else from a small run that surely fits, else from several.
+        """Take `count` free blocks: from `near` on, else from a small run that surely fits, else from several runs.
 
-        The caller has checked that so many are free.
+        The caller has checked that enough are free.
         """
         if near is not None and self._length.get(near, 0) >= count:
             return self._cut(near, count)

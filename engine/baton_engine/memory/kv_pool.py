@@ -49,7 +49,7 @@ class KvPool:
         *,
         with_checksums: bool = True,
     ) -> None:
-        """`with_checksums`: whether anybody looks at those of what is scattered."""
+        """`with_checksums`: `scatter` returns checksums."""
         if geometry.element_bytes != dtype.itemsize:
             raise ValueError(f"element_bytes: {geometry.element_bytes} is not the size of {dtype} ({dtype.itemsize})")
         self.geometry = geometry
@@ -67,9 +67,9 @@ class KvPool:
         self._region = self.tensor.view(torch.uint8).view(-1).numpy().data if device.type == "cpu" else None
 
     def warm_up(self) -> None:
-        """Run once what a hand-over in whole blocks runs, so that nothing is compiled or loaded later.
+        """Run a hand-over in whole blocks once, so that nothing is compiled or loaded later.
 
-        Block 0 gets the bytes that it has; nobody may use it meanwhile.
+        Block 0 is rewritten with its own bytes; it must not be in use meanwhile.
         """
         block = memoryview(bytearray(self.geometry.block_bytes))
         for units in self._warm_units():
@@ -78,7 +78,7 @@ class KvPool:
             self.scatter(block, units)
 
     def rehearse(self) -> None:
-        """What `warm_up` launches, and the copies of forked sequences, for `compiled_together`."""
+        """Launch what `warm_up` launches, and the copies of forked sequences, for `compiled_together`."""
         for units in self._warm_units():
             pool, table, within = self._of(units.part), self._table(units.blocks), _range(units)
             stream = torch.empty_like(self.tensor[0]).view(-1)
@@ -98,12 +98,12 @@ class KvPool:
         return self._region
 
     def checksums(self, units: Units) -> bytes:
-        with self.aside.entered():
+        with self.aside.enter():
             return _as_bytes(kv_checksums(self._of(units.part), self._table(units.blocks), _range(units)))
 
     def pack(self, units: Units, out: memoryview) -> None:
         """Gather the units into `out`, which must be writable and exactly as long as they are."""
-        with self.aside.entered():
+        with self.aside.enter():
             host = self._stream(out)
             stream = torch.empty_like(host, device=self.tensor.device)
             target = host if self.tensor.device.type == "cpu" else stream
@@ -112,11 +112,11 @@ class KvPool:
                 host.copy_(target)
 
     def scatter(self, stream: memoryview, units: Units) -> bytes:
-        """Write the stream's units into the blocks and return the checksums of what was read from the stream.
+        """Write the stream's units into the blocks, and return the checksums of the bytes read from the stream.
 
-        On a GPU these cost nothing and are computed even when nobody looks at them.
+        On a GPU checksums cost nothing and are computed even if they are not asked for.
         """
-        with self.aside.entered():
+        with self.aside.enter():
             source = self._stream(stream).to(self.tensor.device)
             if self._with_checksums or source.is_cuda:
                 return self.scatter_elements(source, units)
@@ -125,8 +125,8 @@ class KvPool:
             return b""
 
     def scatter_elements(self, source: Tensor, units: Units) -> bytes:
-        """As `scatter`, from a flat tensor of the pool's dtype on its device; done when it returns."""
-        with self.aside.entered():
+        """Scatter from a flat tensor of the pool's dtype on its device. Complete when it returns."""
+        with self.aside.enter():
             pool = self._of(units.part)
             shape = (units.groups, units.count, pool.shape[1] // units.groups, 2)
             checksums = torch.empty(shape, dtype=torch.int64, device=self.tensor.device)
@@ -157,27 +157,27 @@ class KvPool:
 
 
 class SideStream:
-    """Where a worker's transfer works on its device: beside the engine's kernels, not behind all that were launched.
+    """The stream on which a worker's transfer uses its device: it need not wait for the engine's launched kernels.
 
-    What it reads stands before it is asked (a step that was collected, an event that came, a Seal), and what it
-    writes nobody reads before it is done: it needs no events of its own.
+    The KV that it reads is complete before it is asked for (a collected step, an event, a Seal), and the KV that it
+    writes is not read before it is done: it needs no events of its own.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def entered(self) -> AbstractContextManager[object]:
-        """Kernels and copies of this thread go to the stream meanwhile."""
+    def enter(self) -> AbstractContextManager[object]:
+        """Send kernels and copies of this thread to the stream while the context lasts."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 def _range(units: Units) -> UnitRange:
-    """As the kernels take it."""
+    """The units' range as the kernels take it."""
     return UnitRange(units.tokens, units.first, units.end)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose memory is really there: a step must not be the first to touch it."""
+    """Zeros in memory that is mapped already: a step must not be the first to touch it."""
     if device.type == "cpu":
         return HugePageArena().empty(shape, dtype).zero_()
     return torch.zeros(shape, dtype=dtype, device=device)

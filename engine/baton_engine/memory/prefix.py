@@ -1,8 +1,8 @@
-"""Which block holds the KV of which beginning: hash chains over full blocks.
+"""The prefix cache's index: which block holds the KV of which context, by hash chains over full blocks.
 
 A full block's digest covers its own token ids and, through its parent's digest, everything before it; the chain starts
 from the salt, so that tenants (or adapters) never share. Two equal digests mean equal contexts, hence equal KV. The
-index says where such KV stands; whether a block may be evicted is decided in `blocks`.
+index finds the block of such KV; `blocks` decides when a block may be evicted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,23 @@ def root_digest(salt: str) -> bytes:
 
 
 def block_digest(parent: bytes, ids: list[int] | tuple[int, ...]) -> bytes:
-    """Digest of the full block that holds `ids` after the context that `parent` stands for."""
+    """Digest of the full block that holds `ids` after the context whose digest is `parent`."""
     return blake2b(parent + pack_ids(ids), digest_size=DIGEST_BYTES).digest()
 
 
 class PrefixIndex:
     """Published blocks of one `kv_group` by digest. One block per digest: a second block with the same content stays
-    unpublished."""
+    unpublished.
+
+    >>> root = root_digest(salt="")
+    >>> first = block_digest(root, (5, 6))
+    >>> second = block_digest(first, (7, 8))
+    >>> index = PrefixIndex()
+    >>> index.publish(3, first, root), index.publish(9, second, first)
+    (True, True)
+    >>> index.match([first, second, block_digest(second, (1, 1))], limit=3)
+    [3, 9]
+    """
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -42,12 +52,12 @@ class PrefixIndex:
         return block in self._digests
 
     def blocks(self) -> Set[int]:
-        """All published ones."""
+        """All published blocks."""
         return self._digests.keys()
 
     def publish(self, block: int, digest: bytes, parent: bytes) -> bool:
-        """The block holds computed or verified KV of `digest`. No effect, and False, when another block already stands
-        for it."""
+        """Publish a block that holds computed or verified KV of `digest`. No effect, and False, when another block
+        already has this digest."""
         if digest in self._block_of or block in self._digests:
             return False
         self._block_of[digest] = block
@@ -56,7 +66,7 @@ class PrefixIndex:
         return True
 
     def withdraw(self, block: int) -> None:
-        """The block's content is about to be lost."""
+        """Remove a block whose content is about to be lost."""
         digest, parent = self._digests.pop(block)
         del self._block_of[digest]
         siblings = self._children[parent]
@@ -69,11 +79,11 @@ class PrefixIndex:
         return self._children.get(self._digests[block][0], ())
 
     def block(self, digest: bytes) -> int | None:
-        """The block that holds this context's last stretch."""
+        """The block with this digest: the last one of its context."""
         return self._block_of.get(digest)
 
     def match(self, digests: Sequence[bytes], limit: int) -> list[int]:
-        """Blocks of the longest published beginning of the chain, at most `limit`."""
+        """Blocks of the longest published prefix of the chain, at most `limit`."""
         blocks: list[int] = []
         for digest in digests[:limit]:
             block = self._block_of.get(digest)

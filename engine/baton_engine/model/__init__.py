@@ -1,4 +1,4 @@
-"""What a model is and how it is loaded: configuration, parameters, weights, the decoder and its layers.
+"""A model and its loading: configuration, parameters, weights, the decoder and its layers.
 
 Owns the reading of checkpoints and the forward pass.
 Never knows requests: it sees rows, positions and block tables.

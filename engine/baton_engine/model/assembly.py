@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.decoder import Decoder, DecoderLayer
-from baton_engine.model.formats.stored_weight import StoredWeight, joined
+from baton_engine.model.formats.stored_weight import StoredWeight, join_weights
 from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack, unpack_mxfp4
 from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm, read_by
 from baton_engine.model.layers.rope import rope_tables
-from baton_engine.model.offloading import assembled
+from baton_engine.model.offloading import assemble_layers
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention.attention_inputs import HeadNorms
 from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
@@ -73,7 +73,7 @@ class _Reader:
         return stacked
 
     def norm_weight(self, name: str) -> Tensor:
-        """What a norm multiplies by: float32 where it is 1 more than what is stored, as 16 bits would lose the rest."""
+        """The factors of a norm. If the checkpoint stores them less 1, they are float32: 16 bits would lose digits."""
         if not self.norms_from_one:
             return self.tensor(name)
         return self.source.read(name).to(device=self.device, dtype=torch.float32, copy=True).add_(1.0)
@@ -82,11 +82,11 @@ class _Reader:
         return pack_norm(self.norm_weight(name), self.norm_eps, self.dtype, self.method.reads_norms)
 
     def own_norm(self, name: str) -> WeightedRmsNorm:
-        """A norm of which nothing is folded into the layers around it."""
+        """A norm of its own, with nothing folded into the layers around it."""
         return WeightedRmsNorm(self.norm_weight(name), self.norm_eps)
 
     def head_norms(self, prefix: str, rows: Sequence[int] | None, head_dim: int) -> HeadNorms:
-        """`rows` as `rotated_rows` has them: the dimensions of a head stand as its weights' rows do."""
+        """The norms of query and key heads, their dimensions in the order of the weights' `rows` (`rotated_rows`)."""
         q, k = (self.norm_weight(f"{prefix}{name}_norm.weight") for name in ("q", "k"))
         if rows is not None:
             q, k = (weight[list(rows[:head_dim])] for weight in (q, k))
@@ -101,22 +101,22 @@ class _Reader:
         gated: bool = False,
         rows: Sequence[int] | None = None,
     ) -> Linear:
-        """The projections as one; `norm` comes before them. `rows`: which of all their features stand where."""
+        """The projections as one layer; `norm` comes before them. `rows`: the order in which it has their features."""
         bias = self.tensor(*(f"{prefix}{name}.bias" for name in projections)) if has_bias else None
-        taken = None if rows is None else torch.tensor(rows, device=self.device)
-        if bias is not None and taken is not None:
-            bias = bias.index_select(0, taken)
+        row_order = None if rows is None else torch.tensor(rows, device=self.device)
+        if bias is not None and row_order is not None:
+            bias = bias.index_select(0, row_order)
         layers = [prefix + name for name in projections]
         if any(self.formats.of(layer) for layer in layers):
-            parts = [self._stored(layer) for layer in layers]
-            packed = self._packed(parts, bias, taken, norm, gated)
+            parts = [self._read_stored(layer) for layer in layers]
+            packed = self._pack(parts, bias, row_order, norm, gated)
             if packed is not None:
                 return packed
             weight = self._dense(parts)
         else:
             weight = self.weight(prefix, *projections)
-        if taken is not None:
-            weight = weight.index_select(0, taken)
+        if row_order is not None:
+            weight = weight.index_select(0, row_order)
         if norm is not None and norm.scale is not None:
             weight.mul_(norm.scale)
         return self.method.pack(weight, bias, norm.deferred_eps if norm is not None else None, gated)
@@ -125,7 +125,7 @@ class _Reader:
         """The projections' weights one below the other, in the model's dtype."""
         layers = [prefix + name for name in projections]
         if any(self.formats.of(layer) for layer in layers):
-            return self._dense([self._stored(layer) for layer in layers])
+            return self._dense([self._read_stored(layer) for layer in layers])
         return self.tensor(*(f"{layer}.weight" for layer in layers))
 
     def stack(self, name: str) -> Tensor:
@@ -136,19 +136,20 @@ class _Reader:
         return self.tensor(name).transpose(1, 2).contiguous()
 
     def mxfp4_stack(self, name: str, in_turn: bool = False) -> Mxfp4Stack:
-        """The same as it is stored. Gate and up `in_turn` come out one below the other."""
+        """The stack in its stored format. If gate and up rows are stored in turn (`in_turn`), gate comes first and up
+        below it."""
         return pack_mxfp4_stack(*self._blocks(name), name, in_turn)
 
     def _blocks(self, name: str) -> tuple[Tensor, Tensor]:
-        """Of a stack in MXFP4: values and exponents."""
+        """The values and exponents of a stack in MXFP4."""
         blocks, scales = (self.source.read(f"{name}_{part}").to(self.device) for part in ("blocks", "scales"))
         return blocks, scales
 
     def _dense(self, parts: Sequence[StoredWeight | Tensor]) -> Tensor:
-        dense = [part.dequantised() if isinstance(part, StoredWeight) else part for part in parts]
+        dense = [part.dequantise() if isinstance(part, StoredWeight) else part for part in parts]
         return torch.cat([part.to(self.dtype) for part in dense])
 
-    def _packed(
+    def _pack(
         self,
         parts: Sequence[StoredWeight | Tensor],
         bias: Tensor | None,
@@ -159,7 +160,7 @@ class _Reader:
         """The parts as one product of quantised weights. None where they are not stored alike, or the device has no
         such product."""
         stored = [part for part in parts if isinstance(part, StoredWeight)]
-        whole = joined(stored) if len(stored) == len(parts) else None
+        whole = join_weights(stored) if len(stored) == len(parts) else None
         if whole is not None and rows is not None:
             whole = whole.with_features(rows)
         if whole is None:
@@ -169,8 +170,8 @@ class _Reader:
             deferred = norm.scale, norm.deferred_eps
         return self.method.pack_stored(whole, bias, self.dtype, deferred, gated)
 
-    def _stored(self, layer: str) -> StoredWeight | Tensor:
-        """The layer's weight as it is stored, on the device."""
+    def _read_stored(self, layer: str) -> StoredWeight | Tensor:
+        """The layer's weight in its stored format, on the device."""
         stored = self.formats.of(layer)
         if stored is None:
             return self.tensor(f"{layer}.weight")
@@ -209,7 +210,7 @@ def assemble(
     def build(layer: int) -> DecoderLayer:
         return _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
 
-    layers, ring = assembled(config.num_layers, offloaded, device, build)
+    layers, ring = assemble_layers(config.num_layers, offloaded, device, build)
     readers = (layer.qkv for layer in layers[1:])
     layers = tuple(
         replace(layer, mlp_norm=read_by(layer.mlp_norm, layer.mlp), next_norm=read_by(layer.next_norm, reader))
@@ -304,7 +305,7 @@ def _feed_forward(config: DecoderSpec, reader: _Reader, number: int) -> tuple[Pr
     layer, prefix = config.layers[number], layer_prefix(number)
     block, name = layer.feed_forward, f"{prefix}{layer.norms.before_feed_forward}.weight"
     if isinstance(block, Experts):
-        # Router and experts read the norm: it is not folded into any of them.
+        # Router and experts all read the norm, so it is folded into none.
         return _experts(block, reader, prefix), reader.own_norm(name)
     norm = reader.norm(name)
     return _dense(block, reader, f"{prefix}mlp.", norm), norm.norm

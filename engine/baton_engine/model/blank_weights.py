@@ -1,4 +1,4 @@
-"""A model without memory: its tensors have shapes and types, so that what it would launch can be gone through."""
+"""A model without memory: its tensors have shapes and types alone, enough to go through what it would launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES: Final = {
 
 
 class BlankWeights:
-    """Tensors with nothing in them."""
+    """Empty tensors with the shapes and types of a checkpoint."""
 
     def __init__(self, headers: Mapping[str, TensorHeader], device: torch.device) -> None:
         self.headers = headers
@@ -37,8 +37,8 @@ class BlankWeights:
 def blank_model(
     directory: Path, config: DecoderSpec, dtype: torch.dtype, device: torch.device, context: int
 ) -> Decoder:
-    """The decoder on a device without memory. Where the directory has weights, their headers say what is stored; from
-    config.json alone, what such a model must have. Raises ModelError."""
+    """The decoder on a device without memory. Shapes and types come from the headers of the directory's weights, or,
+    without weights, from config.json. Raises ModelError."""
     return assemble(config, BlankWeights(_headers(directory, config), device), dtype, device, context)
 
 

@@ -1,4 +1,4 @@
-"""Which files of a model directory are its weights, decided by names alone, and the hash of their content.
+"""The weight files of a model directory, chosen by names alone, and the hash of their content.
 
 Only safetensors, only inside the directory: nothing is ever unpickled, and neither an index nor a link can name a file
 elsewhere. Opening and checking the tensors is `weights.py`'s business.
@@ -55,34 +55,34 @@ class ContentHash:
     """
 
     def __init__(self, config: JsonObject, paths: tuple[Path, ...]) -> None:
-        self._found: Future[str] = Future()
+        self._digest: Future[str] = Future()
         self._thread = threading.Thread(target=self._compute, args=(config, paths), name="content hash", daemon=True)
         self._thread.start()
 
     def hexdigest(self) -> str:
-        """Waits until the files are read to their end. Raises WeightsError where one cannot be."""
+        """Wait until all files are read. Raises WeightsError when one cannot be read."""
         self._thread.join()
-        return self._found.result(0)
+        return self._digest.result(0)
 
     @property
     def is_known(self) -> bool:
-        return self._found.done()
+        return self._digest.done()
 
     def _compute(self, config: JsonObject, paths: tuple[Path, ...]) -> None:
         try:
-            self._found.set_result(content_hash(config, paths))
+            self._digest.set_result(content_hash(config, paths))
         except OSError as error:
-            self._found.set_exception(WeightsError(f"weights cannot be read to their end: {error}"))
+            self._digest.set_exception(WeightsError(f"weights cannot be read to their end: {error}"))
 
 
 def content_hash(config: JsonObject, paths: tuple[Path, ...]) -> str:
     """SHA-256 over the canonical config and the content of the weight files in name order, hexadecimal.
 
-    ConfigFields that only say who wrote the config are left out; file names are too, so that a renamed copy is the same
+    Fields of the config that only record its author are left out, and so are file names: a renamed copy is the same
     model.
     """
-    kept = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode())
+    stable = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
+    digest = hashlib.sha256(json.dumps(stable, sort_keys=True, separators=(",", ":")).encode())
     for path in paths:
         with path.open("rb") as file:
             digest.update(path.stat().st_size.to_bytes(8, "little"))
@@ -126,5 +126,5 @@ def _what_is_missing(directory: Path) -> str:
     if refused:
         return f"refused: only safetensors weights are loaded, found {', '.join(refused[:4])}"
     other = sorted(path.name for path in directory.iterdir() if path.suffix == ".safetensors")
-    found = f"; found {', '.join(other[:4])}" if other else ""
-    return f"no weights: neither {SINGLE} nor {INDEX} is there{found}"
+    others = f"; found {', '.join(other[:4])}" if other else ""
+    return f"no weights: neither {SINGLE} nor {INDEX} exists{others}"

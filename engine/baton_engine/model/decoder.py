@@ -29,7 +29,7 @@ from baton_kernels.kv.kv_scales import KV_FP8
 from baton_wire.kv_shape import LayerPlace
 
 SPARED_ROWS: Final = 512
-"""On a GPU, so many rows whose queries nobody wants pay for computing the other rows' apart."""
+"""On a GPU, from this many rows without a wanted query on, it pays to compute the other rows' queries separately."""
 
 
 def _pays(x: Tensor, wanted: Tensor) -> bool:
@@ -75,18 +75,18 @@ class Decoder:
     kv_scales: Tensor
     """[groups, layers of one, 2, kv_heads] float32 (`kv_scales.py`): what a float8 pool divides keys and values by."""
     ring: LayerRing | None = None
-    """Of layers whose weights are in the host's memory."""
+    """Copies the weights of layers that stay in the host's memory; None: all are on the device."""
 
     def hidden_states(
         self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor, written: Callable[[int], None] | None = None
     ) -> Tensor:
         """Run T rows: token_ids [T] int64 → the head's input for the wanted rows [S or T, hidden_size].
 
-        The KV of all T rows goes into the pool; `written` is told after each layer's how many layers have theirs there
-        (on a GPU: will have, once the kernels launched so far are done).
+        The KV of all T rows goes into the pool. After each layer, `written` is called with the number of layers whose
+        KV is written (on a GPU: will be written, once the kernels launched so far are done).
         """
         last, groups, scales = rows.last, rows.groups, self._scales(kv_pool)
-        placed = [self._placed(rows.positions, group.slot_mapping) for group in groups]
+        placed = [self._place(rows.positions, group.slot_mapping) for group in groups]
         residual = functional.embedding(token_ids, self.embedding)
         if self.embedding_scale != 1.0:
             residual = residual * self.embedding_scale
@@ -109,9 +109,9 @@ class Decoder:
                 residual = residual.index_select(0, ending.rows)
                 if num_q_heads:
                     q = q.index_select(0, ending.rows)
-                else:  # their K and V stand, and may be on their way to another worker: not written twice
+                else:  # their K and V are complete, and a transfer may be reading them: not written twice
                     again, nowhere = layer.qkv(plain(x).index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
-                    unplaced = self._placed(rows.positions.index_select(0, ending.rows), nowhere)
+                    unplaced = self._place(rows.positions.index_select(0, ending.rows), nowhere)
                     q = rope_kv_write(again, kv, unplaced[layer.rope], self.num_q_heads, layer.head_norms)
                 attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window, sinks=layer.sinks)
             else:
@@ -123,8 +123,8 @@ class Decoder:
         return plain(x)
 
     def sample(self) -> Decoder:
-        """This decoder with one layer of each kind, the last one behind them: all that it runs, in little time. What
-        it computes is of no use, and the places of its layers in the pool are those of the whole."""
+        """This decoder with one layer of each kind and the last layer: it launches the same kernels in little time. Its
+        results are of no use; its layers keep their places in the pool."""
         kinds = {_kind(layer): layer for layer in reversed(self.layers[:-1])}
         return replace(self, layers=(*reversed(kinds.values()), self.layers[-1]))
 
@@ -133,8 +133,8 @@ class Decoder:
         """Groups of layers that share block tables."""
         return self.kv_scales.shape[0]
 
-    def _placed(self, positions: Tensor, slot_mapping: Tensor) -> tuple[PlacedRows, ...]:
-        """For each of the rope tables."""
+    def _place(self, positions: Tensor, slot_mapping: Tensor) -> tuple[PlacedRows, ...]:
+        """The rows' positions and places with each of the rope tables."""
         return tuple(PlacedRows(positions, slot_mapping, rope.cos, rope.sin) for rope in self.ropes)
 
     def _scales(self, kv_pool: Tensor) -> Tensor | None:

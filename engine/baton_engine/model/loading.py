@@ -36,7 +36,7 @@ class LoadedModel:
     config: DecoderSpec
     model: Decoder
     content: ContentHash
-    """Of config and weights."""
+    """Hash of config and weights."""
     dtype: torch.dtype
     device: torch.device
     max_context_tokens: int
@@ -97,7 +97,7 @@ def _load_directory(
     context: int,
     offloaded: int,
 ) -> tuple[Decoder, ContentHash]:
-    """The hash of the files is computed meanwhile, and goes on afterwards."""
+    """Load a model directory. The hash of its files is computed meanwhile, and may finish later."""
     files = find_checkpoint(directory)
     with open_safetensors(files) as opened:
         source = served_tensors(opened, config)

@@ -1,7 +1,7 @@
-"""The border of a model directory: no file that is read as a part of the model lies outside of it.
+"""The border of a model directory: no file outside it is read as a part of the model.
 
-Weights, configuration, tokenizer and template are sent on, to gateways and from there to clients. A link in a directory
-that somebody else filled could name any file that the worker may read.
+Weights, configuration, tokenizer and template are sent on to gateways, and from there to clients. In a directory from a
+stranger, a link could name any file that the worker may read.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def _refuse_constant(name: str) -> float:
 
 
 def outside(directory: Path, name: str) -> Path | None:
-    """Where a link leads that stands for a file of the directory and leaves it; None when the file is inside."""
-    found = (directory / name).resolve()
-    return None if found.is_relative_to(directory.resolve()) else found
+    """The target of a link that leads out of the directory; None when the file is inside."""
+    target = (directory / name).resolve()
+    return None if target.is_relative_to(directory.resolve()) else target
 
 
 def model_file(directory: Path, name: str) -> Path | None:

@@ -34,31 +34,31 @@ def tensors_of(held: object) -> Iterator[Tensor]:
     if isinstance(held, Tensor):
         yield held
     elif isinstance(held, tuple):
-        for each in held:
-            yield from tensors_of(each)
+        for part in held:
+            yield from tensors_of(part)
     elif is_dataclass(held) and not isinstance(held, type):
         for field in fields(held):
             yield from tensors_of(getattr(held, field.name))
 
 
 def with_tensors(held: T, tensors: Iterator[Tensor]) -> T:
-    """The same layer around other tensors, taken in the order of `tensors_of`."""
-    return _rebuilt(held, tensors)  # type: ignore[no-any-return]  # of the same type by construction
+    """Rebuild the layer around other tensors, taken in the order of `tensors_of`."""
+    return _rebuild(held, tensors)  # type: ignore[no-any-return]  # of the same type by construction
 
 
-def _rebuilt(held: Any, tensors: Iterator[Tensor]) -> Any:
+def _rebuild(held: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(held, Tensor):
         return next(tensors)
     if isinstance(held, tuple):
-        return tuple(_rebuilt(each, tensors) for each in held)
+        return tuple(_rebuild(part, tensors) for part in held)
     if is_dataclass(held) and not isinstance(held, type):
-        return replace(held, **{field.name: _rebuilt(getattr(held, field.name), tensors) for field in fields(held)})
+        return replace(held, **{field.name: _rebuild(getattr(held, field.name), tensors) for field in fields(held)})
     return held
 
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """Where one tensor lies in its layer's bytes."""
+    """The place of one tensor in its layer's bytes."""
 
     offset: int
     span: int
@@ -74,7 +74,7 @@ class _Image:
 
 
 def _images(tensors: list[Tensor]) -> tuple[tuple[_Image, ...], int]:
-    """The tensors one behind the other, and how many bytes they take."""
+    """Place the tensors one after the other. Returns their places and the bytes that they take."""
     images, offset = list[_Image](), 0
     for tensor in tensors:
         span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -86,7 +86,7 @@ def _images(tensors: list[Tensor]) -> tuple[tuple[_Image, ...], int]:
 class LayerRing:
     """The offloaded layers of one model, in the order in which a pass uses them.
 
-    `take` each layer, then call `placed` once. A pass calls `enter` before and `leave` behind each layer.
+    `take` each layer, then call `place` once. A pass calls `enter` before and `leave` after each layer.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -94,10 +94,10 @@ class LayerRing:
         self._is_cuda = device.type == "cuda"
         self._host: list[Tensor] = []
         self._numbers: dict[int, int] = {}
-        """By layer, its turn in the ring."""
+        """Each layer's turn in the ring."""
         self._places: tuple[Tensor, ...] = ()
         self._holds: list[int | None] = [None] * PLACES
-        """By place, whose weights are there or on their way."""
+        """By place, the turn whose weights are there or being copied."""
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
         self._arrived = [_event() for _ in range(PLACES)] if self._is_cuda else []
         self._used = [_event() for _ in range(PLACES)] if self._is_cuda else []
@@ -108,7 +108,7 @@ class LayerRing:
         return sum(len(memory) for memory in self._host)
 
     def take(self, number: int, layer: T) -> T:
-        """The layer with its weights in the host's memory; those on the device can go."""
+        """Copy the layer's weights to the host's memory. Returns the layer around them; the device's can be freed."""
         tensors = list(tensors_of(layer))
         images, size = _images(tensors)
         memory = torch.empty(size, dtype=torch.uint8, pin_memory=self._is_cuda)
@@ -119,8 +119,8 @@ class LayerRing:
         self._host.append(memory)
         return with_tensors(layer, iter(hosted))
 
-    def placed(self, layers: tuple[T, ...]) -> tuple[T, ...]:
-        """All layers of the model; those that were taken now read the device's places."""
+    def place(self, layers: tuple[T, ...]) -> tuple[T, ...]:
+        """Make the layers that were taken read the device's places. `layers` are all layers of the model."""
         size = max(len(memory) for memory in self._host)
         self._places = tuple(torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(PLACES))
 
@@ -134,7 +134,7 @@ class LayerRing:
         )
 
     def enter(self, number: int) -> None:
-        """What is launched from now on finds the layer's weights."""
+        """Make sure that work launched from now on finds the layer's weights."""
         turn = self._numbers.get(number)
         if turn is None:
             return
@@ -145,7 +145,7 @@ class LayerRing:
             torch.cuda.current_stream(self._device).wait_event(self._arrived[place])
 
     def leave(self, number: int) -> None:
-        """Everything that reads the layer's weights is launched: its place may get the next layer of that place."""
+        """Start copying the next layer of this place, since everything that reads the layer's weights is launched."""
         turn = self._numbers.get(number)
         if turn is None:
             return
@@ -172,14 +172,14 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
-def assembled(
+def assemble_layers(
     count: int, offloaded: int, device: torch.device, build: Callable[[int], T]
 ) -> tuple[tuple[T, ...], LayerRing | None]:
-    """`count` layers, of which `offloaded` are kept in the host's memory.
+    """Build `count` layers, of which `offloaded` stay in the host's memory.
 
-    A layer is built when the one before is put away, so that the device never holds them all.
+    Each layer is built after the one before it was moved there, so that the device never holds them all.
 
-    Raises ValueError when not a single layer would stay.
+    Raises ValueError when no layer would stay on the device.
     """
     if not offloaded:
         return tuple(build(number) for number in range(count)), None
@@ -190,4 +190,4 @@ def assembled(
     for number in range(count):
         layer = build(number)
         layers.append(ring.take(number, layer) if number in taken else layer)
-    return ring.placed(tuple(layers)), ring
+    return ring.place(tuple(layers)), ring

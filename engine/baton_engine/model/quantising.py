@@ -2,7 +2,7 @@
 
 The copy is in compressed-tensors' forms, which other engines read too: e4m3 with a scale a channel, integers of 8 bits
 with a scale a channel, integers of 4 bits with a scale for each group of columns. Embedding, norms, routers, experts
-in stacks and head stay.
+in stacks and head are copied unchanged.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ GROUPS: Final = (128, 64, 32, 16)
 COPIED: Final = (".json", ".jinja", ".model", ".txt", ".md")
 GREATEST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 _LEAST: Final = 2.0**-24
-"""Of a scale: a channel of zeros has one too."""
+"""Least scale: a channel of zeros has one too."""
 
 
-def quantise_model(source: Path, target: Path, kind: Format, told: Callable[[int, int], None]) -> None:
-    """The copy in the new directory `target`. `told` gets the tensors done and all of them.
+def quantise_model(source: Path, target: Path, kind: Format, report: Callable[[int, int], None]) -> None:
+    """Write the copy into the new directory `target`. `report` gets the number of tensors done and of all tensors.
 
-    Raises ModelError: `source` can't be served, is quantised already or holds no numbers, `target` is there, its disk
-    is full.
+    Raises ModelError when `source` can't be served, is quantised already or is not finite, when `target` exists, and
+    when its disk is full.
     """
     config = read_spec(source)
     if config.formats.method is not None:
@@ -50,17 +50,17 @@ def quantise_model(source: Path, target: Path, kind: Format, told: Callable[[int
     if config.wrapper is not None:
         raise ModelError(f"{source}: model_type {config.wrapper} has parts for images; allowed: language models alone")
     if target.exists():
-        raise ModelError(f"{target}: is there already; allowed: a new directory")
+        raise ModelError(f"{target}: exists already; allowed: a new directory")
     group = _group(config)
     files = find_checkpoint(source)
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        _write_weights(files, partial, config, kind, group, told)
+        _write_weights(files, partial, config, kind, group, report)
         _copy_rest(source, partial, files)
         fields = {
             **read_json_object(source / "config.json"),
-            "quantization_config": _section(kind, group, _left(config)),
+            "quantization_config": _section(kind, group, _unquantised_modules(config)),
         }
         (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
         partial.rename(target)
@@ -72,8 +72,8 @@ def quantise_model(source: Path, target: Path, kind: Format, told: Callable[[int
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def rounded(weight: Tensor, kind: Format, group: int) -> dict[str, Tensor]:
-    """The stored tensors of weight [features, columns]."""
+def quantise(weight: Tensor, kind: Format, group: int) -> dict[str, Tensor]:
+    """Round weight [features, columns] to the format. Returns the tensors to store, by name."""
     wide = weight.float()
     features, columns = wide.shape
     parts = wide.view(features, -1, group if kind == "int4" else columns)
@@ -97,19 +97,19 @@ def _group(config: DecoderSpec) -> int:
     raise ModelError(f"columns of {sorted(columns)} do not divide into groups; allowed: multiples of {GROUPS[-1]}")
 
 
-def _left(config: DecoderSpec) -> list[str]:
-    """Names of the modules that stay as they are. A router is a linear layer too, to readers other than Baton."""
-    left = [HEAD_LAYER]
+def _unquantised_modules(config: DecoderSpec) -> list[str]:
+    """Names of the modules that stay unquantised. Readers other than Baton take a router for a linear layer too."""
+    modules = [HEAD_LAYER]
     for number, layer in enumerate(config.layers):
         if isinstance(experts := layer.feed_forward, Experts):
-            left.append(layer_prefix(number) + experts.router)
+            modules.append(layer_prefix(number) + experts.router)
             if isinstance(experts.tensors, StackedTensors):
-                left.append(layer_prefix(number) + experts.tensors.gate_up.rpartition(".")[0])
-    return left
+                modules.append(layer_prefix(number) + experts.tensors.gate_up.rpartition(".")[0])
+    return modules
 
 
-def _section(kind: Format, group: int, left: list[str]) -> dict[str, Any]:
-    """`quantization_config` of the copy."""
+def _section(kind: Format, group: int, unquantised: list[str]) -> dict[str, Any]:
+    """The `quantization_config` of the copy."""
     weights: dict[str, Any] = {"num_bits": 4 if kind == "int4" else 8, "symmetric": True, "dynamic": False}
     weights["type"] = "float" if kind == "fp8" else "int"
     weights |= {"strategy": "group", "group_size": group} if kind == "int4" else {"strategy": "channel"}
@@ -126,7 +126,7 @@ def _section(kind: Format, group: int, left: list[str]) -> dict[str, Any]:
                 "output_activations": None,
             }
         },
-        "ignore": left,
+        "ignore": unquantised,
     }
 
 
@@ -136,9 +136,9 @@ def _write_weights(
     config: DecoderSpec,
     kind: Format,
     group: int,
-    told: Callable[[int, int], None],
+    report: Callable[[int, int], None],
 ) -> None:
-    """One file for each of the source's, so that memory holds one at a time."""
+    """Write one file for each of the source's, so that memory holds one file at a time."""
     quantised = set(linear_sizes(config)) - {HEAD_LAYER}
     places: dict[str, str] = {}
     done = 0
@@ -149,12 +149,12 @@ def _write_weights(
             for name in (name for name in weights.headers if files.index.get(name, path.name) == path.name):
                 layer, _, part = name.rpartition(".")
                 if layer in quantised and part == "weight":
-                    parts = rounded(finite(name, weights), kind, group)
+                    parts = quantise(finite(name, weights), kind, group)
                     written |= {f"{layer}.{key}": value for key, value in parts.items()}
                 else:
                     written[name] = weights.read(name).clone()
                 done += 1
-                told(done, len(weights.headers))
+                report(done, len(weights.headers))
             save_file(written, target / path.name, metadata={"format": "pt"})
             places |= dict.fromkeys(written, path.name)
     if files.paths[0].name != SINGLE:
@@ -168,7 +168,7 @@ def _write_index(target: Path, places: Mapping[str, str]) -> None:
 
 
 def _copy_rest(source: Path, target: Path, files: CheckpointFiles) -> None:
-    """Tokenizer, template, generation defaults: small files of the directory itself."""
+    """Copy tokenizer, template and generation defaults: small files of the directory itself."""
     weights = {path.name for path in files.paths} | {INDEX, "config.json"}
     for path in sorted(source.iterdir()):
         if path.name in weights or path.suffix not in COPIED or not path.is_file():

@@ -1,7 +1,7 @@
-"""What can be served: the one question about a model's files, asked before anything starts. No torch here.
+"""Check whether a model can be served, from its files alone, before anything starts. No torch here.
 
-`baton up` and `baton plan` ask it; a worker finds the same when it loads. The answer needs no weights: config.json, the
-length that is asked for, and that the weight files are there.
+`baton up` and `baton plan` check first; a worker that loads the model comes to the same result. The check reads no
+weights: config.json, the context length that is asked for, and the names of the weight files are enough.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def servable_config(config_path: Path) -> DecoderSpec:
 
 
 def servable_model(directory: Path) -> DecoderSpec:
-    """The model of a directory whose weight files are there by name. Raises ModelError."""
+    """The model of a directory that has weight files by name. Raises ModelError."""
     config = read_spec(directory)
     find_checkpoint(directory)
     return config

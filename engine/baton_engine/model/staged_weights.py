@@ -31,7 +31,7 @@ class _Lane:
         self._staged = torch.empty(piece_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copies bytes and waits until they are there."""
+        """Copy bytes, and wait until they have arrived."""
         staged = self._staged[: len(source)]
         np.copyto(staged.numpy(), source.numpy())  # without the interpreter's lock, on this thread alone
         if self._stream is None:
@@ -43,12 +43,12 @@ class _Lane:
 
 
 class StagedWeights:
-    """The same tensors as `source` has, on the device. Valid inside `staged`."""
+    """The tensors of `source`, moved to the device. Valid inside `staged`."""
 
     def __init__(
         self, source: WeightSource, device: torch.device, piece_bytes: int, threads: ThreadPoolExecutor, count: int
     ) -> None:
-        """`count`: of the threads."""
+        """`count`: number of threads."""
         self._source, self._device, self._piece_bytes, self._threads = source, device, piece_bytes, threads
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
         for _ in range(count):
@@ -59,17 +59,17 @@ class StagedWeights:
         return self._source.headers
 
     def read(self, name: str) -> Tensor:
-        found = self._source.read(name)
-        if found.nbytes < self._piece_bytes:
-            return found.to(self._device)
-        source = found.reshape(-1).view(torch.uint8)
+        tensor = self._source.read(name)
+        if tensor.nbytes < self._piece_bytes:
+            return tensor.to(self._device)
+        source = tensor.reshape(-1).view(torch.uint8)
         target = torch.empty(len(source), dtype=torch.uint8, device=self._device)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # it may still use what the target's memory was
         pieces = zip(torch.split(source, self._piece_bytes), torch.split(target, self._piece_bytes), strict=True)
         for moved in [self._threads.submit(self._move, *piece) for piece in pieces]:
             moved.result()
-        return target.view(found.dtype).view(found.shape)
+        return target.view(tensor.dtype).view(tensor.shape)
 
     @torch.inference_mode()
     def _move(self, source: Tensor, target: Tensor) -> None:
@@ -82,7 +82,7 @@ class StagedWeights:
 
 @contextmanager
 def staged(source: WeightSource, device: torch.device, piece_bytes: int = PIECE_BYTES) -> Iterator[StagedWeights]:
-    """`source` as it is read for a device. What it held besides is given back at the end."""
+    """Read `source` for a device. Memory that reading needed besides is given back at the end."""
     count = min(MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(count, "weights") as threads:
         yield StagedWeights(source, device, piece_bytes, threads, count)

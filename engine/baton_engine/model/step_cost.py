@@ -1,8 +1,8 @@
-"""What a step needs at least of the device: floating-point operations and bytes of memory. Pure arithmetic.
+"""The least work of a step on the device: floating-point operations and bytes of memory. Pure arithmetic.
 
 The numerators of MFU and MBU, by their usual definitions (PaLM, Chowdhery et al. 2022, appendix B; "model bandwidth
 utilisation" as in Databricks' inference guide): what the model needs, not what the kernels happen to do. So padding,
-re-reads and work that is skipped because nobody reads its result change nothing.
+re-reads and skipped work whose result is not needed change nothing.
 
     FLOPs = 2 · (tokens · layer weights + drawing rows · head) + 4 · layers · q_heads · head_dim · attended pairs
     bytes = weights once + KV written + KV that decode rows read
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.sizes import head_bytes, layer_sizes
 
@@ -38,25 +38,25 @@ class CostModel:
     """Elements that every token is multiplied with, all layers together."""
     head_weights: int
     pair_flops: float
-    """Of one query position attending to one key position, all layers and heads."""
+    """FLOPs of one query position attending to one key position, all layers and heads."""
     weight_bytes: int
-    """Of all weights that every step reads."""
+    """Bytes of all weights that every step reads."""
     kv_token_bytes: int
-    """Of one token in all layers."""
+    """Bytes of one token's KV in all layers."""
     expert_bytes: int = 0
-    """Of the experts of all layers together."""
+    """Bytes of the experts of all layers together."""
     expert_share: float = 1.0
-    """Of the experts, that a token takes."""
+    """Share of the experts that a token takes."""
     windows: Mapping[int, float] = field(default_factory=dict)
     """Window in tokens -> share of the layers that have it."""
 
     def of(self, load: StepLoad) -> StepCost:
         tokens = load.prefill_tokens + load.decode_rows
         pairs, read = load.prefill_pairs + load.kv_tokens, float(load.kv_tokens)
-        for seen in load.windowed:
-            share = self.windows[seen.window]
-            pairs -= share * (load.prefill_pairs + load.kv_tokens - seen.prefill_pairs - seen.kv_tokens)
-            read -= share * (load.kv_tokens - seen.kv_tokens)
+        for windowed in load.windowed:
+            share = self.windows[windowed.window]
+            pairs -= share * (load.prefill_pairs + load.kv_tokens - windowed.prefill_pairs - windowed.kv_tokens)
+            read -= share * (load.kv_tokens - windowed.kv_tokens)
         flops = 2.0 * (tokens * self.layer_weights + load.rows * self.head_weights) + self.pair_flops * pairs
         experts = self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** tokens)
         moved = self.weight_bytes + experts + self.kv_token_bytes * (tokens + read)
@@ -64,8 +64,8 @@ class CostModel:
 
 
 def cost_model(config: DecoderSpec, element_bytes: int, kv_element_bytes: int) -> CostModel:
-    """For unquantised weights and KV whose elements take that many bytes; quantised weights count as they are stored.
-    Embedding rows that are looked up are left out."""
+    """The cost model of a model whose unquantised weights and KV take this many bytes an element. Quantised weights
+    count in their stored size. Embedding rows that are looked up are left out."""
     sizes, head = layer_sizes(config, element_bytes), config.vocab_size * config.hidden_size
     attention, share = config.attention, sizes.expert_share
     windows = Counter(layer.mixer.window for layer in config.layers)

@@ -77,7 +77,7 @@ class LanguageModelWeights:
             if own is None:
                 continue
             if own in self._names:
-                raise WeightsError(f"tensor {name}: is there as {self._names[own]} too")
+                raise WeightsError(f"tensor {name}: exists as {self._names[own]} too")
             self._names[own] = name
         self.headers: Mapping[str, TensorHeader] = {own: source.headers[name] for own, name in self._names.items()}
 
@@ -86,7 +86,7 @@ class LanguageModelWeights:
 
 
 def served_tensors(source: WeightSource, config: DecoderSpec) -> WeightSource:
-    """Those of a checkpoint that are served: all, or its language model's. Raises WeightsError."""
+    """The tensors of a checkpoint that are served: all, or its language model's. Raises WeightsError."""
     return source if config.wrapper is None else LanguageModelWeights(source)
 
 
@@ -108,7 +108,7 @@ def open_safetensors(files: CheckpointFiles) -> Iterator[SafetensorsWeights]:
         missing = [name for name in files.index if name not in handles]
         if missing:
             raise WeightsError(
-                f"{files.index[missing[0]]}: lacks tensors that the index places there: {_listed(missing)}"
+                f"{files.index[missing[0]]}: lacks tensors that the index places there: {_list_names(missing)}"
             )
         yield SafetensorsWeights(handles, headers)
 
@@ -172,15 +172,15 @@ class RandomWeights:
 def check_parameters(source: WeightSource, config: DecoderSpec) -> None:
     """Raises WeightsError naming tensors that are missing, misshapen for the config, or not understood, and
     ModelConfigError for a `quantization_config` that names no layer or suits none."""
-    expected, found = expected_tensors(config), source.headers
+    expected, headers = expected_tensors(config), source.headers
     config.formats.check(list(linear_sizes(config)), [name.rpartition(".")[0] for name in expected])
-    missing = [name for name, form in expected.items() if name not in found and not form.optional]
+    missing = [name for name, form in expected.items() if name not in headers and not form.optional]
     if missing:
-        raise WeightsError(f"missing tensors: {_listed(missing)}")
+        raise WeightsError(f"missing tensors: {_list_names(missing)}")
     for name, form in expected.items():
-        if name not in found:
+        if name not in headers:
             continue
-        header = found[name]
+        header = headers[name]
         if header.shape not in form.shapes:
             allowed = " or ".join(str(list(shape)) for shape in form.shapes)
             raise WeightsError(
@@ -188,26 +188,26 @@ def check_parameters(source: WeightSource, config: DecoderSpec) -> None:
             )
         if header.dtype not in form.dtypes:
             raise WeightsError(f"tensor {name}: has dtype {header.dtype}; allowed: {', '.join(form.dtypes)}")
-    extra = [name for name in found if name not in expected and not is_harmless_extra(name, config)]
+    extra = [name for name in headers if name not in expected and not is_harmless_extra(name, config)]
     for name in [name for name in extra if may_hold_zeros(name, config)]:
         if bool(source.read(name).any()):
             raise WeightsError(f"tensor {name}: is not zero; a {config.family} model of this config has no such bias")
         extra.remove(name)
-    if config.tied_head and HEAD in found and not _is_same(source.read(HEAD), source.read(EMBEDDING)):
+    if config.tied_head and HEAD in headers and not _is_same(source.read(HEAD), source.read(EMBEDDING)):
         raise WeightsError(
             f"tensor {HEAD}: is not {EMBEDDING}, as tie_word_embeddings: true says; allowed: the same, or"
             " tie_word_embeddings: false"
         )
     if extra:
-        raise WeightsError(f"tensors that a {config.family} model of this config does not have: {_listed(extra)}")
+        raise WeightsError(f"tensors that a {config.family} model of this config does not have: {_list_names(extra)}")
 
 
 def _is_same(head: Tensor, embedding: Tensor) -> bool:
-    """In the dtype of the coarser one: some files have the two in unequal ones."""
+    """Compare in the coarser dtype: some files store the two in different dtypes."""
     coarser = min(head.dtype, embedding.dtype, key=lambda dtype: dtype.itemsize)
     return head.shape == embedding.shape and torch.equal(head.to(coarser), embedding.to(coarser))
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     shown = ", ".join(sorted(names)[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

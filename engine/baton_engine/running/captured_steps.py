@@ -1,4 +1,4 @@
-"""Which steps a runner captures, and the memory that they read and write."""
+"""The steps that a runner captures, and the memory that they read and write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton_kernels.dense.linear import recording
 
 
 class CapturedSteps:
-    """Of a worker that decodes, one that computes prompts for others, or one that does both."""
+    """The captured steps of one worker, which decodes, computes prompts for other workers, or does both."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class CapturedSteps:
         self.decodes = decodes
         self.shapes = StepShapes(slots, decodes=decodes, hands_over=hands_over)
         self.sizes = graph_sizes(slots) if decodes else tuple(range(1, CHUNKS + 1))
-        """Rows of decode steps, where it decodes, and of draws."""
+        """Numbers of rows that are captured: of decode steps, if the worker decodes, and of draws."""
         draws = max(*self.sizes, *(shape.draws for shape in self.shapes.all))
         draws += draws % 2
         numbers = max(
@@ -43,7 +43,7 @@ class CapturedSteps:
         self.buffers = GraphBuffers(model, kv_pool, last_tokens, max_blocks, draws=draws, numbers=numbers)
 
     def rehearse(self) -> None:
-        """Go through all that will be captured."""
+        """Launch every kernel that will be captured."""
         with recording():
             MixedGraphs.rehearse(self.buffers, self.shapes.all)
             if self.decodes:

@@ -17,18 +17,18 @@ LayersWritten = Callable[[int], None]
 
 
 class Recorder:
-    """One stream and one pool of memory for all graphs: what one leaves free, the next one takes."""
+    """One stream and one pool of memory for all graphs: the next graph takes what the last one left free."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._memory: Any = torch.cuda.graph_pool_handle()
 
-    def captured(
+    def capture(
         self, rehearse: Callable[[], None], work: Callable[[LayersWritten], None], ends: Container[int] = ()
     ) -> tuple[torch.cuda.CUDAGraph, ...]:
         """Rehearse, so that no kernel is compiled, loaded or chosen while recording, then record the work.
 
-        Where it says that so many layers are written as are in `ends`, a graph ends and the next begins.
+        When the work reports a number of written layers that is in `ends`, a graph ends and the next begins.
         """
         graphs = [torch.cuda.CUDAGraph()]
 
@@ -44,7 +44,7 @@ class Recorder:
         self._stream.wait_stream(torch.cuda.current_stream())
         with recording(), torch.cuda.stream(self._stream):
             rehearse()
-            with nothing_collected():
+            with no_garbage_collection():
                 begin()
                 try:
                     work(written)
@@ -55,9 +55,8 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def nothing_collected() -> Iterator[None]:
-    """No garbage is collected within: a graph of an engine that is gone would be freed, which ends a recording with an
-    error."""
+def no_garbage_collection() -> Iterator[None]:
+    """Suspend garbage collection: freeing a graph of an earlier engine would end a recording with an error."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -68,7 +67,7 @@ def nothing_collected() -> Iterator[None]:
 
 
 def smallest_at_least(by_size: Mapping[int, T]) -> tuple[T, ...]:
-    """By number of rows, 0 included: what was captured for the smallest size that holds them."""
+    """For each number of rows, 0 included, the capture of the smallest size that holds them."""
     ascending = sorted(by_size)
     sizes = np.array(ascending)[np.searchsorted(ascending, np.arange(ascending[-1] + 1))]
     return tuple(by_size[int(size)] for size in sizes)

@@ -46,7 +46,7 @@ class DecodeGraphs:
     def run(self, inputs: DecodeInputs) -> None:
         """The layers over the rows: their normed hidden states are the buffers'."""
         size, graph = self._by_rows[len(inputs.slots)]
-        self._buffers.load(_padded(inputs, size, self._buffers.padding_slot))
+        self._buffers.load(_pad(inputs, size, self._buffers.padding_slot))
         graph.replay()
 
     @staticmethod
@@ -57,17 +57,18 @@ class DecodeGraphs:
             _run(buffers, size, buffers.sample)
 
     def _capture(self, recorder: Recorder, size: int) -> tuple[int, torch.cuda.CUDAGraph]:
-        """Only padding: nothing in the pool changes."""
+        """Capture a step of padding alone: nothing in the pool changes."""
         buffers = self._buffers
         _load_padding(buffers, size)
-        (graph,) = recorder.captured(
+        (graph,) = recorder.capture(
             lambda: _run(buffers, size, buffers.sample), lambda _: _run(buffers, size, buffers.model)
         )
         return size, graph
 
 
 def _run(buffers: GraphBuffers, size: int, model: Decoder) -> None:
-    """The normed hidden states are the buffers' afterwards. `model`: the buffers', or a sample of it."""
+    """Run the layers, and leave the normed hidden states in the buffers. `model`: the buffers' own, or a sample of
+    it."""
     numbers = row_numbers(model.kv_groups)
     slots, positions, lens, *places = buffers.numbers[: numbers * size].view(numbers, size)
     contexts = lens.int()
@@ -80,11 +81,11 @@ def _run(buffers: GraphBuffers, size: int, model: Decoder) -> None:
 def _load_padding(buffers: GraphBuffers, size: int) -> None:
     none = np.zeros(0, dtype=np.int64)
     nothing = DecodeInputs(none, none, np.zeros((buffers.model.kv_groups, 0), dtype=np.int64))
-    buffers.load(_padded(nothing, size, buffers.padding_slot))
+    buffers.load(_pad(nothing, size, buffers.padding_slot))
 
 
-def _padded(inputs: DecodeInputs, size: int, padding_slot: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Slots, positions, lengths, and the places of each group, each with its padding behind it."""
+def _pad(inputs: DecodeInputs, size: int, padding_slot: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Slots, positions, lengths, and the places of each group, each padded to `size` at its end."""
     rows = len(inputs.slots)
     numbers = np.zeros((row_numbers(len(inputs.places)), size), dtype=np.int64)
     numbers[0, rows:] = padding_slot

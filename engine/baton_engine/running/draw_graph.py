@@ -1,7 +1,7 @@
-"""The end of captured steps as graphs, one per number of rows: the head, each row's greatest logit, which becomes the
-slot's last token, so that the next step needs no word from the host.
+"""The end of captured steps as graphs, one per number of rows: the head and each row's greatest logit.
 
-Rows that ask for more than that are drawn by the sampler from the same hidden states.
+Its id becomes the slot's last token on the device, so that the next step need not wait for the host. Rows that ask for
+more than that are drawn by the sampler from the same hidden states.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton_kernels.sampling.sampling import greedy
 
 
 class DrawGraphs:
-    """Over the slots that a step's numbers begin with."""
+    """Graphs that draw for the slots at the beginning of a step's numbers."""
 
     def __init__(self, buffers: GraphBuffers, recorder: Recorder, sizes: Iterable[int]) -> None:
         self._buffers = buffers
@@ -28,7 +28,7 @@ class DrawGraphs:
 
     @staticmethod
     def rehearse(buffers: GraphBuffers, sizes: Iterable[int]) -> None:
-        """Launch what will be captured; nobody reads the ids."""
+        """Launch every kernel that will be captured; the ids are not used."""
         for size in sizes:
             _greatest(buffers, size)
 
@@ -38,7 +38,7 @@ class DrawGraphs:
         return self._buffers.ids[:rows]
 
     def _capture(self, recorder: Recorder, size: int) -> torch.cuda.CUDAGraph:
-        (graph,) = recorder.captured(lambda: self._draw(size), lambda _: self._draw(size))
+        (graph,) = recorder.capture(lambda: self._draw(size), lambda _: self._draw(size))
         return graph
 
     def _draw(self, size: int) -> None:

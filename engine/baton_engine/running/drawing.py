@@ -1,4 +1,4 @@
-"""Which rows of a step have logits, to draw tokens from: only they need the last layer's output and the head."""
+"""The rows of a step that have logits to draw tokens from: only they need the last layer's output and the head."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ class DrawingRows:
     """[S] slot whose blocks hold the row's context."""
     logits_rows: Ints
     """[len(slots)] which of the S rows each drawing slot reads."""
-    kept: tuple[tuple[int, int], ...] = ()
-    """Slots whose draw comes later, and which of the S rows it will be from."""
+    later: tuple[tuple[int, int], ...] = ()
+    """Slots whose draw comes in a later step, each with its row among the S."""
 
     @property
     def is_in_order(self) -> bool:
-        """Each slot draws from a row of its own, in their order."""
-        return not self.kept and len(self.slots) == len(self.rows)
+        """True when each slot draws from a row of its own, in order."""
+        return not self.later and len(self.slots) == len(self.rows)
 
     @staticmethod
     def of(chunks: Sequence[PrefillChunk], decode: Sequence[int]) -> DrawingRows:
         """`decode`: the slots of the decode rows, in their order."""
         slots, tables = list(decode), list(decode)
         rows, logits_rows = list(range(len(decode))), list(range(len(decode)))
-        kept: list[tuple[int, int]] = []
+        later: list[tuple[int, int]] = []
         end = len(decode)
         for chunk in chunks:
             end += len(chunk.tokens)
             if chunk.keeps:
-                kept.append((chunk.slot, len(rows)))
+                later.append((chunk.slot, len(rows)))
             if chunk.sample or chunk.keeps:
                 slots += chunk.sample
                 logits_rows += [len(rows)] * len(chunk.sample)
                 rows.append(end - 1)
                 tables.append(chunk.slot)
-        return DrawingRows(tuple(slots), _ints(rows), _ints(tables), _ints(logits_rows), tuple(kept))
+        return DrawingRows(tuple(slots), _ints(rows), _ints(tables), _ints(logits_rows), tuple(later))
 
 
 def _ints(values: list[int]) -> Ints:

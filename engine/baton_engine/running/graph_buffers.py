@@ -1,4 +1,4 @@
-"""What captured graphs read and write: everything lies at a fixed place on the device."""
+"""The buffers that captured graphs read and write, each at a fixed place on the device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton_engine.memory.host_memory import upload
 from baton_engine.model.decoder import Decoder
-from baton_engine.running.upload import upload
 from baton_engine.scheduling.step_plan import BlockUpdate
 
 
 class GraphBuffers:
-    """Of one model over one pool. A step's numbers begin with the slots that draw."""
+    """The buffers of one model over one pool. A step's numbers begin with the slots that draw."""
 
     def __init__(
         self,
@@ -27,19 +27,19 @@ class GraphBuffers:
         draws: int,
         numbers: int,
     ) -> None:
-        """`last_tokens` is [slots + 1] int64: the last entry belongs to padding. `draws`: rows that draw, at most;
-        `numbers`: of a step, at most."""
+        """`last_tokens` is [slots + 1] int64: the last entry belongs to padding. `draws`: most rows that draw;
+        `numbers`: most numbers of a step."""
         device = kv_pool.device
         self.model = model
         self.sample = model.sample()
-        """Every kind of its layers: what it launches for a step, the model launches too, and no other kernel."""
+        """One layer of each kind: it launches the same kernels for a step as the model."""
         self.kv_pool = kv_pool
         self.last_tokens = last_tokens
         self.padding_slot = last_tokens.numel() - 1
         self.tables = torch.zeros(model.kv_groups, last_tokens.numel(), max_blocks, dtype=torch.int32, device=device)
         self.numbers = torch.zeros(numbers, dtype=torch.int64, device=device)
         self.hidden = torch.empty(draws, model.embedding.shape[1], dtype=model.embedding.dtype, device=device)
-        """Of the rows that draw, the head's input; valid until the next step."""
+        """The head's input for the rows that draw; valid until the next step."""
         self.ids = torch.zeros(draws, dtype=torch.int64, device=device)
 
     def load(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> None:
@@ -53,5 +53,5 @@ class GraphBuffers:
         _, slots, blocks = self.tables.shape
         entries = {(update.kv_group * slots + update.slot) * blocks + update.index: update.block for update in updates}
         packed = np.array((list(entries), list(entries.values())), dtype=np.int64)
-        places, found = upload(packed, self.tables.device)
-        self.tables.view(-1).index_copy_(0, places, found.int())
+        places, numbers = upload(packed, self.tables.device)
+        self.tables.view(-1).index_copy_(0, places, numbers.int())

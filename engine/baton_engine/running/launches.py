@@ -1,4 +1,4 @@
-"""Which kernels a worker launches follows from these values, and compiling them ahead needs nothing else of it."""
+"""The values that decide which kernels a worker launches, and compiling these kernels ahead of a start."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from baton_wire.models.config_fields import JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
 
 BLOCKS = 16
-"""Of a pool without memory; no kernel depends on how many there are."""
+"""Blocks of a pool without memory; no kernel depends on their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Of one worker. Equal ones launch the same kernels before they are ready."""
+    """The kernels that one worker launches before it is ready: the same ones where these values are equal."""
 
     config: JsonObject
     """The model's config.json."""
@@ -35,18 +35,19 @@ class Launches:
     slots: int
     context_tokens: int
     decodes: bool
-    """As of `StepShapes`, and the next."""
     hands_over: bool
+    """Both as in `StepShapes`."""
 
     @property
     def digest(self) -> str:
-        """Hexadecimal; of the engine's sources, too."""
-        values = [str(each) for each in (self.dtype, self.kv_dtype, self.block_tokens, self.slots, self.context_tokens)]
-        said = json.dumps([self.config, *values, self.decodes, self.hands_over], sort_keys=True)
-        return hashlib.sha256((_sources() + said).encode()).hexdigest()
+        """SHA-256 of these values and the engine's sources, hexadecimal."""
+        sizes = (self.block_tokens, self.slots, self.context_tokens)
+        values = [str(value) for value in (self.dtype, self.kv_dtype, *sizes)]
+        text = json.dumps([self.config, *values, self.decodes, self.hands_over], sort_keys=True)
+        return hashlib.sha256((_hash_sources() + text).encode()).hexdigest()
 
     def __str__(self) -> str:
-        dtypes = " and KV in ".join(str(each).removeprefix("torch.") for each in (self.dtype, self.kv_dtype))
+        dtypes = " and KV in ".join(str(dtype).removeprefix("torch.") for dtype in (self.dtype, self.kv_dtype))
         role = ", ".join(name for name, is_so in (("decodes", self.decodes), ("hands over", self.hands_over)) if is_so)
         return (
             f"{self.config.get('model_type')} in {dtypes}, blocks of {self.block_tokens}, {self.slots} slots, "
@@ -55,7 +56,7 @@ class Launches:
 
 
 @cache
-def _sources() -> str:
+def _hash_sources() -> str:
     root = Path(baton_engine.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -65,9 +66,9 @@ def _sources() -> str:
 
 @torch.inference_mode()
 def compile_ahead(model: Decoder, spec: DecoderSpec, launches: Launches) -> None:
-    """Go through what a worker with this model launches before it is ready, and compile it into Triton's cache.
+    """Compile every kernel that a worker with this model launches before it is ready into Triton's cache.
 
-    The model lies on the device `meta`, within `compiling_for`.
+    The model is on the device `meta`, within `compiling_for`.
     """
     device = model.embedding.device
     geometry = kv_geometry(spec, launches.kv_dtype, launches.block_tokens)

@@ -1,8 +1,7 @@
-"""How far a running step is with its prompts: told layer by layer, so that finished layers can be sent meanwhile.
+"""Progress of a running step with its prompts, reported layer by layer, so that finished layers can be sent meanwhile.
 
-On a CPU the word is given by whoever computes, between two layers. On a GPU an event is recorded behind the layer's
-kernels, and a thread that waits for nothing else gives the word when the event has come; the engine's thread never
-waits.
+On a CPU the engine thread reports between two layers. On a GPU an event is recorded after the layer's kernels, and a
+thread of its own waits for the event and reports; the engine thread never waits.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import torch
 from baton_engine.scheduling.step_plan import StepPlan
 
 NOTICE_BYTES = 1 << 20
-"""KV between two words, at least: a word, its write and its checksums cost the worker a millisecond on a CPU."""
+"""Least KV between two notices: a notice, its write and its checksums cost the worker a millisecond on a CPU."""
 
 LayerListener = Callable[[int, int], None]
-"""(step, layers): KV of layers [0, layers) of the step's prompts stands in the pool. Must not block."""
+"""(step, layers): KV of layers [0, layers) of the step's prompts is complete in the pool. Must not block."""
 
 
 class LayerNotices:
-    """Speaks to one listener about one runner's steps."""
+    """Reports one runner's steps to one listener."""
 
     def __init__(self, device: torch.device, layers: int, layer_token_bytes: int, listener: LayerListener) -> None:
         """`layer_token_bytes`: KV of one token in one layer."""
@@ -36,7 +35,8 @@ class LayerNotices:
             threading.Thread(target=self._watch, args=(self._events,), name="layer-notices", daemon=True).start()
 
     def of(self, plan: StepPlan) -> Callable[[int], None] | None:
-        """What the model is to call when a layer's KV is written (or its kernels launched); None without prompts."""
+        """The callback for the model, to call when a layer's KV is written (or its kernels are launched); None for a
+        step without prompts."""
         tokens = sum(len(chunk.tokens) for chunk in plan.prefill)
         if tokens == 0:
             return None
@@ -44,11 +44,11 @@ class LayerNotices:
 
         def written(layers: int) -> None:
             if layers % stride == 0 or layers == self._layers:
-                self._tell(plan.step, layers)
+                self._notify(plan.step, layers)
 
         return written
 
-    def _tell(self, step: int, layers: int) -> None:
+    def _notify(self, step: int, layers: int) -> None:
         if self._events is None:
             self._listener(step, layers)
             return

@@ -1,7 +1,7 @@
 """Steps with prompts as CUDA graphs: one for each shape of `step_shapes.py`, captured before the worker is ready.
 
 A graph runs the layers over decode rows and pieces of prompts at once and leaves the hidden states of the rows that
-draw. On a prefill worker it is cut behind some layers, so that their KV can be told of and sent meanwhile.
+draw. On a prefill worker it is cut after some layers, so that their KV can be reported and sent meanwhile.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from baton_engine.model.decoder import Decoder
 from baton_engine.running.capturing import LayersWritten, Recorder
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.graph_buffers import GraphBuffers
-from baton_engine.running.padded_step import count_numbers, padded, step_rows
+from baton_engine.running.padded_step import count_numbers, pad_step, step_rows
 from baton_engine.running.slot_state import ChunkInputs, DecodeInputs
 from baton_engine.running.step_shapes import CHUNKS, StepShape
 
 
 class MixedStep:
-    """The layers of a step with prompts, over numbers that lie in the buffers."""
+    """The layers of a step with prompts, which reads its numbers from the buffers."""
 
     def __init__(self, buffers: GraphBuffers) -> None:
         self._buffers = buffers
@@ -29,18 +29,18 @@ class MixedStep:
 
     def load(self, shape: StepShape, decode: DecodeInputs, chunks: ChunkInputs, drawing: DrawingRows) -> None:
         slot = self._buffers.padding_slot
-        self._buffers.load(padded(shape, decode, chunks, drawing, drawing_slots=self._draws, padding_slot=slot))
+        self._buffers.load(pad_step(shape, decode, chunks, drawing, drawing_slots=self._draws, padding_slot=slot))
 
     def load_padding(self, shape: StepShape) -> None:
-        """Nothing but padding."""
-        none, nobody = np.zeros(0, dtype=np.int64), np.zeros(CHUNKS, dtype=np.int64)
+        """Load a step of padding alone."""
+        none, empty = np.zeros(0, dtype=np.int64), np.zeros(CHUNKS, dtype=np.int64)
         nowhere = np.zeros((self._buffers.model.kv_groups, 0), dtype=np.int64)
-        chunks = ChunkInputs(none, none, nowhere, nobody + self._buffers.padding_slot, nobody, nobody)
+        chunks = ChunkInputs(none, none, nowhere, empty + self._buffers.padding_slot, empty, empty)
         self.load(shape, DecodeInputs(none, none, nowhere), chunks, DrawingRows.of((), ()))
 
     def run(self, shape: StepShape, model: Decoder, written: LayersWritten | None = None) -> None:
-        """The normed hidden states of the rows that draw are the buffers' afterwards. `model`: the buffers', or a
-        sample of it."""
+        """Run the layers, and leave the normed hidden states of the rows that draw in the buffers. `model`: the
+        buffers' own, or a sample of it."""
         buffers = self._buffers
         numbers = buffers.numbers[: count_numbers(shape, self._draws, buffers.model.kv_groups)]
         ids, rows = step_rows(
@@ -51,8 +51,10 @@ class MixedStep:
 
 
 class MixedGraphs:
+    """The graphs of all shapes of one worker."""
+
     def __init__(self, buffers: GraphBuffers, recorder: Recorder, shapes: Mapping[StepShape, Sequence[int]]) -> None:
-        """`shapes`: behind how many layers each one's graph is cut, all of them last."""
+        """`shapes`: for each, the numbers of layers after which its graph is cut; the last is all layers."""
         self._step = MixedStep(buffers)
         self._model, self._sample = buffers.model, buffers.sample
         self._ends = shapes
@@ -62,7 +64,7 @@ class MixedGraphs:
 
     @staticmethod
     def rehearse(buffers: GraphBuffers, shapes: Iterable[StepShape]) -> None:
-        """Go through all that will be captured."""
+        """Launch every kernel that will be captured."""
         step = MixedStep(buffers)
         for shape in shapes:
             step.load_padding(shape)
@@ -87,7 +89,7 @@ class MixedGraphs:
     def _capture(self, recorder: Recorder, shape: StepShape) -> tuple[torch.cuda.CUDAGraph, ...]:
         """Only padding: nothing in the pool changes."""
         self._step.load_padding(shape)
-        return recorder.captured(
+        return recorder.capture(
             lambda: self._step.run(shape, self._sample),
             lambda written: self._step.run(shape, self._model, written),
             self._ends[shape][:-1],

@@ -1,7 +1,7 @@
 """The numbers of a step with prompts, padded to a captured shape, as one flat array. Pure.
 
 Padding writes nothing and reads nothing: its place in the pool is -1, its contexts are 0, its chunks have no rows. Its
-slot is the one behind the last.
+slot is the one after the last.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 LAST_TOKEN: Final = -1
-"""Stands for a decode row's token id: only the device knows it."""
+"""Placeholder of a decode row's token id, which only the device knows."""
 
 
 def _lengths(shape: StepShape, drawing_slots: int, groups: int) -> tuple[int, ...]:
-    """Of the parts of the array: slots that draw; of each decode row the slot and context length; of each row the token
-    id and position; of each row that draws its number, the slot of its blocks and its context length; of each chunk the
-    slot and context length; where chunks begin; of each row its place for each group. All even, so that each part
-    begins at 16 bytes."""
+    """Lengths of the array's parts: slots that draw; each decode row's slot and context length; each row's token id and
+    position; for each row that draws, its number, the slot of its blocks and its context length; each chunk's slot and
+    context length; where chunks begin; each row's place for each group. All are even, so that each part begins at a
+    multiple of 16 bytes."""
     rows, decode, draws = shape.rows, shape.decode_rows, shape.draws
     sizes = (drawing_slots, decode, decode, rows, rows, draws, draws, draws, CHUNKS, CHUNKS, CHUNKS + 2)
     return (*sizes, *[rows] * groups)
 
 
-def padded(
+def pad_step(
     shape: StepShape,
     decode: DecodeInputs,
     chunks: ChunkInputs,

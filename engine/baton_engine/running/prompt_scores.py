@@ -1,7 +1,7 @@
 """Log probabilities of prompt tokens, from the hidden states of a step's prompts.
 
-The vocabulary is wide: logits are made for a few rows at a time and are gone again before the next. What stays of each
-row is its token's log probability, its rank, and the likeliest alternatives.
+The vocabulary is wide: logits exist for a few rows at a time. What is kept of each row is its token's log probability,
+its rank, and the likeliest alternatives.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton_engine.memory.host_memory import upload
 from baton_engine.model.decoder import Decoder
-from baton_engine.running.upload import upload
 from baton_engine.scheduling.step_plan import PrefillChunk, ScoredChunk
 from baton_kernels.sampling.logprobs import logprobs
 from baton_wire.messages.values import PromptLogprob
@@ -28,7 +28,7 @@ LOGITS_BYTES: Final = 32 << 20
 class ChunkScores:
     """One chunk's R scored rows: `chosen` [R] float32, `ranks` [R] int64, `top_ids` and `top` [R, k].
 
-    On a GPU they are on their way to the host until the step's clock says that it is done.
+    On a GPU they are being copied to the host until the step is done by its clock.
     """
 
     chunk: int
@@ -38,7 +38,7 @@ class ChunkScores:
     top: Tensor
 
     def read(self) -> ScoredChunk:
-        """As plain values; only once the step is done."""
+        """The scores as plain values; only once the step is done."""
         columns = (part.tolist() for part in (self.chosen, self.ranks, self.top_ids, self.top))
         return ScoredChunk(
             self.chunk,
@@ -58,12 +58,12 @@ def score(model: Decoder, hidden: Tensor, chunks: Sequence[PrefillChunk], first_
         if chunk.targets:
             targets = upload(np.array(chunk.targets, dtype=np.int64), hidden.device)
             rows = hidden[start : start + len(chunk.targets)]
-            scored.append(_scored(number, model, rows, targets, chunk.alternatives))
+            scored.append(_score_chunk(number, model, rows, targets, chunk.alternatives))
         start += len(chunk.tokens)
     return tuple(scored)
 
 
-def _scored(number: int, model: Decoder, hidden: Tensor, targets: Tensor, alternatives: int) -> ChunkScores:
+def _score_chunk(number: int, model: Decoder, hidden: Tensor, targets: Tensor, alternatives: int) -> ChunkScores:
     pieces = list(_pieces(model, hidden, targets, alternatives))
     columns = (torch.cat(parts).to("cpu", non_blocking=True) for parts in zip(*pieces, strict=True))
     return ChunkScores(number, *columns)
@@ -76,6 +76,6 @@ def _pieces(
     for first in range(0, len(targets), rows):
         logits = model.logits(hidden[first : first + rows])
         wanted = targets[first : first + rows]
-        found = logprobs(logits, wanted, alternatives)
+        scores = logprobs(logits, wanted, alternatives)
         ranks = (logits > logits.gather(1, wanted[:, None])).sum(-1) + 1
-        yield found.chosen, ranks, found.top_ids, found.top
+        yield scores.chosen, ranks, scores.top_ids, scores.top

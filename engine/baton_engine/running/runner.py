@@ -1,11 +1,11 @@
 """The model runner: carries out step plans on one device.
 
 `launch` reads top to bottom as the plan's order of effects; prefill chunks and decode rows go through the model in one
-pass; only rows that draw go through the last layer's output and the head. On a CPU a launched step is done; on a GPU
-it runs behind the host, its results come to pinned memory, and the next step may be launched before they are collected.
+pass; only rows that draw go through the last layer's output and the head. On a CPU a launched step is done. On a GPU it
+runs asynchronously, its results come to pinned memory, and the next step may be launched before they are collected.
 
-A draw that follows a grammar needs the ids of the step before. So of a step that is launched ahead only the layers and
-the head run at once; its draw is launched when the step before it is collected. The device computes meanwhile.
+A draw that follows a grammar needs the ids of the step before. So a step that is launched ahead runs only its layers
+and the head at first; its draw is launched when the step before it is collected. The device computes meanwhile.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from baton_engine.grammars.row_masks import RowMasks
-from baton_engine.memory.host_memory import keep_freed_memory
+from baton_engine.grammars.token_masks import TokenMasks
+from baton_engine.memory.host_memory import keep_freed_memory, upload
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.loading import LoadedModel
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.layer_notices import LayerListener, LayerNotices
 from baton_engine.running.prompt_scores import ChunkScores, score
-from baton_engine.running.sampler import Draw, Sampler, TokenMasks
+from baton_engine.running.sampler import Draw, Sampler
 from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_clock import StepClock, start_clock
 from baton_engine.running.step_graphs import StepGraphs
-from baton_engine.running.upload import upload
 from baton_engine.running.warm_up import rehearse, warm_up
 from baton_engine.scheduling.step_plan import PrefillChunk, SlotFailure, SlotTokens, StepPlan, StepResult
 from baton_kernels.ahead.compiling import compiled_together
@@ -38,23 +38,25 @@ from baton_wire.messages.values import TokenLogprob
 
 @dataclass(slots=True)
 class _InFlight:
+    """A launched step."""
+
     step: int
     slots: tuple[int, ...]
     drawn: Draw | Tensor | None
-    """A draw is on the host once the clock says that the step is done. Before it: logits, one row a slot. None when no
-    slot draws."""
+    """The draw, on the host once the step is done by its clock; before the draw is launched, logits with one row a
+    slot. None when no slot draws."""
     scores: tuple[ChunkScores, ...]
     clock: StepClock
     closes: tuple[int, ...]
     failures: tuple[SlotFailure, ...] = ()
     is_whole: bool = False
-    """Nothing of the step is left to launch; so it is for the oldest one."""
+    """True when nothing of the step is left to launch, as for the oldest one."""
 
 
 class ModelRunner:
     """Implements `plan.Runner`. The pool's blocks are the scheduler's to give; slots are numbered [0, max_slots)."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913 - the parts of one engine, and switches with defaults, keyword only
         self,
         loaded: LoadedModel,
         pool: KvPool,
@@ -66,11 +68,10 @@ class ModelRunner:
         is_compiled: bool = False,
         ended: Callable[[str], None] = lambda stage: None,
     ) -> None:
-        """`masks`: what follows grammars and thoughts; without it both are left out of account. `decodes`: whether
-        steps with decode rows are to be fast; a prefill worker has none, as a rule, and is ready sooner without them.
-        `hands_over`: as in `StepShapes`. `is_compiled`: all kernels of the start are in Triton's cache, so that nobody
-        has to look for them. `ended` is told of each stage of the start when it is over: on a GPU kernels and graphs,
-        and the warm-up.
+        """`masks` follows grammars and thoughts; without it both are ignored. `decodes`: capture steps with decode rows
+        too; a prefill worker usually has none, and starts sooner without them. `hands_over`: as in `StepShapes`.
+        `is_compiled`: all kernels of the start are in Triton's cache and need not be looked for. `ended` is called with
+        each stage of the start when it is over: on a GPU kernels and graphs, and the warm-up.
         """
         self._model = loaded.model
         self._pool = pool
@@ -81,8 +82,8 @@ class ModelRunner:
         self._masks = masks
         self._notices: LayerNotices | None = None
         self._in_flight: deque[_InFlight] = deque()
-        self._kept: dict[int, Tensor] = {}
-        """By slot: a row of logits [vocab] of a prompt whose draw comes later."""
+        self._prompt_logits: dict[int, Tensor] = {}
+        """By slot, the last row of logits [vocab] of a prompt whose draw comes in a later step."""
         self._graphs: StepGraphs | None = None
         sizes = (loaded.config.vocab_size, loaded.max_context_tokens)
 
@@ -92,7 +93,7 @@ class ModelRunner:
 
         if loaded.device.type == "cpu":
             keep_freed_memory()
-        elif loaded.model.ring is None:  # what is captured cannot wait for weights to arrive
+        elif loaded.model.ring is None:  # a captured step cannot wait for weights to arrive
             with torch.inference_mode():
                 self._graphs = StepGraphs(
                     *(self._model, pool, self._slots.last_tokens, max_blocks),
@@ -108,7 +109,7 @@ class ModelRunner:
         ended("warm-up")
 
     def watch_layers(self, listener: LayerListener) -> None:
-        """From now on tell `listener` while prompts are computed. Before the first step."""
+        """Report finished layers to `listener` while prompts are computed. Call it before the first step."""
         geometry = self._pool.geometry
         layer_token_bytes = geometry.token_bytes // geometry.layers
         self._notices = LayerNotices(self._device, geometry.model_layers, layer_token_bytes, listener)
@@ -147,10 +148,10 @@ class ModelRunner:
             failed = {failure.slot for failure in oldest.failures}
             tokens = tuple(entry for entry in tokens if entry.slot not in failed)
         if self._masks is not None:
-            self._masks.drawn(tokens)
+            self._masks.take_drawn(tokens)
             self._masks.close(oldest.closes)
         for slot in oldest.closes:
-            self._kept.pop(slot, None)
+            self._prompt_logits.pop(slot, None)
         if self._in_flight and not self._in_flight[0].is_whole:
             self._finish(self._in_flight[0])
         scored = tuple(scores.read() for scores in oldest.scores)
@@ -163,7 +164,7 @@ class ModelRunner:
         return self.collect()
 
     def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | Tensor | None, tuple[ChunkScores, ...]]:
-        """The slots that draw, their draw or the logits to draw from, and what is scored."""
+        """Run the step. Returns the slots that draw, their draw or the logits to draw from, and scores of prompts."""
         late = tuple(chunk for chunk in plan.prefill if not chunk.tokens)
         if not late:
             return self._compute(plan)
@@ -173,24 +174,24 @@ class ModelRunner:
         drawn: Draw | Tensor | None = None
         scores: tuple[ChunkScores, ...] = ()
         if computed.prefill or computed.decode:
-            slots, drawn, found = self._compute(computed, draws_alone=False)
-            scores = tuple(replace(each, chunk=places[each.chunk]) for each in found)
-        logits = self._kept_logits(late)
+            slots, drawn, chunk_scores = self._compute(computed, draws_alone=False)
+            scores = tuple(replace(score, chunk=places[score.chunk]) for score in chunk_scores)
+        logits = self._take_prompt_logits(late)
         late_slots = tuple(slot for chunk in late for slot in chunk.sample)
         return slots + late_slots, torch.cat((drawn, logits)) if isinstance(drawn, Tensor) else logits, scores
 
-    def _kept_logits(self, late: tuple[PrefillChunk, ...]) -> Tensor:
-        """[slots that draw, vocab] of chunks without tokens."""
+    def _take_prompt_logits(self, late: tuple[PrefillChunk, ...]) -> Tensor:
+        """Logits [slots that draw, vocab] of chunks without tokens."""
         rows: list[Tensor] = []
         for chunk in late:
             self._slots.draw_later(chunk)
-            rows += [self._kept.pop(chunk.slot)] * len(chunk.sample)
+            rows += [self._prompt_logits.pop(chunk.slot)] * len(chunk.sample)
         return torch.stack(rows)
 
     def _compute(
         self, plan: StepPlan, *, draws_alone: bool = True
     ) -> tuple[tuple[int, ...], Draw | Tensor | None, tuple[ChunkScores, ...]]:
-        """As `_run`, of chunks with tokens. `draws_alone`: nobody else draws in this step."""
+        """Do as `_run` for chunks with tokens. `draws_alone`: no other slot draws in this step."""
         if self._graphs is not None:
             plan = replace(plan, decode=self._slots.longest_first(plan.decode))
         drawing = DrawingRows.of(plan.prefill, plan.decode) if plan.prefill else None
@@ -218,7 +219,8 @@ class ModelRunner:
         hidden: Tensor,
         draws_alone: bool,
     ) -> Draw | Tensor | None:
-        """From the hidden states of the rows that have logits: by a graph if that is all that the slots ask for."""
+        """Draw from the hidden states of the rows that have logits: by a graph if all slots just want the greatest,
+        else return logits."""
         if drawing is not None and not len(drawing.rows):
             return None
         is_each_once = draws_alone and (drawing is None or drawing.is_in_order)
@@ -229,13 +231,13 @@ class ModelRunner:
         return self._logits(hidden, drawing)
 
     def _logits(self, hidden: Tensor, drawing: DrawingRows | None) -> Tensor | None:
-        """One row a slot that draws, from one row of hidden states for each row that has logits; None where no slot
-        does. Rows of later draws are kept."""
+        """Logits with a row for each slot that draws, from a row of hidden states for each row that has logits; None
+        when no slot draws. Rows of later draws are kept."""
         logits = self._model.head(hidden)
         if drawing is None or drawing.is_in_order:
             return logits
-        for slot, row in drawing.kept:
-            self._kept[slot] = logits[row].clone()
+        for slot, row in drawing.later:
+            self._prompt_logits[slot] = logits[row].clone()
         return logits.index_select(0, upload(drawing.logits_rows, self._device)) if drawing.slots else None
 
     def _follows_grammar(self, slots: tuple[int, ...]) -> bool:
@@ -243,7 +245,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _finish(self, step: _InFlight) -> None:
-        """Launch what is left of a step: its draw, unless that is captured."""
+        """Launch the rest of a step: its draw, unless that is captured."""
         if isinstance(step.drawn, Tensor):
             masks = None
             if self._masks is not None and self._masks.bind(step.slots):
@@ -260,19 +262,19 @@ class ModelRunner:
 
 
 def _to_host(draw: Draw) -> Draw:
-    """Start copying to pinned memory; the values are there when the step's clock says so."""
-    found = draw.logprobs
-    if found is not None:
-        found = Logprobs(*(part.to("cpu", non_blocking=True) for part in (found.chosen, found.top_ids, found.top)))
-    return Draw(draw.ids.to("cpu", non_blocking=True), draw.slots, found, draw.logprob_rows, draw.logprob_counts)
+    """Start copying to pinned memory; the values have arrived when the step is done by its clock."""
+    scores = draw.logprobs
+    if scores is not None:
+        scores = Logprobs(*(part.to("cpu", non_blocking=True) for part in (scores.chosen, scores.top_ids, scores.top)))
+    return Draw(draw.ids.to("cpu", non_blocking=True), draw.slots, scores, draw.logprob_rows, draw.logprob_counts)
 
 
 def _slot_tokens(slots: tuple[int, ...], draw: Draw) -> tuple[SlotTokens, ...]:
     ids = draw.ids.tolist()
     if draw.logprobs is None:
         return tuple([SlotTokens(slot, (token,)) for slot, token in zip(slots, ids, strict=True)])
-    found = draw.logprobs
-    chosen, top_ids, top = found.chosen.tolist(), found.top_ids.tolist(), found.top.tolist()
+    scores = draw.logprobs
+    chosen, top_ids, top = scores.chosen.tolist(), scores.top_ids.tolist(), scores.top.tolist()
     entries: dict[int, TokenLogprob] = {}
     for place, (row, count) in enumerate(zip(draw.logprob_rows, draw.logprob_counts, strict=True)):
         alternatives = tuple(zip(top_ids[place][:count], top[place][:count], strict=True))

@@ -6,7 +6,7 @@ function of (seed, choice, token index, vocabulary id), so a sequence draws the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,44 +15,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton_engine.running.upload import on_device, upload
+from baton_engine.grammars.token_masks import TokenMasks
+from baton_engine.memory.host_memory import upload
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.sampling.logprobs import Logprobs, logprobs
 from baton_kernels.sampling.penalties import apply_bias, apply_penalties
 from baton_kernels.sampling.sampling import greedy, sample
 from baton_kernels.sampling.sampling_inputs import Draws, Penalties, Truncation
-from baton_kernels.sampling.token_mask import forbid_tokens, forbidding
 from baton_kernels.sampling.truncated_draw import truncated_draw
 from baton_wire.messages.values import SamplingParams
 
 LOWEST_TEMPERATURE = 1e-5
-"""Below it a row is greedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenMasks:
-    """Which tokens some rows of a draw may take; every row named here may take at least one. Tensors of the host: the
-    same ones serve many draws."""
-
-    rows: Tensor
-    """[R] int64, ascending."""
-    allowed: Tensor
-    """[R, W] int32: bits as in `baton_kernels.sampling.token_mask`."""
-    forbid_on_host: Callable[[Tensor], None]
-    """`forbid_tokens` for logits of the host, in float32."""
-
-    @staticmethod
-    def of(rows: npt.NDArray[np.int64], allowed: npt.NDArray[np.uint32]) -> TokenMasks:
-        """Over the arrays' own memory."""
-        row_tensor, masks = torch.from_numpy(rows), torch.from_numpy(allowed.view(np.int32))
-        return TokenMasks(row_tensor, masks, forbidding(row_tensor, masks))
-
-    def forbid(self, logits: Tensor) -> None:
-        """In place. Those of a CPU are float32."""
-        if logits.is_cuda:
-            forbid_tokens(logits, on_device(self.rows, logits.device), on_device(self.allowed, logits.device))
-        else:
-            self.forbid_on_host(logits)
+"""Rows with a lower temperature are greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +38,7 @@ class Draw:
     logprobs: Logprobs | None
     logprob_rows: tuple[int, ...]
     logprob_counts: tuple[int, ...]
-    """Per row of `logprobs`: how many alternatives were asked for."""
+    """The number of alternatives asked for, per row of `logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +57,7 @@ class _Bias:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Options of one batch composition, made once and kept while the same slots draw. None: no row needs the stage."""
+    """Options of one set of slots, computed once and kept while the same slots draw. None: no row needs the stage."""
 
     slots: tuple[int, ...]
     host_slots: npt.NDArray[np.int64]
@@ -91,7 +65,7 @@ class _Rows:
     penalties: Penalties | None
     bias: _Bias | None
     min_tokens_until: int
-    """No row forbids stop ids here from this token index on; with a grammar its masks do."""
+    """From this token index on no row forbids stop ids here; rows with a grammar never do: their masks do it."""
     truncation: Truncation | None
     noise: _Noise | None
     logprob_rows: tuple[int, ...]
@@ -122,9 +96,9 @@ class Sampler:
             self._count(opened)
 
     def count_greedy(self, slots: tuple[int, ...]) -> Tensor | None:
-        """When every slot takes just its greatest raw logit: count a token for each as drawn, return the slots on the
-        device. None when some slot asks for more."""
-        rows = self._described(slots)
+        """Count one drawn token for each slot if all just take their greatest raw logit, and return the slots on the
+        device. None if some slot asks for more."""
+        rows = self._rows_of(slots)
         if rows.penalties or rows.bias or rows.noise or rows.logprob_rows:
             return None
         indices = self._next_index[rows.host_slots]
@@ -134,9 +108,9 @@ class Sampler:
         return rows.device_slots
 
     def draw(self, slots: tuple[int, ...], logits: Tensor, masks: TokenMasks | None = None) -> Draw:
-        """One token for each slot from its row of raw logits [N, vocab], in whatever dtype the head leaves them. With
-        masks the logits of their rows are changed, unless some row wants log probabilities."""
-        rows = self._described(slots)
+        """Draw a token for each slot from its row of raw logits [N, vocab], in any dtype. With masks, the logits of the
+        masked rows are changed, unless some row wants log probabilities."""
+        rows = self._rows_of(slots)
         indices = self._next_index[rows.host_slots]
         ids = self._draw(rows, indices, logits, masks)
         self._next_index[rows.host_slots] = indices + 1
@@ -146,8 +120,8 @@ class Sampler:
         if not rows.logprob_rows:
             return Draw(ids, rows.device_slots, None, (), ())
         wanted = rows.logprob_index
-        found = logprobs(logits.index_select(0, wanted).float(), ids.index_select(0, wanted), max(rows.logprob_counts))
-        return Draw(ids, rows.device_slots, found, rows.logprob_rows, rows.logprob_counts)
+        scores = logprobs(logits.index_select(0, wanted).float(), ids.index_select(0, wanted), max(rows.logprob_counts))
+        return Draw(ids, rows.device_slots, scores, rows.logprob_rows, rows.logprob_counts)
 
     def _draw(self, rows: _Rows, indices: npt.NDArray[np.int64], raw: Tensor, masks: TokenMasks | None) -> Tensor:
         logits = raw
@@ -171,7 +145,7 @@ class Sampler:
         return sample(logits, draws) if rows.truncation is None else truncated_draw(logits, rows.truncation, draws)
 
     def _is_changed(self, rows: _Rows, indices: npt.NDArray[np.int64]) -> bool:
-        """Whether anything is added to the logits before the draw; a mere draw takes them as they are."""
+        """True when something is added to the logits before the draw; otherwise the draw reads them unchanged."""
         if rows.penalties is not None or rows.bias is not None:
             return True
         return rows.min_tokens_until > 0 and int(indices.min()) < rows.min_tokens_until
@@ -202,7 +176,7 @@ class Sampler:
         self._counts[0][opened.slot] = upload(prompt, self._device)
         self._counts[1][opened.slot] = upload(outputs, self._device)
 
-    def _described(self, slots: tuple[int, ...]) -> _Rows:
+    def _rows_of(self, slots: tuple[int, ...]) -> _Rows:
         if self._rows is None or self._rows.slots != slots:
             self._rows = self._describe(slots)
         return self._rows
@@ -269,7 +243,7 @@ class Sampler:
 
 
 def _finite(params: SamplingParams) -> SamplingParams:
-    """Logits divided by a temperature that is nearly none leave float32; what they would draw is the greatest."""
+    """Make rows of a very low temperature greedy: divided by it, logits overflow float32, and the greatest wins."""
     return params if params.temperature >= LOWEST_TEMPERATURE else msgspec.structs.replace(params, temperature=0.0)
 
 

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from baton_engine.memory.host_memory import upload
 from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.running.drawing import DrawingRows
-from baton_engine.running.upload import upload
 from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
 from baton_wire.kv_shape import KvGeometry
@@ -49,7 +49,7 @@ class ChunkInputs:
     """[N], as the next two."""
     counts: Ints
     context_lens: Ints
-    """Behind each chunk."""
+    """Context length after each chunk."""
 
 
 class SlotState:
@@ -63,7 +63,7 @@ class SlotState:
         self._tables = np.zeros((self._groups, max_slots, max_blocks), dtype=np.int32)
         self._contexts: Ints = np.zeros(max_slots, dtype=np.int64)
         self.last_tokens = torch.zeros(max_slots + 1, dtype=torch.int64, device=device)
-        """By slot; the entry behind the last slot belongs to padding."""
+        """Last token by slot; the entry after the last slot belongs to padding."""
         self._decode: tuple[int, ...] = ()
         self._decode_slots: Ints = np.zeros(0, dtype=np.int64)
         self._decode_index = torch.zeros(0, dtype=torch.int64, device=device)
@@ -71,7 +71,8 @@ class SlotState:
         self._ordered: tuple[int, ...] = ()
 
     def open(self, opens: Sequence[OpenSlot]) -> None:
-        """Begin these sequences. Last tokens go up in one copy: setting an element waits for the step that runs."""
+        """Begin these sequences. Last tokens are uploaded in one copy: setting an element would wait for the running
+        step."""
         for opened in opens:
             self._contexts[opened.slot] = opened.context_tokens
         known = [(opened.slot, opened.last_token) for opened in opens if opened.last_token is not None]
@@ -153,7 +154,7 @@ class SlotState:
         return DecodeInputs(slots, positions, places)
 
     def chunk_inputs(self, chunks: Sequence[PrefillChunk]) -> ChunkInputs:
-        """Prompt rows of a step. Contexts move on as if it had run."""
+        """Prompt rows of a step. Contexts advance as if it had run."""
         counts = np.array([len(chunk.tokens) for chunk in chunks])
         ids: Ints = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), np.int64, int(counts.sum()))
         lens = np.array([chunk.start for chunk in chunks]) + counts
@@ -166,11 +167,11 @@ class SlotState:
         return ChunkInputs(ids, positions, places, slots, counts, lens)
 
     def draw_later(self, chunk: PrefillChunk) -> None:
-        """The chunk has no tokens: its slots draw behind what was computed before."""
+        """Record a chunk without tokens: its slots draw after what was computed before."""
         self._contexts[list(chunk.sample)] = chunk.start
 
     def _prefill_rows(self, chunks: ChunkInputs, first_row: int) -> list[PrefillRows]:
-        """For each group."""
+        """Inputs of the attention kernels for each group."""
         blocks = -(-int(chunks.context_lens.max()) // self._block_tokens)
         starts = first_row + np.concatenate(([0], chunks.counts.cumsum()))
         uploaded = self._upload(starts.astype(np.int32)), self._upload(chunks.context_lens.astype(np.int32))

@@ -1,4 +1,4 @@
-"""All graphs of one runner: which steps they serve, and the way of such a step through them."""
+"""All graphs of one runner: the steps that they serve, and the path of such a step through them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from baton_kernels.ahead.compiling import compiled_together
 
 
 class StepGraphs:
-    """Captured when made, for a worker that decodes, one that computes prompts for others, or one that does both."""
+    """The graphs of a worker that decodes, computes prompts for other workers, or does both; captured when created."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913 - one call site, the switches keyword only
         self,
         model: Decoder,
         pool: KvPool,
@@ -36,8 +36,8 @@ class StepGraphs:
         ended: Callable[[str], None],
     ) -> None:
         """`last_tokens` is [slots + 1] int64: the last entry belongs to padding. `decodes` and `hands_over` are as in
-        `StepShapes`. `rehearse`: what else is launched before the worker is ready, so that its kernels are compiled
-        beside these; None: all are compiled already. `ended`: as for `ModelRunner`.
+        `StepShapes`. `rehearse` launches everything else that runs before the worker is ready, so that all kernels are
+        compiled together; None: all are compiled already. `ended`: as for `ModelRunner`.
         """
         steps = CapturedSteps(model, pool.tensor, last_tokens, max_blocks, decodes=decodes, hands_over=hands_over)
         self._shapes, self._buffers, sizes = steps.shapes, steps.buffers, steps.sizes
@@ -45,7 +45,7 @@ class StepGraphs:
 
         def ends(shape: StepShape) -> tuple[int, ...]:
             layer_token_bytes = geometry.token_bytes // geometry.layers
-            if shape.decode_rows or (decodes and not hands_over):  # its KV stays here, or most of it
+            if shape.decode_rows or (decodes and not hands_over):  # its KV, or most of it, stays on this worker
                 return (geometry.model_layers,)
             return part_ends(shape.rows, geometry.model_layers, layer_token_bytes)
 
@@ -69,10 +69,11 @@ class StepGraphs:
         state: SlotState,
         written: Callable[[int], None] | None,
     ) -> Tensor | None:
-        """Run the layers of a step: hidden states of the rows that draw, valid until the next step. None: nothing was
-        captured for it, and nothing is done.
+        """Run the layers of a step. Returns the hidden states of the rows that draw, valid until the next step; None,
+        and nothing is done, when no graph fits.
 
-        `drawing`: of a step with prompts. `written`: as in `Decoder.hidden_states`, where a graph is cut.
+        `drawing`: the rows that draw in a step with prompts. `written`: as in `Decoder.hidden_states`; called where a
+        graph is cut.
         """
         if drawing is None:
             if self._decode is None or len(plan.decode) > self._decode.largest:
@@ -86,7 +87,7 @@ class StepGraphs:
         return self._buffers.hidden[: len(drawing.rows)]
 
     def draws(self, rows: int) -> bool:
-        """Whether `greatest` serves so many rows."""
+        """True when `greatest` can draw for this many rows."""
         return rows <= self._draw.largest
 
     def greatest(self, rows: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""Which steps with prompts are captured as graphs, and which of them serves a step. Pure.
+"""The shapes of steps with prompts that are captured as graphs, and the choice of one for a step. Pure.
 
 A graph has fixed numbers of rows: R rows in all, of which the first D are decode rows or padding, and CHUNKS chunks.
-A step's own decode rows come first, its chunks behind them at once, so that only the end of the R rows is padding.
-D is coarse: decode attention of rows that are padding ends at once. R is fine: every row goes through every product.
+A step's own decode rows come first and its chunks right after them, so that only the end of the R rows is padding.
+D is coarse: decode attention of padding rows ends at once. R is fine: every row goes through every product.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 CHUNKS: Final = 16
-"""Pieces of prompts in a captured step, at most."""
+"""Most chunks of prompts in a captured step."""
 
 LARGEST_ROWS: Final = 1_024
-"""Steps of a worker that decodes; with more rows they run eagerly."""
+"""Most rows of a captured step on a worker that decodes; larger steps run eagerly."""
 
 ROWS: Final = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, LARGEST_ROWS)
 """Products go by tiles of 64 or 128 rows, so that finer steps would gain little."""
@@ -25,21 +25,23 @@ PROMPT_ROWS: Final = (
     *sorted((*ROWS, 896)),
     *(1_088, 1_152, 1_216, 1_280, 1_408, 1_536, 1_664, 1_792, 2_048, 2_304, 2_560, 2_816, 3_072, 3_584, 4_096),
 )
-"""Of a worker that computes prompts alone: beside the threads of a busy hand-over, launches of one eager step took 20
-to 45 ms, as long as 2,000 rows are computed."""
+"""Rows of steps on a worker that only computes prompts. Next to the threads of a busy hand-over, launching one eager
+step took 20 to 45 ms, which is as long as computing 2,000 rows."""
 
 DECODE_ROWS: Final = (4, 16, 64, 256)
 """Few rows are split over more programs each; from 64 on a row is one."""
 
 PART_BYTES: Final = 32 << 20
-"""KV that a step of a prefill worker computes before it tells of it: as much as a hand-over sends at once."""
+"""KV that a step of a prefill worker computes between two reports: as much as a hand-over sends at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
+    """The numbers of rows of one captured graph."""
+
     rows: int
     decode_rows: int
-    """Of the rows, the most that decode."""
+    """The most rows that decode, the first ones of `rows`."""
 
     @property
     def draws(self) -> int:
@@ -48,11 +50,18 @@ class StepShape:
 
 
 class StepShapes:
-    """The shapes captured for one worker."""
+    """The shapes captured for one worker.
+
+    >>> shapes = StepShapes(8, decodes=True)
+    >>> shapes.least(3, [20, 7])  # 3 decode rows and two chunks: 30 rows, padded to 32
+    StepShape(rows=32, decode_rows=4)
+    >>> shapes.least(3, [2_000]) is None  # runs eagerly
+    True
+    """
 
     def __init__(self, max_slots: int, *, decodes: bool, hands_over: bool = False) -> None:
-        """`decodes`: whether the worker has decode rows at all. `hands_over`: whether one that has computes prompts
-        for others, too; one that has none does so anyway.
+        """`decodes`: the worker has decode rows. `hands_over`: a worker with decode rows computes prompts for other
+        workers too; a worker without does so anyway.
         """
         even = max_slots + max_slots % 2  # numbers of a step stay aligned
         most = (*(rows for rows in DECODE_ROWS if rows < even), even) if decodes else ()
@@ -64,7 +73,8 @@ class StepShapes:
         return tuple(shape for _, shapes in self._by_decode_rows for shape in shapes)
 
     def least(self, decode_rows: int, counts: Sequence[int]) -> StepShape | None:
-        """The smallest that holds so many decode rows and chunks of these lengths. None: the step runs eagerly."""
+        """The smallest shape that holds this many decode rows and chunks of these lengths; None: the step runs
+        eagerly."""
         at = bisect_left(self._by_decode_rows, decode_rows, key=lambda entry: entry[0])
         if at == len(self._by_decode_rows) or len(counts) > CHUNKS:
             return None
@@ -74,15 +84,15 @@ class StepShapes:
 
 
 def _shapes(before: int, most: int) -> tuple[StepShape, ...]:
-    """With up to `most` decode rows, for steps that have more than `before`."""
+    """Shapes with up to `most` decode rows, for steps that have more than `before`."""
     return tuple(StepShape(rows, min(rows, most)) for rows in (ROWS if most else PROMPT_ROWS) if rows > before)
 
 
 def part_ends(rows: int, layers: int, layer_token_bytes: int) -> tuple[int, ...]:
-    """Behind how many layers a step's graph is cut so that each part writes about PART_BYTES; the last is `layers`, the
-    graph's own end.
+    """Numbers of layers after which a step's graph is cut, so that each part writes about PART_BYTES. The last is
+    `layers`, the graph's own end.
 
-    A graph is one launch, and what happens within it cannot be told of.
+    A graph is one launch: progress inside it cannot be reported.
     """
     parts = min(layers, max(1, -(-rows * layers * layer_token_bytes // PART_BYTES)))
     return tuple(-(-layers * part // parts) for part in range(1, parts + 1))

@@ -1,11 +1,11 @@
 """The engine thread's loop body: plan, launch, collect, apply, with at most one step launched ahead of the results.
 
-A runner that is done at once (CPU) gets its result applied before the next plan, so nothing acts late. On a runner that
-is still busy the next step is planned and launched first, so that the device never waits for the host; what the
-result then ends (a stop id) costs one surplus row, whose token is dropped.
+If a runner is done at once (CPU), its result is applied before the next plan. While a runner is still busy, the next
+step is planned and launched first, so that the device never waits for the host. A sequence that the result then ends (a
+stop id) costs one surplus row, whose token is dropped.
 
-Ahead, but not early: whatever arrives after a step was planned waits for the one behind it. So a step is planned when
-the one before it is nearly over (`spare_s`), as long as its length can be told.
+The next step is planned ahead, but not early: a request that arrives after a step was planned waits for the one after
+it. So a step is planned when the one before it is nearly over (`spare_s`), if its length can be estimated.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_load import LoadMeter, StepLoad
 from baton_engine.scheduling.step_plan import Runner
 
 STEP_SMOOTHING = 0.1
 """Weight of the newest step in the smoothed step duration."""
 SURE_SHARE = 0.9
-"""Of a step's expected length, what it will surely last: lengths scatter."""
+"""Share of a step's expected length that it surely lasts: lengths scatter."""
 LAUNCH_S = 0.0015
-"""Planning and launching a step take the host at least so long beside other threads (medians near 1 ms)."""
+"""Least time that planning and launching a step take the host next to other threads (medians near 1 ms)."""
 LONGER_WEIGHT, SHORTER_WEIGHT = 0.2, 0.02
-"""Of a launch in what launches are taken to take, where it took longer and where it took less: most shall be over in
-that time. Some hosts take 2 to 5 ms."""
+"""Weights of a new launch in the estimate, if it took longer or less than estimated: most launches should fit into the
+estimate. Some hosts take 2 to 5 ms."""
 
 
 def planning_s(expected_s: float, launch_s: float = LAUNCH_S) -> float:
-    """How long after a step of this expected length began the next one is planned. Seconds, all. Pure."""
+    """Seconds after a step's begin at which the next one is planned, from the step's expected length. Pure."""
     return max(0.0, SURE_SHARE * expected_s - max(LAUNCH_S, launch_s))
 
 
@@ -49,9 +49,9 @@ class Stepper:
         runner: Runner,
         observe: Callable[[int, StepLoad, float], None] = lambda step, load, seconds: None,
     ) -> None:
-        """`observe` is told each collected step's number, what was in it, and its duration in seconds."""
+        """`observe` is called with each collected step's number, its load, and its duration in seconds."""
         self.before_launch: Callable[[], None] = lambda: None
-        """Called when a step is planned: what the scheduler decided need not wait for the step to be over."""
+        """Called when a step is planned: the scheduler's decisions need not wait for the step's end."""
         self.steps = 0
         """Steps whose result was applied."""
         self.step_s = 0.0
@@ -62,14 +62,14 @@ class Stepper:
         self._meter = LoadMeter(scheduler.config.max_slots, scheduler.config.distinct_windows)
         self._launched: deque[_Launched] = deque()
         self._began_s = 0.0
-        """When the device began the oldest launched step."""
+        """Time at which the device began the oldest launched step."""
         self._launch_s = LAUNCH_S
-        """Planning and launching take no longer, mostly."""
+        """Estimate of what planning and launching take at most, usually."""
         self._max_launched = 2 if scheduler.config.one_step_ahead else 1
 
     @property
     def idle(self) -> bool:
-        """Nothing is launched and nothing could be without a word from outside."""
+        """True when nothing is launched, and nothing can be before a new request or a message of the transfer."""
         return not self._launched and not self._scheduler.has_work
 
     @property
@@ -79,30 +79,30 @@ class Stepper:
 
     @property
     def is_computing(self) -> bool:
-        """The oldest launched step is not over."""
+        """True while the oldest launched step is running."""
         return bool(self._launched) and not self._runner.is_done()
 
     @property
     def is_launched(self) -> bool:
-        """Of some launched step the result was not taken yet."""
+        """True when the result of some launched step was not collected yet."""
         return bool(self._launched)
 
     def turn(self, now: float) -> bool:
-        """Move on by one step. False when there was nothing to do.
+        """Advance by one step. False when there was nothing to do.
 
-        Waits for the device only when nothing can be planned, or as many steps are launched as may be.
+        Waits for the device only when nothing can be planned, or the most steps are launched.
         """
         self.settle(lambda: now)
         return self.go_on(lambda: now)
 
     def settle(self, clock: Callable[[], float]) -> None:
-        """Take the oldest step's result if it is there, or if nothing can be launched before it is."""
+        """Collect the oldest step's result if the step is over, or if no other can be launched before."""
         is_done = bool(self._launched) and self._runner.is_done()
         if is_done or len(self._launched) == self._max_launched:
             self._collect(clock, is_done=is_done)
 
     def spare_s(self, now: float) -> float:
-        """How long the next step need not be planned yet: seconds from now, 0 where nothing tells."""
+        """Seconds from now in which the next step need not be planned yet; 0 where that is not known."""
         if len(self._launched) != 1 or self._runner.is_done():
             return 0.0
         (running,) = self._launched
@@ -112,7 +112,7 @@ class Stepper:
     def go_on(self, clock: Callable[[], float], *, waits: bool = True) -> bool:
         """Plan and launch a step, or else wait for the one that runs. False when there was nothing to do.
 
-        `waits` False: whoever asks waits himself, and so hears what may be planned meanwhile.
+        `waits` False: the caller waits itself, and so can take requests meanwhile.
         """
         began_s = clock()
         plan = self._scheduler.plan(began_s)
@@ -136,7 +136,8 @@ class Stepper:
         return False
 
     def _collect(self, clock: Callable[[], float], *, is_done: bool) -> None:
-        """`is_done`: known to be; else its end is waited for."""
+        """Collect and apply the oldest step's result. `is_done`: the step is known to be over; otherwise wait for
+        it."""
         result = self._runner.collect()
         now = clock()
         self._scheduler.apply(result, now)

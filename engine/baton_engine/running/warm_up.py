@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, StackedExperts
 from baton_engine.model.layers.linear import Projection
-from baton_engine.running.sampler import Sampler, TokenMasks
+from baton_engine.running.sampler import Sampler
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
 from baton_kernels.experts.experts import launched_tokens
@@ -28,12 +29,12 @@ from baton_kernels.sampling.token_mask import mask_words
 from baton_wire.messages.values import SamplingParams
 
 GPU_PROMPTS: Final = (1, 16, 37, 128, 200, 1024, 2001)
-"""Triton compiles anew for arguments that are 1 or multiples of 16; long ones are attended to in splits. Quantised
-products go other ways up to 128 rows, up to 256 and beyond 512."""
+"""Triton compiles separately for arguments that are 1 or multiples of 16; attention splits long prompts. Quantised
+products use other kernels up to 128 rows, up to 256 and beyond 512."""
 EXPERT_TOKENS: Final = 8_192
-"""Of a step, at most, for which a mixture's kernels are compiled: they differ by tokens for each expert."""
+"""Most tokens of a step for which a mixture's kernels are compiled: they differ by tokens for each expert."""
 CPU_PROMPTS: Final = (1,)
-"""One token is enough for what is compiled."""
+"""One token is enough for the compiled kernels."""
 DRAWS: Final = (
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=0.0, logit_bias=((0, 1.0),)),
@@ -46,7 +47,7 @@ DRAWS: Final = (
 
 @torch.inference_mode()
 def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens: int) -> None:
-    """Nothing in the pool changes: every row's place is -1. Waits until all is done."""
+    """Run everything once, and wait for it. Nothing in the pool changes: every row's place is -1."""
     device = kv_pool.device
     if device.type == "cuda" and model.ring is None:
         model = model.sample()
@@ -58,7 +59,7 @@ def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens
 
 @torch.inference_mode()
 def rehearse(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens: int) -> None:
-    """What `warm_up` launches on a GPU, for `compiled_together`: nothing that is computed is an index."""
+    """Launch what `warm_up` launches on a GPU, for `compiled_together`: no computed value is used as an index."""
     model = model if model.ring is not None else model.sample()
     _run_prompts(model, kv_pool, GPU_PROMPTS, max_context_tokens)
     for number, layer in enumerate(model.layers):
@@ -72,14 +73,14 @@ def rehearse(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_token
 
 
 def _run_penalties(vocab_size: int, device: torch.device) -> None:
-    """As a draw runs them, without counting what is drawn."""
+    """Launch penalties as a draw does, without counting drawn tokens."""
     logits, neutral = torch.zeros(1, vocab_size, device=device), torch.ones(1, device=device)
     in_prompt, counts = torch.zeros_like(logits, dtype=torch.bool), torch.zeros_like(logits, dtype=torch.int32)
     apply_penalties(logits, in_prompt, counts, Penalties(neutral, neutral, neutral))
 
 
 def run_experts(block: Projection, most_tokens: int) -> None:
-    """A mixture for numbers of tokens up to `most_tokens`, all that it may launch."""
+    """Launch all kernels that a mixture may use for up to `most_tokens` tokens."""
     if not isinstance(block, StackedExperts | QuantisedExperts | BiasedExperts):
         return
     router = block.router
@@ -98,7 +99,8 @@ def _run_draws(model: Decoder, vocab_size: int, device: torch.device, draws: Seq
 
 
 def _without_counts(sampling: SamplingParams) -> SamplingParams:
-    """What is drawn is no index then, but logits still change: as `compiled_together` asks for."""
+    """Replace presence penalties by a bias: logits still change, but no drawn id is used as an index, as
+    `compiled_together` requires."""
     if not sampling.presence_penalty:
         return sampling
     return msgspec.structs.replace(sampling, presence_penalty=0.0, logit_bias=((0, 1.0),))
@@ -119,7 +121,7 @@ def _first_id(vocab_size: int) -> TokenMasks:
 
 
 def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool, groups: int) -> StepRows:
-    """A whole prompt that reads whatever block 0 holds."""
+    """A whole prompt that reads the present content of block 0."""
     tables = torch.zeros(1, -(-tokens // block_tokens), dtype=torch.int32, device=device)
     starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
     lens = torch.tensor([tokens], dtype=torch.int32, device=device)  # aligned, as a step's own

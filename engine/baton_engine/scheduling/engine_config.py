@@ -1,4 +1,4 @@
-"""Limits and habits of one engine: what the scheduler may hold, how much it computes in a step, whom it makes wait.
+"""Limits and policies of one engine: what the scheduler may hold, how much it computes in a step, what has to wait.
 
 Filled once by the worker's command line and the size of its KV pool; everything else of the engine reads it.
 """
@@ -12,7 +12,16 @@ from baton_wire.kv_shape import first_seen
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Raises ValueError naming the field, the value given and what is allowed."""
+    """Limits of one engine. Raises ValueError naming the field, the value given and what is allowed.
+
+    >>> config = EngineConfig(num_blocks=1_000, block_tokens=16, max_slots=32, max_context_tokens=4_096)
+    >>> config.chunk, config.watermark_blocks, config.blocks_for(100)
+    (2048, 10, 7)
+    >>> EngineConfig(num_blocks=100, block_tokens=16, max_slots=32, max_context_tokens=4_096)
+    Traceback (most recent call last):
+    ...
+    ValueError: num_blocks: 100 blocks of 16 tokens hold 1600 tokens, fewer than one sequence of max_context_tokens 4096
+    """
 
     num_blocks: int
     """Blocks of the KV pool, each for one of the groups in `windows`."""
@@ -25,19 +34,20 @@ class EngineConfig:
     max_step_tokens: int = 8_192
     """Prefill tokens of one step; decode rows come on top. Bounds the runner's activations and a step's length."""
     chunk_tokens: int | None = None
-    """Piece of a prompt that is longer than `max_step_tokens` while others wait too. None: a quarter of it."""
+    """Chunk size of a prompt that is longer than `max_step_tokens`, while others wait. None: a quarter of that."""
     max_waiting: int = 1_024
-    """Prompts, and as many reservations, that may wait; more are refused with NO_CAPACITY."""
+    """Most prompts, and most reservations, that may wait; more are refused with NO_CAPACITY."""
     watermark_share: float = 0.01
-    """Share of the pool that new sequences leave free while others run, so that those can grow without preemption."""
+    """Share of the pool that new sequences leave free while others run, so that the others can grow without
+    preemption."""
     max_held_share: float = 0.5
     """Prefill worker: share of the pool for KV that no decode worker has granted room for; prompts beyond it wait.
 
-    It is less where a longest context would not fit beside it (`blocks_beside_a_context`).
+    Less applies where the longest context would not fit next to it (`blocks_beside_a_context`).
     """
     prefix_cache: bool = True
     windows: tuple[int | None, ...] = (None,)
-    """Of each group of layers that share block tables: how many positions a token sees, itself included; None is
+    """For each group of layers that share block tables, how many positions a token attends to, itself included; None:
     all."""
     one_step_ahead: bool = True
     """Plan the next step while the last one is still running (see `Stepper`)."""
@@ -76,22 +86,23 @@ class EngineConfig:
 
     @property
     def blocks_beside_a_context(self) -> int:
-        """What ungranted KV may take at most: the longest context of a granted prompt always finds room beside it.
+        """Most blocks for ungranted KV: they leave room for the longest context of a granted prompt.
 
-        Else both wait in a circle: the granted prompt for memory here, the held one for landing bytes that the other
-        has there. Zero or less in a pool that holds one context only: there every prompt waits for its grant.
+        Otherwise both could deadlock: the granted prompt waits for memory here, and the held one for landing bytes that
+        the granted one holds on the decode worker. Zero or less in a pool of one context: there every prompt waits for
+        its grant.
         """
         longest = self.blocks_for(self.max_context_tokens) * len(self.windows)
         return self.num_blocks - longest - self.watermark_blocks
 
     @property
     def reaches(self) -> tuple[int | None, ...]:
-        """Of each group: how many blocks before a block's first token that token sees something of; None is all."""
+        """For each group, how many blocks before its own a block's first token attends to; None: all."""
         return tuple(None if window is None else -(-(window - 1) // self.block_tokens) for window in self.windows)
 
     @property
     def distinct_windows(self) -> tuple[int, ...]:
-        """Each window that a group has, once."""
+        """The windows of all groups, each once."""
         return tuple(sorted({window for window in self.windows if window is not None}))
 
     @property
@@ -103,5 +114,5 @@ class EngineConfig:
         return -(-tokens // self.block_tokens)
 
     def first_blocks(self, tokens: int) -> tuple[int, ...]:
-        """For each group the first block that the token behind `tokens` sees something of."""
+        """For each group, the first block that the token after `tokens` attends to."""
         return tuple(first_seen(tokens, window) // self.block_tokens for window in self.windows)

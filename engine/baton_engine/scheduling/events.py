@@ -1,4 +1,4 @@
-"""What goes into the scheduler and what comes out of it: plain values, exchanged with the io and transfer threads."""
+"""Requests into the scheduler and events out of it: plain values, exchanged with the io and transfer threads."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class SequenceSpec:
     hold: bool = False
     """Prefill worker: stop after the first token of each choice and keep the blocks until `release`."""
     flow: bytes = b""
-    """What shares one turn (see `baton_wire.rules.fair_share`); empty: nothing but this request."""
+    """All runs of one client's request share a turn (see `baton_wire.rules.fair_share`); empty: this request alone."""
     tpot_s: float | None = None
-    """Target between two tokens; None: steps may take as long as they do."""
+    """Target time between two tokens; None: steps may take any time."""
 
 
 # Out of the scheduler -------------------------------------------------------------------------------------------------
@@ -44,13 +44,13 @@ class Drawn:
     logprobs: tuple[TokenLogprob, ...] | None
     finish: Finish | None
     cached_tokens: int | None = None
-    """Tokens of the prompt that the prefix cache had; said with the first one when the prompt was computed here."""
+    """Prompt tokens that the prefix cache had; set with the first token if the prompt was computed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log probabilities of the prompt's tokens from place `first_index` on. All of them come before the first `Drawn`;
-    a prompt that was preempted meanwhile tells them again from the beginning.
+    """Log probabilities of the prompt's tokens from position `first_index` on. All come before the first `Drawn`; after
+    a preemption they are reported again from the beginning.
     """
 
     key: RequestKey
@@ -60,7 +60,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """KV of [0, tokens) of a held sequence stands in `blocks` (its whole block table so far, logical order).
+    """KV of [0, tokens) of a held sequence is complete in `blocks` (its whole block table so far, in logical order).
 
     `tokens` includes a cached prefix; the event for it comes before the first chunk. Valid until `release` of the key.
     """
@@ -106,7 +106,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Decode worker: the reservation waits behind `position` others."""
+    """Decode worker: the reservation waits, with `position` others ahead of it."""
 
     key: RequestKey
     position: int

@@ -1,4 +1,4 @@
-"""Before each step: rows at the end of their last block get another one, rows at their end are marked."""
+"""Advance the rows before each step: a row with a full last block gets another one, a row at its end is marked."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from baton_engine.scheduling.step_draft import StepDraft
 
 
 def advance_rows(state: EngineState, draft: StepDraft) -> None:
-    """Attend to the rows that are due, the oldest first. The others cost nothing."""
-    due = state.batch.take_due()
+    """Check the rows that the calendar lists and the stalled ones, oldest first. The other rows cost nothing."""
+    rows = state.batch.take_due()
     if state.stalled:
-        due += state.stalled
-    if len(due) > 1:
-        due.sort(key=lambda row: row.order)
-    for row in due:
+        rows += state.stalled
+    if len(rows) > 1:
+        rows.sort(key=lambda row: row.order)
+    for row in rows:
         if (
             row.stage is SequenceStage.RUNNING or row.stage is SequenceStage.STALLED
         ):  # else preempted by an older one just now
-            _attend(state, draft, row)
+            _advance(state, draft, row)
 
 
-def _attend(state: EngineState, draft: StepDraft, row: Sequence) -> None:
+def _advance(state: EngineState, draft: StepDraft, row: Sequence) -> None:
     is_running = row.stage is SequenceStage.RUNNING
     kv_tokens = state.batch.kv_tokens(row) if is_running else row.kv_tokens
     capacity = len(state.pool.table(row.owner)) // state.pool.groups * state.config.block_tokens
@@ -35,17 +35,18 @@ def _attend(state: EngineState, draft: StepDraft, row: Sequence) -> None:
         state.stalled.remove(row)
         state.batch.join(row)
     if kv_tokens == row.last_row:
-        draft.ending.append(row)
+        draft.finishing.append(row)
     else:
-        state.batch.call(row, min(capacity, row.last_row))
+        state.batch.schedule(row, min(capacity, row.last_row))
 
 
 def _grow(state: EngineState, draft: StepDraft, row: Sequence, index: int) -> bool:
-    """Blocks with `index` for the row, at the cost of the youngest if need be. False: the row is not in this step."""
+    """Give the row its block `index` of each group, preempting the youngest if need be. False: the row is not in this
+    step."""
     groups = state.pool.groups
     drop_unseen(state, row.owner, index * state.config.block_tokens)
     while state.pool.available < groups:
-        if _coming_blocks(state) >= draft.claimed_blocks + groups:
+        if _count_returning_blocks(state) >= draft.claimed_blocks + groups:
             draft.claimed_blocks += groups
             _stall(state, row)
             return False
@@ -62,14 +63,15 @@ def _grow(state: EngineState, draft: StepDraft, row: Sequence, index: int) -> bo
     return True
 
 
-def _coming_blocks(state: EngineState) -> int:
-    """Blocks that the launched steps' results free (a few less when some are shared: then one step is lost)."""
-    ending = (row for step in state.in_flight for row in step.ending if row.stage is SequenceStage.ENDING)
-    return state.pool.count(BlockState.FENCED) + sum(state.pool.held(row.owner) for row in ending)
+def _count_returning_blocks(state: EngineState) -> int:
+    """Count the blocks that the launched steps' results will free. Shared ones are counted too: then one step is
+    lost."""
+    finishing = (row for step in state.in_flight for row in step.finishing if row.stage is SequenceStage.FINISHING)
+    return state.pool.count(BlockState.FENCED) + sum(state.pool.held(row.owner) for row in finishing)
 
 
 def _is_alone(state: EngineState, row: Sequence) -> bool:
-    """Nobody older holds blocks that come back by themselves: giving way would help no one."""
+    """True when no other sequence holds blocks that will come back by themselves: preempting the row would not help."""
     return all(other is row for other in (*state.batch.rows.values(), *state.stalled)) and not (
         state.landed or state.prefilling
     )

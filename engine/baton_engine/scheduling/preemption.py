@@ -1,7 +1,7 @@
-"""Who gives way when no block is free, and how: the youngest gives up blocks and slot and is computed again later.
+"""Preemption when no block is free: the youngest sequence gives up its blocks and slot and is computed again later.
 
-Progress: the oldest sequence is never chosen, so it advances until it ends; new work is not admitted while anyone
-waits to return; hence the set of admitted sequences only shrinks while memory is short, and a pool that holds one
+Progress: the oldest sequence is never preempted, so it advances until it ends. No new work is admitted while a
+preempted sequence waits. So the set of admitted sequences only shrinks while memory is short, and a pool that holds one
 sequence of the longest context always drains.
 """
 
@@ -10,34 +10,35 @@ from __future__ import annotations
 from bisect import insort
 
 from baton_engine.scheduling.engine_state import EngineState, close_slot, leave_stage, release_blocks
-from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
+from baton_engine.scheduling.sequence import Sequence, SequenceStage, SharedPrefix, SharedPrefixStage
 
 
-def youngest(state: EngineState) -> Sequence | Stem | None:
-    """The youngest holder of blocks that can be computed again. Held and reserved stems are others' business."""
-    holders: list[Sequence | Stem] = [*state.batch.rows.values(), *state.stalled]
-    holders += [stem for stem in (*state.prefilling, *state.landed) if not stem.request.spec.hold]
+def youngest(state: EngineState) -> Sequence | SharedPrefix | None:
+    """Find the youngest holder of blocks that can be computed again. Held and reserved prefixes cannot: a transfer uses
+    them."""
+    holders: list[Sequence | SharedPrefix] = [*state.batch.rows.values(), *state.stalled]
+    holders += [prefix for prefix in (*state.prefilling, *state.landed) if not prefix.request.spec.hold]
     return max(holders, key=lambda holder: holder.order, default=None)
 
 
-def preempt(state: EngineState, victim: Sequence | Stem) -> None:
-    """Take blocks and slots away; what was generated is kept and becomes the beginning of the next start."""
+def preempt(state: EngineState, victim: Sequence | SharedPrefix) -> None:
+    """Take the victim's blocks and slots; its generated tokens are kept and extend the prompt of its next start."""
     state.preemptions += 1
     if isinstance(victim, Sequence):
         if victim.stage is SequenceStage.RUNNING:
-            state.batch.leave(victim, SequenceStage.STEM)
+            state.batch.leave(victim, SequenceStage.PREFIX)
         else:
             state.stalled.remove(victim)
-        return_sequence(state, victim)
+        requeue_sequence(state, victim)
         return
     leave_stage(state, victim)
-    if victim.stage is StemStage.LANDED:  # its members have drawn different tokens: each returns alone
+    if victim.stage is SharedPrefixStage.LANDED:  # its members have drawn different tokens: each goes on alone
         members = victim.waiting_members
         release_blocks(state, victim.owner)
-        victim.stage = StemStage.GONE
+        victim.stage = SharedPrefixStage.GONE
         for member in members:
             member.kv_tokens = len(victim.tokens)
-            return_sequence(state, member)
+            requeue_sequence(state, member)
         return
     for member in victim.members:
         close_slot(state, member)
@@ -46,18 +47,18 @@ def preempt(state: EngineState, victim: Sequence | Stem) -> None:
     _queue(state, victim)
 
 
-def return_sequence(state: EngineState, sequence: Sequence) -> None:
-    """A sequence that has left the batch waits to be computed again from its first token on."""
+def requeue_sequence(state: EngineState, sequence: Sequence) -> None:
+    """Queue a sequence that has left the batch, to be computed again from its first token on."""
     close_slot(state, sequence)
     release_blocks(state, sequence.owner, sequence.fence)
-    sequence.stage = SequenceStage.STEM
-    stem = Stem(sequence.request, (sequence,), sequence.owner, StemStage.RETURNING)
-    stem.digests = sequence.digests
-    sequence.stem = stem
-    _queue(state, stem)
+    sequence.stage = SequenceStage.PREFIX
+    prefix = SharedPrefix(sequence.request, (sequence,), sequence.owner, SharedPrefixStage.PREEMPTED)
+    prefix.digests = sequence.digests
+    sequence.prefix = prefix
+    _queue(state, prefix)
 
 
-def _queue(state: EngineState, stem: Stem) -> None:
-    stem.stage = StemStage.RETURNING
-    state.waiting_tokens += stem.num_tokens
-    insort(state.returning, stem, key=lambda stem: stem.order)
+def _queue(state: EngineState, prefix: SharedPrefix) -> None:
+    prefix.stage = SharedPrefixStage.PREEMPTED
+    state.waiting_tokens += prefix.num_tokens
+    insort(state.preempted, prefix, key=lambda prefix: prefix.order)

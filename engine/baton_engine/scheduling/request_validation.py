@@ -1,6 +1,6 @@
-"""What is wrong with a request, whatever else runs. A worker asks before it opens one, the scheduler before it queues.
+"""Validate a request on its own. A worker asks before it opens a request, the scheduler before it queues one.
 
-Ids beyond the vocabulary are the model's matter, and so the asker's.
+Ids beyond the vocabulary are checked by the worker, which knows the model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from baton_wire.messages.values import Reason
 
 
 def refusal(spec: SequenceSpec, max_context_tokens: int, max_choices: int) -> tuple[Reason, str] | None:
-    """Why the engine can never serve this request, if so; looks at the request alone."""
+    """Reason why the engine can never serve this request; None: it can."""
     length, generated = len(spec.tokens), len(spec.tokens) - spec.prompt_tokens
     if not spec.tokens:
         return Reason.BAD_REQUEST, "tokens: empty; at least one token is needed"

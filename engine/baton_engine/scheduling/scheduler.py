@@ -1,9 +1,9 @@
 """The engine's scheduler: requests in, step plans out, results in, events out. Pure: no clock, no device, no threads.
 
-Prefill workers submit prompts with `hold` and release them after the hand-over. Decode workers reserve room, learn
-that the KV has landed, and decode; or submit prompts to prefill them here. The rules are in the parts: who may start
-(`admission`), who gets room for arriving KV (`reservations`), how choices fork (`branching`), who gets the next block
-(`growth`, `preemption`), and what a result means (`results`). docs/engine.md tells the whole.
+Prefill workers submit prompts with `hold` and release them after the hand-over. Decode workers reserve blocks, learn
+that the KV has landed, and decode; or they submit prompts and prefill them here. The rules are in the parts: which
+prompts start (`admission`), which reservations are granted (`reservations`), how choices fork (`branching`), which row
+gets the next block (`growth`, `preemption`), and what a result changes (`results`). docs/engine.md describes the whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 from baton_engine.memory.blocks import BlockPool, BlockState
 from baton_engine.scheduling.admission import fill_step
-from baton_engine.scheduling.branching import branch_stems
+from baton_engine.scheduling.branching import branch_prefixes
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.engine_state import (
     EngineState,
@@ -31,7 +31,14 @@ from baton_engine.scheduling.growth import advance_rows
 from baton_engine.scheduling.request_validation import refusal
 from baton_engine.scheduling.reservations import grant_reservations, report_positions
 from baton_engine.scheduling.results import read_result
-from baton_engine.scheduling.sequence import Request, SequenceStage, Stem, StemStage, open_request, work_tokens
+from baton_engine.scheduling.sequence import (
+    Request,
+    SequenceStage,
+    SharedPrefix,
+    SharedPrefixStage,
+    open_request,
+    work_tokens,
+)
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import StepDraft
 from baton_engine.scheduling.step_plan import StepPlan, StepResult
@@ -42,20 +49,20 @@ from baton_wire.rules.piece_size import PieceSize
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Load and counters at one moment. Every block is counted once; counters (the last three) only grow."""
+    """Load and counters at one moment. Every block is counted once; the last three are counters and only grow."""
 
     running: int
     """Sequences that hold a slot."""
     waiting: int
-    """Requests accepted that hold no slot yet, reservations and landed ones included, and preempted sequences.
+    """Accepted requests without a slot, reservations and landed ones included, and preempted sequences.
 
-    Not those that wait for other runs of their own flow: they keep nobody else waiting.
+    Requests that wait only for other runs of their own flow are left out: they keep no other client waiting.
     """
     waiting_tokens: int
-    """Tokens of prompts and preempted sequences that no step has been given yet."""
+    """Tokens of prompts and preempted sequences that are in no step yet."""
     blocks_free: int
     blocks_cached: int
-    """Held by nobody, given out when needed: free as well, but their KV may be hit."""
+    """Without an owner, given out when needed: free as well, but their KV may be hit."""
     blocks_reserved: int
     """Held for KV that has not landed."""
     blocks_in_use: int
@@ -63,18 +70,42 @@ class SchedulerStats:
     is_draining: bool
     preemptions: int
     prompt_tokens: int
-    """Tokens of all started prompts and granted reservations, …"""
+    """Tokens of all started prompts and granted reservations."""
     cached_prompt_tokens: int
-    """… and how many of them were found in the prefix cache."""
+    """The part of `prompt_tokens` that the prefix cache had."""
 
 
 class Scheduler:
-    """All verbs take `now` on one monotonic clock. Events gather until `events` is called."""
+    """Decides what each step computes: `plan` a step, run it, `apply` its result, and collect the `events`.
+
+    All verbs take `now` on one monotonic clock.
+
+    >>> from baton_engine.scheduling.events import SequenceSpec
+    >>> from baton_engine.scheduling.step_plan import SlotTokens, StepResult
+    >>> from baton_wire.messages.values import RequestKey, SamplingParams
+    >>> config = EngineConfig(num_blocks=8, block_tokens=4, max_slots=2, max_context_tokens=16)
+    >>> scheduler = Scheduler(config)
+    >>> key = RequestKey(b"request-0000001.", 1)
+    >>> sampling = SamplingParams(max_tokens=2, temperature=0)
+    >>> spec = SequenceSpec(key, (5, 6, 7), 3, (0,), sampling, salt="", deadline_s=60.0)
+    >>> scheduler.submit(spec, now=0.0)
+    >>> plan = scheduler.plan(now=0.0)  # the prompt, and slot 0 draws from its last position
+    >>> plan.prefill
+    (PrefillChunk(slot=0, start=0, tokens=(5, 6, 7), sample=(0,), targets=(), alternatives=0, keeps=False),)
+    >>> scheduler.apply(StepResult(plan.step, (SlotTokens(0, (8,)),), duration_s=0.01), now=0.01)
+    >>> plan = scheduler.plan(now=0.01)  # slot 0 decodes token 8
+    >>> plan.decode
+    (0,)
+    >>> scheduler.apply(StepResult(plan.step, (SlotTokens(0, (9,)),), duration_s=0.01), now=0.02)
+    >>> [(event.ids, event.finish and event.finish.value) for event in scheduler.events()]
+    [((8,), None), ((9,), 'length')]
+    """
 
     def __init__(
         self, config: EngineConfig, is_ready: Callable[[SamplingParams], bool] = lambda sampling: True
     ) -> None:
-        """`is_ready`: whether what such options need before a draw is there. Asked in every plan; must not wait."""
+        """`is_ready` is true when all that such options need before a draw is ready, such as a compiled grammar. Asked
+        in every plan; must not wait."""
         self.config = config
         self.pool = BlockPool(config.num_blocks, config.reaches)
         pieces = PieceSize(config.max_step_tokens)
@@ -87,16 +118,16 @@ class Scheduler:
     def submit(self, spec: SequenceSpec, now: float) -> None:
         """Compute the prompt here. Ends in Drawn with a finish per choice, in Prefilled (`spec.hold`), or in Failed."""
         if not self._refuse(spec, now, len(self._state.waiting)):
-            request = self._open(spec, StemStage.WAITING)
-            enqueue(self._state.waiting, _stem(request))
+            request = self._open(spec, SharedPrefixStage.WAITING)
+            enqueue(self._state.waiting, _prefix_of(request))
             self._state.waiting_tokens += len(spec.tokens)
 
     def reserve(self, spec: SequenceSpec, now: float) -> None:
         """Hold room for the KV of all of the spec's tokens. Reserved follows, at once or after Queued; or Failed."""
         state = self._state
         if not self._refuse(spec, now, len(state.queued)):
-            request = self._open(spec, StemStage.QUEUED)
-            enqueue(state.queued, _stem(request))
+            request = self._open(spec, SharedPrefixStage.QUEUED)
+            enqueue(state.queued, _prefix_of(request))
             if next(iter(state.queued)) == spec.key:
                 grant_reservations(state)
             if request.key in state.queued:
@@ -110,13 +141,13 @@ class Scheduler:
             uncount_held(self._state, request)
 
     def landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...], now: float) -> None:
-        """The KV of a granted reservation stands, verified: choices that have not ended are decoded.
+        """The KV of a granted reservation has arrived and is verified: decode the choices that have not ended.
 
-        Every first token comes out again as Drawn. No effect on a key that waits for nothing.
+        Every first token is reported again as Drawn. No effect on a key without a granted reservation.
         """
         state = self._state
         request = state.requests.get(key)
-        if request is None or _stem(request).stage is not StemStage.RESERVED:
+        if request is None or _prefix_of(request).stage is not SharedPrefixStage.RESERVED:
             return
         if request.is_stopped:  # cancelled meanwhile: with the landing the transfer is over
             drop_request(state, request)
@@ -126,17 +157,17 @@ class Scheduler:
         if missing:
             self._fail(request, Reason.BAD_REQUEST, f"first_tokens: none for choices {missing}")
             return
-        stem = _stem(request)
-        stem.stage = StemStage.LANDED
-        insort(state.landed, stem, key=lambda stem: stem.order)
+        prefix = _prefix_of(request)
+        prefix.stage = SharedPrefixStage.LANDED
+        insort(state.landed, prefix, key=lambda prefix: prefix.order)
         request.is_announced = False
-        state.pool.activate(stem.owner)
-        self._publish_landed(request, stem)
+        state.pool.activate(prefix.owner)
+        self._publish_landed(request, prefix)
         for sequence in request.live:
             self._take_first(request, sequence.choice, by_choice[sequence.choice])
 
     def release(self, key: RequestKey, now: float) -> None:
-        """Give back whatever the key holds, in any state: no transfer uses its blocks any more."""
+        """Give back whatever the key holds, in any state. Call it when no transfer uses its blocks any more."""
         request = self._state.requests.get(key)
         if request is not None:
             drop_request(self._state, request)
@@ -157,7 +188,7 @@ class Scheduler:
             end_sequence(self._state, sequence)
 
     def drain(self) -> None:
-        """Refuse new requests; those accepted go on."""
+        """Refuse new requests; accepted ones go on."""
         self._state.is_draining = True
 
     # The step ---------------------------------------------------------------------------------------------------------
@@ -167,7 +198,7 @@ class Scheduler:
         state = self._state
         self._expire(now)
         draft = StepDraft(state.launched_step + 1)
-        branch_stems(state, draft)
+        branch_prefixes(state, draft)
         advance_rows(state, draft)
         grant_reservations(state)
         fill_step(state, draft)
@@ -186,7 +217,7 @@ class Scheduler:
         read_result(self._state, result)
 
     def events(self) -> list[SchedulerEvent]:
-        """What happened since the last call, in order."""
+        """Take the events since the last call, in order."""
         events, self._state.events = self._state.events, []
         return events
 
@@ -194,13 +225,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything could move without a word from outside: not so for held prompts and granted reservations."""
+        """True when a plan may have work. Held prompts and granted reservations have none: they wait for a transfer."""
         state = self._state
-        moving = state.is_running or state.in_flight or state.waiting or state.returning or state.landed
+        moving = state.is_running or state.in_flight or state.waiting or state.preempted or state.landed
         return bool(moving or state.queued or state.slots.has_closing)
 
     def expected_s(self, decode_rows: int, prompt_tokens: int) -> float | None:
-        """How long a step with so much in it takes, as learned from steps before; None: nothing tells."""
+        """Estimate how long a step with this load takes, as learned from earlier steps; None: not known."""
         return self._state.pieces.expected_s(decode_rows, prompt_tokens)
 
     def knows(self, key: RequestKey) -> bool:
@@ -209,12 +240,12 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Cheap enough for every turn."""
         state, count = self._state, self.pool.count
-        waiting = len(state.waiting) + len(state.returning) + len(state.queued) + len(state.landed)
+        waiting = len(state.waiting) + len(state.preempted) + len(state.queued) + len(state.landed)
         return SchedulerStats(
             running=state.slots.taken,
             waiting=max(0, waiting - state.over_share),
             waiting_tokens=state.waiting_tokens
-            + sum(len(stem.tokens) - stem.planned_tokens for stem in state.prefilling),
+            + sum(len(prefix.tokens) - prefix.planned_tokens for prefix in state.prefilling),
             blocks_free=count(BlockState.FREE),
             blocks_cached=count(BlockState.CACHED),
             blocks_reserved=count(BlockState.RESERVED),
@@ -244,13 +275,13 @@ class Scheduler:
             )
             assert self._state.slots.held_by(request.flow) == held
         assert len(self._state.turns) == len({request.flow for request in requests.values()})
-        stems = (*self._state.waiting.values(), *self._state.returning)
-        assert self._state.waiting_tokens == sum(stem.num_tokens for stem in stems)
+        prefixes = (*self._state.waiting.values(), *self._state.preempted)
+        assert self._state.waiting_tokens == sum(prefix.num_tokens for prefix in prefixes)
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _refuse(self, spec: SequenceSpec, now: float, waiting: int) -> bool:
-        """Emit Failed when the request cannot be taken; a known request under the same key goes on unharmed."""
+        """Emit Failed when the request cannot be accepted; a known request with the same key is not affected."""
         problem: tuple[Reason, str] | None
         if spec.key in self._state.requests:
             problem = Reason.BAD_REQUEST, f"key: {spec.key} is already known"
@@ -265,7 +296,7 @@ class Scheduler:
             self._state.events.append(Failed(spec.key, *problem))
         return problem is not None
 
-    def _open(self, spec: SequenceSpec, stage: StemStage) -> Request:
+    def _open(self, spec: SequenceSpec, stage: SharedPrefixStage) -> Request:
         self._arrivals += 1
         flow = spec.flow or spec.key.request
         tag = self._state.turns.opened(flow, work_tokens(spec))
@@ -282,7 +313,7 @@ class Scheduler:
             request = self._state.requests.get(key)
             if request is None or request.arrival != arrival or request.is_stopped:
                 continue
-            if request.live:  # else complete and held: its hand-over has its own deadline
+            if request.live:  # else complete and held: the hand-over has a deadline of its own
                 self._state.events.append(Failed(key, Reason.DEADLINE))
                 stop_request(self._state, request)
 
@@ -290,15 +321,15 @@ class Scheduler:
         self._state.events.append(Failed(request.key, reason, detail))
         drop_request(self._state, request)
 
-    def _publish_landed(self, request: Request, stem: Stem) -> None:
+    def _publish_landed(self, request: Request, prefix: SharedPrefix) -> None:
         block_tokens = self.config.block_tokens
-        first, stem.done_tokens = stem.done_tokens // block_tokens, len(stem.tokens)
-        stem.planned_tokens = len(stem.tokens)
+        first, prefix.done_tokens = prefix.done_tokens // block_tokens, len(prefix.tokens)
+        prefix.planned_tokens = len(prefix.tokens)
         if self.config.prefix_cache:
-            publish(self._state, stem.owner, stem.digests, request.root, first, len(stem.tokens) // block_tokens)
+            publish(self._state, prefix.owner, prefix.digests, request.root, first, len(prefix.tokens) // block_tokens)
 
     def _take_first(self, request: Request, choice: int, first: FirstToken) -> None:
-        """The token drawn where the KV was computed; repeated so that it reaches the client if that worker dies."""
+        """Report the token that the prefill worker drew, so that it reaches the client even if that worker dies."""
         sequence = request.sequences[choice]
         index = len(sequence.outputs)
         sequence.outputs.append(first.token)
@@ -308,9 +339,9 @@ class Scheduler:
         if finish is not None:
             end_sequence(self._state, sequence)
         else:
-            assert sequence.stage is SequenceStage.STEM
+            assert sequence.stage is SequenceStage.PREFIX
 
 
-def _stem(request: Request) -> Stem:
-    assert request.stem is not None
-    return request.stem
+def _prefix_of(request: Request) -> SharedPrefix:
+    assert request.prefix is not None
+    return request.prefix

@@ -1,9 +1,8 @@
-"""What the scheduler keeps per request: the request, its choices' sequences, and the stem from which they branch.
+"""The scheduler's records of a request: the request, its choices' sequences, and the shared prefix they branch from.
 
-A *stem* is a context that is computed (or landed) once: the tokens that a request's choices share, or everything of
-one sequence that returns from preemption. When it stands, its members branch off and each becomes a row of the decode
-batch of its own. Plain records with arithmetic on themselves; the moves between stages are in the modules named after
-them.
+A *shared prefix* is a context that is computed (or landed) once: the tokens that a request's choices share, or the
+whole context of one preempted sequence. When it is complete, its members branch off and each becomes a row of the
+decode batch. These are plain records with arithmetic on themselves; the modules named after the stages move them.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from baton_wire.messages.values import RequestKey
 
 
 class SequenceStage(enum.Enum):
-    """Where a sequence is."""
+    """Stages in the life of a sequence."""
 
-    STEM = "stem"
-    """With its stem, whose own stage tells more."""
+    PREFIX = "prefix"
+    """Part of its shared prefix, which has a stage of its own."""
     RUNNING = "running"
     """A row of every step."""
     STALLED = "stalled"
-    """Branched, but waits for a block."""
-    ENDING = "ending"
-    """Its last row is launched; only the result is missing."""
+    """Has branched, but waits for a block."""
+    FINISHING = "finishing"
+    """Its last row is launched; the result is awaited."""
     DONE = "done"
 
 
-class StemStage(enum.Enum):
-    """Where a stem is; in brackets what it holds."""
+class SharedPrefixStage(enum.Enum):
+    """Stages in the life of a shared prefix; in brackets what it holds."""
 
     WAITING = "waiting"
     """A new prompt (nothing)."""
@@ -42,11 +41,11 @@ class StemStage(enum.Enum):
     RESERVED = "reserved"
     """Waits for KV from another worker (blocks)."""
     LANDED = "landed"
-    """Its KV stands; waits for slots (blocks)."""
-    RETURNING = "returning"
-    """Preempted: waits for room to be computed again (nothing)."""
+    """Its KV is complete; waits for slots (blocks)."""
+    PREEMPTED = "preempted"
+    """Waits for blocks and a slot to be computed again (nothing)."""
     PREFILLING = "prefilling"
-    """(blocks, slots)"""
+    """A prompt that is being computed (blocks, slots)."""
     BRANCHING = "branching"
     """Last chunk launched; the members branch in the next plan (blocks, slots)."""
     HELD = "held"
@@ -64,22 +63,22 @@ class Sequence:
     """(start tag, arrival, position among the choices): smaller is served first and gives way last."""
     owner: BlockOwner
     outputs: list[int]
-    """Ids since the end of the prompt whose result was collected, forced ones included."""
+    """Ids after the prompt, as far as results were collected, forced ones included."""
     limit: int
     """Outputs at which the sequence ends by length: max_tokens or the context limit."""
     stop_ids: frozenset[int]
-    stage: SequenceStage = SequenceStage.STEM
-    stem: Stem | None = None
+    stage: SequenceStage = SequenceStage.PREFIX
+    prefix: SharedPrefix | None = None
     slot: int | None = None
     kv_tokens: int = 0
-    """Tokens whose KV is planned or done; kept current only outside the batch (see `DecodeBatch.kv_tokens`)."""
+    """Tokens whose KV is planned or done; up to date only outside the batch (see `DecodeBatch.kv_tokens`)."""
     base: int = 0
-    due: int = 0
+    due_tick: int = 0
     """Both filled by `DecodeBatch`."""
     fence: int = 0
     """A step that touches the blocks although the sequence has no row in it: the copies of a fork."""
     digests: list[bytes] = field(default_factory=list)
-    """Of the leading full blocks; the scheduler extends it as blocks fill."""
+    """Digests of the leading full blocks; the scheduler extends them as blocks fill."""
 
     @property
     def last_row(self) -> int:
@@ -88,7 +87,7 @@ class Sequence:
 
     @property
     def is_settled(self) -> bool:
-        """No drawn token is still on its way: the context is known."""
+        """True when the result of every launched row was collected, so that the context is known."""
         return self.request.spec.prompt_tokens + len(self.outputs) == self.kv_tokens + 1
 
     def context(self) -> tuple[int, ...]:
@@ -104,24 +103,24 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
-class Stem:
-    """A context that is computed or landed once, and the sequences that draw from its end."""
+class SharedPrefix:
+    """A context that is computed or landed once, and its members: the sequences that draw from its end."""
 
     request: Request
     members: tuple[Sequence, ...]
     owner: BlockOwner
-    stage: StemStage
+    stage: SharedPrefixStage
     tokens: tuple[int, ...] = ()
-    """Filled at creation, or for a returning stem when it starts."""
+    """Filled at creation, or for a preempted one when it starts again."""
     slot: int | None = None
-    """Whose block table the chunks use: the first member's."""
+    """The slot whose block table the chunks use: the first member's."""
     cached_tokens: int = 0
     planned_tokens: int = 0
-    """KV that is computed once the launched steps are done."""
+    """Tokens whose KV will be complete after the launched steps."""
     done_tokens: int = 0
-    """KV that stands."""
+    """Tokens whose KV is complete."""
     failed_at: tuple[int, int] | None = None
-    """Pool gains and floor when there was last no room: no use in looking again until one of them changes."""
+    """The pool's gains and the watermark at the last failed attempt: no other is made until one of them changes."""
     digests: list[bytes] = field(default_factory=list)
 
     @property
@@ -130,24 +129,24 @@ class Stem:
 
     @property
     def is_scored(self) -> bool:
-        """The log probabilities of its tokens are wanted: all are computed, whatever a cache has of them.
+        """True when log probabilities of its tokens are wanted: all are computed, whatever the cache has.
 
-        Once something is drawn they have been told.
+        False once a token is drawn: they have been reported by then.
         """
         spec = self.request.spec
         return spec.sampling.prompt_logprobs is not None and len(self.tokens) == spec.prompt_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Length of the context, also before a returning stem's tokens are all known."""
+        """Length of the context, also while a preempted one's last token is not known yet."""
         return len(self.tokens) or self.members[0].kv_tokens + 1
 
     @property
     def waiting_members(self) -> list[Sequence]:
-        return [member for member in self.members if member.stage is SequenceStage.STEM]
+        return [member for member in self.members if member.stage is SequenceStage.PREFIX]
 
     def fill_digests(self, block_tokens: int) -> None:
-        """Digests of all full blocks of `tokens`."""
+        """Compute the digests of all full blocks of `tokens`."""
         for index in range(len(self.digests), len(self.tokens) // block_tokens):
             parent = self.digests[-1] if self.digests else self.request.root
             self.digests.append(block_digest(parent, self.tokens[index * block_tokens : (index + 1) * block_tokens]))
@@ -155,26 +154,28 @@ class Stem:
 
 @dataclass(slots=True, eq=False)
 class Request:
+    """A request with its sequences, from `submit` or `reserve` until it is dropped."""
+
     spec: SequenceSpec
     arrival: int
     start_tag: float
-    """Its turn among all flows."""
+    """The request's turn among all flows."""
     prompt: tuple[int, ...]
     root: bytes
     sequences: dict[int, Sequence] = field(default_factory=dict)
-    """By choice; done ones stay."""
-    stem: Stem | None = None
-    """The first stem, until its members have branched; on a prefill worker to the end."""
+    """Sequences by choice; done ones stay."""
+    prefix: SharedPrefix | None = None
+    """The prompt's shared prefix, until its members have branched; on a prefill worker to the end."""
     first_tokens: list[FirstToken] = field(default_factory=list)
-    """Prefill worker: what was drawn, in order of drawing."""
+    """Prefill worker: the tokens drawn, in order."""
     is_granted: bool = False
     is_announced: bool = False
-    """Blocks were named in Computed or Reserved: another part of the worker may be using them."""
+    """True once Computing, Computed or Reserved named its blocks: a transfer may be using them."""
     is_stopped: bool = False
     cached_tokens: int | None = None
-    """What the prefix cache had of the prompt when it was started here for the first time."""
+    """Prompt tokens that the prefix cache had at the first start."""
     held_blocks: int = 0
-    """Counted against the share for ungranted KV."""
+    """Blocks that count against the share for ungranted KV."""
     reported_position: int | None = None
 
     @property
@@ -187,7 +188,7 @@ class Request:
 
     @property
     def cost(self) -> float:
-        """Tokens that it may come to."""
+        """The most tokens that the request may come to."""
         return work_tokens(self.spec)
 
     @property
@@ -196,15 +197,15 @@ class Request:
 
 
 def work_tokens(spec: SequenceSpec) -> float:
-    """The most tokens that are computed for it here: a prefill worker draws one a choice."""
+    """The most tokens that this worker may compute for the request: a prefill worker draws one for each choice."""
     outputs = 1 if spec.hold else spec.prompt_tokens + spec.sampling.max_tokens - len(spec.tokens)
     return len(spec.tokens) + len(spec.choices) * max(1, outputs)
 
 
 def open_request(
-    spec: SequenceSpec, arrival: int, start_tag: float, max_context_tokens: int, stage: StemStage
+    spec: SequenceSpec, arrival: int, start_tag: float, max_context_tokens: int, stage: SharedPrefixStage
 ) -> Request:
-    """The records of a new request; its stem holds nothing yet."""
+    """Create the records of a new request; its prefix holds nothing yet."""
     prompt = spec.tokens[: spec.prompt_tokens]
     request = Request(spec, arrival, start_tag, prompt, root_digest(spec.salt))
     limit = min(spec.sampling.max_tokens, max_context_tokens - spec.prompt_tokens)
@@ -217,7 +218,7 @@ def open_request(
         )
     members = tuple(request.sequences.values())
     owner = members[0].owner if len(members) == 1 else BlockOwner(spec.key, None)
-    request.stem = Stem(request, members, owner, stage, spec.tokens)
+    request.prefix = SharedPrefix(request, members, owner, stage, spec.tokens)
     for member in members:
-        member.stem = request.stem
+        member.prefix = request.prefix
     return request

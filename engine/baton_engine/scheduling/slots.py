@@ -1,4 +1,4 @@
-"""Rows of the runner's per-sequence state: which are free, which are taken, which wait for a step to end.
+"""Slots, the rows of the runner's per-sequence state: free, taken, or closed and waiting for a step to end.
 
 A slot is given out again only when the step that closed it has been collected: until then the runner may still write
 for it.
@@ -26,7 +26,7 @@ class SlotTable:
 
     @property
     def has_closing(self) -> bool:
-        """Whether the next plan has slots to close."""
+        """True when the next plan has slots to close."""
         return bool(self._closing)
 
     @property
@@ -34,7 +34,7 @@ class SlotTable:
         return self.num_slots - len(self._free)
 
     def held_by(self, flow: bytes) -> int:
-        """Slots that the flow has taken and not given back."""
+        """Number of slots that the flow has taken and not given back."""
         return self._held.get(flow, 0)
 
     def take(self, flow: bytes) -> int:
@@ -44,7 +44,7 @@ class SlotTable:
         return slot
 
     def close(self, slot: int) -> None:
-        """The holder gives the slot back; the next plan tells the runner."""
+        """Give the slot back; the next plan tells the runner."""
         self._closing.append(slot)
         flow = self._flows.pop(slot)
         self._held[flow] -= 1
@@ -52,7 +52,7 @@ class SlotTable:
             del self._held[flow]
 
     def close_in(self, step: int) -> tuple[int, ...]:
-        """Slots that the plan of `step` closes; they are free when it has been collected."""
+        """Take the slots that the plan of `step` closes; they are free when the step has been collected."""
         if not self._closing:
             return ()
         closes = self._closing
@@ -60,6 +60,6 @@ class SlotTable:
         self._fenced.setdefault(step, []).extend(closes)
         return tuple(closes)
 
-    def collected(self, step: int) -> None:
+    def collect(self, step: int) -> None:
         for slot in self._fenced.pop(step, ()):
             heappush(self._free, slot)

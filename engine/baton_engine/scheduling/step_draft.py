@@ -1,4 +1,4 @@
-"""The step under construction: collects what goes into a StepPlan, and what to remember to read its result."""
+"""The step under construction: the parts of its StepPlan, and the records that are needed to read its result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baton_engine.memory.blocks import GONE
 from baton_engine.scheduling.decode_batch import DecodeBatch
-from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem
+from baton_engine.scheduling.sequence import Sequence, SequenceStage, SharedPrefix
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_plan import BlockCopy, BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 
@@ -16,7 +16,7 @@ from baton_engine.scheduling.step_plan import BlockCopy, BlockUpdate, OpenSlot, 
 class LaunchedChunk:
     """A prefill chunk whose result is awaited."""
 
-    stem: Stem
+    prefix: SharedPrefix
     start: int
     end: int
     is_last: bool
@@ -24,16 +24,16 @@ class LaunchedChunk:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """What the result of a step means. Slots are looked up here, never in the present: they may have changed hands."""
+    """A launched step's sequences by slot. Its result is read through them: slots may have changed hands since."""
 
     step: int
     rows: dict[int, Sequence]
     """Sequences by slot as the plan had them; shared between steps, not to be changed."""
     samples: dict[int, Sequence]
-    """Slots that draw from a prefill chunk."""
+    """Sequences that draw from a prefill chunk, by slot."""
     chunks: tuple[LaunchedChunk, ...]
-    ending: tuple[Sequence, ...]
-    """Rows that ran for the last time: their blocks come back with the result."""
+    finishing: tuple[Sequence, ...]
+    """Rows that run for the last time: their blocks come back with the result."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,15 +45,15 @@ class StepDraft:
     prefill: list[PrefillChunk] = field(default_factory=list)
     chunks: list[LaunchedChunk] = field(default_factory=list)
     samples: dict[int, Sequence] = field(default_factory=dict)
-    ending: list[Sequence] = field(default_factory=list)
+    finishing: list[Sequence] = field(default_factory=list)
     """Rows that run for the last time in this step."""
     claimed_blocks: int = 0
-    """Blocks on their way back that stalled rows already count on."""
+    """Blocks of running steps that stalled rows already count on."""
     budget: int = 0
-    """Prefill tokens that the step may have."""
+    """Most prefill tokens of the step."""
     prefill_tokens: int = 0
     is_shared: bool = False
-    """A prompt gave up part of this step's budget, although it could use it, to those behind it."""
+    """True when a prompt left a part of the budget, which it could use, to later prompts."""
 
     def open(self, sequence: Sequence, context_tokens: int, last_token: int | None) -> None:
         """The sequence takes its slot in this step."""
@@ -73,7 +73,8 @@ class StepDraft:
         )
 
     def set_blocks(self, slot: int, blocks: Iterable[int], groups: int, first_index: int = 0) -> None:
-        """Entries of the slot's block tables from `first_index` on: those of all `groups` in turn."""
+        """Set entries of the slot's block tables from `first_index` on; `blocks` has the entries of all `groups` in
+        turn."""
         self.blocks += [
             BlockUpdate(slot, first_index + place // groups, block, place % groups)
             for place, block in enumerate(blocks)
@@ -81,11 +82,11 @@ class StepDraft:
         ]
 
     def seal(self, batch: DecodeBatch, slots: SlotTable) -> tuple[StepPlan, LaunchedStep] | None:
-        """The finished plan, or None when there is nothing to do. Rows that run for the last time leave the batch."""
+        """Finish the plan; None when there is nothing to do. Rows that run for the last time leave the batch."""
         decode, rows = batch.assemble()
-        for sequence in self.ending:
+        for sequence in self.finishing:
             assert sequence.slot is not None
-            batch.leave(sequence, SequenceStage.ENDING)
+            batch.leave(sequence, SequenceStage.FINISHING)
             slots.close(sequence.slot)
             sequence.slot = None
         closes = slots.close_in(self.step)
@@ -100,4 +101,4 @@ class StepDraft:
             decode,
             closes,
         )
-        return plan, LaunchedStep(self.step, rows, self.samples, tuple(self.chunks), tuple(self.ending))
+        return plan, LaunchedStep(self.step, rows, self.samples, tuple(self.chunks), tuple(self.finishing))

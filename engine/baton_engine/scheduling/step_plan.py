@@ -1,12 +1,11 @@
-"""One engine step as plain data: what the scheduler asks of the runner and what comes back.
+"""One engine step as plain data: the plan that the scheduler gives the runner, and the result that comes back.
 
-The seam between deciding and computing. A plan holds only changes: the runner keeps per-slot state (block table,
-context length, last token, sampling state) on its device, so that a decode step costs the host a tuple of slot
-numbers. Plans and results are plain integers and frozen values: they can be sent to tensor-parallel ranks, recorded,
-or answered by a paced runner that has no model at all.
+A plan holds only changes: the runner keeps per-slot state (block table, context length, last token, sampling state) on
+its device, so that a decode step costs the host a tuple of slot numbers. Plans and results are plain integers and
+frozen values: they can be sent to tensor-parallel ranks, recorded, or answered by a paced runner that has no model.
 
 A *slot* is a row of the runner's per-sequence state. A *step* has a number, counted up by one; blocks that a step
-references are not given to anyone else before that step's result has been collected.
+references are not given to another sequence before that step's result has been collected.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ class OpenSlot:
     slot: int
     sampling: SamplingParams
     choice: int
-    """Enters the noise, so that the choices of one request differ."""
+    """Part of the noise's seed, so that the choices of one request differ."""
     prompt: tuple[int, ...]
     """The client's prompt ids, for the repetition penalty."""
     outputs: tuple[int, ...]
-    """Ids generated so far: migration, hand-over (token 1) or return from preemption.
+    """Ids generated so far: after a migration, a hand-over (token 1) or a preemption.
 
     The next token's index is their count.
     """
@@ -66,21 +65,21 @@ class PrefillChunk:
     start: int
     tokens: tuple[int, ...]
     sample: tuple[int, ...] = ()
-    """Slots that draw their next token from the logits of the chunk's last position: none unless it is the
-    sequence's last chunk, several with n > 1. A drawing slot's context becomes start + len(tokens); its blocks come
-    with later plans."""
+    """Slots that draw their next token from the logits of the chunk's last position: none unless it is the sequence's
+    last chunk, several with n > 1. A drawing slot's context becomes start + len(tokens); its blocks come with later
+    plans."""
     targets: tuple[int, ...] = ()
-    """The ids behind the chunk's first positions whose log probabilities are wanted; none as a rule."""
+    """The ids that follow the chunk's first positions and whose log probabilities are wanted; usually none."""
     alternatives: int = 0
-    """How many of the likeliest ids are wanted beside each target."""
+    """Number of likeliest ids wanted besides each target."""
     keeps: bool = False
-    """Keep the logits of the last position, until the slot's next chunk draws from them or the slot is given back: the
-    prompt is computed, and what its draw needs is still being made."""
+    """Keep the logits of the last position until the slot's next chunk draws from them or the slot is closed: the
+    prompt is computed, but its grammar is still being compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything of one step. Order of effects: opens, blocks, copies, prefill and decode together, closes."""
+    """All changes and work of one step. Order of effects: opens, blocks, copies, prefill with decode, closes."""
 
     step: int
     opens: tuple[OpenSlot, ...] = ()
@@ -88,16 +87,15 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[int, ...] = ()
-    """Slots that compute one row: input is the slot's last token (possibly still on the device), position its
-    context length.
-    """
+    """Slots that compute one row. Its input is the slot's last token (possibly still on the device), its position the
+    slot's context length."""
     closes: tuple[int, ...] = ()
     """Slots given back after this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotTokens:
-    """What one slot drew in one step: 0..k tokens (1 today)."""
+    """The tokens that one slot drew in one step: exactly one, as long as no runner speculates."""
 
     slot: int
     ids: tuple[int, ...]
@@ -106,7 +104,7 @@ class SlotTokens:
 
 @dataclass(frozen=True, slots=True)
 class SlotFailure:
-    """What one slot drew means nothing: its grammar cannot be followed any further. Every later step says so again."""
+    """A slot without a valid token: its grammar cannot be followed any further. Every later step reports it again."""
 
     slot: int
     detail: str
@@ -117,7 +115,7 @@ class ScoredChunk:
     """Log probabilities of a chunk's `targets`, in order."""
 
     chunk: int
-    """Its place among the plan's chunks."""
+    """Index of the chunk in the plan."""
     logprobs: tuple[PromptLogprob, ...]
 
 
@@ -126,10 +124,10 @@ class StepResult:
     step: int
     tokens: tuple[SlotTokens, ...]
     duration_s: float
-    """Time the device took, for the step-time model and metrics."""
+    """Time that the device took, for the step-time model and metrics."""
     scored: tuple[ScoredChunk, ...] = ()
     failures: tuple[SlotFailure, ...] = ()
-    """Slots that are missing in `tokens`."""
+    """Slots that are missing from `tokens`."""
 
 
 class Runner(Protocol):
@@ -138,11 +136,11 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> None: ...
 
     def is_done(self) -> bool:
-        """Whether the oldest launched, uncollected step has finished, so that `collect` would not wait."""
+        """True when the oldest launched, uncollected step has finished, so that `collect` would not wait."""
         ...
 
     def collect(self) -> StepResult:
-        """Result of the oldest launched, uncollected step; waits for it. Raises RuntimeError when none is launched."""
+        """Wait for the oldest launched, uncollected step and return its result. Raises RuntimeError without one."""
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -161,8 +161,9 @@ def decide_retry(
     run: Run, at_fault: bytes, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float
 ) -> float | Problem:
     """Seconds until the next attempt after one that `at_fault` ended for `reason`, or the client's error instead.
-    Counts the attempt. A worker that was to be avoided and fails the run again was the only choice: the next attempt
-    waits for the longest back-off, in which another worker may come back.
+
+    Counts the attempt. A worker that was to be avoided and fails the run again was the only one to choose from: the
+    next attempt waits for the longest back-off, in which another worker may come back.
     """
     if reason in _FINAL:
         return _FINAL[reason]()

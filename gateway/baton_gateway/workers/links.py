@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
@@ -29,7 +29,7 @@ from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageErr
 from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
-from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.liveness import DEFAULT_LIVENESS, Liveness, LivenessConfig, PeerState
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
@@ -99,7 +99,7 @@ class LinkTimes:
     """Seconds. Heartbeats go out after `heartbeat_s` without another message."""
 
     heartbeat_s: float = 0.5
-    liveness: LivenessConfig = field(default_factory=LivenessConfig)
+    liveness: LivenessConfig = DEFAULT_LIVENESS
     setup_s: float = 10.0
     """From dialling to the complete bundle."""
     settle_s: float = 2.0

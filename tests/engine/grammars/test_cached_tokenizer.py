@@ -1,4 +1,4 @@
-"""Matchers that are told of kept spellings allow what those of the tokenizer itself allow."""
+"""Matchers with cached texts allow the same tokens as matchers of the tokenizer itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from baton_engine.grammars.cached_tokenizer import LONGEST_TEXT, MOST_TEXTS, keeping
+from baton_engine.grammars.cached_tokenizer import LONGEST_TEXT, MOST_TEXTS, cache_texts
 from baton_engine.grammars.vocabulary import ids_in, read_vocabulary
 from baton_testing.engine.grammars import NO_FORCING, of_spaced
 from baton_testing.engine.random_grammars import random_schema
@@ -46,11 +46,11 @@ def test_masks_are_those_of_the_tokenizer_itself_at_every_prefix(name: str, head
         names = chance.sample(["name", "a name that is longer", 'q"', "é", "naïve"], 3)
         schema = {
             "type": "object",
-            "properties": {each: random_schema(chance, 1)[0] for each in names},
+            "properties": {name: random_schema(chance, 1)[0] for name in names},
             "required": names,
         }
         grammar = of_spaced(schema, None, head)
-        matchers = [LLMatcher(each, grammar.definition, log_level=0) for each in (own, vocabulary.tokenizer)]
+        matchers = [LLMatcher(tokenizer, grammar.definition, log_level=0) for tokenizer in (own, vocabulary.tokenizer)]
         for _ in range(60):
             masks = np.zeros((2, vocabulary.words), dtype=np.uint32)
             for matcher, mask in zip(matchers, masks, strict=True):
@@ -72,7 +72,7 @@ def test_few_texts_are_kept_and_no_long_one() -> None:
         asked.append(text)
         return list(text)
 
-    spelled, long = keeping(spell), b"a" * (LONGEST_TEXT + 1)
+    spelled, long = cache_texts(spell), b"a" * (LONGEST_TEXT + 1)
     for text in (b"name", b"name", long, long, b"name"):
         assert spelled(text) == list(text)
     assert asked == [b"name", long, long]

@@ -230,7 +230,7 @@ def test_a_grammar_holds_from_the_first_token_unless_a_thought_is_opened(compile
     assert allowed_by(row) == TEXT, "anything but an end"
     row.take(letter)
     row.take(CLOSE)
-    assert allowed_by(row) == answer, "the grammar begins behind the thought"
+    assert allowed_by(row) == answer, "the grammar begins after the thought"
 
 
 def test_a_mark_of_several_ids_may_also_be_the_answers_beginning(compiler: GrammarCompiler) -> None:

@@ -20,10 +20,10 @@ BLANK = {token for token, text in enumerate(token_bytes()) if text and not text.
 
 def allowed_in(masks: RowMasks, slots: tuple[int, ...]) -> dict[int, set[int]]:
     """By slot."""
-    found = masks.constraints(slots)
-    assert not found.failures
-    assert found.masks is not None
-    rows, words = found.masks.rows.tolist(), found.masks.allowed.tolist()
+    constraints = masks.constraints(slots)
+    assert not constraints.failures
+    assert constraints.masks is not None
+    rows, words = constraints.masks.rows.tolist(), constraints.masks.allowed.tolist()
     return {
         slots[row]: {token for token in range(VOCAB) if mask[token // 32] >> (token % 32) & 1}
         for row, mask in zip(rows, words, strict=True)
@@ -58,7 +58,7 @@ def test_masks_of_a_batch_are_those_of_rows_made_anew(seed: int) -> None:
                 token = chance.choice(sorted(likely or allowed[slot]))
                 kept += token in BLANK and bool(ids) and ids[-1] in BLANK
                 ids.append(token)
-                masks.drawn([SlotTokens(slot, (token,))])
+                masks.take_drawn([SlotTokens(slot, (token,))])
                 if token == END or chance.random() < 0.02:
                     masks.close([slot])
                     del held[slot]

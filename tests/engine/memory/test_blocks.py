@@ -68,10 +68,10 @@ def test_a_block_is_not_given_out_before_the_step_that_may_touch_it_is_collected
     pool.release(A, fence=7)
     assert states(pool) == {"fenced": 2}
     assert pool.available == 0
-    pool.collected(6)
+    pool.collect(6)
     assert pool.available == 0
     pool.check()
-    pool.collected(7)
+    pool.collect(7)
     assert states(pool) == {"free": 2}
 
 
@@ -81,9 +81,9 @@ def test_the_latest_fence_of_several_owners_counts() -> None:
     pool.share(B, pool.table(A))
     pool.release(A, fence=5)
     pool.release(B, fence=3)
-    pool.collected(3)
+    pool.collect(3)
     assert states(pool) == {"fenced": 1}
-    pool.collected(5)
+    pool.collect(5)
     assert states(pool) == {"free": 1}
 
 
@@ -93,7 +93,7 @@ def test_fences_may_be_set_in_any_order() -> None:
     pool.allocate(B, 1)
     pool.release(A, fence=5)
     pool.release(B, fence=4)
-    pool.collected(4)
+    pool.collect(4)
     assert states(pool) == {"free": 1, "fenced": 1}
     pool.check()
 
@@ -104,7 +104,7 @@ def test_a_hit_on_a_fenced_block_keeps_it() -> None:
     digests = publish_chain(pool, A, "x")
     pool.release(A, fence=5)
     pool.share(B, pool.match(digests, 1))
-    pool.collected(5)
+    pool.collect(5)
     assert states(pool) == {"in_use": 1}
     pool.check()
 
@@ -280,7 +280,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def collect(self) -> None:
         self.collected += 1
-        self.pool.collected(self.collected)
+        self.pool.collect(self.collected)
 
     @rule(owner=owners)
     def release(self, owner: BlockOwner) -> None:
@@ -298,7 +298,7 @@ class PoolMachine(RuleBasedStateMachine):
                 assert all(self.pool.generation(block) == was for block, was in generations.items())
 
     def teardown(self) -> None:
-        self.pool.collected(self.launched)
+        self.pool.collect(self.launched)
         for owner in self.pool.owners():
             self.pool.release(owner, self.launched)
         assert self.pool.available == 12

@@ -73,8 +73,10 @@ def test_a_flipped_bit_anywhere_changes_the_checksum_of_its_piece_only() -> None
     piece_bytes = len(stream) // (len(good) // 8)
     for position in range(0, len(stream), 97):
         stream[position] ^= 1 << (position % 8)
-        found = target.scatter(memoryview(stream), units([1, 2], 8, 0, 2))
-        changed = [i for i, pair in enumerate(zip(*map(as_words, (good, found)), strict=True)) if pair[0] != pair[1]]
+        checksums = target.scatter(memoryview(stream), units([1, 2], 8, 0, 2))
+        changed = [
+            i for i, pair in enumerate(zip(*map(as_words, (good, checksums)), strict=True)) if pair[0] != pair[1]
+        ]
         assert changed == [position // piece_bytes]
         stream[position] ^= 1 << (position % 8)
 

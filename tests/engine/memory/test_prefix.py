@@ -13,7 +13,7 @@ def chain(*blocks: tuple[int, ...], salt: str = "") -> list[bytes]:
 
 
 def filled(digests: list[bytes]) -> PrefixIndex:
-    """Block 10 + i stands for the i-th digest after the root."""
+    """Publish block 10 + i under the i-th digest after the root."""
     index = PrefixIndex()
     for i in range(1, len(digests)):
         index.publish(9 + i, digests[i], digests[i - 1])

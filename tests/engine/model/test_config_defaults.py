@@ -1,4 +1,4 @@
-"""What config.json does not say: the default of transformers where it has one, a refusal where two defaults meet."""
+"""Fields that config.json leaves out: the default of transformers, or a refusal where two defaults conflict."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_options_of_rope_that_are_empty_are_none_at_all() -> None:
 
 def test_null_for_whether_yarn_rounds_is_false() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    told = parse_spec(config("llama", rope_scaling={**yarn, "truncate": False})).ropes
-    assert parse_spec(config("llama", rope_scaling={**yarn, "truncate": None})).ropes == told
-    assert parse_spec(config("llama", rope_scaling=yarn)).ropes != told
+    untruncated = parse_spec(config("llama", rope_scaling={**yarn, "truncate": False})).ropes
+    assert parse_spec(config("llama", rope_scaling={**yarn, "truncate": None})).ropes == untruncated
+    assert parse_spec(config("llama", rope_scaling=yarn)).ropes != untruncated
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Weights that are no numbers are refused by name on every device, wherever the value stands."""
+"""Weights that are no numbers are refused by name on every device, wherever the value is."""
 
 from __future__ import annotations
 

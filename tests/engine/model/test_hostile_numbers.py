@@ -1,4 +1,4 @@
-"""Every number of a published config.json at values that nobody publishes: refused by its field, or carried by all."""
+"""Every number of a published config.json at unpublished values: refused by its field, or carried by all."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def changed(config: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[s
 
 
 def check_carried(spec: DecoderSpec) -> None:
-    """What its workers say of it fits the wire, and what is computed with its positions are numbers."""
+    """The model's sizes fit the wire, and computing with its positions gives finite numbers."""
     shape = {"layers": spec.num_layers, "kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
     own = msgspec.structs.replace(fingerprint(), **shape)
     context = spec.context_within(None)

@@ -23,7 +23,7 @@ Config = dict[str, Any]
 
 
 def older(config: Config) -> Config:
-    """The layout that published files have: `rope_scaling` beside `rope_theta`."""
+    """The layout that published files have: `rope_scaling` next to `rope_theta`."""
     rest = {name: value for name, value in config.items() if name != "rope_parameters"}
     rope = dict(config["rope_parameters"])
     if "full_attention" in rope:
@@ -60,7 +60,7 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(family: st
             continue
         got = ModelSteps(loaded).prefill(chunk(0, TOKENS[: loaded.max_context_tokens]))
         if not torch.allclose(got, right[: len(got)], rtol=0, atol=1e-4):
-            # Where transformers refuses the file, nobody says what null means: for Baton it is the default.
+            # Where transformers refuses the file, null has no defined meaning: for Baton it is the default.
             expected = _reference(directory, len(got))
             assert expected is None or torch.allclose(got, expected, rtol=0, atol=1e-4), variant
         equal += 1

@@ -42,8 +42,8 @@ def test_keys_are_those_of_mistral() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rope", "said"), [("ministral3", YARN, "is missing"), ("mistral", SCALED, "0.1 is not")]
+    ("kind", "rope", "refusal"), [("ministral3", YARN, "is missing"), ("mistral", SCALED, "0.1 is not")]
 )
-def test_the_scale_is_there_or_not_by_family(kind: str, rope: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelConfigError, match=rf"rope_parameters\.llama_4_scaling_beta: {said}"):
+def test_the_scale_is_there_or_not_by_family(kind: str, rope: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(ModelConfigError, match=rf"rope_parameters\.llama_4_scaling_beta: {refusal}"):
         parse_spec(config(kind, rope))

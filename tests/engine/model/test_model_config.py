@@ -242,7 +242,7 @@ BAD: list[tuple[str, JsonObject, str]] = [
         GEMMA3 | {"text_config": {"model_type": "gemma3_text", "hidden_size": 0}},
         "text_config.hidden_size: 0",
     ),
-    ("code beside a language model", GEMMA3 | {"auto_map": {"AutoConfig": "evil.Config"}}, "auto_map.*never run"),
+    ("code besides a language model", GEMMA3 | {"auto_map": {"AutoConfig": "evil.Config"}}, "auto_map.*never run"),
     ("code of another repository", PHI | {"auto_map": {"AutoConfig": "a/b--evil.Config"}}, "auto_map.*never run"),
     ("dynamic rope in phi", PHI | {"rope_scaling": {"type": "dynamic", "factor": 2}}, 'rope_scaling.type: "dynamic"'),
     (

@@ -87,7 +87,7 @@ def write(directory: Path, config: Config, tensors: Tensors) -> None:
 
 
 def logits(directory: Path) -> torch.Tensor | ModelError:
-    """Of as many tokens as the model takes."""
+    """Logits of as many tokens as the model takes."""
     try:
         loaded = load_model(directory, torch.float32, CPU)
     except ModelError as error:
@@ -132,6 +132,6 @@ def test_mutated_tensors_are_refused_by_name(family: str, tmp_path: Path) -> Non
         mutate_tensors(drawn, tensors)
         directory = tmp_path / str(number)
         write(directory, config, tensors)
-        found = logits(directory)
-        assert isinstance(found, ModelError), f"{number}: {before ^ set(tensors)}"
-        assert "\n" not in str(found)
+        outcome = logits(directory)
+        assert isinstance(outcome, ModelError), f"{number}: {before ^ set(tensors)}"
+        assert "\n" not in str(outcome)

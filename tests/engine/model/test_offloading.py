@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton_engine.model.loading import load_model
-from baton_engine.model.offloading import PLACES, LayerRing, assembled, offloaded_numbers, tensors_of
+from baton_engine.model.offloading import PLACES, LayerRing, assemble_layers, offloaded_numbers, tensors_of
 from baton_testing.engine.model_steps import RunnerSteps
 from baton_testing.engine.models import write_random_model
 from baton_wire.models.errors import ModelError
@@ -34,7 +34,7 @@ class Toy:
     absent: Tensor | None = None
 
     def values(self) -> list[float]:
-        return [float(each) for part in (self.weight, *self.parts) for each in part.flatten()]
+        return [float(value) for part in (self.weight, *self.parts) for value in part.flatten()]
 
 
 def toy(number: int) -> Toy:
@@ -58,34 +58,34 @@ def test_offloaded_layers_are_spread_and_the_last_one_stays(layers: int, data: s
 @given(st.integers(2, 12), st.data())
 def test_every_pass_finds_each_layers_weights_wherever_the_pass_before_ended(layers: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, layers - 1))
-    found, ring = assembled(layers, count, CPU, toy)
+    built, ring = assemble_layers(layers, count, CPU, toy)
     assert ring is not None
     for ends in (*data.draw(st.lists(st.integers(0, layers), max_size=4)), layers):
         for number in range(ends):
             ring.enter(number)
-            assert found[number].values() == toy(number).values()
-            assert found[number].weight.stride() == toy(number).weight.stride()
+            assert built[number].values() == toy(number).values()
+            assert built[number].weight.stride() == toy(number).weight.stride()
             ring.leave(number)
 
 
 def test_the_device_holds_two_layers_however_many_are_offloaded() -> None:
-    layers, ring = assembled(9, 8, CPU, toy)
+    layers, ring = assemble_layers(9, 8, CPU, toy)
     assert ring is not None
-    places = {each.untyped_storage().data_ptr() for layer in layers[:8] for each in tensors_of(layer)}
+    places = {tensor.untyped_storage().data_ptr() for layer in layers[:8] for tensor in tensors_of(layer)}
     assert len(places) == PLACES
-    assert ring.host_bytes >= 8 * sum(each.numel() * each.element_size() for each in tensors_of(toy(0)))
+    assert ring.host_bytes >= 8 * sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(toy(0)))
 
 
 def test_a_layer_that_is_not_offloaded_is_as_it_was_built() -> None:
-    layers, ring = assembled(4, 0, CPU, toy)
+    layers, ring = assemble_layers(4, 0, CPU, toy)
     assert ring is None
     assert [layer.values() for layer in layers] == [toy(number).values() for number in range(4)]
     with pytest.raises(ValueError, match="4 offloaded layers: this model has 4"):
-        assembled(4, 4, CPU, toy)
+        assemble_layers(4, 4, CPU, toy)
 
 
 def test_a_skipped_arrival_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, ring = assembled(6, 5, CPU, toy)
+    layers, ring = assemble_layers(6, 5, CPU, toy)
     assert ring is not None
     monkeypatch.setattr(LayerRing, "_load", lambda self, turn: None)
     ring.enter(0)
@@ -99,7 +99,7 @@ def test_answers_are_those_of_a_model_that_is_whole_on_the_device(
     tmp_path: Path, family: str, dtype: torch.dtype, count: int
 ) -> None:
     folder = write_random_model(tmp_path, family, num_hidden_layers=LAYERS)
-    whole, offloaded = (load_model(folder, dtype, CPU, offloaded=each) for each in (0, count))
+    whole, offloaded = (load_model(folder, dtype, CPU, offloaded=offloaded_count) for offloaded_count in (0, count))
     assert offloaded.model.ring is not None
     assert offloaded.model_hash == whole.model_hash
     for prompt in (PROMPT, PROMPT[::-1]):

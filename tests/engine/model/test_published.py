@@ -26,16 +26,16 @@ CPU = torch.device("cpu")
 TOKENS = [1 + number * 7 % (VOCABULARY - 2) for number in range(40)]
 PROMPT = 34
 TOLERANCE = 1e-4
-SERVED = [*PUBLISHED, *(name for name, each in QUANTISED.items() if not each.refused)]
-REFUSED = {name: each for name, each in QUANTISED.items() if each.refused}
+SERVED = [*PUBLISHED, *(name for name, model in QUANTISED.items() if not model.refused)]
+REFUSED = {name: model for name, model in QUANTISED.items() if model.refused}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_has_as_many_parameters_as_its_makers_count(name: str) -> None:
     published = PUBLISHED[name]
     forms = expected_tensors(parse_spec(published.config))
-    found = sum(math.prod(form.shapes[0]) for form in forms.values()) / 1e9
-    assert found == pytest.approx(published.billions, rel=0.002)
+    billions = sum(math.prod(form.shapes[0]) for form in forms.values()) / 1e9
+    assert billions == pytest.approx(published.billions, rel=0.002)
     assert shape_from_config(name, published.config).parameters / 1e9 == pytest.approx(published.billions, rel=0.002)
 
 
@@ -68,7 +68,7 @@ def test_one_without_memory_has_the_shapes_of_the_headers(name: str, tmp_path: P
 def test_what_is_not_served_is_refused_by_field(name: str) -> None:
     refused = REFUSED[name]
     config: dict[str, Any] = {**PUBLISHED[refused.base].config, "quantization_config": refused.section}
-    for each in (config, scaled(config)):
+    for variant in (config, scaled(config)):
         with pytest.raises(ModelConfigError, match=refused.refused) as raised:
-            parse_spec(each)
+            parse_spec(variant)
         assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Whole quantised models on a Hopper GPU beside transformers with the weights brought back."""
+"""Whole quantised models on a Hopper GPU, compared with transformers and dequantised weights."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FORMS["fp8 powers"] = written.powers("blocks")
 def test_logits_are_those_of_transformers_but_for_rounding(
     family: str, sizes: dict[str, Any], block: type, name: str, tmp_path: Path
 ) -> None:
-    """Of 40 rows, whose activations keep 16 bits, and of 120, whose are rounded to 8, in experts too; e4m3 has three
-    bits after its first. Tokens whose router stands between two experts may go either way: the middle one counts."""
+    """Compare 40 rows, whose activations keep 16 bits, and 120, rounded to 8 bits, in experts too; e4m3 has three
+    bits after its first. A router that is undecided may go either way: the middle one counts."""
     source = write_random_model(tmp_path / "model", family, **sizes)
     made = written.write_quantised(source, tmp_path / "copies", FORMS[name])
     loaded = load_model(made.quantised, torch.bfloat16, torch.device("cuda"))
@@ -80,5 +80,5 @@ def test_norms_that_round_for_the_next_product_change_no_bit(name: str, tmp_path
     assert any(isinstance(layer.next_norm, RoundingRmsNorm) for layer in loaded.model.layers)
     apart = replace(loaded, model=replace(loaded.model, layers=layers))
     tokens = [3 + 7 * at % 190 for at in range(120)]
-    fused, separate = (ModelSteps(each).prefill(chunk(0, tokens)) for each in (loaded, apart))
+    fused, separate = (ModelSteps(model).prefill(chunk(0, tokens)) for model in (loaded, apart))
     assert torch.equal(fused, separate)

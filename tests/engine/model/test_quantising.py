@@ -44,7 +44,7 @@ def logprobs_of(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:
 
 @cache
 def unrounded() -> list[torch.Tensor]:
-    """Of each question with its answer."""
+    """Logits of each question with its answer."""
     original = load_model(tiny_llama.FOLDER, torch.float32, CPU)
     return [logprobs_of(original, prompt + answer) for prompt, answer in answers()]
 
@@ -70,7 +70,7 @@ def test_rounding_costs_the_trained_model_little(kind: Format, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", get_args(Format))
 def test_a_copy_is_what_transformers_makes_of_the_same_weights(kind: Format, tmp_path: Path) -> None:
-    """With QK norms, biases aside; the copy's weights brought back by the formula of compressed-tensors."""
+    """With QK norms, without biases; the copy's weights brought back by the formula of compressed-tensors."""
     source = write_random_model(tmp_path / "source", "qwen3", hidden_size=64, intermediate_size=96)
     copy = quantised(source, tmp_path / "copy", kind)
     loaded = load_model(copy, torch.float32, CPU)
@@ -180,7 +180,7 @@ def no_directory(source: Path, target: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (there, "is there already"),
+        (there, "exists already"),
         (quantised_already, "is quantised already"),
         (with_images, "model_type gemma3 has parts for images"),
         (no_directory, "cannot be written"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_engine.model.step_cost import CostModel, cost_model
-from baton_engine.running.step_load import StepLoad, WindowLoad
+from baton_engine.scheduling.step_load import StepLoad, WindowLoad
 from baton_wire.models.parsing import parse_spec
 
 LLAMA_8B = {
@@ -75,7 +75,7 @@ def test_a_token_reads_its_experts_and_many_tokens_read_all() -> None:
 
 
 def test_layers_with_a_window_read_and_attend_to_it_alone() -> None:
-    """Of four layers two see 128 positions: they read an eighth of 1,024."""
+    """Two of four layers see 128 positions: they read an eighth of 1,024."""
     fields = {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",

@@ -90,7 +90,7 @@ def test_weights_are_cast_to_the_dtype_that_is_asked_for(dtype: torch.dtype, dir
 
 
 def test_a_model_is_loaded_before_its_files_are_hashed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes after loading does not wait for the hash; whoever asks for it does."""
+    """Loading does not wait for the hash; reading the hash does."""
     whole = load(directory).model_hash
     may_hash = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What recording asks of the process around it."""
+"""Recording needs a process without garbage collection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from baton_engine.running.capturing import nothing_collected
+from baton_engine.running.capturing import no_garbage_collection
 
 
 class Graph:
@@ -19,7 +19,7 @@ class Graph:
 
 def test_nothing_is_collected_while_a_graph_is_recorded_and_all_is_later() -> None:
     gone = weakref.ref(Graph())
-    with nothing_collected():
+    with no_garbage_collection():
         young = [Graph() for _ in range(2 * gc.get_threshold()[0])]
         assert gone() is not None
         assert len(young) > 0
@@ -29,12 +29,12 @@ def test_nothing_is_collected_while_a_graph_is_recorded_and_all_is_later() -> No
 
 
 def test_a_recording_that_fails_leaves_the_collector_as_it_was() -> None:
-    with pytest.raises(ValueError, match="capture"), nothing_collected():
+    with pytest.raises(ValueError, match="capture"), no_garbage_collection():
         raise ValueError("capture")
     assert gc.isenabled()
     gc.disable()
     try:
-        with nothing_collected():
+        with no_garbage_collection():
             pass
         assert not gc.isenabled()
     finally:

@@ -75,7 +75,7 @@ def rehearse_rest():
     pool.rehearse()
 
 def step(lengths, drawing):
-    # An eager step: whole prompts of these lengths, of which so many draw.
+    # An eager step: whole prompts of these lengths, of which this many draw.
     total, chunks = sum(lengths), len(lengths)
     ints = lambda *shape, dtype=torch.int32: torch.zeros(*shape, dtype=dtype, device=META)
     tables = ints(chunks, -(-max(lengths) // BLOCK))
@@ -110,7 +110,7 @@ print(*here.names[before:])
 
 @pytest.fixture(scope="module")
 def compiled_ahead(compiler: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder, and beside it its kernels, in another place than they were compiled to."""
+    """A model's folder, and its kernels in another place than they were compiled to."""
     place = tmp_path_factory.mktemp("ahead")
     (place / "config.json").write_text(json.dumps(CONFIG))
     sizes = [f"--max-sequences={SLOTS}", f"--max-context-tokens={CONTEXT}"]
@@ -136,8 +136,8 @@ def test_a_start_compiles_nothing_that_was_compiled_ahead_and_prompts_of_any_len
 ) -> None:
     arguments = [str(compiled_ahead / "kernels"), str(compiled_ahead), "meta", *roles]
     start, late, *_ = run(compiler, arguments, tmp_path)
-    found, *compiled = start.split()
-    assert int(found) > 20
+    count, *compiled = start.split()
+    assert int(count) > 20
     assert compiled == []
     assert late == ""
     assert not any(tmp_path.iterdir()), "nothing is written where nothing is compiled"
@@ -146,8 +146,8 @@ def test_a_start_compiles_nothing_that_was_compiled_ahead_and_prompts_of_any_len
 def test_tensors_with_addresses_need_the_same_kernels(compiled_ahead: Path, compiler: Prepared, tmp_path: Path) -> None:
     """Kernels differ by whether an address is a multiple of 16: the ones without memory must be taken for that, too."""
     arguments = [str(compiled_ahead / "kernels"), str(compiled_ahead), "cpu", "decodes", "hands_over"]
-    found, *compiled = run(compiler, arguments, tmp_path)[0].split()
-    assert int(found) > 20
+    count, *compiled = run(compiler, arguments, tmp_path)[0].split()
+    assert int(count) > 20
     assert compiled == []
 
 

@@ -16,7 +16,7 @@ from baton_testing.engine.models import FAMILIES
 
 
 def mixed_plan(steps: ModelSteps, tokens: tuple[int, ...]) -> StepPlan:
-    """Slot 0 has 20 tokens and decodes; slot 1 ends its prompt behind a prefix of 5; slot 2 is cut before its end; slot
+    """Slot 0 has 20 tokens and decodes; slot 1 ends its prompt after a prefix of 5; slot 2 is cut before its end; slot
     3's whole prompt draws for two."""
     steps.prefill(chunk(0, tokens[:20]))
     steps.prefill(chunk(1, tokens[:5]))
@@ -46,8 +46,8 @@ def test_drawing_rows_get_the_logits_and_the_pool_of_a_step_that_computes_all(
     whole, drawn = ModelSteps(model.loaded), ModelSteps(model.loaded)
     plan, same_plan = mixed_plan(whole, model.tokens), mixed_plan(drawn, model.tokens)
     rows = DrawingRows.of(plan.prefill, plan.decode).rows
-    expected, found = whole.forward(plan)[torch.from_numpy(rows)], drawn.drawn(same_plan)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    expected, drawn_logits = whole.forward(plan)[torch.from_numpy(rows)], drawn.drawn(same_plan)
+    torch.testing.assert_close(drawn_logits, expected, rtol=0, atol=2e-5)
     # What the same kernels wrote before the last layer's output is equal to the bit; the rest of the pool is NaN.
     np.testing.assert_array_equal(drawn.pool.tensor.numpy(), whole.pool.tensor.numpy())
 

@@ -1,4 +1,4 @@
-"""Grammars behind a device: answers equal those of the CPU, one step ahead, batched with rows that follow none."""
+"""Grammars on an asynchronous device: answers equal those of the CPU, one step ahead, batched with other rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_answers_are_those_of_the_cpu(seed: int) -> None:
         expected = engine.run(*mixed(seed))
         assert engine.failures == {}
     with structured_engine(slots=24, device="cuda") as engine:
-        found = engine.run(*mixed(seed))
+        outputs = engine.run(*mixed(seed))
         assert engine.failures == {}
-    differing = [place for place in expected if found[place] != expected[place]]
+    differing = [place for place in expected if outputs[place] != expected[place]]
     assert differing == []

@@ -70,18 +70,18 @@ def mixed(seed: int, count: int = 8) -> list[SequenceSpec]:
 
 @cache
 def alone(seed: int) -> dict[tuple[int, int], list[int]]:
-    """What each of `mixed(seed)` answers by itself, step by step."""
-    found: dict[tuple[int, int], list[int]] = {}
-    for each in mixed(seed):
+    """The answer of each of `mixed(seed)` by itself, step by step."""
+    outputs: dict[tuple[int, int], list[int]] = {}
+    for spec in mixed(seed):
         with structured_engine() as engine:
-            found |= engine.run(each)
-    return found
+            outputs |= engine.run(spec)
+    return outputs
 
 
 def run(engine: StructuredEngine, specs: list[SequenceSpec]) -> dict[tuple[int, int], list[int]]:
-    found = engine.run(*specs)
+    outputs = engine.run(*specs)
     assert engine.failures == {}
-    return found
+    return outputs
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -92,7 +92,7 @@ def test_together_and_one_step_ahead_each_answers_what_it_answers_alone(late: bo
 
 
 def long_ones(seed: int) -> list[SequenceSpec]:
-    """Answers of about sixty tokens, some behind a thought."""
+    """Answers of about sixty tokens, some after a thought."""
     chance, specs = random.Random(seed), []
     for number in range(1, 9):
         thought = chance.choice([None, Thought(end=(CLOSE,), max_tokens=chance.randint(0, 50))])
@@ -106,9 +106,9 @@ def long_ones(seed: int) -> list[SequenceSpec]:
 @pytest.mark.parametrize("seed", range(2))
 def test_preempted_rows_go_on_where_they_were(late: bool, seed: int) -> None:
     expected: dict[tuple[int, int], list[int]] = {}
-    for each in long_ones(seed):
+    for spec in long_ones(seed):
         with structured_engine() as engine:
-            expected |= engine.run(each)
+            expected |= engine.run(spec)
     with structured_engine(late=late, blocks=16) as engine:
         assert run(engine, long_ones(seed)) == expected
         assert engine.scheduler.stats().preemptions > 0
@@ -120,7 +120,7 @@ def test_an_answer_continued_from_any_of_its_tokens_goes_on_alike(late: bool, se
     """Migration and hand-over: the other worker knows the prompt and the ids, and no matcher's state."""
     whole = {number: ids for (number, choice), ids in alone(seed).items() if choice == 0}
     with structured_engine(late=late) as engine:
-        specs = {int.from_bytes(each.key.request, "big"): each for each in mixed(seed)}
+        specs = {int.from_bytes(spec.key.request, "big"): spec for spec in mixed(seed)}
         cuts = [(number, cut) for number, ids in whole.items() for cut in range(0, len(ids), 3)]
         later = [
             structured_spec(
@@ -128,23 +128,23 @@ def test_an_answer_continued_from_any_of_its_tokens_goes_on_alike(late: bool, se
             )
             for place, (number, cut) in enumerate(cuts)
         ]
-        found = run(engine, later)
+        outputs = run(engine, later)
     for place, (number, cut) in enumerate(cuts):
-        assert found[place + 1, 0] == whole[number][cut:], (number, cut)
+        assert outputs[place + 1, 0] == whole[number][cut:], (number, cut)
 
 
 def test_a_prefill_worker_draws_each_choices_first_token_by_the_same_masks() -> None:
     with structured_engine() as engine:
         specs = mixed(2)
         held = [
-            SequenceSpec(each.key, each.tokens, each.prompt_tokens, each.choices, each.sampling, "", 1e9, True)
-            for each in specs
+            SequenceSpec(spec.key, spec.tokens, spec.prompt_tokens, spec.choices, spec.sampling, "", 1e9, True)
+            for spec in specs
         ]
-        for each in held:
-            engine.scheduler.submit(each, 0.0)
-            engine.scheduler.granted(each.key, 0.0)
-        found = run(engine, [])
-        assert {place: ids[:1] for place, ids in alone(2).items()} == found
+        for spec in held:
+            engine.scheduler.submit(spec, 0.0)
+            engine.scheduler.granted(spec.key, 0.0)
+        outputs = run(engine, [])
+        assert {place: ids[:1] for place, ids in alone(2).items()} == outputs
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -154,10 +154,10 @@ def test_rows_without_a_grammar_draw_what_they_draw_on_an_engine_without_masks(l
     with structured_engine(late=late) as engine:
         specs = [structured_spec(number, prompt, PLAIN) for number, prompt in enumerate(prompts, 1)]
         bound = structured_spec(9, prompts[0], sampling_of(of_regex("(yes|no)+"), max_tokens=30))
-        found = run(engine, [*specs, bound])
+        outputs = run(engine, [*specs, bound])
     for number, ids in enumerate(plain, 1):
-        assert found[number, 0] == ids[: len(found[number, 0])]
-        assert len(found[number, 0]) == 40 or found[number, 0][-1] == END
+        assert outputs[number, 0] == ids[: len(outputs[number, 0])]
+        assert len(outputs[number, 0]) == 40 or outputs[number, 0][-1] == END
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -172,9 +172,9 @@ def test_every_ended_answer_of_a_model_validates(temperature: float) -> None:
                 )
                 for number, schema in enumerate(schemas)
             ]
-            found = run(engine, specs)
+            outputs = run(engine, specs)
         for number, schema in enumerate(schemas):
-            ids = found[number, 0]
+            ids = outputs[number, 0]
             if ids[-1] == END:
                 ended += 1
                 jsonschema.validate(msgspec.json.decode(b"".join(token_bytes()[token] for token in ids[:-1])), schema)
@@ -195,16 +195,16 @@ def test_a_grammar_that_fails_ends_its_request_and_no_other(late: bool, monkeypa
             structured_spec(number, chat_ids("Hi!"), sampling, choices=choices)
             for number, (sampling, choices) in enumerate([(bad, 2), (tiring, 2), (good, 1), (PLAIN, 1)])
         ]
-        found = engine.run(*specs)
+        outputs = engine.run(*specs)
     assert {number: failed.reason for number, failed in engine.failures.items()} == dict.fromkeys(
         (0, 1), Reason.GRAMMAR
     )
-    assert engine.failures[0].detail == "grammar: the matcher does not take it"
+    assert engine.failures[0].detail == "grammar: the matcher does not accept it"
     assert engine.failures[1].detail.startswith("the matcher gave up: lexer error: too many states")
-    assert (0, 0) not in found
-    assert 1 < len(found[1, 0]) < 150
+    assert (0, 0) not in outputs
+    assert 1 < len(outputs[1, 0]) < 150
     with structured_engine() as engine:
-        assert engine.run(*specs[2:]) == {place: ids for place, ids in found.items() if place[0] > 1}
+        assert engine.run(*specs[2:]) == {place: ids for place, ids in outputs.items() if place[0] > 1}
 
 
 def test_a_grammar_needs_a_stop_id_to_end_with() -> None:
@@ -285,7 +285,7 @@ def turned(engine: StructuredEngine, ended: set[int]) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
 def test_nobody_waits_for_a_grammar_that_is_being_compiled(late: bool, begun: bool) -> None:
-    """Neither rows that run, nor prompts behind it, nor other grammars: all end before it has drawn anything."""
+    """Neither running rows, nor later prompts, nor other grammars wait: all end before it has drawn anything."""
     forced = tuple(token_bytes().index(bytes([byte])) for byte in b"red" if begun)
     choices = 1 if begun else 2
     slow = structured_spec(1, chat_ids("Hi!"), sampling_of(SLOW, max_tokens=30), choices=choices, forced=forced)
@@ -294,15 +294,15 @@ def test_nobody_waits_for_a_grammar_that_is_being_compiled(late: bool, begun: bo
         structured_spec(3, [7], sampling_of(NUMBERS, max_tokens=40)),
     ]
     with held_engine(late, max_step_tokens=24) as (engine, compiler):
-        for each in (others[0], slow, others[1]):
-            engine.scheduler.submit(each, 0.0)
+        for spec in (others[0], slow, others[1]):
+            engine.scheduler.submit(spec, 0.0)
         turned(engine, {2, 3})
         assert {number for number, _ in engine.outputs} == {2, 3}
         assert engine.ended == {2, 3}
         compiler.released.set()
-        found = run(engine, [])
+        outputs = run(engine, [])
     with structured_engine() as undisturbed:
-        assert found == run(undisturbed, [*others, slow])
+        assert outputs == run(undisturbed, [*others, slow])
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -48,27 +48,27 @@ def drawn(result: StepResult) -> dict[int, int]:
 def test_a_late_draw_is_that_of_an_undisturbed_prompt(
     tiny: Callable[[str], Any], on_device: Callable[[Any], LoadedModel], family: str
 ) -> None:
-    """Alone, beside rows that decode, and behind a chunk before the last."""
+    """Alone, next to rows that decode, and after a chunk before the last."""
     model = tiny(family)
     loaded, prompt = on_device(model), model.tokens[:37]
     expected = RunnerSteps(loaded).generate(prompt, 4, HOT, slot=1)
     other = RunnerSteps(loaded).generate(model.tokens[:20], 4)
     steps = RunnerSteps(loaded)
-    found = [drawn(steps.execute([opened(0, prompt=model.tokens[:20])], [chunk(0, model.tokens[:20], sample=[0])]))]
+    draws = [drawn(steps.execute([opened(0, prompt=model.tokens[:20])], [chunk(0, model.tokens[:20], sample=[0])]))]
     opens = [opened(1, HOT, prompt=prompt)]
-    found.append(drawn(steps.execute(opens, [chunk(1, prompt[:16])], decode=[0])))
-    found.append(drawn(steps.execute((), [keeping(1, prompt[16:], 16)])))
-    assert found[-1] == {}
-    found.append(drawn(steps.execute((), [late(1, 37)], decode=[0])))
-    found += [drawn(steps.execute(decode=[1, 0])) for _ in range(3)]
-    assert [each[1] for each in found if 1 in each] == expected
-    assert [each[0] for each in found if 0 in each][:4] == other
+    draws.append(drawn(steps.execute(opens, [chunk(1, prompt[:16])], decode=[0])))
+    draws.append(drawn(steps.execute((), [keeping(1, prompt[16:], 16)])))
+    assert draws[-1] == {}
+    draws.append(drawn(steps.execute((), [late(1, 37)], decode=[0])))
+    draws += [drawn(steps.execute(decode=[1, 0])) for _ in range(3)]
+    assert [draw[1] for draw in draws if 1 in draw] == expected
+    assert [draw[0] for draw in draws if 0 in draw][:4] == other
 
 
 def test_choices_draw_late_from_one_row_while_others_draw_at_once(
     tiny: Callable[[str], Any], on_device: Callable[[Any], LoadedModel]
 ) -> None:
-    """Two choices and a prompt share a step whose logits are for three rows; one of them is kept beside the others."""
+    """Two choices and a prompt share a step whose logits are for three rows; one row is kept besides the others."""
     model = tiny("llama-gqa")
     loaded, prompt, other = on_device(model), model.tokens[:37], model.tokens[:21]
     whole = RunnerSteps(loaded)
@@ -78,10 +78,10 @@ def test_choices_draw_late_from_one_row_while_others_draw_at_once(
     expected |= drawn(whole.execute([opened(3, prompt=prompt)], [chunk(3, prompt, sample=[3])]))
     steps = RunnerSteps(loaded)
     first = [keeping(0, prompt), chunk(2, other, sample=[2])]
-    found = drawn(steps.execute([*opens, opened(2, prompt=other)], first))
-    assert found.keys() == {2}
-    found |= drawn(steps.execute([opened(3, prompt=prompt)], [late(0, 37, 0, 1), chunk(3, prompt, sample=[3])]))
-    assert found == expected
+    tokens = drawn(steps.execute([*opens, opened(2, prompt=other)], first))
+    assert tokens.keys() == {2}
+    tokens |= drawn(steps.execute([opened(3, prompt=prompt)], [late(0, 37, 0, 1), chunk(3, prompt, sample=[3])]))
+    assert tokens == expected
 
 
 def test_scores_of_a_prompt_keep_their_place_beside_a_late_draw(tiny: Callable[[str], Any]) -> None:
@@ -92,7 +92,7 @@ def test_scores_of_a_prompt_keep_their_place_beside_a_late_draw(tiny: Callable[[
     steps = RunnerSteps(model.loaded)
     steps.execute([opened(0, prompt=prompt)], [keeping(0, prompt)])
     result = steps.execute([opened(1, prompt=prompt)], [late(0, 20), scored])
-    assert [(each.chunk, each.logprobs) for each in result.scored] == [(1, expected)]
+    assert [(scores.chunk, scores.logprobs) for scores in result.scored] == [(1, expected)]
     assert drawn(result)[0] == drawn(result)[1]
 
 
@@ -100,6 +100,6 @@ def test_what_was_kept_is_gone_with_its_slot(tiny: Callable[[str], Any]) -> None
     model = tiny("llama-gqa")
     steps = RunnerSteps(model.loaded)
     steps.execute([opened(0, prompt=model.tokens[:9])], [keeping(0, model.tokens[:9])])
-    assert steps.runner._kept.keys() == {0}
+    assert steps.runner._prompt_logits.keys() == {0}
     steps.execute(closes=[0])
-    assert not steps.runner._kept
+    assert not steps.runner._prompt_logits

@@ -1,4 +1,4 @@
-"""What is told of a step while its layers are computed."""
+"""Notices of a step's layers while they are computed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_word_is_worth_its_bytes_and_the_last_one_always_comes(tokens: int, la
 
 
 def test_nothing_is_told_of_a_step_without_prompts() -> None:
-    notices = LayerNotices(CPU, 2, 1, lambda step, layers: pytest.fail("told"))
+    notices = LayerNotices(CPU, 2, 1, lambda step, layers: pytest.fail("reported"))
     assert notices.of(StepPlan(1, decode=(0,))) is None
 
 
@@ -45,12 +45,14 @@ def test_layers_that_are_told_of_hold_their_final_kv(
     monkeypatch.setattr(layer_notices, "NOTICE_BYTES", 1)
     model = tiny("llama-gqa")
     steps = RunnerSteps(model.loaded)
-    told: list[tuple[int, int, torch.Tensor]] = []
-    steps.runner.watch_layers(lambda step, layers: told.append((step, layers, steps.pool.tensor[:, :layers].clone())))
+    notices: list[tuple[int, int, torch.Tensor]] = []
+    steps.runner.watch_layers(
+        lambda step, layers: notices.append((step, layers, steps.pool.tensor[:, :layers].clone()))
+    )
     prompt = model.tokens[:37]
     steps.execute([opened(0)], [chunk(0, prompt, sample=[0])])
     layers = steps.pool.geometry.layers
-    assert [(step, layer) for step, layer, _ in told] == [(1, layer + 1) for layer in range(layers)]
-    for _, layer, seen in told:
+    assert [(step, layer) for step, layer, _ in notices] == [(1, layer + 1) for layer in range(layers)]
+    for _, layer, seen in notices:
         assert seen[:, layer - 1].isfinite().any()
         torch.testing.assert_close(seen, steps.pool.tensor[:, :layer], rtol=0, atol=0, equal_nan=True)

@@ -23,7 +23,7 @@ from baton_testing.engine.models import FAMILIES
 SLOTS, BLOCKS = 6, 8
 DRAWS = 80
 SHAPES = [StepShape(64, 4), StepShape(64, 2), StepShape(96, 64), StepShape(47, 2)]
-"""Padding behind both, none among decode rows, more decode rows than the step has, not one row of padding."""
+"""Padding after both, none among decode rows, more decode rows than the step has, not one row of padding."""
 
 
 class Padded(ModelSteps):
@@ -52,7 +52,7 @@ class Padded(ModelSteps):
 
 
 def begun(steps: ModelSteps, tokens: list[int]) -> StepPlan:
-    """Slots 0 and 4 decode; slot 1 ends its prompt behind a prefix; slot 2 is cut; slot 3's whole prompt draws."""
+    """Slots 0 and 4 decode; slot 1 ends its prompt after a prefix; slot 2 is cut; slot 3's whole prompt draws."""
     steps.prefill(chunk(0, tokens[:20]), chunk(4, tokens[:33]))
     steps.prefill(chunk(1, tokens[:5]))
     chunks = (
@@ -69,8 +69,8 @@ def test_padding_changes_neither_logits_nor_pool(family: str, shape: StepShape, 
     model = tiny(family)
     exact, padded = ModelSteps(model.loaded, SLOTS, 16, BLOCKS), Padded(model.loaded, shape)
     expected = exact.drawn(begun(exact, list(model.tokens)))
-    found = padded.padded(begun(padded, list(model.tokens)))
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    logits = padded.padded(begun(padded, list(model.tokens)))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
     torch.testing.assert_close(padded.pool.tensor, exact.pool.tensor, rtol=0, atol=2e-5, equal_nan=True)
 
 
@@ -99,8 +99,8 @@ def test_a_chunk_that_draws_for_several_has_one_row(tiny: Callable[[str], Any]) 
     padded.step.load(padded.shape, padded.state.decode_inputs(()), padded.state.chunk_inputs(plan.prefill), drawing)
     with torch.inference_mode():
         padded.step.run(padded.shape, padded.model)
-        found = model.loaded.model.logits(padded.buffers.hidden[: len(drawing.rows)])
-    torch.testing.assert_close(found, exact.drawn(plan), rtol=0, atol=2e-5)
+        logits = model.loaded.model.logits(padded.buffers.hidden[: len(drawing.rows)])
+    torch.testing.assert_close(logits, exact.drawn(plan), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("shape", [StepShape(32, 4), StepShape(32, 0)], ids=str)
@@ -120,9 +120,9 @@ def test_as_many_chunks_as_a_shape_has(tiny: Callable[[str], Any]) -> None:
     loads = [PrefillChunk(slot, 0, tuple(model.tokens[: 1 + slot % 3]), (slot,)) for slot in range(CHUNKS)]
     chunks = steps.state.chunk_inputs(loads)
     shape = StepShape(64, 4)
-    from baton_engine.running.padded_step import padded
+    from baton_engine.running.padded_step import pad_step
 
-    numbers = padded(
+    numbers = pad_step(
         shape, steps.state.decode_inputs(()), chunks, DrawingRows.of(loads, ()), drawing_slots=20, padding_slot=slots
     )
     assert numbers[:20].tolist() == [*range(CHUNKS), *[slots] * 4]

@@ -20,7 +20,7 @@ from baton_wire.messages.values import PromptLogprob, RequestKey, SamplingParams
 
 BLOCK_TOKENS = 16
 ATOL = 1e-4
-"""Of float32 logits: those of some families are large."""
+"""Tolerance of float32 logits: those of some families are large."""
 
 
 def spec(number: int, tokens: list[int], k: int | None, choices: int = 1, hold: bool = False) -> SequenceSpec:
@@ -44,8 +44,8 @@ class Engine:
         self._stepper = Stepper(self.scheduler, ModelRunner(loaded, pool, config.max_slots))
 
     def run(self, *specs: SequenceSpec) -> list[SchedulerEvent]:
-        for each in specs:
-            self.scheduler.submit(each, 0.0)
+        for spec in specs:
+            self.scheduler.submit(spec, 0.0)
         events: list[SchedulerEvent] = []
         while self._stepper.turn(0.0):
             events += self.scheduler.events()
@@ -54,30 +54,30 @@ class Engine:
 
 def scores(events: list[SchedulerEvent], number: int) -> list[PromptLogprob]:
     """A prompt's log probabilities, which must come in order, whole, and before its first token."""
-    found: list[PromptLogprob] = []
+    scores: list[PromptLogprob] = []
     for event in events:
         if isinstance(event, PromptScored | Drawn) and event.key.request == number.to_bytes(16):
             if isinstance(event, Drawn):
                 break
-            assert event.first_index == len(found) + 1
-            found += event.logprobs
-    return found
+            assert event.first_index == len(scores) + 1
+            scores += event.logprobs
+    return scores
 
 
-def assert_scores(found: list[PromptLogprob], model: Any, tokens: list[int], k: int) -> None:
+def assert_scores(scores: list[PromptLogprob], model: Any, tokens: list[int], k: int) -> None:
     expected = reference_logits(model.reference, tokens).log_softmax(-1)[:-1]
     wanted = torch.tensor(tokens[1:])
-    assert len(found) == len(tokens) - 1
-    values = torch.tensor([each.logprob for each in found])
+    assert len(scores) == len(tokens) - 1
+    values = torch.tensor([score.logprob for score in scores])
     torch.testing.assert_close(values, expected.gather(1, wanted[:, None]).squeeze(1), rtol=0, atol=ATOL)
     best = expected.topk(k)
-    for row, each in enumerate(found):
-        assert len(each.top) == k
+    for row, score in enumerate(scores):
+        assert len(score.top) == k
         likelier = int((expected[row] > values[row] + ATOL).sum())
         as_likely = int((expected[row] >= values[row] - ATOL).sum())
-        assert likelier < each.rank <= max(as_likely, likelier + 1)
-        torch.testing.assert_close(torch.tensor([v for _, v in each.top]), best.values[row], rtol=0, atol=ATOL)
-        assert all(value == each.logprob for token, value in each.top if token == tokens[row + 1]), "equal to the bit"
+        assert likelier < score.rank <= max(as_likely, likelier + 1)
+        torch.testing.assert_close(torch.tensor([v for _, v in score.top]), best.values[row], rtol=0, atol=ATOL)
+        assert all(value == score.logprob for token, value in score.top if token == tokens[row + 1]), "equal to the bit"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -119,7 +119,7 @@ def test_others_in_the_same_step_are_neither_scored_nor_changed(tiny: Callable[[
 
 
 def test_what_was_generated_before_is_not_scored_again(tiny: Callable[[str], Any]) -> None:
-    """A migration brings the prompt and what the client already has: it was told everything."""
+    """A migration sends the prompt and the tokens that the client has: all scores were reported before."""
     model = tiny("llama-gqa")
     whole = spec(1, model.tokens, 1)
     moved = SequenceSpec(whole.key, whole.tokens, len(model.tokens) - 1, (0,), whole.sampling, "", 1e9)

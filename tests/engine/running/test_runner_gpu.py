@@ -110,7 +110,7 @@ def test_captured_steps_with_prompts_draw_what_eager_cpu_steps_draw(
 def test_a_worker_that_only_prefills_draws_first_tokens_and_tells_of_layers(
     tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it is told of stands in the pool for whoever reads beside the engine, while the step goes on."""
+    """KV of reported layers is in the pool for a reader on another stream, while the step goes on."""
     from baton_engine.running import layer_notices, step_shapes
 
     monkeypatch.setattr(step_shapes, "PART_BYTES", 4_096)
@@ -120,13 +120,13 @@ def test_a_worker_that_only_prefills_draws_first_tokens_and_tells_of_layers(
     steps = RunnerSteps(on_gpu(model), decodes=False)
     eager = counted(steps, monkeypatch)
     layers = steps.pool.geometry.layers
-    told: list[tuple[int, torch.Tensor]] = []
+    notices: list[tuple[int, torch.Tensor]] = []
     beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     everything = threading.Event()
 
     def tell(step: int, count: int) -> None:
         with torch.cuda.stream(beside):
-            told.append((count, steps.pool.tensor[:, :count].cpu()))
+            notices.append((count, steps.pool.tensor[:, :count].cpu()))
         if count == layers:
             everything.set()
 
@@ -137,8 +137,8 @@ def test_a_worker_that_only_prefills_draws_first_tokens_and_tells_of_layers(
     assert [list(entry.ids) for entry in result.tokens] == expected
     assert everything.wait(10)
     assert eager == []
-    assert len(told) == layers
-    for count, seen in told:
+    assert len(notices) == layers
+    for count, seen in notices:
         assert torch.equal(seen.nan_to_num(), steps.pool.tensor[:, :count].cpu().nan_to_num())
     assert steps.execute(decode=[0, 1]).tokens
     assert eager == [2], "decode rows have no graph there"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine.running.sampler import Draw, Sampler, TokenMasks
+from baton_engine.grammars.token_masks import TokenMasks
+from baton_engine.running.sampler import Draw, Sampler
 from baton_testing.engine.model_steps import opened
 from baton_wire.messages.values import Grammar, SamplingParams
 
@@ -47,10 +48,10 @@ def test_a_temperature_of_nearly_nothing_takes_the_likeliest_token(temperature: 
 def test_frequencies_follow_the_softmax() -> None:
     logits = random_logits()
     ids = torch.tensor(draws(params(temperature=0.7), 6_000, logits))
-    found = torch.bincount(ids, minlength=VOCAB) / len(ids)
+    frequencies = torch.bincount(ids, minlength=VOCAB) / len(ids)
     expected = (logits[0] / 0.7).softmax(-1)
     # Three standard deviations of the likeliest token's frequency are 0.02.
-    assert (found - expected).abs().max() < 0.025
+    assert (frequencies - expected).abs().max() < 0.025
 
 
 def test_a_seed_repeats_and_another_differs() -> None:
@@ -164,7 +165,7 @@ def test_stop_ids_are_not_drawn_before_min_tokens() -> None:
 
 
 def masks(*rows: tuple[int, Sequence[int]]) -> TokenMasks:
-    """Of (row, allowed ids)."""
+    """Masks from pairs (row, allowed ids)."""
     bits = np.zeros((len(rows), VOCAB), dtype=np.uint8)
     for place, (_, ids) in enumerate(rows):
         bits[place, list(ids)] = 1

@@ -1,4 +1,4 @@
-"""What a runner runs before it is ready must be like what it runs later."""
+"""A runner's warm-up must run what its steps run later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many runs of one client's request beside small requests of others."""
+"""Many runs of one client's request next to small requests of other clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = 1000
 
 def hog(runs: int, choices: int = 2, max_tokens: int = 40) -> list[SequenceSpec]:
     made = (spec(number, 8, choices=range(choices), max_tokens=max_tokens) for number in range(1, runs + 1))
-    return [replace(each, flow=HOG) for each in made]
+    return [replace(request, flow=HOG) for request in made]
 
 
 def turns_until_done(running: Engine, request: SequenceSpec, local: bool) -> int:
@@ -36,11 +36,11 @@ def submit(running: Engine, request: SequenceSpec, local: bool) -> None:
 
 
 def land_all(running: Engine) -> None:
-    known = {each.key: each for each in SPECS.setdefault(id(running), [])}
+    known = {request.key: request for request in SPECS.setdefault(id(running), [])}
     for reserved in running.reserved():
         if reserved.key in known:
             running.land(known[reserved.key], reserved)
-            SPECS[id(running)] = [each for each in SPECS[id(running)] if each.key != reserved.key]
+            SPECS[id(running)] = [request for request in SPECS[id(running)] if request.key != reserved.key]
 
 
 SPECS: dict[int, list[SequenceSpec]] = {}
@@ -49,8 +49,8 @@ SPECS: dict[int, list[SequenceSpec]] = {}
 def loaded(local: bool, blocks: int, requests: list[SequenceSpec], small: SequenceSpec) -> Engine:
     running = engine(config(num_blocks=blocks))
     SPECS[id(running)] = [*requests, small]
-    for each in requests:
-        submit(running, each, local)
+    for request in requests:
+        submit(running, request, local)
     for _ in range(10 if requests else 0):
         running.turn()
         land_all(running)
@@ -72,10 +72,10 @@ def test_all_runs_end_while_small_requests_never_stop_coming(local: bool) -> Non
     smalls = [spec(SMALL + number, 4, max_tokens=4) for number in range(400)]
     running = engine(config(num_blocks=64))
     SPECS[id(running)] = [*requests, *smalls]
-    for each in requests:
-        submit(running, each, local)
-    for each in smalls:
-        submit(running, each, local)
+    for request in requests:
+        submit(running, request, local)
+    for request in smalls:
+        submit(running, request, local)
         running.turn()
         land_all(running)
         if all((one.key, choice) in running.finishes for one in requests for choice in one.choices):
@@ -86,8 +86,8 @@ def test_all_runs_end_while_small_requests_never_stop_coming(local: bool) -> Non
 
 def test_a_flow_alone_takes_nearly_all_slots() -> None:
     running = engine(config(num_blocks=400))
-    for each in hog(60, choices=1):
-        running.scheduler.submit(each, 0.0)
+    for request in hog(60, choices=1):
+        running.scheduler.submit(request, 0.0)
     for _ in range(12):
         running.turn()
     assert running.scheduler.stats().running == 7, "of 8 slots"

@@ -24,8 +24,8 @@ def test_a_held_prompt_reports_each_chunk_then_its_tokens_then_that_it_is_comple
     request = spec(1, 50, choices=(0, 1), hold=True)
     running.scheduler.submit(request, 0.0)
     running.run()
-    said = kinds([event for event in running.log if not isinstance(event, Computing)])
-    assert said == ["Computed", "Computed", "Drawn", "Drawn", "Prefilled"]
+    names = kinds([event for event in running.log if not isinstance(event, Computing)])
+    assert names == ["Computed", "Computed", "Drawn", "Drawn", "Prefilled"]
     begun = [event for event in running.log if isinstance(event, Computing)]
     assert [(event.step, event.tokens) for event in begun] == [(1, 32), (2, 50)]
     assert [event.blocks for event in begun] == [event.blocks for event in running.computed()]
@@ -95,7 +95,7 @@ def test_ungranted_kv_is_bounded_and_a_grant_makes_room() -> None:
     held(running, 1, 2, 3, 4, tokens=30)  # 8 blocks each
     running.run()
     assert [event.key for event in running.prefilled()] == [key(1), key(2)]
-    running.scheduler.granted(key(4), 0.0)  # its room is there already: it may pass the others
+    running.scheduler.granted(key(4), 0.0)  # room was granted already: it may pass the others
     running.run()
     assert [event.key for event in running.prefilled()][2:] == [key(4)]
     running.scheduler.granted(key(1), 0.0)

@@ -17,7 +17,7 @@ from baton_wire.rules.piece_size import LEAST_TOKENS, TILE_ROWS, PieceSize
 MOST = 8_192
 
 
-def told(pieces: PieceSize, rows: int, tokens: int, base_s: float, token_s: float) -> None:
+def observe(pieces: PieceSize, rows: int, tokens: int, base_s: float, token_s: float) -> None:
     pieces.observe(rows, tokens, base_s + token_s * tokens)
 
 
@@ -31,43 +31,43 @@ def test_a_step_in_which_nothing_decodes_is_not_bounded() -> None:
 def test_until_costs_are_known_pieces_are_small() -> None:
     pieces = PieceSize(MOST, 0.01)
     assert pieces.tokens(3) == LEAST_TOKENS
-    told(pieces, 3, 0, 0.004, 2e-5)
+    observe(pieces, 3, 0, 0.004, 2e-5)
     assert pieces.tokens(3) == LEAST_TOKENS
 
 
 def test_a_piece_fills_what_the_target_leaves_and_whole_tiles() -> None:
     pieces = PieceSize(MOST, 0.012)
-    told(pieces, 64, 0, 0.006, 2e-5)
-    told(pieces, 64, 64, 0.006, 2e-5)
-    told(pieces, 64, 64, 0.006, 2e-5)
+    observe(pieces, 64, 0, 0.006, 2e-5)
+    observe(pieces, 64, 64, 0.006, 2e-5)
+    observe(pieces, 64, 64, 0.006, 2e-5)
     assert pieces.tokens(64) == 256  # 0.95 · 12 ms leave 5.4 ms: 270 tokens
     assert (70 + pieces.tokens(70)) % TILE_ROWS == 0
 
 
 def test_the_first_piece_is_tried_twice() -> None:
-    """Its step took four times as long for another reason: nobody believes that tokens cost so much."""
+    """Its step took four times as long for another reason: the outlier does not change the cost of tokens."""
     pieces = PieceSize(MOST, 0.012)
-    told(pieces, 64, 0, 0.006, 2e-5)
+    observe(pieces, 64, 0, 0.006, 2e-5)
     pieces.observe(64, 64, 0.03)
     assert pieces.tokens(64) == LEAST_TOKENS
-    told(pieces, 64, 64, 0.006, 2e-5)
+    observe(pieces, 64, 64, 0.006, 2e-5)
     assert pieces.token_s == pytest.approx(2e-5)
     assert pieces.tokens(64) == 256
 
 
 def test_a_target_that_rows_alone_miss_leaves_prompts_the_least() -> None:
     pieces = PieceSize(MOST, 0.005)
-    told(pieces, 64, 0, 0.006, 2e-5)
-    told(pieces, 64, 64, 0.006, 2e-5)
-    told(pieces, 64, 64, 0.006, 2e-5)
+    observe(pieces, 64, 0, 0.006, 2e-5)
+    observe(pieces, 64, 64, 0.006, 2e-5)
+    observe(pieces, 64, 64, 0.006, 2e-5)
     assert pieces.tokens(64) == LEAST_TOKENS
 
 
 def test_one_odd_step_does_not_make_tokens_free() -> None:
     pieces = PieceSize(MOST, 0.012)
-    told(pieces, 64, 0, 0.006, 2e-5)
-    told(pieces, 64, 64, 0.006, 2e-5)
-    told(pieces, 64, 64, 0.006, 2e-5)
+    observe(pieces, 64, 0, 0.006, 2e-5)
+    observe(pieces, 64, 64, 0.006, 2e-5)
+    observe(pieces, 64, 64, 0.006, 2e-5)
     pieces.observe(64, 256, 0.001)
     assert pieces.tokens(64) < MOST
 
@@ -75,10 +75,10 @@ def test_one_odd_step_does_not_make_tokens_free() -> None:
 def test_one_odd_first_step_is_forgotten() -> None:
     """The first piece met a step that took 50 ms for another reason."""
     pieces = PieceSize(MOST, 0.012)
-    told(pieces, 64, 0, 0.006, 2e-5)
+    observe(pieces, 64, 0, 0.006, 2e-5)
     pieces.observe(64, 64, 0.05)
     for step in range(200):
-        told(pieces, 64, pieces.tokens(64) if step % 2 else 0, 0.006, 2e-5)
+        observe(pieces, 64, pieces.tokens(64) if step % 2 else 0, 0.006, 2e-5)
     assert pieces.tokens(64) >= 192
 
 
@@ -86,7 +86,7 @@ def test_prompts_alone_tell_what_a_token_costs_before_any_row_was_there() -> Non
     pieces = PieceSize(MOST, 0.012)
     pieces.observe(0, 2_000, 0.044)
     assert pieces.token_s == pytest.approx(2.2e-5)
-    told(pieces, 2, 64, 0.006, 2e-5)
+    observe(pieces, 2, 64, 0.006, 2e-5)
     assert pieces.base_s == pytest.approx(0.006, rel=0.05)
     assert pieces.tokens(2) > 2 * LEAST_TOKENS, "without waiting for a step of rows alone"
 
@@ -94,10 +94,10 @@ def test_prompts_alone_tell_what_a_token_costs_before_any_row_was_there() -> Non
 def test_equal_pieces_leave_a_change_to_the_rows() -> None:
     """A worker all of whose steps carry pieces: its rows end, and the steps tell so."""
     pieces = PieceSize(MOST, 0.009)
-    told(pieces, 64, 0, 0.01, 2e-5)
+    observe(pieces, 64, 0, 0.01, 2e-5)
     for number in range(400):
         base_s = 0.01 - 0.005 * number / 400
-        told(pieces, 64, LEAST_TOKENS, base_s, 2e-5)
+        observe(pieces, 64, LEAST_TOKENS, base_s, 2e-5)
     assert pieces.base_s == pytest.approx(0.005, rel=0.02)
     assert pieces.token_s == pytest.approx(2e-5, rel=0.1)
 
@@ -125,10 +125,10 @@ def test_steps_keep_the_target_while_costs_drift(growth: float) -> None:
     for world in WORLDS:
         base_s, token_s, target_s = world
         pieces = PieceSize(MOST, target_s)
-        told(pieces, 32, 0, base_s, token_s)
+        observe(pieces, 32, 0, base_s, token_s)
         for number in range(300):
             tokens = pieces.tokens(32)
-            told(pieces, 32, tokens, base_s, token_s)
+            observe(pieces, 32, tokens, base_s, token_s)
             most_s = max(target_s, base_s + token_s * (LEAST_TOKENS + TILE_ROWS)) * 1.001
             assert number <= 5 or base_s + token_s * tokens <= most_s, (world, number)
             base_s *= growth
@@ -145,7 +145,7 @@ def test_a_prompt_alone_that_takes_long_enough_is_enough() -> None:
     pieces = PieceSize(MOST, 0.01)
     pieces.observe(0, 1_000, 0.025)
     assert pieces.enough_tokens(0) == 800
-    assert pieces.enough_tokens(3) == MOST, "beside rows the target is the bound"
+    assert pieces.enough_tokens(3) == MOST, "next to rows the target is the bound"
 
 
 def test_prompts_that_wait_go_one_behind_the_other_in_steps_of_enough() -> None:
@@ -162,7 +162,7 @@ def test_prompts_that_wait_go_one_behind_the_other_in_steps_of_enough() -> None:
             for number, tokens in enumerate((2_000, 300, 600, 900, 100, 100), 10):
                 scheduler.submit(replace(spec(number, tokens), hold=True), 0.0)
     assert steps[0] == [2_000, 300, 600, 900, 100, 100], "what a token takes is not known yet"
-    assert [each for each in steps[1:] if each] == [[2_000], [300, 600], [900], [100, 100]]
+    assert [step for step in steps[1:] if step] == [[2_000], [300, 600], [900], [100, 100]]
 
 
 def longest_step(config: EngineConfig, tpot_s: float | None = None) -> tuple[float, int]:

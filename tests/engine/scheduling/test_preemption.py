@@ -75,8 +75,8 @@ def test_a_return_hits_what_was_cached_of_it() -> None:
     running.run()
     assert running.scheduler.stats().preemptions > 0
     assert running.scheduler.stats().cached_prompt_tokens > 0
-    told = {event.cached_tokens for event in running.log if isinstance(event, Drawn) and event.first_index == 0}
-    assert told == {0}, "what it finds of itself is no hit of the prompt"
+    reported = {event.cached_tokens for event in running.log if isinstance(event, Drawn) and event.first_index == 0}
+    assert reported == {0}, "what it finds of itself is no hit of the prompt"
 
 
 def test_rows_wait_for_fenced_blocks_instead_of_preempting_more() -> None:

@@ -149,8 +149,10 @@ def test_the_first_token_tells_what_the_cache_had_of_the_prompt() -> None:
     for number in (1, 2):
         submit(running, spec(number, range(21), choices=(0, 1), max_tokens=3))
         running.run()
-    told = [(event.key, event.first_index, event.cached_tokens) for event in running.log if isinstance(event, Drawn)]
-    assert told == [
+    reported = [
+        (event.key, event.first_index, event.cached_tokens) for event in running.log if isinstance(event, Drawn)
+    ]
+    assert reported == [
         (key(number), index, cached if index == 0 else None)
         for number, cached in ((1, 0), (2, 20))
         for index in (0, 1, 2)
@@ -354,7 +356,7 @@ def test_two_thousand_cancels_at_once_are_survived() -> None:
 
 @pytest.mark.parametrize("hold", [False, True])
 def test_a_prompt_whose_draw_has_to_wait_is_computed_and_told_of_meanwhile(hold: bool) -> None:
-    """Its logits are kept; the draw is a chunk without tokens. Rows beside it go on."""
+    """Its logits are kept; the draw is a chunk without tokens. Running rows go on."""
     late = {2}
     running = engine(may_draw=lambda sampling: sampling.seed not in late)
     first, waiting = spec(1, 5, max_tokens=20), spec(2, 9, max_tokens=1 if hold else 6, hold=hold)

@@ -113,8 +113,8 @@ def test_landed_kv_is_hit_by_later_requests() -> None:
     running.assert_exact(again)
     assert running.scheduler.stats().cached_prompt_tokens == 16
     firsts = [event for event in running.log if isinstance(event, Drawn) and event.first_index == 0]
-    told = {event.key: event.cached_tokens for event in firsts}
-    assert told == {request.key: None, again.key: 16}, "only who computed a prompt tells"
+    reported = {event.key: event.cached_tokens for event in firsts}
+    assert reported == {request.key: None, again.key: 16}, "only the worker that computed a prompt reports them"
 
 
 def test_reserved_blocks_are_not_hit_before_they_landed() -> None:

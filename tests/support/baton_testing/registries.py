@@ -8,9 +8,9 @@ from baton_control.names import Key
 from baton_control.sizing.decision.scaling import PoolNow, Sized
 from baton_control.sizing.metrics import SizingMetrics
 from baton_engine.model.step_cost import CostModel
-from baton_engine.running.step_load import StepLoad
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_load import StepLoad
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_kernels.ahead.kernel_folder import CompiledHere
 from baton_kv_transfer.transports.bandwidth import LinkReport
@@ -22,10 +22,10 @@ from baton_worker.reporting.views import EngineSnapshot, TransferView
 
 def worker_registry() -> CollectorRegistry:
     metrics = WorkerMetrics(Role.DECODE)
-    metrics.computes(CostModel(1, 1, 1.0, 1, 1), Peak(1.0, 1.0))
-    metrics.started({"weights": 1.0})
-    metrics.compiles(CompiledHere())
-    metrics.stepped(StepLoad(0, 0.0, 0, 1, 1), 0.1)
+    metrics.watch_costs(CostModel(1, 1, 1.0, 1, 1), Peak(1.0, 1.0))
+    metrics.report_start({"weights": 1.0})
+    metrics.watch_kernels(CompiledHere())
+    metrics.observe_step(StepLoad(0, 0.0, 0, 1, 1), 0.1)
     scheduler = Scheduler(EngineConfig(num_blocks=4, block_tokens=4, max_slots=2, max_context_tokens=8))
     snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, 0.0, 0.0, 0.0)
     link = LinkReport("127.0.0.1:9", "tcp", "tcp x1", 1e9, None)

@@ -21,16 +21,16 @@ from baton_engine.model.servable import CONFIG, servable_config
 from baton_engine.model.step_cost import cost_model
 from baton_engine.running.launches import Launches
 from baton_engine.running.runner import ModelRunner
-from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.step_load import StepLoad
 from baton_kernels.kv.kv_scales import KV_FP8
 from baton_kernels.sampling.token_mask import prepare_for
 from baton_kv_transfer.handover import Verify
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint
 from baton_wire.models.errors import ModelError
+from baton_wire.rules.hardware import Peak, peak_of
 from baton_worker.building import block_budget as capacity
-from baton_worker.building.accelerator import peak
 from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
@@ -45,7 +45,7 @@ BLOCK_TOKENS = {"cpu": 16, "cuda": 64}
 def build(
     config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None], *, alone: bool = False
 ) -> EngineParts:
-    """Load and size everything. `observe_step` is told each step's number, what was in it, and its seconds.
+    """Load and size everything. `observe_step` is called with each step's number, load and seconds.
 
     `alone`: the engine decodes what it prefills, whatever its role. Raises ConfigError with one line.
     """
@@ -58,21 +58,21 @@ def build(
     if device.type == "cuda":
         torch.zeros(1, device=device)
         kernels = StartKernels(config.kernels, torch.cuda.get_device_name(device))
-        stages.ended("device")
+        stages.end("device")
     ahead = None if alone else LoadedAhead(config)
     try:
         _check_quantization(config)
         loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens, config.offloaded_layers)
     except ModelError as error:
         raise ConfigError(f"argument --model: {error}") from error
-    stages.ended("weights")
+    stages.end("weights")
     context = loaded.max_context_tokens
     kv_dtype = KV_FP8 if config.kv_cache_dtype == "fp8" else loaded.dtype
     geometry = kv_geometry(loaded.config, kv_dtype, config.block_tokens or BLOCK_TOKENS[config.device])
     budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes(config.device), config.device)
     sized = capacity.decide(geometry, context, budget, config.landing_bytes, lands=config.lands)
     pool = KvPool(geometry, sized.blocks, kv_dtype, device, with_checksums=config.verify == Verify.FULL)
-    stages.ended("pool")
+    stages.end("pool")
     masks = _masks(bundle, loaded.config.vocab_size, config.max_sequences, device)
     scheduler = scheduler_of(config, pool, context, masks)
     decodes = alone or config.lands or config.keep_answers
@@ -90,10 +90,10 @@ def build(
         decodes=decodes,
         hands_over=hands_over,
         is_compiled=kernels is not None and kernels.cover(launches),
-        ended=stages.ended,
+        ended=stages.end,
     )
     pool.warm_up()
-    stages.ended("hand-over")
+    stages.end("hand-over")
     if kernels is not None:
         kernels.keep(launches)
         kernels.ready()
@@ -101,7 +101,7 @@ def build(
         fingerprint = _fingerprint(loaded, kv_dtype, geometry, bundle)  # waits until the files are hashed
     except ModelError as error:
         raise ConfigError(f"argument --model: {error}") from error
-    stages.ended("fingerprint")
+    stages.end("fingerprint")
     return EngineParts(
         bundle=bundle,
         pool=pool,
@@ -113,7 +113,7 @@ def build(
         watch_layers=runner.watch_layers,
         masks=masks,
         costs=cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes),
-        peak=peak(device, loaded.dtype),
+        peak=_peak(device, loaded.dtype),
         stages=stages.seconds,
         kernels=None if kernels is None else kernels.here,
     )
@@ -126,7 +126,7 @@ class _Stages:
         self.seconds: dict[str, float] = {}
         self._began_s = time.monotonic()
 
-    def ended(self, name: str) -> None:
+    def end(self, name: str) -> None:
         now = time.monotonic()
         self.seconds[name], self._began_s = now - self._began_s, now
 
@@ -148,6 +148,13 @@ def _device(config: WorkerConfig) -> torch.device:
     if config.kv_cache_dtype == "fp8" and config.device != "cuda":
         raise ConfigError(f"argument --kv-cache-dtype: fp8 with --device {config.device}; allowed there: auto")
     return torch.device(config.device)
+
+
+def _peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
+    """The device's peak rates by its maker's data sheet; None where they are not known: CPUs and float32."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return None
+    return peak_of(torch.cuda.get_device_name(device))
 
 
 def _check_quantization(config: WorkerConfig) -> None:

@@ -1,7 +1,7 @@
 """A worker's memory on a GPU as a transport sees it: the prefill worker's pool, the decode worker's landing region.
 
-Nothing of it goes through the host: the transport copies from pool blocks to landing bytes, a kernel scatters from
-there. Both classes work on any device; on a CPU they are tested.
+None of it passes through the host: the transport copies from pool blocks to landing bytes, and a kernel scatters them.
+Both classes work on any device; tests use them on a CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PoolDevice:
 
     def __init__(self, pool: KvPool) -> None:
         self._device = pool.tensor.device
-        self._probe, self._allocation = apart(PROBE_BYTES, self._device)
+        self._probe, self._allocation = allocate_apart(PROBE_BYTES, self._device)
         self.memory = memory_of(pool.tensor)
         self.probe = memory_of(self._probe)
 
@@ -41,7 +41,7 @@ class LandingDevice:
         self._pool = pool
         self._device = pool.tensor.device
         try:
-            self._bytes, self._allocation = apart(landing_bytes + PROBE_BYTES, self._device)
+            self._bytes, self._allocation = allocate_apart(landing_bytes + PROBE_BYTES, self._device)
         except RuntimeError as error:  # torch has no narrower type for a failed allocation
             raise MemoryError(f"landing region: {landing_bytes} bytes do not fit on {self._device}") from error
         self.memory = memory_of(self._bytes[:landing_bytes])
@@ -59,25 +59,29 @@ class LandingDevice:
 
 def pool_device(pool: KvPool, transports: Sequence[Transport]) -> PoolDevice | None:
     """The pool, when it is on a GPU and a transport that reaches it may be used."""
-    return PoolDevice(pool) if pool.tensor.is_cuda and any(each.reaches_devices for each in transports) else None
+    return PoolDevice(pool) if pool.tensor.is_cuda and any(map(_reaches_devices, transports)) else None
 
 
 def landing_device(pool: KvPool, landing_bytes: int, transports: Sequence[Transport]) -> LandingDevice | None:
-    """A landing region beside the pool, when that is on a GPU and a transport that reaches it may be used.
+    """A landing region next to the pool, when the pool is on a GPU and a transport that reaches it may be used.
 
     Raises MemoryError.
     """
-    is_reached = pool.tensor.is_cuda and any(each.reaches_devices for each in transports)
+    is_reached = pool.tensor.is_cuda and any(map(_reaches_devices, transports))
     return LandingDevice(pool, landing_bytes) if is_reached else None
 
 
+def _reaches_devices(transport: Transport) -> bool:
+    return transport.reaches_devices
+
+
 def memory_of(tensor: Tensor) -> MemoryRange:
-    """Where a contiguous tensor's bytes lie."""
+    """The address range of a contiguous tensor."""
     return MemoryRange(tensor.data_ptr(), tensor.nbytes, tensor.device.index if tensor.is_cuda else None)
 
 
-def apart(length: int, device: torch.device) -> tuple[Tensor, object]:
-    """Zero bytes [length] in an allocation that holds nothing else, and what must live as long as they are used.
+def allocate_apart(length: int, device: torch.device) -> tuple[Tensor, object]:
+    """Allocate zero bytes [length], with nothing else in the allocation. Returns them and an object to keep as long.
 
     Raises RuntimeError when they do not fit.
     """
@@ -97,7 +101,7 @@ def enter(device: torch.device) -> None:
 
 
 def staging(pool: KvPool) -> Callable[[int], memoryview]:
-    """Host memory to pack into: for a GPU pinned, which it reaches without a detour, and used again when dropped."""
+    """Allocator of host memory to pack into: for a GPU pinned memory, which it reaches directly and which is reused."""
     if not pool.tensor.is_cuda:
         return ordinary_memory
     return lambda length: torch.empty(length, dtype=torch.uint8, pin_memory=True).numpy().data

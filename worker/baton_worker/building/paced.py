@@ -1,7 +1,7 @@
 """A worker without a model: real scheduler, protocol and KV hand-over, step durations from given step times.
 
-It stands in for hardware that is not there. Tokens are made up, KV is a few bytes a token, nothing here says anything
-about answers. Its pair fingerprint is its own, so that it never pairs with a worker that computes.
+It emulates hardware that is not available. Tokens are made up and KV is a few bytes a token, so its answers mean
+nothing. It has a pair fingerprint of its own, so that it never pairs with a worker that computes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 import torch
 
 from baton_engine.memory.kv_pool import KvPool
-from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.step_load import LoadMeter, StepLoad
 from baton_engine.scheduling.step_plan import OpenSlot, ScoredChunk, SlotTokens, StepPlan, StepResult
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, PromptLogprob, TokenLogprob
@@ -36,13 +36,13 @@ BLOCK_TOKENS = 64
 ELEMENT_BYTES = 4
 HEAD_DIM = 4
 LANDING_SEQUENCES = 32
-"""Hand-overs of full length that the landing region holds: a small part of what it is on a real worker."""
+"""Hand-overs of full length that the landing region holds: far fewer bytes than on a real worker."""
 FIRST_TOKEN = 16
-"""Smaller ids are often special ones."""
+"""Least id of a made-up token: smaller ones are often special."""
 
 
 def step_s(times: PacedTimes, load: StepLoad) -> float:
-    """How long the step takes on the hardware that is emulated."""
+    """Seconds that the step takes on the emulated hardware."""
     seconds = 0.0
     if load.prefill_tokens:
         seconds += times.prefill.seconds(load.prefill_tokens, load.prefill_pairs)
@@ -52,7 +52,7 @@ def step_s(times: PacedTimes, load: StepLoad) -> float:
 
 
 def read_times(path: Path) -> PacedTimes:
-    """Raises ConfigError with one line."""
+    """Read step times from a file. Raises ConfigError with one line."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=PacedTimes)
     except (OSError, msgspec.DecodeError) as error:
@@ -98,8 +98,8 @@ class PacedRunner:
         seconds = step_s(self._times, self._meter.load(plan))
         self._end_s = max(self._clock(), self._end_s) + seconds
         drawing = [slot for chunk in plan.prefill for slot in chunk.sample]
-        tokens = tuple([self._drawn(slot) for slot in (*drawing, *plan.decode)])
-        self._launched.append(_Launched(plan.step, tokens, self._scored(plan), self._end_s, seconds))
+        tokens = tuple([self._draw(slot) for slot in (*drawing, *plan.decode)])
+        self._launched.append(_Launched(plan.step, tokens, self._score(plan), self._end_s, seconds))
 
     def is_done(self) -> bool:
         return bool(self._launched) and self._clock() >= self._launched[0].end_s
@@ -116,7 +116,7 @@ class PacedRunner:
         self.launch(plan)
         return self.collect()
 
-    def _scored(self, plan: StepPlan) -> tuple[ScoredChunk, ...]:
+    def _score(self, plan: StepPlan) -> tuple[ScoredChunk, ...]:
         """Every token of a prompt is as likely as any other."""
         even = PromptLogprob(-math.log(self._vocabulary), 1, ())
         return tuple(
@@ -125,7 +125,7 @@ class PacedRunner:
             if chunk.targets
         )
 
-    def _drawn(self, number: int) -> SlotTokens:
+    def _draw(self, number: int) -> SlotTokens:
         """A made-up token: follows from seed, choice and index, so that a migrated sequence goes on the same."""
         slot = self._slots[number]
         sampling, span = slot.opened.sampling, self._vocabulary - FIRST_TOKEN

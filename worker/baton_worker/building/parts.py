@@ -1,4 +1,4 @@
-"""A worker's engine, built and not yet running: what `engine` or `paced` makes and `serving` or a batch runs."""
+"""A worker's engine, built and not yet running: `engine` or `paced` builds it, `serving` or a batch runs it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,36 @@ from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.hardware import Peak
 from baton_worker.building.bundle_files import TokenizerBundle
 from baton_worker.config import WorkerConfig
-from baton_worker.serving.intake import RequestLimits
 
 MAX_CHOICES = 16
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """The most that one request may ask of a worker; the numbers are also in its Hello."""
+
+    vocab_size: int
+    max_context_tokens: int
+    max_choices: int
+    follows_grammars: bool = True
+    keeps_answers: bool = False
+    """A prefill worker decodes what it computed where a gateway asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Knows nothing of links."""
+    """A built engine with its limits and measures; it knows nothing of links."""
 
     bundle: TokenizerBundle
     pool: KvPool
     landing_bytes: int
-    """Room for arriving KV beside the pool; 0 where none lands."""
+    """Memory for arriving KV besides the pool; 0 where none arrives."""
     scheduler: Scheduler
     stepper: Stepper
     limits: RequestLimits
     fingerprint: PairFingerprint
     watch_layers: Callable[[LayerListener], None] = field(default=lambda listener: None)
-    """Have a listener told of layers while prompts are computed; a paced runner has none to tell of."""
+    """Report finished layers to a listener while prompts are computed; a paced runner has none to report."""
     masks: RowMasks | None = None
     """None: grammars are refused (paced)."""
     costs: CostModel | None = None

@@ -16,7 +16,7 @@ from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 
 LOAD_S = 30.0
-"""As long as UCX may take to start."""
+"""Longest time that UCX may take to start."""
 CUDA_PUT_BYTES = 64 << 20
 """On a GPU a PUT, its checksums or its copy to the host cost some tenths of a millisecond, whatever they hold."""
 CUDA_SCATTER_BYTES = 4 << 30
@@ -29,23 +29,23 @@ CUDA_GROUPS = 16
 
 
 class LoadedAhead:
-    """Libraries of a worker's transports, brought into the process beside the loading of weights.
+    """Libraries of a worker's transports, loaded while the weights are loaded.
 
-    What fails here is not told: the transport fails again when it starts, and that names the reason.
+    Failures here are not reported: the transport fails again when it starts, and gives the reason.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
         """Raises ConfigError as `transports` does."""
         self._threads = [
-            Thread(target=_load, args=(each,), name=f"transport {each.name}", daemon=True)  # UCX may hang for good
-            for each in transports(config)
+            Thread(target=_load, args=(transport,), name=f"transport {transport.name}", daemon=True)  # UCX may hang
+            for transport in transports(config)
         ]
         for thread in self._threads:
             thread.start()
         atexit.register(self.wait)  # a process that ends while UCX starts is aborted, whatever its exit status was
 
     def wait(self) -> None:
-        """Until all are there, and no longer than `LOAD_S` for each."""
+        """Wait until all are loaded, and no longer than `LOAD_S` for each."""
         for thread in self._threads:
             thread.join(LOAD_S)
 
@@ -56,7 +56,7 @@ def _load(transport: Transport) -> None:
 
 
 def transports(config: WorkerConfig) -> tuple[Transport, ...]:
-    """What the worker offers. Raises ConfigError when this machine lacks what it needs."""
+    """The transports that the worker offers. Raises ConfigError when this machine lacks what one needs."""
     try:
         return offered(TransportChoice(config.transport))
     except ValueError as error:

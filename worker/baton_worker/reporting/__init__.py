@@ -1,6 +1,6 @@
-"""What a worker tells of itself: metrics, step timings and snapshots.
+"""A worker's reports about itself: metrics, step timings and snapshots.
 
-Owns the shapes of these reports.
+Owns the form of the reports.
 Never changes what the worker does.
 Called by `serving`.
 """

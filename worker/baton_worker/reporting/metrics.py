@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.model.step_cost import CostModel
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_kernels.ahead.kernel_folder import CompiledHere
 from baton_kv_transfer.transports.bandwidth import LinkReport
 from baton_wire.messages.values import Reason, Role
@@ -30,7 +30,7 @@ BATCH_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 
 class _Snapshots(Collector):
-    """Gauges and counters straight from the engine's and the transfer's last words."""
+    """Gauges and counters read from the latest snapshots of engine and transfer."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class _Snapshots(Collector):
         self._from_gateways = from_gateways
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the snapshots do not exist yet when this collector is registered."""
+        """Describe nothing: the snapshots do not exist yet when this collector is registered."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -114,7 +114,7 @@ class _Snapshots(Collector):
 
 
 class _Kernels(Collector):
-    """Kernels of a GPU by where they came from."""
+    """Kernels of a GPU by their origin: found compiled or compiled here."""
 
     def __init__(self, role: Role, kernels: CompiledHere) -> None:
         self._role = role.value
@@ -141,13 +141,13 @@ def slowest(links: Iterable[LinkReport]) -> dict[str, float]:
 
 
 class WorkerMetrics:
-    """All series of one worker process, in a registry of their own."""
+    """All metrics of one worker process, in a registry of their own."""
 
     def __init__(self, role: Role) -> None:
         self.registry = CollectorRegistry()
         self._role = role
         self.altered_frames = AlteredFrames()
-        """Of gateways."""
+        """Frames from gateways that did not arrive as they were sent."""
 
         def counter(metric: str, text: str, label: str) -> Counter:
             return Counter(metric, text, ["role", label], registry=self.registry)
@@ -184,33 +184,33 @@ class WorkerMetrics:
         """Read these snapshots at every scrape from now on."""
         self.registry.register(_Snapshots(self._role, engine, transfer, self.altered_frames))
 
-    def computes(self, costs: CostModel | None, peak: Peak | None) -> None:
-        """What the engine's steps cost, and what the device could do; None: not known, and not exported."""
+    def watch_costs(self, costs: CostModel | None, peak: Peak | None) -> None:
+        """Export utilisation from now on: the cost of steps over the device's peak. None: not known, not exported."""
         self._utilisation = None if costs is None else Utilisation(self._role, costs, peak)
         if self._utilisation is not None:
             self.registry.register(self._utilisation)
 
-    def compiles(self, kernels: CompiledHere) -> None:
-        """Read at every scrape from now on."""
+    def watch_kernels(self, kernels: CompiledHere) -> None:
+        """Export the numbers of kernels from now on."""
         self.registry.register(_Kernels(self._role, kernels))
 
-    def follows_grammars(self, masks: RowMasks) -> None:
-        """Both are told in threads of the engine."""
+    def watch_grammars(self, masks: RowMasks) -> None:
+        """Measure compilations and masks from now on; both are observed in threads of the engine."""
         masks.compiler.observe_compiled = self.compile_s.observe
         masks.observe_masks = self.mask_s.observe
 
-    def started(self, stages: Mapping[str, float]) -> None:
-        """Seconds by part of the start."""
+    def report_start(self, stages: Mapping[str, float]) -> None:
+        """Export the seconds of each stage of the start."""
         for stage, seconds in stages.items():
             self._startup_s.labels(self._role.value, stage).set(seconds)
 
-    def stepped(self, load: StepLoad, seconds: float) -> None:
-        """One engine step was collected."""
+    def observe_step(self, load: StepLoad, seconds: float) -> None:
+        """Observe a collected engine step."""
         self.step_s.observe(seconds)
         self.batch.observe(load.rows)
         if self._utilisation is not None:
-            self._utilisation.stepped(load, seconds)
+            self._utilisation.observe_step(load, seconds)
 
     def render(self) -> bytes:
-        """The text exposition."""
+        """Render the text exposition."""
         return generate_latest(self.registry)

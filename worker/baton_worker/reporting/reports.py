@@ -1,17 +1,20 @@
-"""What a worker says of itself and its engine, to gateways and on `/state`. Pure conversions."""
+"""Reports of a worker and its engine, to gateways and on `/state`: conversions of snapshots, and the log of steps."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from baton_engine.scheduling.events import Drawn, PromptScored
+from baton_engine.scheduling.step_load import StepLoad
 from baton_kv_transfer.transports.bandwidth import lanes
 from baton_wire.messages.gateway_link import (
     MAX_ENTRIES,
     MAX_PROMPT_LOGPROBS,
+    MAX_STATE_TIMINGS,
     Hello,
     PromptLogprobs,
     Tokens,
@@ -24,11 +27,43 @@ from baton_worker.config import WorkerConfig
 from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
 
 MAX_TOKEN_VALUES = 1 << 16
-"""Ids and log probabilities of one message: at most about 1 MB, so that nothing waits long behind it."""
+"""Most ids and log probabilities of one message: about 1 MB, so that later messages do not wait long."""
+STEPS_KEPT = 64
+"""Steps that a log keeps until they are taken."""
+
+
+class StepLog:
+    """The latest engine steps with what was in them, on their way from the engine thread to gateways.
+
+    One thread adds, another takes: a deque's ends need no lock. Old steps that were not taken are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, StepLoad, float]] = deque(maxlen=STEPS_KEPT)
+
+    def add(self, step: int, load: StepLoad, seconds: float) -> None:
+        """Engine thread: a step was collected."""
+        self._steps.append((step, load, seconds))
+
+    def take(self) -> tuple[StepTiming, ...]:
+        """At most `MAX_STATE_TIMINGS` of the steps since the last call, drawn evenly; steps without work left out."""
+        steps = []
+        while True:
+            try:
+                steps.append(self._steps.popleft())
+            except IndexError:
+                break
+        steps = [entry for entry in steps if entry[1].rows and entry[2] > 0]
+        stride = -(-len(steps) // MAX_STATE_TIMINGS) or 1
+        return tuple(_timing(*entry) for entry in steps[::stride])
+
+
+def _timing(step: int, load: StepLoad, seconds: float) -> StepTiming:
+    return StepTiming(step, load.prefill_tokens, load.prefill_pairs, load.decode_rows, load.kv_tokens, seconds)
 
 
 def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
-    """The tokens as those of the attempt `key`, which may be a later one than the engine knows."""
+    """The event's tokens under the attempt `key`, which may be a later one than the engine knows."""
     return TokenEntry(
         request=key.request,
         attempt=key.attempt,
@@ -42,29 +77,29 @@ def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
 
 
 def token_messages(step: int, entries: Sequence[TokenEntry]) -> Iterator[Tokens]:
-    """A step's tokens in messages that fit into a frame."""
-    begun: list[TokenEntry] = []
+    """Pack a step's tokens into messages that fit into a frame."""
+    batch: list[TokenEntry] = []
     values = 0
     for entry in entries:
-        own = len(entry.ids) + sum(1 + len(each.top) for each in entry.logprobs or ())
-        if begun and (len(begun) == MAX_ENTRIES or values + own > MAX_TOKEN_VALUES):
-            yield Tokens(step, tuple(begun))
-            begun, values = [], 0
-        begun.append(entry)
-        values += own
-    if begun:
-        yield Tokens(step, tuple(begun))
+        entry_values = len(entry.ids) + sum(1 + len(logprob.top) for logprob in entry.logprobs or ())
+        if batch and (len(batch) == MAX_ENTRIES or values + entry_values > MAX_TOKEN_VALUES):
+            yield Tokens(step, tuple(batch))
+            batch, values = [], 0
+        batch.append(entry)
+        values += entry_values
+    if batch:
+        yield Tokens(step, tuple(batch))
 
 
 def prompt_logprobs(event: PromptScored, key: RequestKey) -> Iterator[PromptLogprobs]:
-    """The log probabilities in messages that fit into a frame."""
+    """Pack a prompt's log probabilities into messages that fit into a frame."""
     for start in range(0, len(event.logprobs), MAX_PROMPT_LOGPROBS):
         piece = event.logprobs[start : start + MAX_PROMPT_LOGPROBS]
         yield PromptLogprobs(key.request, key.attempt, event.first_index + start, piece)
 
 
 def token_blocks(config: WorkerConfig, parts: EngineParts) -> Callable[[int], int]:
-    """From blocks of the pool to what gateways reckon with: stretches of tokens in all groups of layers."""
+    """The conversion from blocks of the pool to blocks as gateways count them: of tokens, in all groups of layers."""
     geometry, context = parts.pool.geometry, parts.limits.max_context_tokens
     keeps_all = config.hands_over
     return lambda blocks: geometry.token_blocks(blocks, context, keeps_all=keeps_all)
@@ -73,7 +108,7 @@ def token_blocks(config: WorkerConfig, parts: EngineParts) -> Callable[[int], in
 def worker_state(
     snapshot: EngineSnapshot, draining: bool, counted: Callable[[int], int] = lambda blocks: blocks
 ) -> WorkerState:
-    """Load as of the engine's last turn, with what it was given since. `counted`: `token_blocks`."""
+    """The load as of the engine's last turn, with requests posted since. `counted`: see `token_blocks`."""
     stats = snapshot.stats
     return WorkerState(
         draining=draining,
@@ -88,17 +123,17 @@ def worker_state(
     )
 
 
-def with_measures(
+def add_measures(
     state: WorkerState, startup_s: float | None, transfer: TransferView, timings: tuple[StepTiming, ...]
 ) -> WorkerState:
-    """The state with what sizing needs to know of this worker."""
+    """Add the measures that sizing needs of this worker to its state."""
     kv_bytes = transfer.kv_bytes_sent + transfer.kv_bytes_received
     ways = lanes(transfer.links)
     return msgspec.structs.replace(state, startup_s=startup_s, kv_bytes=kv_bytes, timings=timings, lanes=ways)
 
 
 def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int | None, role: Role) -> Hello:
-    """How this worker introduces itself to gateways; `role` is the present one."""
+    """The worker's introduction to gateways; `role` is the present one."""
     return Hello(
         role=role,
         epoch=epoch,
@@ -128,7 +163,7 @@ def state_view(
     transfer: TransferView,
     role: Role,
 ) -> StateView:
-    """What `/state` shows; `role` is the present one."""
+    """The content of `/state`; `role` is the present one."""
     stats = snapshot.stats
     return StateView(
         role=role.value,

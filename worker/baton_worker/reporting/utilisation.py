@@ -2,9 +2,9 @@
 
     MFU = FLOPs needed / (seconds · peak FLOP/s)        MBU = bytes needed / (seconds · peak bytes/s)
 
-Numerators are `baton_engine.model.step_cost`'s, peaks are data sheets' (`baton_wire.rules.hardware`). Idle
-time does not count: the gauges say how well the device is used while it computes. With the counters' rates anybody can
-say how well it is used in all. The gauges are means over the last seconds of computing.
+Numerators come from `baton_engine.model.step_cost`, peaks from data sheets (`baton_wire.rules.hardware`). Idle time
+does not count: the gauges show how well the device is used while it computes, as means over the last seconds of
+computing. The rates of the counters show how well it is used overall.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton_engine.model.step_cost import CostModel
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_wire.messages.values import Role
 from baton_wire.rules.hardware import Peak
 
@@ -35,7 +35,7 @@ class Utilisation(Collector):
         self._flops = self._bytes = self._seconds = 0.0
         self._weight = self._flops_per_s = self._bytes_per_s = 0.0
 
-    def stepped(self, load: StepLoad, seconds: float) -> None:
+    def observe_step(self, load: StepLoad, seconds: float) -> None:
         if seconds <= 0:
             return
         cost = self._costs.of(load)

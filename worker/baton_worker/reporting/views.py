@@ -1,4 +1,4 @@
-"""What a worker shows of itself: immutable snapshots that any thread may read, and the shape of `/state`."""
+"""Views of a worker: immutable snapshots that any thread may read, and the form of `/state`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton_kv_transfer.transports.bandwidth import LinkReport
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """What other threads may know of the engine, as of its last turn."""
+    """The engine's state as of its last turn, for other threads."""
 
     stats: SchedulerStats
     steps: int
@@ -25,9 +25,9 @@ class EngineSnapshot:
     computing_tokens: int = 0
     """Prompt tokens of launched steps."""
     arriving: int = 0
-    """Requests that the engine was given and has not looked at: it may be in a step for a long time."""
+    """Requests that were posted and that the engine has not taken yet: a step may keep it busy for a long time."""
     arriving_tokens: int = 0
-    """Of those that are to be computed."""
+    """Prompt tokens to compute of the arriving requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class TransferView:
     """How bytes travel to or from the linked peers; None while there is none."""
     peers: int
     handovers: int
-    """Verified ones."""
+    """Verified hand-overs."""
     kv_bytes_sent: int
     kv_bytes_early: int
-    """Of the bytes sent, those that were there before the prompt's last token was computed."""
+    """The part of `kv_bytes_sent` that had arrived before the prompt's last token was computed."""
     kv_bytes_received: int
     altered_frames: int = 0
     """Frames of peers that did not arrive as they were sent."""
     links: tuple[LinkReport, ...] = ()
-    """What a prefill worker knows of its ways to decode workers; a decode worker leaves measuring to them."""
+    """A prefill worker's measurements of its links to decode workers, which measure nothing themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,6 @@ class StateView:
     running: int
     waiting: int
     waiting_tokens: int
-    """Prompt tokens that no step has been given yet."""
+    """Prompt tokens that are in no step yet."""
     draining: bool
     transfer: TransferView

@@ -1,4 +1,4 @@
-"""The worker's HTTP surface beside the gateway links: health, state for `baton status`, metrics.
+"""The worker's HTTP endpoints besides the gateway links: health, state for `baton status`, metrics.
 
 Nothing here changes anything.
 """
@@ -17,13 +17,13 @@ from baton_worker.serving.gateway_links import GatewayLinks
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STALLED_S = 60.0
-"""Live means: the loop turns, and with work queued a step completes at least this often."""
+"""A live engine turns its loop, and completes a step while it has work, at least this often."""
 
 
 def is_live(snapshot: EngineSnapshot, now: float) -> bool:
-    """Whether the engine makes progress: without a sequence in the batch it only has to turn its loop.
+    """True while the engine makes progress. Without a sequence in the batch it only has to turn its loop.
 
-    Prompts and reservations may wait for longer than any bound here, for KV that others hold: that is no stall.
+    Prompts and reservations may wait longer than any bound here for blocks that a transfer holds: that is no stall.
     """
     if now - snapshot.turned_s > STALLED_S:
         return False
@@ -31,7 +31,7 @@ def is_live(snapshot: EngineSnapshot, now: float) -> bool:
 
 
 class Endpoints:
-    """The worker's HTTP requests by path; `/link` alone accepts input, and only after a handshake."""
+    """Answers HTTP requests by path; `/link` alone accepts input, and only after a handshake."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Endpoints:
                 return await self._links.accept(request)
             case "/health/live":
                 is_alive = is_live(self._snapshot(), time.monotonic())
-                return _verdict(is_alive, "live" if is_alive else "engine makes no progress")
+                return _health_response(is_alive, "live" if is_alive else "engine makes no progress")
             case "/health/ready":
-                return _verdict(self._ready(), "ready" if self._ready() else "not ready")
+                return _health_response(self._ready(), "ready" if self._ready() else "not ready")
             case "/state":
                 return web.json_response(asdict(self._view()))
             case "/metrics":
@@ -66,5 +66,5 @@ class Endpoints:
         return web.Response(status=404)
 
 
-def _verdict(is_good: bool, text: str) -> web.Response:
+def _health_response(is_good: bool, text: str) -> web.Response:
     return web.Response(status=200 if is_good else 503, text=text + "\n")

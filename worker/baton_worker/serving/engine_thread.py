@@ -24,13 +24,13 @@ from baton_worker.reporting.views import EngineSnapshot
 log = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.05
-"""Longest sleep of an idle engine: deadlines of waiting requests are looked at this often."""
+"""Longest sleep of an idle engine: deadlines of waiting requests are checked this often."""
 
 LOOK_S = 0.00025
-"""Behind a step that nothing could be planned after: how often is looked whether it is over, while no command comes."""
+"""Interval of checking whether a running step is over, while nothing can be planned after it and no command comes."""
 
 SPARE_S = 0.05
-"""Longest wait for commands before a step is planned, however long the one before it is."""
+"""Longest wait for commands before a step is planned, even if the step before it runs longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Something that a sequence waited for is there."""
+    """Something that a sequence waited for is ready, such as a grammar."""
 
 
 Command = Look | Submit | ReserveBlocks | HandoverLanded | GrantedRoom | ReleaseBlocks | CancelWork | Drain
@@ -82,12 +82,12 @@ Command = Look | Submit | ReserveBlocks | HandoverLanded | GrantedRoom | Release
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:
-    """Requests so far, and the tokens of those that are to be computed."""
+    """Numbers of requests and of prompt tokens to compute so far."""
 
     requests: int = 0
     tokens: int = 0
 
-    def and_of(self, command: Submit | ReserveBlocks) -> _Arrivals:
+    def plus(self, command: Submit | ReserveBlocks) -> _Arrivals:
         tokens = len(command.spec.tokens) if isinstance(command, Submit) else 0
         return _Arrivals(self.requests + 1, self.tokens + tokens)
 
@@ -105,10 +105,10 @@ class EngineThread:
         clock: Callable[[], float] = time.monotonic,
         prepare: Callable[[Grammar], object] = lambda grammar: None,
     ) -> None:
-        """All three run in this thread: `on_events` after a turn that produced any, `on_cancel` after a whole
-        request was cancelled (so that the transfer hears of it after everything that was said before), `on_crash`
-        once, if the loop dies. `clock` is what deadlines are set on. `prepare` hears of a grammar when its request
-        arrives, long before it is needed; it must not wait.
+        """All three callbacks run in this thread: `on_events` after a turn with events, `on_cancel` after a whole
+        request was cancelled (so that the transfer learns of it after all earlier events), `on_crash` once, if the loop
+        dies. `clock` is the clock of deadlines. `prepare` gets a grammar when its request arrives, long before the
+        grammar is needed; it must not wait.
         """
         self._clock = clock
         self._scheduler = scheduler
@@ -136,11 +136,11 @@ class EngineThread:
     def post(self, command: Command) -> None:
         """Queue a command; safe from any thread. Requests come from one: only that one may count them."""
         if isinstance(command, Submit | ReserveBlocks):
-            self._given = self._given.and_of(command)
+            self._given = self._given.plus(command)
         self._commands.put(command)
 
     def look(self) -> None:
-        """Something that a sequence waited for is there; safe from any thread."""
+        """Wake the engine because something that a sequence waited for is ready; safe from any thread."""
         self._commands.put(Look())
 
     def stop(self, timeout_s: float) -> bool:
@@ -168,16 +168,16 @@ class EngineThread:
         return True
 
     def turn(self) -> bool:
-        """The loop's body without its waiting: for whoever turns an engine that was not started (simulation).
+        """Run the loop's body once without waiting, for an engine that was not started (simulation).
 
-        Returns whether a step moved.
+        Returns whether a step advanced.
         """
         self._take_commands()
         self._stepper.settle(self._clock)
         return self._go_on()
 
     def _go_on(self, *, waits: bool = True) -> bool:
-        """One step and the events that came of it. `waits`: as of `Stepper.go_on`."""
+        """Run one step and hand out its events. `waits`: as in `Stepper.go_on`."""
         busy = self._stepper.go_on(self._clock, waits=waits)
         self._publish()
         self._hand_out_events()
@@ -199,9 +199,8 @@ class EngineThread:
             self._carry_out(command, now)
 
     def _take_commands_while_spare(self) -> bool:
-        """What arrived while a step was waited for, and what arrives while the next need not be planned yet: else it
-        would wait for one step more. What came of the step goes out before. Ends in time: no step is expected to last
-        for ever."""
+        """Take commands that arrived during a step, and that arrive while the next need not be planned yet: otherwise
+        they would wait for one step more. The step's events go out before. Bounded by `SPARE_S`. False: stop."""
         until_s = self._clock() + SPARE_S
         while self._take_commands():
             self._hand_out_events()
@@ -218,8 +217,8 @@ class EngineThread:
         return False
 
     def _wait(self) -> None:
-        """For a command, or for the end of the step that runs: a prompt that comes meanwhile is planned behind it, not
-        together with all that come until it is over."""
+        """Wait for a command, or for the end of the running step. A prompt that arrives meanwhile is planned right
+        after that step, and does not wait for further prompts."""
         while True:
             is_launched = self._stepper.is_launched
             if is_launched and not self._stepper.is_computing:
@@ -238,7 +237,7 @@ class EngineThread:
 
     def _carry_out(self, command: Command, now: float) -> None:
         if isinstance(command, Submit | ReserveBlocks):
-            self._taken = self._taken.and_of(command)
+            self._taken = self._taken.plus(command)
             if (grammar := command.spec.sampling.grammar) is not None:
                 self._prepare(grammar)
         match command:
@@ -253,14 +252,14 @@ class EngineThread:
             case ReleaseBlocks(key):
                 self._scheduler.release(key, now)
             case CancelWork(key, choice):
-                self._hand_out_events()  # what was decided before the cancel is also heard before it
+                self._hand_out_events()  # earlier decisions are reported before the cancel
                 self._scheduler.cancel(key, choice, now)
                 if choice is None:
                     self._on_cancel(key)
             case Drain():
                 self._scheduler.drain()
             case Look():
-                pass  # the next plan looks
+                pass  # the next plan checks
 
     def _publish(self) -> None:
         now, steps = self._clock(), self._stepper.steps

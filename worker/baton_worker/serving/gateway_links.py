@@ -1,8 +1,7 @@
 """The worker's ends of its gateway links: one authenticated WebSocket per gateway, typed frames with a MAC both ways.
 
-Owns connections, their bounded send queues and their liveness. What messages mean is the service's business
-(`Service`): this file hands it typed messages and tells it when a link is gone, after which the service must hold
-nothing for that gateway any more.
+Owns connections, their bounded send queues and their liveness. The service (`Service`) acts on messages: it gets them
+typed, and is notified when a link is lost, after which it must hold nothing for that gateway.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.handshake_pool import HandshakePool
 from baton_wire.listening.source_address import source_of
-from baton_wire.liveness import REPORT_S, Liveness, LivenessConfig, PeerState
+from baton_wire.liveness import DEFAULT_LIVENESS, REPORT_S, Liveness, PeerState
 from baton_wire.messages import codec
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
@@ -49,16 +48,15 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 HURRIED_S = 0.003
-"""Between two states at least, whatever came."""
+"""Least time between two states, even when one is urgent."""
 MAX_QUEUED_BYTES = 64 << 20
-"""A gateway that lets this much pile up is treated as lost."""
+"""A gateway that leaves more than this unread is treated as lost."""
 CHUNK_BYTES = 512 << 10
 MAX_CLOSE_BYTES = 100
-"""Of a reason, which a WebSocket's last frame has room for 123."""
+"""Longest reason in a WebSocket's last frame, which can take 123 bytes."""
 WATCH_S = 0.25
-LIVENESS = LivenessConfig()
 _ANSWERED = tuple(kind.__name__ for kind in (Prefill, Reserve, Retarget))
-"""Messages whose gateway waits for what comes of them."""
+"""Messages that a gateway expects an answer to."""
 _NEXT_ATTEMPT = 1 + Retarget.__struct_fields__.index("next_attempt")
 LINK_ROLES = {Role.PREFILL: LinkRole.PREFILL, Role.DECODE: LinkRole.DECODE}
 
@@ -73,7 +71,7 @@ class GatewayLink:
         self._wake = asyncio.Event()
         self.overflowed = False
         self.refusal: str | None = None
-        """Why the gateway's frames end the link, if they do."""
+        """Reason why the gateway's frames end the link, if they do."""
 
     def send(self, message: Message) -> None:
         """Queue a message. A link whose queue overflows is closed by its writer.
@@ -107,7 +105,7 @@ class GatewayLink:
 
 
 class Service(Protocol):
-    """What a worker does with its gateways' messages. Called in the io thread."""
+    """Acts on gateways' messages. Called in the io thread."""
 
     def handle(self, link: GatewayLink, message: Message) -> None: ...
 
@@ -117,7 +115,7 @@ class Service(Protocol):
 
 
 class GatewayLinks:
-    """All gateways of this worker."""
+    """The links to all gateways of this worker."""
 
     def __init__(
         self,
@@ -128,11 +126,11 @@ class GatewayLinks:
         altered: AlteredFrames,
         measured: Callable[[WorkerState], WorkerState] = lambda state: state,
     ) -> None:
-        """`hello` introduces the worker as it is now.
+        """`hello` gives the worker's present introduction.
 
         `altered` counts frames of gateways that did not arrive as they were sent.
 
-        `measured` adds to a state that is about to be sent what only changes with it: step timings and the like."""
+        `measured` adds measures, such as step timings, to a state that is about to be sent."""
         self._measured = measured
         self._hello = hello
         self._bundle = bundle
@@ -145,13 +143,13 @@ class GatewayLinks:
         self._complaints = Complaints(log, level=logging.WARNING)
         self._came = CameSince()
         self._hurry = asyncio.Event()
-        """Gateways are to hear of something, or of each other, before the next state is due."""
+        """Set when gateways should get a state before the next one is due."""
 
     def __len__(self) -> int:
         return len(self._links)
 
     async def accept(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Handler of `/link`: handshake, hello, then frames until the link is lost."""
+        """Handle `/link`: handshake, hello, then frames until the link is lost."""
         socket = web.WebSocketResponse(max_msg_size=MAX_SIGNED_BYTES, compress=False)
         proven = await self._handshake(request, socket)
         if proven is None:
@@ -166,7 +164,7 @@ class GatewayLinks:
                 reset(request.transport)
         finally:
             self._links.discard(link)
-            self._holders.told(link, None)
+            self._holders.update(link, None)
             self._hurry.set()
             self._service.link_lost(link)
             code = WSCloseCode.OK if link.refusal is None else WSCloseCode.POLICY_VIOLATION
@@ -225,14 +223,14 @@ class GatewayLinks:
         message, links = self._measured(state) if self._links else state, list(self._links)
         turns = self._holders.turns(links)
         for link in links:
-            told = HeldTurn(*turns[link]) if link in turns else None
+            turn = HeldTurn(*turns[link]) if link in turns else None
             try:
-                link.send(msgspec.structs.replace(message, turn=told, gateways=len(links)))
+                link.send(msgspec.structs.replace(message, turn=turn, gateways=len(links)))
             except BadFieldsError as refusal:
-                self._complaints.say("the state is not told to gateways", str(refusal))
+                self._complaints.say("the state is not sent to gateways", str(refusal))
 
-    def _tell_holding(self, link: GatewayLink, urgency: Urgency | None) -> None:
-        if self._holders.told(link, urgency):
+    def _note_holding(self, link: GatewayLink, urgency: Urgency | None) -> None:
+        if self._holders.update(link, urgency):
             self._hurry.set()
 
     def _greet(self, link: GatewayLink) -> None:
@@ -242,12 +240,12 @@ class GatewayLinks:
         link.send(msgspec.structs.replace(self._service.state(), gateways=len(self._links)))
 
     async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> bool:
-        """Until the link is lost. False: the gateway may not know, and perhaps cannot be told by a message."""
+        """Serve the link until it is lost. False: the gateway may not know that, and may not get a message either."""
         is_sound = True
-        alive = Liveness(LIVENESS, time.monotonic())
+        alive = Liveness(DEFAULT_LIVENESS, time.monotonic())
         tasks = [
             asyncio.create_task(link.write_all(socket)),
-            asyncio.create_task(self._read(link, socket, lambda: alive.heard(time.monotonic()))),
+            asyncio.create_task(self._read(link, socket, on_frame=lambda: alive.heard(time.monotonic()))),
             asyncio.create_task(_watch(alive)),
         ]
         try:
@@ -267,11 +265,11 @@ class GatewayLinks:
             await asyncio.gather(*tasks, return_exceptions=True)
         return is_sound and not link.overflowed and alive.state(time.monotonic()) is not PeerState.DEAD
 
-    async def _read(self, link: GatewayLink, socket: web.WebSocketResponse, heard: Callable[[], None]) -> None:
+    async def _read(self, link: GatewayLink, socket: web.WebSocketResponse, on_frame: Callable[[], None]) -> None:
         received, bad = FrameParts(MAX_FRAME_BYTES), Flood()
         while True:
             frame = received.add(link.session.verify(await _receive_bytes(socket)))
-            heard()
+            on_frame()
             if frame is None:
                 continue
             try:
@@ -281,14 +279,14 @@ class GatewayLinks:
                 self._refuse(link, refusal)
                 continue
             if isinstance(message, Holding):
-                self._tell_holding(link, urgency_of(message, time.monotonic()))
+                self._note_holding(link, urgency_of(message, time.monotonic()))
             elif not isinstance(message, Heartbeat):
                 self._service.handle(link, message)
                 if len(self._links) > 1 and self._came.is_much(prompt_tokens_of(message)):
                     self._hurry.set()
 
     def _refuse(self, link: GatewayLink, refusal: BadFieldsError) -> None:
-        """The request of a message that does not fit ends; the link and all others on it stay."""
+        """End the request of a message with bad fields; the link and its other requests go on."""
         self._complaints.say("a gateway's message is refused", f"gateway {link.epoch.hex()[:8]}: {refusal}")
         if refusal.message not in _ANSWERED or refusal.request is None:
             return
@@ -302,40 +300,41 @@ class GatewayLinks:
 
 
 class CameSince:
-    """Prompt tokens to compute that came since gateways were last told: much of what there is, or not."""
+    """Counts prompt tokens that arrived since the last state, and compares them with all there are to compute."""
 
     PART: Final = 0.125
 
     def __init__(self) -> None:
-        self._told = self._came = 0
+        self._reported = self._came = 0
 
     def reported(self, tokens: int) -> None:
-        self._told, self._came = tokens, 0
+        """A state with this many tokens to compute was sent."""
+        self._reported, self._came = tokens, 0
 
     def is_much(self, tokens: int) -> bool:
-        """So many more came."""
+        """Count `tokens` more. True when the arrivals since the last state are a large part of the whole."""
         self._came += tokens
-        return tokens > 0 and self._came >= self.PART * (self._told + self._came)
+        return tokens > 0 and self._came >= self.PART * (self._reported + self._came)
 
 
 def urgency_of(message: Holding, now: float) -> Urgency | None:
-    """Of what that gateway holds, by this worker's clock; None: it holds nothing."""
+    """The urgency of the prompts that the gateway holds, by this worker's clock; None: it holds none."""
     if message.rank is None:
         return None
     return Urgency(HeldRank(message.rank), None if message.left_s is None else now + message.left_s)
 
 
 def prompt_tokens_of(message: Message) -> int:
-    """Tokens that this worker is to compute for it."""
+    """Number of tokens that this worker must compute for the message."""
     if isinstance(message, Prefill) or (isinstance(message, Reserve) and message.prefill_epoch is None):
         return num_packed(message.tokens)
     return 0
 
 
 async def _watch(alive: Liveness) -> None:
-    while alive.state(time.monotonic()) is not PeerState.DEAD:  # noqa: ASYNC110 - time passes, nobody can tell us
+    while alive.state(time.monotonic()) is not PeerState.DEAD:  # noqa: ASYNC110 - silence is no event
         await asyncio.sleep(min(WATCH_S, alive.due_in(time.monotonic())))
-    raise LinkLostError(f"gateway was silent for {LIVENESS.dead_s} s")
+    raise LinkLostError(f"gateway was silent for {DEFAULT_LIVENESS.dead_s} s")
 
 
 async def _receive_bytes(socket: web.WebSocketResponse) -> bytes:

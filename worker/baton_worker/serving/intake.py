@@ -1,32 +1,20 @@
-"""From a gateway's message to a sequence for the engine, or to the reason why not. Pure."""
+"""Turn a gateway's message into a request for the engine, or into the reason why not. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from baton_engine.scheduling.events import Failed, SequenceSpec
 from baton_engine.scheduling.request_validation import refusal
 from baton_wire.messages.gateway_link import Prefill, Reserve
 from baton_wire.messages.values import Reason, RequestKey, SamplingParams, unpack_ids
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """What one request may ask of this worker; the numbers are also in Hello."""
-
-    vocab_size: int
-    max_context_tokens: int
-    max_choices: int
-    follows_grammars: bool = True
-    keeps_answers: bool = False
-    """Whether a prefill worker decodes what it computed, where it is asked to."""
+from baton_worker.building.parts import RequestLimits
 
 
 def sequence_spec(
     message: Prefill | Reserve, limits: RequestLimits, now: float, *, hold: bool
 ) -> SequenceSpec | Failed:
-    """Check the message against the limits. `now` is on the engine's clock, on which the spec's deadline is set."""
+    """Check the message against the limits. `now` is on the engine's clock, like the spec's deadline."""
     key = RequestKey(message.request, message.attempt)
     try:
         tokens = tuple(unpack_ids(message.tokens))
@@ -60,7 +48,7 @@ def sequence_spec(
 
 
 def _other_ids(sampling: SamplingParams) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Token ids beside the prompt's: the engine looks all of them up in tables of its vocabulary."""
+    """Token ids besides the prompt's; the engine looks them all up in tables of its vocabulary."""
     yield "stop_token_ids", sampling.stop_token_ids
     yield "logit_bias", tuple(token for token, _ in sampling.logit_bias)
     if sampling.thought is not None:

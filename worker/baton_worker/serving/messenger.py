@@ -1,8 +1,8 @@
 """A worker's messenger: gateway messages, engine events and transfer notices meet here and are passed on.
 
-Holds which gateway owns which request. What both roles do alike is here: admit or refuse, cancel, say how a request
-ends, drain. The roles add what a message means to them, what the transfer hears of the engine, and what it answers.
-Its three threads are drawn in docs/decisions/threads-and-block-ownership.md.
+Records which gateway owns which request. The part that all roles share is here: admit or refuse, cancel, report the end
+of a request, drain. The roles add how they handle a message, which engine events go to the transfer, and how they
+handle its notices. The three threads are drawn in docs/decisions/threads-and-block-ownership.md.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.gateway_link import Cancel, Flip, LegFailed, Prefill, Reserve, Tokens, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, TokenEntry
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import prompt_logprobs, token_entry, token_messages, worker_state
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import CancelWork, Command, Drain
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import RequestLimits, sequence_spec
+from baton_worker.serving.intake import sequence_spec
 from baton_worker.serving.open_requests import OpenRequests
 
 log = logging.getLogger(__name__)
 
 MAX_DETAIL = 256
-"""Characters of a reason that travel."""
+"""Most characters of a reason that are sent."""
 
 
 class RunningEngine(Protocol):
-    """What a messenger needs of the engine thread."""
+    """The engine thread as a messenger uses it."""
 
     @property
     def snapshot(self) -> EngineSnapshot: ...
@@ -44,7 +45,7 @@ class RunningEngine(Protocol):
 
 
 class Messenger(ABC):
-    """Runs in the io thread, except for `on_events` and `on_cancel` (engine thread)."""
+    """A worker's messenger. Runs in the io thread, except for `on_events` and `on_cancel` (engine thread)."""
 
     _engine: RunningEngine
     """Filled by `attach`: it calls back into the messenger, which therefore has to exist first."""
@@ -63,9 +64,9 @@ class Messenger(ABC):
         self._loop = loop
         self._open: OpenRequests[GatewayLink] = OpenRequests()
         self.draining = False
-        """Gateways are told so."""
+        """True once gateways were asked to send nothing new."""
         self.token_blocks: Callable[[int], int] = lambda blocks: blocks
-        """From blocks of the pool to those that gateways reckon with."""
+        """Converts blocks of the pool to blocks as gateways count them."""
         self._is_closed = False
         self._complaints = Complaints(log)
 
@@ -96,24 +97,24 @@ class Messenger(ABC):
         return worker_state(self._engine.snapshot, self.draining, self.token_blocks)
 
     def leave(self) -> None:
-        """Gateways are told to send nothing new; what they sent before they read it is still taken."""
+        """Ask gateways to send nothing new. Messages that they sent before they read it are still accepted."""
         self.draining = True
 
     def drain(self) -> None:
-        """Nothing new is taken."""
+        """Refuse all new requests."""
         self.draining = self._is_closed = True
         self._engine.post(Drain())
 
     @abstractmethod
     def accept(self, link: GatewayLink, message: Message) -> None:
-        """Do what the role does with any message but a Cancel or a Flip."""
+        """Handle any message but a Cancel or a Flip, as the role does."""
 
     def has_open(self, key: RequestKey) -> bool:
-        """Whether the request is open here, under the attempt that its gateway knows."""
+        """True when the request is open here, under the attempt that its gateway knows."""
         return self._open.link_of(key) is not None
 
-    def _opened(self, link: GatewayLink, message: Prefill | Reserve, *, hold: bool) -> SequenceSpec | None:
-        """The request for the engine, open from now on; None after it was refused with a typed reason."""
+    def _open_request(self, link: GatewayLink, message: Prefill | Reserve, *, hold: bool) -> SequenceSpec | None:
+        """Open the request, and return it for the engine; None after refusing it with a typed reason."""
         key = RequestKey(message.request, message.attempt)
         spec: SequenceSpec | Failed
         if self._open.link_of(key) is not None:
@@ -131,7 +132,7 @@ class Messenger(ABC):
         return spec
 
     def _cancel(self, key: RequestKey, choice: int | None) -> None:
-        """Stop a request, or one choice of it. The transfer hears of it from the engine (`on_cancel`)."""
+        """Stop a request, or one choice of it. The engine passes the cancel on to the transfer (`on_cancel`)."""
         if choice is None:
             self._open.close(key)
         elif self._open.choice_ended(key, choice):
@@ -141,35 +142,35 @@ class Messenger(ABC):
     # Engine thread ----------------------------------------------------------------------------------------------------
 
     def on_events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
-        # Gateways first: the transfer may end a request at once, and with that the io thread forgets whom to tell.
+        # Gateways first: the transfer may end a request at once, and then the io thread forgets its gateway.
         self._loop.call_soon_threadsafe(self.deliver, snapshot, events)
         for event in events:
             self.on_event(event)
 
     @abstractmethod
     def on_event(self, event: SchedulerEvent) -> None:
-        """Tell the transfer what concerns it."""
+        """Pass the event on to the transfer if it concerns the transfer."""
 
     @abstractmethod
     def on_cancel(self, key: RequestKey) -> None:
-        """Tell the transfer that the whole request was cancelled."""
+        """Notify the transfer that the whole request was cancelled."""
 
     # Io thread again --------------------------------------------------------------------------------------------------
 
     def deliver(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
-        """Tell gateways what came of their requests; called by `on_events` in the io thread."""
+        """Report events to the gateways of their requests; called by `on_events` in the io thread."""
         entries: defaultdict[GatewayLink, list[TokenEntry]] = defaultdict(list)
         for event in events:
             if isinstance(event, Failed):
-                self._report(self.asked_as(event.key), event.reason, event.detail)
+                self._report(self.gateway_key(event.key), event.reason, event.detail)
             elif isinstance(event, Drawn):
-                key = self.asked_as(event.key)
+                key = self.gateway_key(event.key)
                 if (link := self._open.link_of(key)) is not None:
                     self._metrics.drawn_tokens.inc(len(event.ids))
                     entries[link].append(token_entry(event, key))
-                    self.on_told(event)
+                    self.on_sent(event)
             elif isinstance(event, PromptScored):
-                key = self.asked_as(event.key)
+                key = self.gateway_key(event.key)
                 if (link := self._open.link_of(key)) is not None:
                     self._send_scores(link, event, key)
         for link, batch in entries.items():
@@ -184,7 +185,7 @@ class Messenger(ABC):
             self._give_up(link, key, refusal)
 
     def _send_tokens(self, link: GatewayLink, message: Tokens) -> None:
-        """All of them, or all but those of requests whose gateway would refuse them: these end."""
+        """Send the tokens. If the gateway would refuse some request's tokens, end that request and send the rest."""
         try:
             link.send(message)
         except BadFieldsError as refusal:
@@ -196,29 +197,29 @@ class Messenger(ABC):
                 self._send_tokens(link, Tokens(message.step, (entry,)))
 
     def _give_up(self, link: GatewayLink, key: RequestKey, refusal: BadFieldsError) -> None:
-        """What the engine produced for this request cannot be told: another worker may do better."""
-        self._complaints.say("tokens are not told to their gateway", str(refusal))
+        """End a request whose tokens cannot be sent: another worker may do better."""
+        self._complaints.say("tokens are not sent to their gateway", str(refusal))
         self._metrics.legs[Reason.INTERNAL].inc()
         if self._open.owns(key, link):
             self._cancel(key, None)
         link.send(leg_failed(key, Reason.INTERNAL, str(refusal)))
 
-    def asked_as(self, key: RequestKey) -> RequestKey:
+    def gateway_key(self, key: RequestKey) -> RequestKey:
         """The attempt under which the gateway knows what the engine knows as `key`."""
         return key
 
-    def on_told(self, event: Drawn) -> None:
-        """These tokens are on their way to the request's gateway."""
+    def on_sent(self, event: Drawn) -> None:
+        """Called when these tokens were sent to the request's gateway."""
         return
 
-    def _report(self, key: RequestKey, reason: Reason, detail: str, kept: bool = False) -> None:
-        """Tell the gateway that its leg failed. `kept`: this worker still holds what was computed for it."""
+    def _report(self, key: RequestKey, reason: Reason, detail: str, has_kv: bool = False) -> None:
+        """Report to the gateway that its leg failed. `has_kv`: this worker still holds the KV computed for it."""
         self._metrics.legs[reason].inc()
-        link = self._open.link_of(key) if kept else self._open.close(key)
+        link = self._open.link_of(key) if has_kv else self._open.close(key)
         if link is not None:
-            link.send(leg_failed(key, reason, detail, kept))
+            link.send(leg_failed(key, reason, detail, has_kv))
 
 
-def leg_failed(key: RequestKey, reason: Reason, detail: str, kept: bool = False) -> LegFailed:
-    text = detail[:MAX_DETAIL].encode(errors="replace").decode()  # half a character would not travel
-    return LegFailed(key.request, key.attempt, reason, text, kept)
+def leg_failed(key: RequestKey, reason: Reason, detail: str, has_kv: bool = False) -> LegFailed:
+    text = detail[:MAX_DETAIL].encode(errors="replace").decode()  # half a character could not be sent
+    return LegFailed(key.request, key.attempt, reason, text, has_kv)

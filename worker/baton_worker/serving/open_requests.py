@@ -1,7 +1,7 @@
 """Which gateway link owns which request on this worker, and which of its choices are still open.
 
 Pure bookkeeping of the io thread: tokens and failures of the engine find their link here, and a lost link finds what
-must be cancelled. A key belongs to the link that opened it first; nobody else can cancel or shadow it.
+must be cancelled. A key belongs to the link that opened it first; no other link can cancel or shadow it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OpenRequests(Generic[L]):
         return self._links.get(key) == link
 
     def choice_ended(self, key: RequestKey, choice: int) -> bool:
-        """One choice is over. Returns True when it was the last one; the key is then closed."""
+        """Record that one choice is over. Returns True when it was the last one; the key is then closed."""
         choices = self._choices.get(key)
         if choices is None:
             return False
@@ -50,7 +50,7 @@ class OpenRequests(Generic[L]):
         return True
 
     def rename(self, old: RequestKey, new: RequestKey) -> None:
-        """The open request `old` goes on as `new`."""
+        """Continue the open request `old` under the key `new`."""
         self._links[new] = self._links.pop(old)
         self._choices[new] = self._choices.pop(old)
 

@@ -1,6 +1,6 @@
-"""The frame of a worker process: parse, load, listen, announce, wait for a signal, drain, stop.
+"""The frame of a worker process: parse flags, set up logging and signals, listen, announce, return an exit status.
 
-Roles fill in the middle.
+`lifecycle` runs the worker inside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import TransferError
 from baton_wire.listening.bounded_server import BoundedServer, Handle
-from baton_wire.listening.complaints import tell_loop_errors
+from baton_wire.listening.complaints import log_loop_errors
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap, raise_descriptor_limit
 from baton_wire.listening.sockets import bind
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 128
 MAX_CONNECTIONS = 1_024
-"""One for each gateway process, and for whoever asks how the worker is; half of them from one address."""
+"""One for each gateway process, and some for probes and scrapes; at most half of them from one address."""
 SHUTDOWN_S = 1.0
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SWITCH_INTERVAL_S = 0.001
 """How long a thread may keep the interpreter while another waits: the default 5 ms would show in every hand-over."""
 DRAIN_POLL_S = 0.05
 LEAVE_S = 2.0
-"""How long a worker that drains still takes what gateways send: they have to be told, and may be slow to read. One that
-refused at once could be the last of its revision for a request whose first token is already with the client."""
+"""How long a draining worker still accepts requests: gateways learn of the drain by a message, and may be slow to read
+it. A worker that refused at once could be the last of its revision for a request whose client has the first token."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -56,19 +56,19 @@ class Stop:
         self.now = asyncio.Event()
         self.crash: BaseException | None = None
 
-    def signalled(self) -> None:
+    def on_signal(self) -> None:
         if self.draining.is_set():
             self.now.set()
         self.draining.set()
 
-    def crashed(self, error: BaseException) -> None:
+    def on_crash(self, error: BaseException) -> None:
         """The engine or transfer thread died: end at once, with a failing status."""
         self.crash = error
         self.draining.set()
         self.now.set()
 
     async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
-        """Wait for it, at most `limit_s` and until the end is asked for at once. Returns whether it came true."""
+        """Wait for `holds`, at most `limit_s` and until an immediate end is asked for. Returns whether it came true."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while not holds() and not self.now.is_set():  # noqa: ASYNC110 - three threads, no event
@@ -79,7 +79,7 @@ class Stop:
 def run(role: Role | None, argv: Sequence[str], serve: Serve) -> int:
     """Run a worker process to its end and return its exit status: 0 stopped, 1 crashed, 2 bad configuration.
 
-    `role` None: one that flips.
+    `role` None: a flexible worker.
     """
     raise_descriptor_limit()
     name = program(role)
@@ -99,8 +99,8 @@ def run(role: Role | None, argv: Sequence[str], serve: Serve) -> int:
 async def _run(config: WorkerConfig, serve: Serve) -> int:
     stop = Stop()
     loop = asyncio.get_running_loop()
-    tell_loop_errors(loop, log)
-    handle_stop_signals(loop, stop.signalled, stop.draining.is_set)
+    log_loop_errors(loop, log)
+    handle_stop_signals(loop, stop.on_signal, stop.draining.is_set)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     await serve(config, stop)
     if stop.crash is not None:
@@ -144,7 +144,7 @@ async def listening(handle: Handle, endpoint: ListenAddress) -> AsyncIterator[in
         await server.end(SHUTDOWN_S)
 
 
-async def bound(config: WorkerConfig, starting: Awaitable[None]) -> None:
+async def await_transfer(config: WorkerConfig, starting: Awaitable[None]) -> None:
     """Await the start of the KV transfer. Raises ConfigError when its address is not free, or UCX does not come up."""
     try:
         await starting
@@ -155,8 +155,8 @@ async def bound(config: WorkerConfig, starting: Awaitable[None]) -> None:
         raise ConfigError(f"argument --transport: {config.transport}: {error}") from error
 
 
-def settle(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None) -> None:
-    """Everything stands: freeze what start-up allocated and announce the addresses.
+def report_ready(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None) -> None:
+    """Everything is up: freeze the garbage collector's view of the start, and announce the addresses.
 
     Raises ConfigError, and OSError on a full disk.
     """
@@ -164,9 +164,9 @@ def settle(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None)
     gc.freeze()
     if config.announce is not None:
         host, role = config.listen.host, config.role.value
-        told = Announcement(os.getpid(), host, port, pair_port, role=role, epoch=epoch.hex())
+        announcement = Announcement(os.getpid(), host, port, pair_port, role=role, epoch=epoch.hex())
         try:
-            announce(config.announce, told)
+            announce(config.announce, announcement)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise  # another try may find some

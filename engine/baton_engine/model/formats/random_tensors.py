@@ -15,7 +15,7 @@ from baton_wire.models.formats.weight_format import EXPONENTS, Shape, WeightForm
 
 DEVIATION: Final = 0.02
 FP8_DEVIATION: Final = 100
-"""Of e4m3 codes: few lie beyond 448."""
+"""Deviation of random e4m3 codes: few are beyond 448."""
 INT8_DEVIATION: Final = 32
 FP8_EXPONENT: Final = 115
 """2^-12: e4m3 codes then have about the deviation."""

@@ -26,10 +26,10 @@ class StoredWeight:
     order: Tensor | None = None
     """int64 [columns]: column j of `codes` is column order[j] of the weight; None: the same."""
     rounds_inputs: bool = False
-    """Whether the checkpoint says that integers of 8 bits are multiplied with activations of 8 bits."""
+    """True when the checkpoint asks for 8-bit integers to be multiplied with 8-bit activations."""
 
     def with_features(self, rows: Tensor) -> StoredWeight:
-        """With those features, in that order; rows int64."""
+        """The weight with the features `rows` (int64) alone, in that order."""
         zeros = None if self.zeros is None else self.zeros.index_select(0, rows)
         codes = self.codes.view(torch.uint8).index_select(0, rows).view(self.codes.dtype)
         return replace(self, codes=codes, scales=self.scales.index_select(0, rows), zeros=zeros)
@@ -38,7 +38,7 @@ class StoredWeight:
     def is_float(self) -> bool:
         return self.codes.dtype == FP8
 
-    def dequantised(self) -> Tensor:
+    def dequantise(self) -> Tensor:
         """float32 [features, columns], columns in the weight's own order."""
         columns = self.codes.shape[1]
         codes = self.codes.float()
@@ -52,7 +52,7 @@ class StoredWeight:
         return torch.empty_like(codes).index_copy_(1, self.order, codes)
 
 
-def joined(parts: Sequence[StoredWeight]) -> StoredWeight | None:
+def join_weights(parts: Sequence[StoredWeight]) -> StoredWeight | None:
     """The parts, which read the same input, one below the other. None where they are not stored alike."""
     first = parts[0]
     for part in parts[1:]:
@@ -61,7 +61,7 @@ def joined(parts: Sequence[StoredWeight]) -> StoredWeight | None:
     group = min(part.group for part in parts)
     if any(part.group % group and part.group < part.codes.shape[1] for part in parts):
         return None
-    fine = [_regrouped(part, group) for part in parts]
+    fine = [_regroup(part, group) for part in parts]
     zeros = None
     if any(part.zeros is not None for part in fine):
         zeros = torch.cat([_explicit_zeros(part) for part in fine])
@@ -82,7 +82,7 @@ def _wide(groups: Tensor, group: int, columns: int) -> Tensor:
     return groups.repeat_interleave(group, 1)[:, :columns]
 
 
-def _regrouped(part: StoredWeight, group: int) -> StoredWeight:
+def _regroup(part: StoredWeight, group: int) -> StoredWeight:
     """With a finer group, whose size divides the part's or cuts its only one."""
     if part.group == group:
         return part

@@ -21,14 +21,14 @@ Parts = Mapping[str, Tensor]
 """Tensors of the forms that the format asks for, by the last part of their names; optional ones may be missing."""
 
 AWQ_PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
-"""In which place of its word each of 8 neighbouring values stands."""
+"""The place of each of 8 neighbouring values in their word."""
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Values of four-bit floats by their codes."""
 E8M0_NAN: Final = 255
 GREATEST_EXPONENT: Final = {"e4m3": 246, "e2m1": 252}
-"""Of scales, + 127. Times the greatest value, 448 or 6, a larger one is no number of float32."""
+"""Greatest exponent of a scale, + 127. A larger one times the greatest value, 448 or 6, overflows float32."""
 NOT_A_NUMBER: Final = 0x7F
-"""Of e4m3 without its sign."""
+"""The e4m3 code of no number, without its sign."""
 
 
 def unpack(stored: WeightFormat, parts: Parts, features: int, columns: int, layer: str) -> StoredWeight:
@@ -59,20 +59,22 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
 
 
 def pack_mxfp4_stack(blocks: Tensor, scales: Tensor, name: str, in_turn: bool) -> Mxfp4Stack:
-    """The same as a GPU streams it. `in_turn`: features are gate and up in turn, and come out one below the other.
-    Raises WeightsError naming the tensor."""
+    """Pack a stack in MXFP4 as a GPU streams it. `in_turn`: gate and up features are stored in turn; gate comes first
+    and up below it. Raises WeightsError naming the tensor."""
     _check_exponents(scales, name)
     if (greatest := int(scales.max())) > SCALE_LIMIT:
         raise WeightsError(f"tensor {name}_scales: holds {greatest}; allowed on a GPU: 0 to {SCALE_LIMIT}")
 
-    def parted(rows: Tensor) -> Tensor:
+    def separate(rows: Tensor) -> Tensor:
         return torch.cat((rows[::2], rows[1::2])) if in_turn else rows
 
-    packed = [  # by expert: codes of a stack have four times the bytes of what is kept
-        pack_mxfp4(parted(_codes(b).flatten(-2))[None], parted(s)[None]) for b, s in zip(blocks, scales, strict=True)
+    experts = [  # one at a time: codes of a stack have four times the bytes of the packed values
+        pack_mxfp4(separate(_codes(b).flatten(-2))[None], separate(s)[None])
+        for b, s in zip(blocks, scales, strict=True)
     ]
-    values, exponents = torch.cat([each.values for each in packed]), torch.cat([each.scales for each in packed])
-    return Mxfp4Stack(values, exponents, packed[0].columns)
+    values = torch.cat([expert.values for expert in experts])
+    exponents = torch.cat([expert.scales for expert in experts])
+    return Mxfp4Stack(values, exponents, experts[0].columns)
 
 
 def _check_exponents(scales: Tensor, name: str) -> None:
@@ -88,7 +90,7 @@ def _powers(name: str, scales: Tensor, values: Literal["e4m3", "e2m1"]) -> Tenso
     if (greatest := int(exponents.max())) > GREATEST_EXPONENT[values]:
         why = "is no number" if greatest == E8M0_NAN else f"makes {values} infinite"
         raise ValueError(f"{name}: holds {greatest}, which {why}; allowed: 0 to {GREATEST_EXPONENT[values]}")
-    # A float's own exponent stands so, except that 0 means the subnormal 2^-127.
+    # These are a float's own exponent bits, except that 0 means the subnormal 2^-127.
     return torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)
 
 
@@ -103,7 +105,7 @@ def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) ->
         if bool((codes.view(torch.uint8) & NOT_A_NUMBER == NOT_A_NUMBER).any()):
             raise ValueError("weight: holds values that are no numbers; allowed: finite values of e4m3")
     else:
-        codes = _unsigned(codes)
+        codes = _to_unsigned(codes)
 
     def by_feature(values: Tensor) -> Tensor:
         values = values.reshape(stored.groups(features, columns))
@@ -111,14 +113,14 @@ def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) ->
         return (values if rows == 1 else values.repeat_interleave(rows, 0)[:features]).contiguous()
 
     scales = by_feature(_scales(stored.scale_name, parts[stored.scale_name]))
-    zeros = None if stored.symmetric else by_feature(_unsigned(parts["weight_zero_point"]))
+    zeros = None if stored.symmetric else by_feature(_to_unsigned(parts["weight_zero_point"]))
     return StoredWeight(codes, 8, scales, zeros, stored.block[1] or columns, rounds_inputs=stored.rounds_inputs)
 
 
 def _packed_integers(stored: PackedIntegers, parts: Parts, features: int, columns: int) -> StoredWeight:
-    said = parts["weight_shape"].tolist()
-    if said != [features, columns]:
-        raise ValueError(f"weight_shape: says {said}; the config asks for {[features, columns]}")
+    stored_shape = parts["weight_shape"].tolist()
+    if stored_shape != [features, columns]:
+        raise ValueError(f"weight_shape: says {stored_shape}; the config asks for {[features, columns]}")
     codes = _words_apart(parts["weight_packed"], stored.bits)[:, :columns]
     scales = _checked_scales("weight_scale", parts["weight_scale"]).reshape(features, -1).contiguous()
     zeros = None
@@ -126,7 +128,7 @@ def _packed_integers(stored: PackedIntegers, parts: Parts, features: int, column
         zeros = _words_apart(parts["weight_zero_point"].t(), stored.bits)[:, :features].t().contiguous()
     group = stored.group or columns
     order = _order("weight_g_idx", parts["weight_g_idx"], columns, group) if stored.has_order else None
-    return _sorted(codes, StoredWeight(codes, stored.bits, scales, zeros, group, order))
+    return _sort_columns(codes, StoredWeight(codes, stored.bits, scales, zeros, group, order))
 
 
 def _gptq(stored: Gptq, parts: Parts, columns: int) -> StoredWeight:
@@ -140,7 +142,7 @@ def _gptq(stored: Gptq, parts: Parts, columns: int) -> StoredWeight:
     scales = _checked_scales("scales", parts["scales"]).t().contiguous()
     group = stored.group or columns
     order = _order("g_idx", parts["g_idx"], columns, group) if "g_idx" in parts else None
-    return _sorted(codes, StoredWeight(codes, stored.bits, scales, zeros.contiguous(), group, order))
+    return _sort_columns(codes, StoredWeight(codes, stored.bits, scales, zeros.contiguous(), group, order))
 
 
 def _awq(stored: Awq, parts: Parts, columns: int) -> StoredWeight:
@@ -160,14 +162,14 @@ def _packed_floats(parts: Parts) -> StoredWeight:
 
 
 def _scales(name: str, scales: Tensor) -> Tensor:
-    """Of e4m3 or integers: floats, or exponents of powers of two."""
+    """Float32 scales of e4m3 or integer codes, which are stored as floats or as exponents of powers of two."""
     if scales.element_size() == 1:
         return _powers(name, scales, "e4m3")
     return _checked_scales(name, scales)
 
 
 def _checked_scales(name: str, scales: Tensor) -> Tensor:
-    """In float32. Raises ValueError unless all are finite and above zero."""
+    """The scales in float32. Raises ValueError unless all are finite and above zero."""
     wide = scales.float()
     if not bool(torch.isfinite(wide).all()):
         raise ValueError(f"{name}: holds an infinity or no number; allowed: finite scales above 0")
@@ -184,13 +186,13 @@ def _words_apart(words: Tensor, bits: int) -> Tensor:
     return torch.stack((as_bytes & 15, as_bytes >> 4), -1).flatten(1)
 
 
-def _unsigned(codes: Tensor) -> Tensor:
-    """int8 → uint8, 128 more."""
+def _to_unsigned(codes: Tensor) -> Tensor:
+    """Codes in int8 → uint8, each 128 more."""
     return (codes.view(torch.uint8) ^ 128).contiguous()
 
 
 def _order(name: str, groups: Tensor, columns: int, group: int) -> Tensor | None:
-    """Columns sorted by the groups that each belongs to. None when they are sorted."""
+    """The columns sorted by their groups; None when they are sorted already."""
     sizes = torch.bincount(groups.clamp(0, columns), minlength=groups_of(columns, group)).tolist()
     if int(groups.min()) < 0 or sizes != [group] * groups_of(columns, group):
         raise ValueError(f"{name}: places columns in groups of other sizes than the config's {group}")
@@ -198,7 +200,7 @@ def _order(name: str, groups: Tensor, columns: int, group: int) -> Tensor | None
     return None if torch.equal(order, torch.arange(columns, device=order.device)) else order
 
 
-def _sorted(codes: Tensor, weight: StoredWeight) -> StoredWeight:
-    """With the codes' columns in the weight's order."""
+def _sort_columns(codes: Tensor, weight: StoredWeight) -> StoredWeight:
+    """The weight with the columns of `codes` in its order."""
     sorted_codes = codes if weight.order is None else codes.index_select(1, weight.order)
     return replace(weight, codes=sorted_codes.contiguous())

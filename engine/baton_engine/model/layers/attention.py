@@ -40,7 +40,7 @@ class GroupRows:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """All T rows of a step. Padding has no context among `decode`, or lies behind the rows of `prefill`."""
+    """All T rows of a step. Padding rows have no context in `decode`, or come after the rows of `prefill`."""
 
     positions: Tensor  # [T] int64
     slot_mapping: Tensor  # of the first group, as the next two

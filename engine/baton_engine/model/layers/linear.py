@@ -3,7 +3,7 @@
 A `LinearMethod` decides how a weight is held; what it returns multiplies. Three methods: rows as in the checkpoint
 (GPU, where the kernels' op picks the fastest way, and 16-bit types on the CPU); for float32 on the CPU panels for the
 compiled kernel where the processor suits it, else transposed, which MKL multiplies up to twice as fast (lab/).
-A quantised weight stays as small as it is stored where the method has a product for it.
+A quantised weight keeps its stored format where the method has a product for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Projection(Protocol):
 
 
 class ReadsRounded(ABC):
-    """A projection of rows that the kernel before it may have rounded, whose scales the kernel behind it may bring."""
+    """A projection that can read rows rounded by the kernel before it, and leave scales to the kernel after it."""
 
     __slots__ = ()
 
@@ -61,11 +61,11 @@ class ReadsRounded(ABC):
 
     @abstractmethod
     def product(self, x: Tensor | RoundedRows) -> Tensor | ScaledProduct:
-        """As called."""
+        """The projection of x, whose scales may be left to the next kernel."""
 
     @abstractmethod
     def rounded_dtype(self, rows: Tensor) -> torch.dtype | None:
-        """Of the codes that rows [T, in_features] are to be rounded to; None: to none."""
+        """The dtype to round rows [T, in_features] to; None: leave them."""
 
 
 def product(projection: Projection, x: Tensor | RoundedRows) -> Tensor | ScaledProduct:
@@ -86,7 +86,7 @@ class LinearMethod(Protocol):
 
     @property
     def reads_norms(self) -> bool:
-        """Whether a layer can divide its rows by their root mean square itself."""
+        """True when a layer can divide its rows by their root mean square itself."""
         ...
 
     def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
@@ -127,7 +127,7 @@ class RowLinear:
         return linear(x, self.weight, self.bias, gated=True)
 
     def last_features(self, count: int) -> RowLinear:
-        """The same for the last `count` features alone."""
+        """This layer for the last `count` features alone."""
         return RowLinear(self.weight[-count:], None if self.bias is None else self.bias[-count:])
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
@@ -136,7 +136,7 @@ class RowLinear:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLinear(ReadsRounded):
-    """The weight as small as it is stored."""
+    """The weight in its stored format, not dequantised."""
 
     weight: QuantisedWeight
     bias: Tensor | None
@@ -154,7 +154,7 @@ class QuantisedLinear(ReadsRounded):
         return quantised_linear(x, self.weight, self.bias, gated=True)
 
     def last_features(self, count: int) -> QuantisedLinear:
-        """The same for the last `count` features alone."""
+        """This layer for the last `count` features alone."""
         return QuantisedLinear(self.weight.last_features(count), None if self.bias is None else self.bias[-count:])
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
@@ -232,7 +232,7 @@ class PanelLinear:
 
 
 class PanelMethod:
-    """Weights of one model lie side by side in huge pages."""
+    """Transposed weights or panels; those of one model are contiguous in huge pages."""
 
     reads_norms = False
 
@@ -241,8 +241,8 @@ class PanelMethod:
 
     def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
         if weight.shape[0] <= WHOLE_COLUMNS:
-            return TransposedLinear(self._transposed(weight), bias)
-        panels = tuple(map(self._transposed, torch.split(weight, PANEL_COLUMNS)))
+            return TransposedLinear(self._transpose(weight), bias)
+        panels = tuple(map(self._transpose, torch.split(weight, PANEL_COLUMNS)))
         return PanelLinear(panels, tuple(panel.shape[1] for panel in panels), weight.shape[0], bias)
 
     def pack_stored(
@@ -255,7 +255,7 @@ class PanelMethod:
     ) -> Linear | None:
         return None
 
-    def _transposed(self, weight: Tensor) -> Tensor:
+    def _transpose(self, weight: Tensor) -> Tensor:
         out_features, in_features = weight.shape
         padding = 0 if out_features % ALIASED_COLUMNS else PADDING_COLUMNS
         rows = self._arena.empty((in_features, out_features + padding), weight.dtype)
@@ -264,10 +264,10 @@ class PanelMethod:
 
 @dataclass(frozen=True, slots=True)
 class StoredPanels:
-    """A quantised weight as the compiled kernel reads it; what comes before the product is done here."""
+    """A quantised weight as the compiled kernel reads it. It norms and reorders the input itself."""
 
     panels: Linear
-    """Of columns in the order of the codes."""
+    """The product, with its columns in the order of the codes."""
     norm: tuple[Tensor, float] | None
     order: Tensor | None
     """int64 [in_features]: the input's column for each of the weight's; None: the same."""
@@ -287,7 +287,7 @@ class StoredPanels:
 
 
 class CompiledMethod:
-    """Panels for the compiled kernel, which takes norm and gate along. They lie side by side in huge pages."""
+    """Panels for the compiled kernel, which also computes norm and gate. They are contiguous in huge pages."""
 
     reads_norms = True
 
@@ -295,7 +295,7 @@ class CompiledMethod:
         self._arena = HugePageArena()
 
     def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
-        return pack_linear(weight, bias, norm_eps, gated, self._kept)
+        return pack_linear(weight, bias, norm_eps, gated, self._copy)
 
     def pack_stored(
         self,
@@ -308,7 +308,7 @@ class CompiledMethod:
         packed = pack_panels(weight.codes, weight.bits, weight.scales, weight.zeros, weight.group, bias, gated)
         return None if packed is None else StoredPanels(packed, norm, weight.order)
 
-    def _kept(self, panels: Tensor) -> Tensor:
+    def _copy(self, panels: Tensor) -> Tensor:
         return self._arena.empty(tuple(panels.shape), panels.dtype).copy_(panels)
 
 

@@ -42,7 +42,7 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedMlp(ReadsRounded):
-    """Of two quantised weights, on a GPU."""
+    """An MLP of two quantised weights, on a GPU."""
 
     gate_up: QuantisedLinear
     down: QuantisedLinear

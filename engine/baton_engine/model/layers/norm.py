@@ -50,12 +50,12 @@ class WeightedRmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class RoundingRmsNorm:
-    """The same before a projection that multiplies many rows in 8 bits: it gets them rounded."""
+    """RMSNorm before a projection that multiplies many rows in 8 bits: it rounds the rows for the projection."""
 
     weight: Tensor  # [H]
     eps: float
     rounded_dtype: Callable[[Tensor], torch.dtype | None]
-    """Of the projection."""
+    """The projection's `rounded_dtype`."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
@@ -70,7 +70,7 @@ class RoundingRmsNorm:
 
 
 def read_by(norm: RmsNorm, projection: Projection | None) -> RmsNorm:
-    """The norm in the form that the projection behind it reads best."""
+    """The norm in the form that the projection after it reads best."""
     if isinstance(norm, WeightedRmsNorm) and isinstance(projection, ReadsRounded):
         return RoundingRmsNorm(norm.weight, norm.eps, projection.rounded_dtype)
     return norm
@@ -92,7 +92,7 @@ class FoldedRmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class NormedProjection:
-    """norm(projection(x)): what a layer adds to the residual stream is normed first."""
+    """norm(projection(x)): a projection whose output is normed before it is added to the residual stream."""
 
     projection: Projection
     norm: WeightedRmsNorm
@@ -105,7 +105,7 @@ class NormedProjection:
 
 
 class DeferredRmsNorm:
-    """Rows as they are: the linear layer that reads them norms them."""
+    """Rows unchanged: the linear layer that reads them norms them."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
@@ -121,7 +121,7 @@ class PackedNorm:
     scale: Tensor | None
     """[H] by which the columns of the reading linear layer must be multiplied; None when there is nothing to fold."""
     deferred_eps: float | None = None
-    """Of the norm that the reading linear layer must do itself."""
+    """Eps of the norm that the reading linear layer computes itself; None: it computes none."""
 
 
 def pack_norm(weight: Tensor, eps: float, dtype: torch.dtype, deferred: bool = False) -> PackedNorm:

@@ -62,7 +62,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, positions: int) -> Tens
 
 
 def attention_factor(scaling: RopeScaling | None) -> float:
-    """What cos and sin are multiplied by: YaRN's or LongRoPE's correction of the attention's temperature, else 1."""
+    """Factor of cos and sin: YaRN's or LongRoPE's correction of the attention's temperature, else 1."""
     if isinstance(scaling, LongropeScaling):
         return scaling.attention_factor
     if not isinstance(scaling, YarnScaling):
@@ -92,7 +92,7 @@ def _llama3(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 def _yarn(powers: Tensor, scaling: YarnScaling, theta: float, head_dim: int) -> Tensor:
     def dimension_of(rotations: float) -> float:
-        """The dimension whose wave makes so many rotations over the original context."""
+        """The dimension whose wave makes this many rotations over the original context."""
         return head_dim * math.log(scaling.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
@@ -101,6 +101,6 @@ def _yarn(powers: Tensor, scaling: YarnScaling, theta: float, head_dim: int) -> 
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001  # as transformers does, against a division by zero
-    kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    # Written as transformers does: (1 - kept) rounds differently from the ramp, which shows at late positions.
-    return (1.0 / (scaling.factor * powers)) * (1 - kept) + (1.0 / powers) * kept
+    unscaled = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    # Written as transformers does: (1 - unscaled) rounds differently from the ramp, which shows at late positions.
+    return (1.0 / (scaling.factor * powers)) * (1 - unscaled) + (1.0 / powers) * unscaled

@@ -60,7 +60,7 @@ def of_schema(schema: dict[str, Any], head: str = NO_FORCING) -> Grammar:
 
 
 BLANK = r"(?: |\r?\n[ \t]*)?"
-"""What `of_spaced` allows between the parts of JSON."""
+"""The blanks that `of_spaced` allows between the parts of JSON."""
 
 
 def of_spaced(schema: dict[str, Any], max_blanks: int | None, head: str = NO_FORCING) -> Grammar:
@@ -106,8 +106,8 @@ def allowed_by(row: ConstrainedRow) -> set[int] | None:
 
 @cache
 def token_bytes() -> tuple[bytes, ...]:
-    """Of every id, read from the file as byte-level BPE writes bytes: printable ones as themselves, others from U+0100
-    on in their order."""
+    """Bytes of every id, read from the file as byte-level BPE writes them: printable bytes as themselves, others from
+    U+0100 on in their order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     letters = {chr(byte): byte for byte in printable}
     letters |= {chr(0x100 + place): byte for place, byte in enumerate(sorted(set(range(0x100)) - printable))}

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from baton_engine.grammars.row_masks import RowMasks
+from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.runner import ModelRunner
-from baton_engine.running.sampler import Draw, TokenMasks
+from baton_engine.running.sampler import Draw
 from baton_engine.running.slot_state import SlotState
 from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan, StepResult
 from baton_wire.messages.values import SamplingParams

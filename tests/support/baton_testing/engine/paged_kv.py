@@ -10,7 +10,7 @@ from torch import Tensor
 from baton_kernels.attention.attention_inputs import DecodeRows, KvLayer, PrefillRows
 
 FOREIGN_BLOCK = 999_983
-"""Stands in block tables beyond a sequence's blocks: no block of any test pool, so using it fails."""
+"""Table entry beyond a sequence's blocks: no block of any test pool, so using it fails."""
 
 
 @dataclass(frozen=True, slots=True)

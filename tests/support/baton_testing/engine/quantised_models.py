@@ -1,4 +1,4 @@
-"""Quantised checkpoints written from formulas alone, each beside the same model with its weights brought back.
+"""Quantised checkpoints written from formulas alone, each with the same model in dequantised weights.
 
 The packing here is written apart from the engine's, value by value, from the formats' public descriptions.
 """
@@ -122,8 +122,8 @@ def powers(layout: str) -> Form:
     if layout == "modelopt":
         return Form({"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head"]}, store)
     if layout in ("blocks", "rows"):
-        said = {"quant_method": "fp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0"}
-        return Form({**said, "weight_block_size": list(tile)}, store)
+        fields = {"quant_method": "fp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0"}
+        return Form({**fields, "weight_block_size": list(tile)}, store)
     weights = {"num_bits": int(layout[-1]), "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
     weights |= {"dynamic": False, "scale_dtype": "torch.uint8"}
     return Form(_compressed("mxfp4-pack-quantized" if layout == "mxfp4" else "mxfp8-quantized", weights, None), store)
@@ -189,7 +189,7 @@ def awq(group: int) -> Form:
     def store(weight: Tensor, seed: int) -> tuple[Parts, Tensor]:
         of = _group_of(weight.shape[1], group, False, seed)
         codes, scales, zeros = _rounded(weight, of, 4, False)
-        swapped = [0, 2, 4, 6, 1, 3, 5, 7]  # which of 8 neighbours stands in each place of a word, lowest first
+        swapped = [0, 2, 4, 6, 1, 3, 5, 7]  # which of 8 neighbours is in each place of a word, lowest first
 
         def words(values: Tensor) -> Tensor:
             return _words(values.reshape(values.shape[0], -1, 8)[:, :, swapped].flatten(1), 4, 1)

@@ -124,7 +124,7 @@ class ToyRunner:
         """When set, a step that is launched alone may write its prompts' first layer at once: `wrote_first_layer`."""
         self.wrote_first_layer: Callable[[int], None] = lambda step: None
         self.masks: RowMasks | None = None
-        """Of rows that follow grammars; without it they are left out of account."""
+        """Masks of rows that follow grammars; without it grammars are ignored."""
 
     # Runner -----------------------------------------------------------------------------------------------------------
 
@@ -164,9 +164,9 @@ class ToyRunner:
                     self.storage[block, offset] = kv[position]
 
     def read_kv(self, blocks: Sequence[int], tokens: int, total: int | None = None) -> list[int | None]:
-        """What stands at the first `tokens` positions of a sequence's blocks; None where nothing was ever written, or
-        where a group that sees it behind `total` tokens has something else."""
-        found: list[int | None] = []
+        """KV at the first `tokens` positions of a sequence's blocks; None where nothing was ever written, or
+        where a group that sees it after `total` tokens has something else."""
+        written: list[int | None] = []
         groups = len(self.windows)
         for position in range(tokens):
             index, offset = divmod(position, self.block_tokens)
@@ -175,8 +175,8 @@ class ToyRunner:
                 for group, window in enumerate(self.windows)
                 if position >= first_seen(tokens if total is None else total, window)
             }
-            found.append(seen.pop() if len(seen) == 1 else None)
-        return found
+            written.append(seen.pop() if len(seen) == 1 else None)
+        return written
 
     def _begin(self, chunk: PrefillChunk, write: Callable[[tuple[int, int], int], None]) -> None:
         table = self._tables[chunk.slot]
@@ -223,8 +223,8 @@ class ToyRunner:
             self._keeping.discard(closed)
         if self.masks is not None:
             self.masks.close(plan.closes)
-        tokens = tuple(each for each in drawn if isinstance(each, SlotTokens))
-        failures = tuple(each for each in drawn if isinstance(each, SlotFailure))
+        tokens = tuple(result for result in drawn if isinstance(result, SlotTokens))
+        failures = tuple(result for result in drawn if isinstance(result, SlotFailure))
         return StepResult(plan.step, tokens, 0.001, failures=failures)
 
     def _open(self, opened: OpenSlot) -> None:
@@ -336,6 +336,6 @@ class ToyRunner:
 def copy_kv(
     source: ToyRunner, source_blocks: Sequence[int], target: ToyRunner, blocks: Sequence[int], tokens: range
 ) -> None:
-    """What a KV transfer does: the KV of positions `tokens` goes from one pool's blocks to another's."""
+    """Copy the KV of positions `tokens` from one pool's blocks to another's, as a transfer does."""
     kv = source.read_kv(source_blocks, tokens.stop)
     target.write_kv(blocks, [value for value in kv if value is not None], tokens.start)

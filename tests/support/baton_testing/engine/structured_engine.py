@@ -52,8 +52,8 @@ class StructuredEngine:
 
     def run(self, *specs: SequenceSpec, turns: int = 20_000) -> dict[tuple[int, int], list[int]]:
         """Until nothing moves any more."""
-        for each in specs:
-            self.scheduler.submit(each, 0.0)
+        for spec in specs:
+            self.scheduler.submit(spec, 0.0)
         for _ in range(turns):
             moved = self.stepper.turn(0.0)
             self.look()
@@ -68,12 +68,12 @@ class StructuredEngine:
         for event in self.scheduler.events():
             number = int.from_bytes(event.key.request, "big")
             if isinstance(event, Drawn):
-                assert number not in self.failures, "a token behind the failure"
+                assert number not in self.failures, "a token after the failure"
                 self.outputs.setdefault((number, event.choice), []).extend(event.ids)
                 if event.finish is not None:
                     self.ended.add(number)
             elif isinstance(event, Failed):
-                assert number not in self.failures, "told twice"
+                assert number not in self.failures, "reported twice"
                 self.failures[number] = event
         self.scheduler.check()
 

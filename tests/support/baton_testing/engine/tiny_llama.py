@@ -100,7 +100,7 @@ def text_of(ids: tuple[int, ...]) -> str:
 
 
 class _Continuation:
-    """Of one prompt, as far as anybody asked so far: shorter answers are beginnings of longer ones."""
+    """The answer to one prompt, as long as was asked for so far: shorter answers are beginnings of longer ones."""
 
     def __init__(self, prompt: tuple[int, ...]) -> None:
         self.ids: list[int] = []

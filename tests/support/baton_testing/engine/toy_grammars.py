@@ -50,7 +50,7 @@ def _compiled(definition: str) -> CompiledGrammar:
 
 
 def allowed(sampling: SamplingParams, outputs: Sequence[int]) -> frozenset[int] | None:
-    """What may come after `outputs`, from the ids alone; None: anything."""
+    """The ids that may come after `outputs`, from the ids alone; None: any."""
     if sampling.grammar is None:
         return None
     ends = EndIds.of(vocabulary(), sampling.stop_token_ids)
@@ -67,11 +67,13 @@ def allowed_now(masks: RowMasks, slot: int) -> frozenset[int] | SlotFailure | No
     """The same of a slot, as a runner asks."""
     if not masks.bind((slot,)):
         return None
-    found = masks.constraints((slot,))
-    if found.failures:
-        return found.failures[0]
-    return None if found.masks is None else frozenset(ids_in(found.masks.allowed[0].numpy().view(np.uint32)))
+    constraints = masks.constraints((slot,))
+    if constraints.failures:
+        return constraints.failures[0]
+    return (
+        None if constraints.masks is None else frozenset(ids_in(constraints.masks.allowed[0].numpy().view(np.uint32)))
+    )
 
 
 def took(masks: RowMasks, slot: int, token: int) -> None:
-    masks.drawn((SlotTokens(slot, (token,)),))
+    masks.take_drawn((SlotTokens(slot, (token,)),))

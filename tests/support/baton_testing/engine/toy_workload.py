@@ -26,7 +26,7 @@ from baton_wire.messages.values import Reason, RequestKey
 
 @dataclass(slots=True)
 class Expectation:
-    """What is known about one request from outside."""
+    """One request as it is known from outside."""
 
     spec: SequenceSpec
     outputs: dict[int, list[int]]
@@ -107,13 +107,13 @@ class Workload:
     # Questions --------------------------------------------------------------------------------------------------------
 
     def awaiting_landing(self) -> list[Expectation]:
-        return [each for each in self.requests.values() if each.reserved is not None and each.is_held]
+        return [request for request in self.requests.values() if request.reserved is not None and request.is_held]
 
     def held(self) -> list[Expectation]:
-        return [each for each in self.requests.values() if each.spec.hold and each.is_held]
+        return [request for request in self.requests.values() if request.spec.hold and request.is_held]
 
     def unfinished(self) -> list[Expectation]:
-        return [each for each in self.requests.values() if each.open_choices]
+        return [request for request in self.requests.values() if request.open_choices]
 
     def finish(self) -> None:
         """Everything goes to its end: reservations land, held prompts are granted and released, the rest runs out."""
@@ -189,7 +189,7 @@ class Workload:
 
     def _assert_justified(self, spec: SequenceSpec, reason: Reason) -> None:
         settings = self.settings
-        full = sum(bool(each.open_choices) for each in self.requests.values()) > settings.max_waiting
+        full = sum(bool(request.open_choices) for request in self.requests.values()) > settings.max_waiting
         reasons = {
             Reason.BAD_REQUEST: len(spec.choices) > settings.max_slots,
             Reason.TOO_LONG: len(spec.tokens) >= settings.max_context_tokens,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_control.hashes import Revision
-from baton_control.rollout import PARTNERS, Group, Limits, RolloutPhase, Step, Wanted, is_complete, next_step
+from baton_control.rollout import Group, Limits, RolloutPhase, Step, Wanted, is_complete, next_step
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MOST_WORKERS = 8
@@ -277,7 +277,7 @@ class Facts:
         self.usable = Counter(
             worker.role
             for worker in routable
-            if floors[PARTNERS[worker.role]] <= 0 or (PARTNERS[worker.role], worker.revision.fit) in linked
+            if floors[worker.role.partner] <= 0 or (worker.role.partner, worker.revision.fit) in linked
         )
         each = Counter((worker.role, worker.revision.fit) for worker in routable)
         sizes = {role: pool.workers for role, pool in wanted.items()}

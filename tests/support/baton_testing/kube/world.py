@@ -14,7 +14,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from baton_control.names import Key
-from baton_control.rollout import PARTNERS
 from baton_control.sizing.decision.scaling import Sizing
 from baton_operator.kube.kinds import BUDGETS, DEPLOYMENTS, EVENTS, JOBS, NODES, PODS, POOLS, WORKERS
 from baton_operator.kube.kopf.custom_resources import CustomResources
@@ -345,7 +344,7 @@ class World:
                 role = Role(_label(pod, ROLE_LABEL)) if self.links is None else self.links.role(pod)
                 ready[role, fits.get(template, template)] += 1
         return {
-            role: sum(n for (each, fit), n in ready.items() if each is role and ready[PARTNERS[role], fit])
+            role: sum(n for (each, fit), n in ready.items() if each is role and ready[role.partner, fit])
             for role in POOL_ROLES
         }
 

@@ -19,9 +19,9 @@ from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding, ToWorker, WorkerState
 from baton_wire.messages.values import Message, PairFingerprint, Role
 from baton_wire.rules.gateway_rounds import GatewayRounds, Urgency
+from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.gateway_links import GatewayLink, urgency_of
-from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import Messenger
 
 LIMITS = RequestLimits(vocab_size=50, max_context_tokens=CONTEXT_TOKENS, max_choices=4)
@@ -163,7 +163,7 @@ class SimWorker(SimProcess):
             link.send(msgspec.structs.replace(state, turn=turn, gateways=len(self._links)))
 
     def _tell_holding(self, end: End, urgency: Urgency | None) -> None:
-        if self._holders.told(end, urgency):
+        if self._holders.update(end, urgency):
             self._tell_all()
 
     def received(self, end: End, message: bytes) -> None:
@@ -176,7 +176,7 @@ class SimWorker(SimProcess):
 
     def lost(self, end: End, detail: str) -> None:
         link = self._links.pop(end)
-        self._holders.told(end, None)
+        self._holders.update(end, None)
         self._tell_all()
         self.service.link_lost(cast(GatewayLink, link))
         held = [key for side in self.sides() for key in side._open.keys_of(cast(GatewayLink, link))]

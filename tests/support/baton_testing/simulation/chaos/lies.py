@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.step_load import StepLoad
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.run import Run, RunState
 from baton_testing.simulation.chaos.gateway import ChaosClient, ChaosGateway

@@ -14,7 +14,7 @@ from baton_worker.serving.messenger import Messenger, leg_failed
 class TakesLateFlips(FlexibleService):
     """An order without a number, as a label or an environment variable is one: the last that comes decides."""
 
-    def flipped(self, number: int, role: Role) -> None:
+    def apply_flip(self, number: int, role: Role) -> None:
         self.flip, self.role = number, role
 
 
@@ -33,9 +33,9 @@ class RefusesOtherWork(FlexibleService):
 class DropsWorkWithTheRole(FlexibleService):
     """Drained by killing: what the former role had begun ends with the flip, and its gateways are told to go on."""
 
-    def flipped(self, number: int, role: Role) -> None:
+    def apply_flip(self, number: int, role: Role) -> None:
         before = self.role
-        super().flipped(number, role)
+        super().apply_flip(number, role)
         if self.role is not before:
             left: Any = self.prefill if before is Role.PREFILL else self.decode
             for key, link in list(left._open._links.items()):

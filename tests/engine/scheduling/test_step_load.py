@@ -1,10 +1,10 @@
-"""What a step-time model gets to see of a step, counted by hand."""
+"""The load of a step for step-time models, counted by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from baton_engine.running.step_load import LoadMeter, WindowLoad, windowed_pairs
+from baton_engine.scheduling.step_load import LoadMeter, WindowLoad, windowed_pairs
 from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, StepPlan
 from baton_wire.messages.values import SamplingParams
 

@@ -1,6 +1,6 @@
-"""What is in a step, for step-time models: prompt tokens, the positions they attend to, batch and KV tokens.
+"""The load of a step, for step-time models: prompt tokens, the positions they attend to, batch and KV tokens.
 
-A plan holds only changes, so the context of each slot is followed from plan to plan.
+A plan holds only changes, so the meter follows the context of each slot from plan to plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton_wire.rules.step_times import attended_pairs
 
 @dataclass(frozen=True, slots=True)
 class WindowLoad:
-    """What layers with a window see of a step's prompts and rows."""
+    """The part of a step's prompts and rows that layers with a window attend to."""
 
     window: int
     prefill_pairs: float
@@ -24,25 +24,25 @@ class WindowLoad:
 class StepLoad:
     prefill_tokens: int
     prefill_pairs: float
-    """(token, attended position) pairs: t new tokens behind c computed ones have t · (c + t/2)."""
+    """(token, attended position) pairs: t new tokens after c computed ones have t · (c + t/2)."""
     prefill_chunks: int
     decode_rows: int
     kv_tokens: int
     """Tokens whose KV the decode rows read."""
     windowed: tuple[WindowLoad, ...] = ()
-    """The same two figures for each window that layers of the model have."""
+    """The loads of the model's layers with a window, one for each distinct window."""
 
     @property
     def rows(self) -> int:
-        """Prefill chunks and decode rows."""
+        """Number of prefill chunks and decode rows."""
         return self.prefill_chunks + self.decode_rows
 
 
 class LoadMeter:
-    """Follows the plans of one scheduler; call `load` once for each, in order."""
+    """Measures the plans of one scheduler; call `load` once for each plan, in order."""
 
     def __init__(self, max_slots: int, windows: tuple[int, ...] = ()) -> None:
-        """`windows`: those of the model's layers, each once."""
+        """`windows`: the distinct windows of the model's layers."""
         self._contexts = [0] * max_slots
         self._windows = windows
 
@@ -51,13 +51,13 @@ class LoadMeter:
         for opened in plan.opens:
             contexts[opened.slot] = opened.context_tokens
         tokens, pairs = 0, 0.0
-        seen_pairs, seen_tokens = [0.0] * len(self._windows), [0] * len(self._windows)
+        window_pairs, window_tokens = [0.0] * len(self._windows), [0] * len(self._windows)
         for chunk in plan.prefill:
             count = len(chunk.tokens)
             tokens += count
             pairs += attended_pairs(count, chunk.start)
             for place, window in enumerate(self._windows):
-                seen_pairs[place] += windowed_pairs(count, chunk.start, window)
+                window_pairs[place] += windowed_pairs(count, chunk.start, window)
             contexts[chunk.slot] = chunk.start + count
             for slot in chunk.sample:
                 contexts[slot] = chunk.start + count
@@ -66,8 +66,8 @@ class LoadMeter:
             contexts[slot] += 1
             kv_tokens += contexts[slot]
             for place, window in enumerate(self._windows):
-                seen_tokens[place] += min(window, contexts[slot])
-        windowed = tuple(map(WindowLoad, self._windows, seen_pairs, seen_tokens))
+                window_tokens[place] += min(window, contexts[slot])
+        windowed = tuple(map(WindowLoad, self._windows, window_pairs, window_tokens))
         chunks = sum(bool(chunk.tokens) for chunk in plan.prefill)
         return StepLoad(tokens, pairs, chunks, len(plan.decode), kv_tokens, windowed)
 
