@@ -166,7 +166,6 @@ IN_CIRCLES: frozenset[str] = frozenset(
         "baton_kernels.experts.gpu.expert_launches",
         "baton_kernels.sampling.gpu.token_mask",
         "baton_kernels.sampling.token_mask",
-        "baton_local.options",
     }
 )
 """Modules that still import each other in a circle, lazy imports included."""

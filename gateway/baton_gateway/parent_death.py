@@ -1,6 +1,7 @@
-"""Ties a process to its parent: the kernel kills it when the parent dies (Linux).
+"""A process that must not outlive its parent: the kernel kills it when the parent dies (Linux).
 
-`baton_local` has a copy of its own, which must import nothing of Baton.
+`baton_local.fleet.parent_death_signal` does the same for programs of any kind, before they start. It is a script that
+imports nothing of Baton, so the few lines stand in both.
 """
 
 from __future__ import annotations

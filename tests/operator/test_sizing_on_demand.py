@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from baton_control.names import Key
-from baton_control.sizing.decision.scaling import PoolNow, Sized
+from baton_control.sizing.decision.scaling import PoolNow, Sized, SizingRequest
 from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.telemetry.store import TelemetryStore
 from baton_operator.sizing_on_demand import SizingOnDemand
@@ -45,7 +45,7 @@ def decisions(kind: type[SizingOnDemand] | type[SloSizing]) -> list[Sized]:
         if number == 5:
             sizing.forget(KEY)
             memory = None
-        found.append(sizing.decide(KEY, spec, POOLS, memory, 1.7e9 + clock[0]))
+        found.append(sizing.decide(SizingRequest(KEY, spec, POOLS, memory, 1.7e9 + clock[0])))
         memory = found[-1].memory
     return found
 

@@ -1,5 +1,5 @@
-"""A batch's requests as the engine takes them, and its tokens as answers: the gateway's own parsing, templates, texts
-and response bodies, without a gateway.
+"""Jobs of a batch: from a request to the engine's sequences, and from tokens to the answer. Parsing, chat templates,
+text and response bodies are the gateway's, without a gateway.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Choice:
 
 
 class Job:
-    """One request while its tokens come: fed with the engine's events, asked for the body at the end."""
+    """One request while its tokens arrive: it takes the engine's events and builds the response body at the end."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Job:
         self._open = set(range(len(self._choices)))
 
     def specs(self, deadline_s: float) -> tuple[SequenceSpec, ...]:
-        """One for each prompt."""
+        """The sequences of the job, one for each prompt."""
         choices = tuple(range(self._options.n))
         return tuple(
             SequenceSpec(
@@ -109,7 +109,7 @@ class Job:
         )
 
     def take(self, event: Drawn) -> bool:
-        """Take the next tokens of a choice; whether a stop string ended it, so that the engine need not go on."""
+        """Take the next tokens of a choice. True: a stop string ended it, and the engine can cancel it."""
         prompt, options = _prompt_of(event.key), self._options
         number = prompt * options.n + event.choice
         choice = self._choices[number]
@@ -132,7 +132,7 @@ class Job:
         return increment.stopped_after is not None
 
     def score(self, event: PromptScored) -> None:
-        """Take log probabilities of a prompt's own tokens; all come before its first drawn token."""
+        """Take the log probabilities of a prompt's tokens; all come before its first drawn token."""
         self._scores.take(_prompt_of(event.key), event.first_index, event.logprobs)
 
     @property
@@ -141,14 +141,14 @@ class Job:
 
     @property
     def usage(self) -> Usage:
-        return Usage(sum(prompt.num_tokens for prompt in self._prompts), sum(each.drawn for each in self._choices))
+        return Usage(sum(prompt.num_tokens for prompt in self._prompts), sum(choice.drawn for choice in self._choices))
 
     def body(self) -> bytes:
         """The response of a done job."""
         finished = [
-            FinishedChoice(each.answer, each.logprobs, each.finish, self._scores.of(number // self._options.n))
-            for number, each in enumerate(self._choices)
-            if each.finish is not None
+            FinishedChoice(choice.answer, choice.logprobs, choice.finish, self._scores.of(number // self._options.n))
+            for number, choice in enumerate(self._choices)
+            if choice.finish is not None
         ]
         return b"".join(response_body(self._head, finished, self.usage))
 
@@ -162,7 +162,7 @@ class Refusal:
     """The answer to a line that the engine does not compute."""
 
     line: bytes
-    """Of the output file."""
+    """The line for the output file."""
 
     @staticmethod
     def of(custom_id: str, problem: Problem) -> Refusal:
@@ -182,8 +182,8 @@ class Desk:
         created: int,
         generation_defaults: bool = True,
     ) -> None:
-        """`names`: what requests may call the model. `created`: seconds since 1970, for the answers.
-        `generation_defaults`: whether the model's own count.
+        """`names`: model names that requests may use. `created`: seconds since 1970, for the answers.
+        `generation_defaults`: False ignores the model's generation_config.json.
         """
         self._defaults = text.bundle.generation if generation_defaults else API_DEFAULTS
         self._text = text
@@ -198,9 +198,9 @@ class Desk:
         await self._templates.stop()
 
     async def job(self, line: BatchLine | BadLine) -> Job | Refusal:
-        """The line as a job, or the answer that says what is wrong with it.
+        """The job of a line, or the answer that says why it is refused.
 
-        Without a seed of its own a request gets one from its id: the same batch gives the same answers.
+        A request without a seed gets one from its id, so that the same batch gives the same answers.
         """
         if isinstance(line, BadLine):
             return Refusal(line.answer())
@@ -209,9 +209,9 @@ class Desk:
             request = parse_chat(line.body) if is_chat else parse_completion(line.body)
             options = request.options
             if options.stream:
-                raise unsupported("stream", "an answer in a file is not streamed")
+                raise unsupported("stream", "a batch does not stream answers")
             if options.output_format is not None:
-                raise unsupported(options.output_format.field, "a batch follows no schemas and grammars")
+                raise unsupported(options.output_format.field, "a batch does not support schemas and grammars")
             if options.model not in self._names:
                 raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:
@@ -241,7 +241,7 @@ class Desk:
             prompts = completion_prompts(request, self._text, self._limits)
         else:
             if is_constrained(request.tool_use):
-                raise unsupported("tools", "a batch follows no grammars: tools are not strict, and the model chooses")
+                raise unsupported("tools", "a batch does not support grammars: tools must not be strict or required")
             conversation = build_conversation(request.messages, request.tool_use, request.prompting)
             room = chat_room(self._text, self._limits)
             rendered = await self._templates.render(self._text.bundle, conversation, budget=room)
@@ -252,5 +252,5 @@ class Desk:
 
 
 def failure(custom_id: str) -> Refusal:
-    """The answer to a request that the engine gave up."""
+    """The answer to a request that failed in the engine."""
     return Refusal.of(custom_id, internal_error())

@@ -14,7 +14,7 @@ from baton_control.accelerator_types import types_of
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, RolloutPhase, Step, usable
 from baton_control.sizing.decision.scaling import Sized
-from baton_control.spec.api import LLMDeployment, ScalingMode
+from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, LLMDeployment, ScalingMode
 from baton_control.telemetry.pairs import Pairs
 from baton_control.worker_specs import pool_spec
 from baton_operator.objects.metadata import FETCH_ROLE, RESTART_ANNOTATION
@@ -389,6 +389,8 @@ def _limited(view: View) -> Finding:
     limits = "; ".join(plan.limit for plan in view.plans.values() if plan.limit)
     if limits:
         return Finding(kind, Truth.TRUE, "OverBudget" if "budget" in limits else "OutOfBounds", limits)
+    if view.deployment.spec.autoscaling.is_kept_awake:
+        return Finding(kind, Truth.TRUE, "ScaleToZeroIgnored", IGNORED_SCALE_TO_ZERO)
     if view.sized is not None:
         reasons = "; ".join(view.sized.reasons[role] for role in POOL_ROLES)
         truth, reason = (Truth.UNKNOWN, "Holding") if view.sized.holds else (Truth.FALSE, "WithinBounds")

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_control.sizing.decision.budget import accelerators, within_bounds, within_budget
+from baton_control.sizing.decision.budget import cut_to_budget
 from baton_control.sizing.decision.scaling import Sized
+from baton_control.sizing.inputs.deployment import pool_bounds
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -65,7 +66,7 @@ def plans(
 ) -> dict[Role, Plan]:
     """`sized` is sizing's answer in mode SLO, and None in the others."""
     asked = dict(standing) if sized is None else {role: sized.workers[role] for role in POOL_ROLES}
-    bounded = {role: within_bounds(deployment, role, asked[role]) for role in POOL_ROLES}
+    bounded = {role: pool_bounds(deployment, role).clamp(asked[role]) for role in POOL_ROLES}
     fitting = _fitting(deployment, bounded)
     return {
         role: _plan(deployment, role, facades.get(role), asked[role], bounded[role], fitting[role])
@@ -90,10 +91,11 @@ def _standing(deployment: LLMDeployment, role: Role, facade: Facade | None, publ
 
 def _fitting(deployment: LLMDeployment, workers: Mapping[Role, int]) -> dict[Role, int]:
     """The pool that is further above its minimum gives."""
-    least = {role: pool_spec(deployment, role).replicas.min for role in POOL_ROLES}
-    each = {role: accelerators(deployment, role) for role in POOL_ROLES}
+    bounds = {role: pool_bounds(deployment, role) for role in POOL_ROLES}
+    least = {role: bounds[role].minimum for role in POOL_ROLES}
+    accelerators = {role: bounds[role].accelerators for role in POOL_ROLES}
     budget = deployment.spec.autoscaling.budget.max_accelerators
-    return within_budget(budget, workers, least, each, lambda role, left: (least[role] - left,))
+    return cut_to_budget(budget, workers, least, accelerators, lambda role, left: (least[role] - left,))
 
 
 def _plan(deployment: LLMDeployment, role: Role, facade: Facade | None, asked: int, bounded: int, fitting: int) -> Plan:

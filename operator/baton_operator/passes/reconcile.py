@@ -16,7 +16,7 @@ from baton_control.errors import ManifestError, NotAllowedError, UnsupportedErro
 from baton_control.hashes import Revision
 from baton_control.names import Key, gateway_name
 from baton_control.rollout import Group, Limits, Step, Wanted, next_step
-from baton_control.sizing.decision.scaling import HoldSizing, PoolNow, Sized, Sizing
+from baton_control.sizing.decision.scaling import HoldSizing, PoolNow, Sized, Sizing, SizingRequest
 from baton_control.sizing.metrics import SizingMetrics
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_operator.kube.kinds import OPTIONAL, POLICIES, RECORDS, SERVICES
@@ -357,9 +357,8 @@ class Reconciler:
             pools = {role: replace(now[role], workers=before[role]) for role in POOL_ROLES}
             epoch_s = self._now().timestamp()
             reporting = deployment.spec.gateway.replicas_at(seen.gateways_ready)
-            sized = self._sizing.decide(
-                seen.key, deployment, pools, seen.before.sizing_memory, epoch_s, gateways=reporting
-            )
+            request = SizingRequest(seen.key, deployment, pools, seen.before.sizing_memory, epoch_s, reporting)
+            sized = self._sizing.decide(request)
             if self._telemetry is not None:
                 this.again_in(SIZING_S)
         found = plans(deployment, facades, before, sized)

@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from baton_control.rollout import Group, Wanted
+from baton_control.rollout import Group, Wanted, pool_flip
 from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.worker_pods import WorkerPod
@@ -20,11 +20,10 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 
 def sizes_after_flips(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> dict[Role, int] | None:
-    """How many workers each pool has when those have flipped that one pool has too many and the other too few; None:
-    nobody flips.
+    """How many workers each pool has after a flip (`pool_flip`); None: no worker flips.
 
-    Only workers that gateways can use flip: others are stopped at no loss. Nobody does while templates change, or while
-    it is unknown who serves.
+    Only workers that gateways can use flip: others are stopped at no loss. No worker flips while templates change, or
+    while it is unknown which workers serve.
     """
     revisions = {pool.revision for pool in wanted.values()}
     running = [group for group in groups if group.workers]
@@ -32,12 +31,10 @@ def sizes_after_flips(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) 
         return None
     have = {role: sum(group.workers for group in running if group.role is role) for role in POOL_ROLES}
     serving = {role: sum(group.routable or 0 for group in running if group.role is role) for role in POOL_ROLES}
-    for rich in POOL_ROLES:
-        short = rich.partner
-        surplus, shortage = have[rich] - wanted[rich].workers, wanted[short].workers - have[short]
-        if (number := min(surplus, shortage, serving[rich])) > 0:
-            return {rich: have[rich] - number, short: have[short] + number}
-    return None
+    flip = pool_flip(have, {role: pool.workers for role, pool in wanted.items()}, serving)
+    if flip is None:
+        return None
+    return {flip.giver: have[flip.giver] - flip.workers, flip.taker: have[flip.taker] + flip.workers}
 
 
 def after_flips(

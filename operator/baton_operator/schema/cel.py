@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_control.spec.api import (
-    AutoscalingSpec,
     DeploymentSpec,
     LLMDeployment,
     PodMetadataSpec,
@@ -53,10 +52,6 @@ class Rule:
 def _accelerators(pool: str) -> str:
     replicas, ranks = f"self.{pool}.replicas.min", f"self.{pool}.tensorParallel"
     return f"(has(self.{pool}.accelerator) ? {replicas} * {ranks} : 0)"
-
-
-def _has_price(pool: str) -> str:
-    return f"has(self.{pool}.accelerator) && has(self.{pool}.accelerator.costPerHour)"
 
 
 ALTERNATIVES = "has(self.alternatives) && self.alternatives.size() > 0"
@@ -201,13 +196,6 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         Rule("self.start != self.end", "must differ from start", ".end"),
         Rule("has(self.prefill) || has(self.decode)", "a schedule names prefill, decode or both"),
     ),
-    AutoscalingSpec: (
-        Rule(
-            "!(has(self.scaleToZero) && has(self.scaleToZeroAfter))",
-            "must be absent while scaleToZeroAfter is given",
-            ".scaleToZero",
-        ),
-    ),
     ServiceSpec: (_reserved("annotations", RESERVED_ANNOTATIONS),),
     FetchSpec: (_reserved("serviceAccountAnnotations", RESERVED_ANNOTATIONS),),
     PodMetadataSpec: (_reserved("labels", RESERVED_LABELS), _reserved("annotations", RESERVED_ANNOTATIONS)),
@@ -237,16 +225,6 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "!has(self.autoscaling.scaleToZeroAfter) || self.prefill.replicas.min == 0",
             "needs replicas.min 0 in both pools",
             ".autoscaling.scaleToZeroAfter",
-        ),
-        Rule(
-            "!has(self.autoscaling.scaleToZero) || self.prefill.replicas.min == 0",
-            "needs replicas.min 0 in both pools",
-            ".autoscaling.scaleToZero",
-        ),
-        Rule(
-            f"!has(self.autoscaling.scaleToZero) || ({_has_price('prefill')} && {_has_price('decode')})",
-            "needs accelerator.costPerHour in both pools",
-            ".autoscaling.scaleToZero",
         ),
         *(
             Rule(

@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from baton_control.spec.allowed import describe, fields_of, model_of, words_of
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.base_model import Model
-from baton_control.spec.quantities import Unit, show_quantity
+from baton_control.spec.quantities import Quantity
 
 HEADER = """\
 # LLMDeployment reference
@@ -109,9 +109,9 @@ def _default(field: FieldInfo, inherited: object) -> str:
         return "required"
     if value is None or value in ((), {}):
         return "none"
-    unit = next((item.name for item in field.metadata if isinstance(item, Unit)), None)
-    if unit is not None and isinstance(value, int | float):
-        return f"`{show_quantity(value, unit)}`"
+    quantity = next((item for item in field.metadata if isinstance(item, Quantity)), None)
+    if quantity is not None and isinstance(value, int | float):
+        return f"`{quantity.show(value)}`"
     if isinstance(value, enum.Enum):
         return f"`{value.value}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

@@ -178,10 +178,10 @@ async def test_a_child_that_says_what_is_wrong_with_it_counts_as_silent() -> Non
         await asyncio.wait([child.question])
         with pytest.MonkeyPatch.context() as patch:
 
-            async def told(*_: object, report: ProcessReport = report) -> ProcessReport:
+            async def put_question(*_: object, report: ProcessReport = report) -> ProcessReport:
                 return report
 
-            patch.setattr(parent_process, "_put_question", told)
+            patch.setattr(parent_process, "_put_question", put_question)
             patch.setattr(child, "reader", object())
             patch.setattr(child, "writer", object())
             assert await processes._answers(child, 1.0) is expected

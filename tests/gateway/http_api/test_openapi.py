@@ -53,7 +53,9 @@ def test_paths_and_methods_are_those_that_are_served(gateway: RunningGateway) ->
     written = {
         path: {name for name in operations if name != "parameters"} for path, operations in DOCUMENT["paths"].items()
     }
-    assert written == {path: {each.lower() for each in each} for path, each in gateway.server.api.methods().items()}
+    assert written == {
+        path: {method.lower() for method in methods} for path, methods in gateway.server.api.methods().items()
+    }
 
 
 def cases() -> Iterator[Any]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from baton_control.names import Key
-from baton_control.sizing.decision.scaling import PoolNow, Sized, TypeChoice
-from baton_control.spec.api import LLMDeployment
+from baton_control.sizing.decision.scaling import Sized, SizingRequest, TypeChoice
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, WORKERS
 from baton_testing.kube.cluster import is_ready
 from baton_testing.kube.rule_cases import two_types
@@ -24,16 +22,8 @@ class Told:
         self.type: str | None = None
         self.others: list[Mapping[str, int]] = []
 
-    def decide(
-        self,
-        key: Key,
-        deployment: LLMDeployment,
-        pools: Mapping[Role, PoolNow],
-        memory: str | None,
-        epoch_s: float,
-        gateways: int | None = None,
-    ) -> Sized:
-        self.others.append(dict(pools[Role.PREFILL].others))
+    def decide(self, request: SizingRequest) -> Sized:
+        self.others.append(dict(request.pools[Role.PREFILL].others))
         types = (
             {} if self.type is None else {Role.PREFILL: TypeChoice(self.type, f"prefill on {self.type}: it is cheaper")}
         )

@@ -262,6 +262,23 @@ def test_limits_are_told_with_who_and_what() -> None:
     assert judged(held, "ScalingLimited") == ("Unknown", "Holding")
 
 
+def test_sleep_by_cost_is_ignored_with_a_condition_until_a_quiet_time_is_set() -> None:
+    """No edit of such a deployment is refused, whatever its prices and bounds."""
+
+    def limited(minimum: int, **autoscaling: object) -> tuple[str, str]:
+        pool = {"min": minimum, "max": 2}
+        made = deployment(autoscaling=autoscaling, prefill__replicas=pool, decode__replicas=pool)
+        status = status_of(replace(view(), deployment=made), EMPTY, NOW)
+        named = "scaleToZeroAfter" in next(each.message for each in status.conditions if each.type == "ScalingLimited")
+        assert named == (condition(status, "ScalingLimited")[1] == "ScaleToZeroIgnored")
+        return condition(status, "ScalingLimited")
+
+    for minimum in (0, 1):
+        assert limited(minimum, scaleToZero={"costOfMiss": 0.05}) == ("True", "ScaleToZeroIgnored")
+        assert limited(minimum) == ("False", "WithinBounds")
+    assert limited(0, scaleToZero={"costOfMiss": 0.05}, scaleToZeroAfter="5m") == ("False", "WithinBounds")
+
+
 def test_the_same_view_gives_the_same_status_whenever_it_is_judged() -> None:
     first = status_of(view(), EMPTY, NOW)
     assert status_of(view(), first, LATER) == first

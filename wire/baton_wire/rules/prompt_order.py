@@ -90,8 +90,10 @@ class PromptOrder(Generic[T]):
     'long'
     """
 
-    def __init__(self, ttft_s: float | None) -> None:
+    def __init__(self, ttft_s: float | None, plan_s: float = PLAN_S) -> None:
+        """`plan_s`: the least time between two decisions about which prompts to set aside."""
         self.ttft_s = ttft_s
+        self._plan_s = plan_s
         self._retried: deque[T] = deque()
         """Their clients have waited before: they go first."""
         self._in_time: list[_Timed[T]] = []
@@ -141,7 +143,7 @@ class PromptOrder(Generic[T]):
             if workers and now >= self._plans_s:
                 self._defer_longest(now, workers)
                 in_time = len(self._in_time) + len(self._deferred)
-                self._plans_s = now + max(PLAN_S, PLAN_PROMPT_S * in_time)
+                self._plans_s = now + max(self._plan_s, PLAN_PROMPT_S * in_time)
         self._turn = None
         if self._retried:
             return self._retried[0]
