@@ -1,4 +1,4 @@
-"""Sizing that is imported with the first decision: an operator without deployments in mode SLO needs no numpy.
+"""Sizing that is imported with its first decision: an operator without deployments in mode SLO loads no numpy.
 
 The event loop waits for that import once: 0.12 s on 2 × EPYC.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SizingOnDemand:
-    """Implements `scaling.Sizing`."""
+    """Implements `scaling.Sizing` by an `SloSizing` that is made when it is first asked."""
 
     def __init__(self, stores: Callable[[Key], TelemetryStore], clock: Callable[[], float]) -> None:
         self._stores, self._clock = stores, clock

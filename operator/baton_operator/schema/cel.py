@@ -1,7 +1,8 @@
-"""The rules of the API that no single field can say, in CEL, for the API server: they hold while the operator is down.
+"""The CEL rules of the API over several fields. The API server checks them, so that they hold without the operator.
 
-Rules over several fields say what the validators in `api` say; transition rules (with `oldSelf`) exist only here, for
-a file has no past. Bounds of quantities and keys of mappings become rules too, because a pattern cannot say them.
+Rules over several fields repeat the validators in `api`. Transition rules (with `oldSelf`) exist only here, because a
+file has no former state. Bounds of quantities and of mapping keys become rules too, because a pattern cannot express
+them.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ ALTERNATIVES = "has(self.alternatives) && self.alternatives.size() > 0"
 
 
 def _differ(one: str, other: str) -> str:
-    """That two accelerators select other nodes."""
+    """The CEL expression that two accelerators select different nodes."""
     empty = "dyn({})"
-    labels = [f"(has({each}.nodeSelector) ? dyn({each}.nodeSelector) : {empty})" for each in (one, other)]
+    labels = [f"(has({name}.nodeSelector) ? dyn({name}.nodeSelector) : {empty})" for name in (one, other)]
     return f"{labels[0]} != {labels[1]}"
 
 

@@ -60,11 +60,11 @@ def schema_of(annotation: object, metadata: Iterable[object] = ()) -> Schema:
 
 
 def default_of(field: FieldInfo) -> object:
-    """What the API server fills in for an absent field, as a manifest writes it; None for nothing."""
-    return _written(field.get_default(call_default_factory=False), field)
+    """The default that the API server fills in for an absent field, as a manifest writes it; None: there is none."""
+    return _written_default(field.get_default(call_default_factory=False), field)
 
 
-def _written(value: object, field: FieldInfo) -> object:
+def _written_default(value: object, field: FieldInfo) -> object:
     if value is PydanticUndefined or value is None or value in ((), {}):
         return None
     if isinstance(value, Model):
@@ -77,13 +77,13 @@ def _written(value: object, field: FieldInfo) -> object:
 
 
 def _whole(value: Model) -> Schema:
-    """A default value with all that is in it: the API server checks its rules before it fills in inner defaults."""
-    found: Schema = {}
+    """A default value with all its inner defaults, because the API server checks rules before it fills those in."""
+    fields: Schema = {}
     for key, field in type(value).model_fields.items():
-        inner = _written(getattr(value, key), field)
+        inner = _written_default(getattr(value, key), field)
         if inner is not None:
-            found[field.alias or key] = inner
-    return found
+            fields[field.alias or key] = inner
+    return fields
 
 
 def _object(model: type[Model]) -> Schema:
@@ -92,7 +92,7 @@ def _object(model: type[Model]) -> Schema:
     for name, field in fields_of(model).items():
         schema = schema_of(field.annotation, field.metadata)
         default = default_of(field)
-        words = _explained(field, default)
+        words = _explain(field, default)
         described: Schema = {"description": words} if words else {}
         properties[name] = {**described, **schema, **({} if default is None else {"default": default})}
         if field.is_required():
@@ -100,9 +100,9 @@ def _object(model: type[Model]) -> Schema:
     return {"type": "object", "properties": properties, **({"required": required} if required else {})}
 
 
-def _explained(field: FieldInfo, default: object) -> str:
-    """What `kubectl explain` says: what the field means, how a quantity is written, and the default, which it does not
-    show by itself."""
+def _explain(field: FieldInfo, default: object) -> str:
+    """The description for `kubectl explain`: the meaning of the field, the form of a quantity, and the default, which
+    `kubectl explain` does not show by itself."""
     words = [words_of(field)]
     metadata = unwrapped(field.annotation, tuple(field.metadata))[1]
     if _first(metadata, Quantity) is not None:

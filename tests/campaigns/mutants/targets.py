@@ -41,6 +41,9 @@ TARGETS = (
     Target("control/baton_control/sizing/decision/slo.py", _SIZING),
     Target("control/baton_control/sizing/decision/sizing_state.py", _SIZING),
     Target("operator/baton_operator/passes/reconcile.py", _PASSES),
+    Target("operator/baton_operator/passes/pass_plan.py", _PASSES),
+    Target("operator/baton_operator/passes/plan_writer.py", _PASSES),
+    Target("operator/baton_operator/passes/pass_reporter.py", _PASSES),
     Target("wire/baton_wire/keys.py", _WIRE),
     Target("wire/baton_wire/handshake.py", _WIRE),
 )

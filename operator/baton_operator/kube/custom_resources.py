@@ -1,6 +1,6 @@
-"""What a process knows of LLMDeployments and LLMPools, and who is told when that changes.
+"""The caches of Baton's own kinds, and the listeners for their changes.
 
-One stream feeds it: kopf's in the operator, informers where an API server in memory stands for a real one.
+One stream feeds them: kopf's in the operator, informers in tests with an API server in memory.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from baton_control.names import Key
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.kinds import CUSTOM, DEPLOYMENTS, POOLS
 from baton_operator.kube.kube_api import Resource
-from baton_operator.kube.object_fields import mapping
+from baton_operator.kube.object_fields import Manifest, mapping
 from baton_operator.kube.reach import Reach, Scope
-from baton_operator.objects.cluster import Manifest
 
 _CLASS = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def is_class(given: object) -> bool:
-    """Whether it can name a class of operators. What cannot is the one's to refuse that has none."""
+    """True if `given` can name a class of operators. The operator without a class refuses other values."""
     return isinstance(given, str) and _CLASS.fullmatch(given) is not None
 
 
 class CustomResources:
-    """The caches of Baton's own kinds in `namespaces` (None: in all). `scopes`: what streams are made for; by default
-    one for each namespace. LLMDeployments of another `operator_class` count as absent. Each of `listeners` is called
-    with the LLMDeployment that a change concerns."""
+    """The caches of LLMDeployments and LLMPools in `namespaces` (None: in all). `scopes`: the streams that feed them,
+    by default one for each namespace. LLMDeployments of another `operator_class` count as absent. Each of `listeners`
+    is called with the LLMDeployment that a change concerns."""
 
     def __init__(
         self,
@@ -48,8 +47,8 @@ class CustomResources:
         }
         self.reach = Reach()
         for scope in self.scopes:
-            for each in CUSTOM:
-                self.reach.expect(each, scope)
+            for kind in CUSTOM:
+                self.reach.expect(kind, scope)
         self.listeners: list[Callable[[Key], None]] = []
 
     def _changed(self, key: Key) -> None:
