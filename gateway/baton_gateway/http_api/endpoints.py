@@ -19,7 +19,7 @@ ErrorForm = Callable[[Problem, str | None], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class HttpEndpoint:
     """One path that is served."""
 
     methods: tuple[str, ...]
@@ -39,9 +39,9 @@ class Endpoint:
         return authorization
 
 
-def messages_endpoint(handler: Handler) -> Endpoint:
+def messages_endpoint(handler: Handler) -> HttpEndpoint:
     """Build an endpoint of Anthropic's API, with its errors and its clients' header for the key."""
-    return Endpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
+    return HttpEndpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
 
 
 def problem_response(problem: Problem, request_id: str | None = None, form: ErrorForm = error_body) -> web.Response:

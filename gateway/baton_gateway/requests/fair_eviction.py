@@ -1,6 +1,6 @@
 """Chooses evictions where a room that tenants share is full: the newest of the tenant with the most, by weight. Pure.
 
-A tenant alone may use all of the room. A new request of a tenant with less then takes the place of a request of the tenant
+A tenant alone may use all of the room. A new request of a tenant with less then takes the place of one of the tenant
 with the most, so that no tenant fills a room that others need (longest queue drop: Suter, Lakshman, Stiliadis and
 Choudhury, 1998, for buffers of routers).
 """
@@ -31,8 +31,8 @@ class TenantUsage:
 
 
 def select_evictions(limit: int, claim: RoomClaim, usages: Mapping[str, TenantUsage], own: int = 0) -> list[int] | None:
-    """Tickets to evict so that the new request fits into `limit`, besides the `own` that its tenant has. Empty: there is
-    room. None: no tenant has more for its weight, so the new request itself is refused.
+    """Tickets to evict so that the new request fits into `limit`, besides the `own` that its tenant has. Empty: it
+    fits already. None: no tenant has more for its weight, so the new request itself is refused.
     """
     sizes = {name: usage.size for name, usage in usages.items() if name != claim.tenant}
     places = {name: iter(usages[name].places) for name in sizes}
