@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-import openapi_surfaces
+import openapi_apis
 from openapi_answers import ANSWERS, ERROR, METHODS, MODEL, PLAIN, REFUSALS, USAGE, Schema
 
 from baton_gateway.answers.tool_use import ToolMode
@@ -299,7 +299,7 @@ BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, An
         ({"prompt": "x"}, {"messages": CHAT} | TOLD),
     ),
     "/detokenize": ("DetokenizeRequest", tokenising.parse_detokenize, ({"tokens": [1]},)),
-    **openapi_surfaces.BODIES,
+    **openapi_apis.BODIES,
 }
 """By path: the body's name, its parser, and bodies that together take every branch."""
 
@@ -307,17 +307,17 @@ IGNORED: Schema = {
     "description": "Fields of the body that this gateway does not know, where it is told to ignore them.",
     "schema": {"type": "string"},
 }
-NAMES_IGNORED = ("/v1/chat/completions", "/v1/completions", *openapi_surfaces.BODIES)
-ALL_ANSWERS = ANSWERS | openapi_surfaces.ANSWERS
+NAMES_IGNORED = ("/v1/chat/completions", "/v1/completions", *openapi_apis.BODIES)
+ALL_ANSWERS = ANSWERS | openapi_apis.ANSWERS
 
 
 def document() -> Schema:
     """The whole document."""
     schemas: dict[str, Schema] = {"Error": ERROR, "Usage": USAGE, "Model": MODEL}
-    schemas["MessageError"] = openapi_surfaces.MESSAGE_ERROR
+    schemas["MessageError"] = openapi_apis.MESSAGE_ERROR
     bodies = {}
     for path, (name, parse, samples) in BODIES.items():
-        own = openapi_surfaces.OWN.get(name)
+        own = openapi_apis.OWN.get(name)
         modules, raw, names = (MODULES, RAW, NAMES) if own is None else ((own.module,), own.raw, own.names)
         with recording(modules, raw) as objects:
             for sample in samples:
@@ -361,7 +361,7 @@ def _operation(path: str, method: str, body: str | None) -> Schema:
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}}
         operation["requestBody"] = {"required": True, "content": content}
     wanted = REFUSALS if body is not None else {code: REFUSALS[code] for code in ("400", "401", "404", "500")}
-    form = openapi_surfaces.ERRORS.get(path, "Error")
+    form = openapi_apis.ERRORS.get(path, "Error")
     error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{form}"}}}
     for status, text in wanted.items():
         operation["responses"][status] = {"description": text, "content": error}
@@ -372,7 +372,7 @@ def _good(path: str) -> Schema:
     if path in PLAIN:
         return {"description": "well", "content": {"text/plain": {}}}
     content: Schema = {"application/json": {"schema": ALL_ANSWERS[path]}}
-    if path in ("/v1/chat/completions", "/v1/completions", *openapi_surfaces.STREAMED):
+    if path in ("/v1/chat/completions", "/v1/completions", *openapi_apis.STREAMED):
         content["text/event-stream"] = {}
     return {"description": "the answer", "content": content}
 

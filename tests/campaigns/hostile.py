@@ -169,7 +169,7 @@ async def bombed(at: Target, context: int) -> list[dict[str, Cell]]:
 
 
 async def refusals(at: Target) -> list[dict[str, Cell]]:
-    """Processor time of the gateway and its processes apart for each, its idle work included."""
+    """Processor time of the gateway and its helper processes for each, its idle work included."""
     rows: list[dict[str, Cell]] = []
     for place, (name, _) in enumerate(bad_shapes(0)):
         answers, first_s = set(), at.gateway.cpu_s()

@@ -183,7 +183,7 @@ async def memory_back(at: Target, before_mib: float) -> tuple[float, float | Non
 
 
 def _held_mib(at: Target) -> float:
-    """Of the gateway and its processes apart; one that ended meanwhile holds nothing."""
+    """Of the gateway and its helper processes; one that ended meanwhile holds nothing."""
     total = 0.0
     for process in at.processes():
         with contextlib.suppress(psutil.NoSuchProcess):

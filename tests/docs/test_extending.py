@@ -22,6 +22,7 @@ EXAMPLES = {
     "A weight format": r"\bLinearMethod\b",
     "A transport": r'"ucx"|^UCX =',
     "A sampling parameter": r"\bmin_p\b",
+    "A tool-call format": r'"deepseek_v31"',
     "A field of the CR": r"kv_cache_dtype|kvCacheDtype",
     "A scaling rule": r"\bSloSizing\(|class SloSizing\b|Sizing\(Protocol\)",
     "A kernel": r"def rms_norm\b|import rms_norm\b|rms_norm_triton",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from baton_testing.gateway.fake_pool import FakePool
-from baton_testing.gateway.forked_apart import apart_is_forked
+from baton_testing.gateway.forked_helpers import helpers_are_forked
 from baton_testing.gateway.gateway_process import RunningGateway, answer, running_gateway, tokenizer
 from baton_testing.gateway.http_client import HttpClient
 from baton_wire.messages.values import Role
@@ -20,8 +20,8 @@ settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _processes_apart() -> Iterator[None]:
-    with apart_is_forked():
+def _helper_processes() -> Iterator[None]:
+    with helpers_are_forked():
         yield
 
 

@@ -1,4 +1,4 @@
-"""What the gateway's process does for its event loop before it serves."""
+"""The gateway's process prepares its event loop before it serves."""
 
 from __future__ import annotations
 

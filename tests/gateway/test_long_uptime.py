@@ -72,7 +72,7 @@ async def serve_batch(gateway: RunningGateway, keys: Path, batch: int) -> None:
 
 
 async def settled_growth(gateway: RunningGateway, before: dict[str, int]) -> dict[str, int]:
-    """What holds more than before once links that were closed have ended; they end in tasks of their own."""
+    """Containers that hold more than before, once closed links have ended; they end in tasks of their own."""
     grown: dict[str, int] = {}
 
     def has_settled() -> bool:

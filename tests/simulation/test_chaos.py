@@ -15,7 +15,7 @@ from baton_testing.simulation.zoo.neighbours import NEIGHBOURS
 from baton_testing.simulation.zoo.zoo import Mutant, hunt
 
 SEEDS = {Weather.CALM: 9, Weather.APART: 11, Weather.LIES: 14, Weather.STORM: 0}
-"""Of every change; `make campaign RUN="chaos simulated"` runs more."""
+"""Seeds that run with every change; `make campaign RUN="chaos simulated"` runs more."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Faults of production code that the simulation found, each as small as it can be told."""
+"""Faults of production code that the simulation found, each in its smallest form."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_grant_for_an_attempt_that_ended_without_one_is_answered() -> None:
 
 
 def test_a_repeated_wait_does_not_make_an_early_grant_forgotten() -> None:
-    """Seed 4235: a Wait of the lost link came again behind the Grant; the Reject was then taken for one without a
+    """Seed 4235: a Wait of the lost link was repeated after the Grant; the Reject was then taken for one without a
     grant, and the decode worker waited for ever for the word that nothing is being written."""
     machine = PrefillHandovers(geometry(4), TransferConfig())
     machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
@@ -68,7 +68,7 @@ def test_a_repeated_wait_does_not_make_an_early_grant_forgotten() -> None:
 
 
 def test_a_grant_repeated_behind_its_reject_is_never_written_to() -> None:
-    """The decode worker was told that nothing is in flight, and has given the span to somebody else."""
+    """The decode worker got the message that nothing is in flight, and has given the span to another hand-over."""
     machine = PrefillHandovers(geometry(4), TransferConfig())
     machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
     machine.message(DECODE, EARLY_GRANT, 0.0)
@@ -104,7 +104,7 @@ def test_kept_kv_is_let_go_when_the_request_goes_on_with_another_revision() -> N
 
 
 def test_a_decode_worker_that_repeats_another_token_is_stopped_and_its_attempt_fails() -> None:
-    """It said 51 where the prefill worker had said 50: the client would read what nobody computed."""
+    """The decode worker sent 51 where the prefill worker had sent 50: clients would read a text that no worker made."""
     drive = started()
     assert drive.tokens(P1, 0, 50) == ["deliver 0:50"]
     assert drive.tokens(D1, 0, 51, 60) == ["cancel D1/1", "pick"]

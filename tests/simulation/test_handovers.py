@@ -64,7 +64,7 @@ def test_nothing_leaks_and_nothing_unverified_lands(faults: Faults) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
 @pytest.mark.parametrize("ranks", list(product((1, 2, 4, 8), repeat=2)), ids=lambda ranks: f"{ranks[0]} to {ranks[1]}")
 def test_every_number_of_ranks_gets_its_heads_from_every_other(ranks: tuple[int, int], kv_heads: int) -> None:
-    """With partial last units, prefixes that are there already, and both block sizes."""
+    """With partial last units, prefixes that are cached already, and both block sizes."""
     prefill, decode = ranks
     faults = replace(WORLDS["calm"], kv_heads=kv_heads, ranks=(prefill,), decode_ranks=(decode,))
     world = World(64 * prefill + 8 * decode + kv_heads, faults, num_requests=5)
@@ -93,7 +93,7 @@ def test_in_a_calm_world_every_request_lands_or_is_finished_or_too_long() -> Non
 
 
 class IgnoresALateSeal(DecodeHandovers):
-    """Waits for a word that was already said: a Seal that crossed a cancel."""
+    """Waits for a message that was already sent: a Seal that crossed a cancel."""
 
     def _seal(self, peer: bytes, seal: Seal, now: float) -> list[DecodeAction]:
         handover = self._handovers.get(HandoverKey(seal.request, seal.attempt))

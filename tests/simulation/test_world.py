@@ -19,12 +19,12 @@ from baton_testing.simulation.world import SimWorld
 from baton_testing.simulation.zoo.zoo import ZOO
 
 SEEDS, CHUNK = 150, 25
-"""Of every change; `make campaign RUN="simulation --seeds 2000"` runs more."""
+"""Seeds that run with every change; `make campaign RUN="simulation --seeds 2000"` runs more."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """Of a world: the same seed gives the same, so that no test has to run it twice."""
+    """Results of one world: a seed always gives the same ones, so that no test has to run it twice."""
 
     faults: Counter[enum.StrEnum]
     placed: Counter[str]
@@ -87,7 +87,7 @@ def test_requests_are_served_in_spite_of_the_faults() -> None:
 
 
 def test_a_failing_seed_shrinks_to_a_world_that_still_fails_and_tells_its_story() -> None:
-    mutant = next(each for each in ZOO if each.name == "KeepsBlocksWhenPeerDies")
+    mutant = next(defect for defect in ZOO if defect.name == "KeepsBlocksWhenPeerDies")
     wrong = (make_seed for make_seed in range(60) if _fails(mutant.world(make_seed)))
     before = mutant.scenario(next(wrong))
 

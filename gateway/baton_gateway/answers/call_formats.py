@@ -1,4 +1,4 @@
-"""The syntaxes in which models write tool calls: one class for each, which reads what stands between its marks.
+"""The syntaxes in which models write tool calls: one class for each, which reads the text between its marks.
 
 A call begins at one of the marks in `openers`. If a format has none, it begins an answer with `bare_prefix`. Text that
 turns out not to be a call is content, unchanged; so is what follows a broken call up to its closing mark.
@@ -39,7 +39,7 @@ class CallFormat(Protocol):
         ...
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
-        """Read calls from `mark`, where the feed stands, perhaps after blanks; only one call if `single_call`."""
+        """Read calls from `mark` at the feed's place, perhaps after blanks; only one call if `single_call`."""
         ...
 
 

@@ -26,7 +26,7 @@ class CallSyntax:
     begin: str = ""
     end: str = ""
     first: str = ""
-    """Text that may stand before everything."""
+    """Optional text before everything."""
     members: MemberSyntax | None = None
     """The syntax of arguments; None: JSON."""
     mark: str = ""
@@ -34,7 +34,7 @@ class CallSyntax:
     bare_prefix: str = ""
     """The beginning of an answer that consists of calls without a mark."""
     ignored: tuple[str, ...] = ()
-    """Marks that may stand in the text before and after calls."""
+    """Marks that the text before and after calls may contain."""
 
 
 _MARK = "<tool_call>"

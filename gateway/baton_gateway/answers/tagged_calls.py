@@ -1,4 +1,4 @@
-"""Tool calls whose arguments stand one by one between tags, as text: Qwen3-Coder, GLM. Arguments become JSON.
+"""Tool calls with their arguments one by one between tags, as text: Qwen3-Coder, GLM. Arguments become JSON.
 
 An argument whose schema says string is streamed as one. Any other is emitted when it is complete: unchanged if it is
 JSON, otherwise as a string.

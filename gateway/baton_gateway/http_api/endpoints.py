@@ -19,7 +19,7 @@ ErrorForm = Callable[[Problem, str | None], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class HttpEndpoint:
     """One path that is served."""
 
     methods: tuple[str, ...]
@@ -39,9 +39,9 @@ class Endpoint:
         return authorization
 
 
-def messages_endpoint(handler: Handler) -> Endpoint:
+def messages_endpoint(handler: Handler) -> HttpEndpoint:
     """Build an endpoint of Anthropic's API, with its errors and its clients' header for the key."""
-    return Endpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
+    return HttpEndpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
 
 
 def problem_response(problem: Problem, request_id: str | None = None, form: ErrorForm = error_body) -> web.Response:
@@ -65,11 +65,11 @@ def not_http(status: int, message: str) -> web.StreamResponse:
 
 # Known paths that are not served --------------------------------------------------------------------------------------
 
-_EMBEDDINGS = "An embedding model behind a server such as vLLM, or text-embeddings-inference, serves it."
-_RANKING = "A reranking model behind a server such as vLLM, or text-embeddings-inference, serves it."
-_AUDIO = "A speech model behind a server such as vLLM or Speaches serves it."
-_IMAGES = "An image model behind a server of its own serves it."
-_STORED = "Answers are not kept: send the whole conversation with each request."
+_EMBEDDINGS = "Run an embedding model on a server such as vLLM or text-embeddings-inference."
+_RANKING = "Run a reranking model on a server such as vLLM or text-embeddings-inference."
+_AUDIO = "Run a speech model on a server such as vLLM or Speaches."
+_IMAGES = "Run an image model on a server of its own."
+_STORED = "Answers are not stored: send the whole conversation with each request."
 _BATCHES = "`baton batch` answers files of requests; over HTTP send them one by one."
 
 _REASONS = {
@@ -81,16 +81,16 @@ _REASONS = {
     "/rerank": f"Reranking is not served here: the models generate text. {_RANKING}",
     "/v1/score": f"Scoring of pairs is not served here: the models generate text. {_RANKING}",
     "/score": f"Scoring of pairs is not served here: the models generate text. {_RANKING}",
-    "/v1/moderations": "Moderation is not served here. A classifier behind a server of its own serves it.",
-    "/v1/files": f"Files are not kept here. {_BATCHES}",
-    "/v1/batches": f"Batches are not kept here. {_BATCHES}",
-    "/v1/messages/batches": f"Batches are not kept here. {_BATCHES}",
+    "/v1/moderations": "Moderation is not served here. Run a classifier on a server of its own.",
+    "/v1/files": f"Files are not stored here. {_BATCHES}",
+    "/v1/batches": f"Batches are not stored here. {_BATCHES}",
+    "/v1/messages/batches": f"Batches are not stored here. {_BATCHES}",
 }
 _FAMILIES = {
     "/v1/audio/": f"Speech is not served here: the models generate text. {_AUDIO}",
     "/v1/images/": f"Images are not served here: the models generate text. {_IMAGES}",
-    "/v1/responses/": f"A response cannot be asked for again. {_STORED}",
-    "/v1/conversations": f"Conversations are not kept here. {_STORED}",
+    "/v1/responses/": f"A response cannot be retrieved. {_STORED}",
+    "/v1/conversations": f"Conversations are not stored here. {_STORED}",
 }
 """Reasons by the prefix of a path."""
 

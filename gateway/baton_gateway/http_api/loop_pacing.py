@@ -36,7 +36,7 @@ class LoopPacing:
         self._num_admitted = 0
         """Waiting requests that this round has admitted."""
         self._resumed_s: float | None = None
-        """When the first of them went on."""
+        """When the first admitted request went on."""
 
     @property
     def num_waiting(self) -> int:

@@ -24,7 +24,13 @@ from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, choose_request_id
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
-from baton_gateway.http_api.endpoints import Endpoint, ErrorForm, find_unsupported, messages_endpoint, problem_response
+from baton_gateway.http_api.endpoints import (
+    ErrorForm,
+    HttpEndpoint,
+    find_unsupported,
+    messages_endpoint,
+    problem_response,
+)
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget
@@ -112,24 +118,24 @@ class HttpApi:
         self._lookups = lookups = Lookups(parts.table, names, options.policy, parts.metrics, health_problems)
         self._tokenising = Tokenising(parts.table, names, parts.templates, parts.relay.prompts.encoder)
         self._endpoints = {
-            "/v1/chat/completions": Endpoint(("POST",), self._chat),
-            "/v1/completions": Endpoint(("POST",), self._completions),
-            MODELS: Endpoint(("GET",), lookups.models),
-            "/v1/responses": Endpoint(("POST",), self._response, error_form=response_error_body),
+            "/v1/chat/completions": HttpEndpoint(("POST",), self._chat),
+            "/v1/completions": HttpEndpoint(("POST",), self._completions),
+            MODELS: HttpEndpoint(("GET",), lookups.models),
+            "/v1/responses": HttpEndpoint(("POST",), self._response, error_form=response_error_body),
             "/v1/messages": messages_endpoint(self._message),
             "/v1/messages/count_tokens": messages_endpoint(self._count_tokens),
-            "/tokenize": Endpoint(("POST",), self._tokenize),
-            "/detokenize": Endpoint(("POST",), self._detokenize),
-            "/openapi.json": Endpoint(("GET",), lookups.openapi),
-            "/version": Endpoint(("GET",), lookups.version),
-            "/health": Endpoint(("GET", "POST"), lookups.routable, is_open=True),
-            "/ping": Endpoint(("GET", "POST"), lookups.routable, is_open=True),
-            "/health/live": Endpoint(("GET",), lookups.live, is_open=True),
-            "/health/ready": Endpoint(("GET",), lookups.ready, is_open=True),
-            "/health/routable": Endpoint(("GET",), lookups.routable, is_open=True),
-            "/metrics": Endpoint(("GET",), lookups.metrics, is_open=True),
+            "/tokenize": HttpEndpoint(("POST",), self._tokenize),
+            "/detokenize": HttpEndpoint(("POST",), self._detokenize),
+            "/openapi.json": HttpEndpoint(("GET",), lookups.openapi),
+            "/version": HttpEndpoint(("GET",), lookups.version),
+            "/health": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True),
+            "/ping": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True),
+            "/health/live": HttpEndpoint(("GET",), lookups.live, is_open=True),
+            "/health/ready": HttpEndpoint(("GET",), lookups.ready, is_open=True),
+            "/health/routable": HttpEndpoint(("GET",), lookups.routable, is_open=True),
+            "/metrics": HttpEndpoint(("GET",), lookups.metrics, is_open=True),
         }
-        self._model = Endpoint(("GET",), lookups.model)
+        self._model = HttpEndpoint(("GET",), lookups.model)
 
     def methods(self) -> dict[str, tuple[str, ...]]:
         """Return the served paths with their methods."""
@@ -213,7 +219,7 @@ class HttpApi:
     def _is_preflight(self, request: web.BaseRequest) -> bool:
         return bool(self._options.origins) and request.method == "OPTIONS" and PREFLIGHT_HEADER in request.headers
 
-    def _find(self, request: web.BaseRequest, exchange: Exchange) -> Endpoint:
+    def _find(self, request: web.BaseRequest, exchange: Exchange) -> HttpEndpoint:
         if "Upgrade" in request.headers or not _HOST.fullmatch(request.headers.get("Host", "")):
             raise invalid(None, "This request is not understood.", "bad_request")
         path = request.raw_path.partition("?")[0]

@@ -110,7 +110,7 @@ def _explain(error: msgspec.DecodeError, body: bytes) -> str:
     """Return the parser's message, made clearer for lone surrogates and for constants such as NaN."""
     text = str(error).removeprefix("JSON is malformed: ")
     if "surrogate" in text or (b"\\u" in body and "truncated" in text):
-        return f"{text}; a lone surrogate stands for no character."
+        return f"{text}; a lone surrogate is not a character."
     place = _PLACE.search(text)
     constant = _CONSTANT.match(body, int(place[1])) if place else None
     return f"{constant[0].decode()} is not a number." if constant else f"{text}."
@@ -125,7 +125,7 @@ def _not_utf8(body: bytes) -> RefusedError:
         body.decode("utf-8")
     except UnicodeDecodeError as error:
         return _broken(f"The body is not valid UTF-8 at byte {error.start}.", "invalid_utf8")
-    return _broken("The body is not valid JSON: a lone surrogate stands for no character.")
+    return _broken("The body is not valid JSON: a lone surrogate is not a character.")
 
 
 def _duplicate_key(body: bytes) -> RefusedError:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.requests.fair_eviction import Newcomer, TenantUsage, select_evictions
+from baton_gateway.requests.fair_eviction import RoomClaim, TenantUsage, select_evictions
 from baton_gateway.requests.tenant import Tenant
 
 SPARE = 8
@@ -162,9 +162,9 @@ class Admission:
         at_once = sequences if at_once is None else at_once
         if self._may_begin(queue, at_once, effort) or self._is_over_quota(queue, sequences):
             return []
-        newcomer = Newcomer(tenant.name, tenant.weight, sequences)
+        claim = RoomClaim(tenant.name, tenant.weight, sequences)
         usages = {name: queue.usage() for name, queue in self._queues.items() if queue.waiting}
-        return select_evictions(self._limits.max_queued, newcomer, usages, queue.queued) or []
+        return select_evictions(self._limits.max_queued, claim, usages, queue.queued) or []
 
     def is_over_quota(self, tenant: Tenant, sequences: int) -> bool:
         """Return whether the tenant's own `max_queued` refuses a newcomer, whatever other tenants do."""

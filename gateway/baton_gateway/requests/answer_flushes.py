@@ -34,7 +34,7 @@ class AnswerFlushes:
         self._pending = {}
         for place, live in enumerate(lives, 1):
             if live.ticket in self._open:
-                live.sink.flush()
+                live.writer.flush()
             if self._loop.time() > until_s and place < len(lives):
                 self._pending = {other.ticket: other for other in lives[place:]}
                 self._loop.call_soon(self._flush)

@@ -16,6 +16,7 @@ from baton_gateway.openai_api.answer_writers import AnswerWriter
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.reporting.metrics import RequestTimes
 from baton_gateway.requests.model_load import ModelLoad
+from baton_gateway.requests.preparing import begin_choice_texts
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Deliver, LifeRules, Prompt
 from baton_gateway.requests.run import Run
@@ -59,7 +60,7 @@ class LiveRequest:
     life: RequestLife
     request: ChatRequest | CompletionRequest
     tenant: Tenant
-    sink: AnswerWriter
+    writer: AnswerWriter
     ticket: int
     times: RequestTimes
     request_id: str = ""
@@ -79,7 +80,7 @@ class LiveRequest:
     """Bytes of its text and ids, once it waited for a first pair of workers."""
     scores: ScoredPrompts | None = None
     """Log probabilities of the prompts; None: the client wants none."""
-    reading: ParsePlan | None = None
+    parse_plan: ParsePlan | None = None
     """How its answers are parsed; None: they are plain text."""
 
     @property
@@ -105,27 +106,16 @@ class LiveRequest:
     def begin_texts(self, echoed: tuple[str, ...]) -> None:
         """Start the texts of all choices, after their prompts where those are echoed."""
         assert self.text is not None
-        text, options = self.text, self.request.options
-        is_chat = isinstance(self.request, ChatRequest)
+        options = self.request.options
         self.echoes = echoed
         if options.prompt_alternatives is not None:
-            self.scores = ScoredPrompts(self.prompts, options, text, bool(self.echoes))
-        self.texts = [
-            text.choice_text(
-                options.stop,
-                options.skip_special_tokens,
-                not is_chat,
-                len(self.echoes[prompt]) if self.echoes else 0,
-                self.reading.make_parser() if self.reading is not None else None,
-                options.include_stop_str_in_output,
-            )
-            for prompt in range(len(self.prompts))
-            for _ in range(options.n)
-        ]
+            self.scores = ScoredPrompts(self.prompts, options, self.text, bool(self.echoes))
+        texts = echoed or ("",) * len(self.prompts)
+        self.texts = begin_choice_texts(self.request, self.text, self.parse_plan, texts)
 
     def reasoning_tokens(self) -> int | None:
-        """Tokens of thoughts so far; None: they cannot be told apart."""
-        if self.reading is None or self.reading.reasoning_marks is None:
+        """Tokens of thoughts so far; None: they cannot be distinguished."""
+        if self.parse_plan is None or self.parse_plan.reasoning_marks is None:
             return None
         return sum(text.reasoning_tokens for text in self.texts)
 
@@ -146,9 +136,9 @@ class LiveRequest:
     def _begin_choice(self, choice: int, prompt: int) -> None:
         """Give the writer the prompt's log probabilities and its echo, as far as the client wants them."""
         if self.scores is not None and (scores := self.scores.of(prompt)) is not None:
-            self.sink.prompt(choice, scores)
+            self.writer.prompt(choice, scores)
         if self.echoes:
-            self.sink.echo(choice, self.echoes[prompt], None if self.scores is None else self.scores.echo(prompt))
+            self.writer.echo(choice, self.echoes[prompt], None if self.scores is None else self.scores.echo(prompt))
 
 
 def text_bytes(request: ChatRequest | CompletionRequest) -> int:

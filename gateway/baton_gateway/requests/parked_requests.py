@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from baton_gateway.requests.fair_eviction import Newcomer, TenantUsage, select_evictions
+from baton_gateway.requests.fair_eviction import RoomClaim, TenantUsage, select_evictions
 from baton_gateway.requests.live_request import LiveRequest, text_bytes
 
 
@@ -45,8 +45,8 @@ def _select(
         name: TenantUsage(others[0].tenant.weight, sum(map(size, others)), _places(others, size))
         for name, others in by_tenant.items()
     }
-    newcomer = Newcomer(live.tenant.name, live.tenant.weight, size(live))
-    tickets = select_evictions(limit, newcomer, usages, own)
+    claim = RoomClaim(live.tenant.name, live.tenant.weight, size(live))
+    tickets = select_evictions(limit, claim, usages, own)
     if tickets is None:
         return None
     by_ticket = {other.ticket: other for other in parked}

@@ -21,6 +21,7 @@ from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.openai_api.prompting_fields import Prompting
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.chat_template import Conversation, RenderedChat
+from baton_gateway.text.choice_text import ChoiceText
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
@@ -81,6 +82,25 @@ def bind_thought(plan: ParsePlan | None, max_tokens: int | None, is_bound: bool,
     if max(len(start), len(end)) > MAX_MARK_IDS:
         raise unsupported("max_thinking_tokens", "this model's marks of a thought have too many tokens")
     return Thought(end, () if plan.is_thinking else start, max_tokens)
+
+
+def begin_choice_texts(
+    request: ChatRequest | CompletionRequest, text: TextModel, plan: ParsePlan | None, echoed: Sequence[str]
+) -> list[ChoiceText]:
+    """The empty texts of all choices, in order. `echoed`: the text that those of each prompt continue, or nothing."""
+    options, is_chat = request.options, isinstance(request, ChatRequest)
+    return [
+        text.choice_text(
+            options.stop,
+            options.skip_special_tokens,
+            not is_chat,
+            len(echo),
+            plan.make_parser() if plan is not None else None,
+            options.include_stop_str_in_output,
+        )
+        for echo in echoed
+        for _ in range(options.n)
+    ]
 
 
 def chat_room(text: TextModel, limits: ModelLimits) -> PromptBudget:

@@ -67,7 +67,7 @@ class PromptBuilder:
         encoded, grammar = await self._encode_and_compile(live, text, limits)
         thought: Thought | None = None
         if isinstance(request, ChatRequest):
-            thought = bind_thought(live.reading, request.max_thinking_tokens, grammar is not None, text)
+            thought = bind_thought(live.parse_plan, request.max_thinking_tokens, grammar is not None, text)
         seed = self._dice.getrandbits(63)
         defaults = text.bundle.generation if generation_defaults else API_DEFAULTS
         preparation = Preparation(options, live.prompt_field, text, limits, defaults, seed, live.tenant.salt)
@@ -77,7 +77,7 @@ class PromptBuilder:
         live.prefixes = tuple(prefix_keys(prompt.packed, prompt.salt) for prompt in prompts)
         live.begin_texts(echoed)
         self._metrics.telemetry.branched(len(live.texts) - 1)
-        live.sink.begin(_answer_head(live, text, fingerprint, prompts))
+        live.writer.begin(_answer_head(live, text, fingerprint, prompts))
         return prompts
 
     async def _encode_and_compile(
@@ -87,9 +87,9 @@ class PromptBuilder:
         if shape is not None:
             return await self._encode_while_compiling(live, shape, text, limits)
         encoded = await self._encode(live, text, limits)
-        if live.reading is None or live.reading.output_format is None:
+        if live.parse_plan is None or live.parse_plan.output_format is None:
             return encoded, None
-        return encoded, await self.compiler.compile(live.reading.output_format, live.tenant.name)
+        return encoded, await self.compiler.compile(live.parse_plan.output_format, live.tenant.name)
 
     async def _encode_while_compiling(
         self, live: LiveRequest, shape: OutputFormat, text: TextModel, limits: ModelLimits
@@ -109,7 +109,7 @@ class PromptBuilder:
             return await self.encoder.encode(completion_prompts(request, text, limits), tenant)
         conversation = build_conversation(request.messages, request.tool_use, request.prompting)
         rendered = await self.templates.render(text.bundle, conversation, tenant, chat_room(text, limits))
-        live.reading = plan_parsing(request, rendered, text.answer_format)
+        live.parse_plan = plan_parsing(request, rendered, text.answer_format)
         return await self.encoder.encode([chat_prompt(rendered, text, limits)], tenant)
 
 

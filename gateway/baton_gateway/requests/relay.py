@@ -134,7 +134,7 @@ class Relay:
     # From HTTP --------------------------------------------------------------------------------------------------------
 
     def start(
-        self, request: ChatRequest | CompletionRequest, tenant: Tenant, sink: AnswerWriter, request_id: str = ""
+        self, request: ChatRequest | CompletionRequest, tenant: Tenant, writer: AnswerWriter, request_id: str = ""
     ) -> LiveRequest:
         """Begin a request. Raises RefusedError when it may not even wait.
 
@@ -155,7 +155,7 @@ class Relay:
         ticket, turn = verdict
         self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)
         life = self._new_life(request.options.n, tenant, now)
-        live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now), request_id)
+        live = LiveRequest(life, request, tenant, writer, ticket, self._metrics.arrived(now), request_id)
         self._by_ticket[ticket] = live
         load = self._loads.of(live)
         load.add(ticket, work, tenant, now=now)
@@ -169,7 +169,7 @@ class Relay:
         return live
 
     def _evict(self, live: LiveRequest) -> None:
-        """Refuse a queued request: it makes room for a tenant with less in the queue."""
+        """Refuse a queued request, so that a tenant with less in the queue finds room."""
         self._feed(live, Refused(errors.queue_full(self._admission.retry_after_s(live.tenant))))
 
     def _new_life(self, n: int, tenant: Tenant, now: float) -> RequestLife:
@@ -231,7 +231,7 @@ class Relay:
             before = live.life.completion_tokens()
             self._feed(live, PromptArrived(epoch, message))
             if live.life.completion_tokens() > before:  # tokens that had waited for the prompt's log probabilities
-                live.sink.flush()
+                live.writer.flush()
 
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None:
         live = self._by_run.get(message.request)
@@ -310,7 +310,7 @@ class Relay:
             self._feed(live, Refused(errors.internal_error()))  # workers send the prompt's log probabilities first
             return
         increment = live.increment(action)
-        live.sink.increment(action.choice, increment)
+        live.writer.increment(action.choice, increment)
         if increment.stopped_after is not None:
             self._feed(live, StopFound(action.choice, increment.stopped_after))
 
@@ -341,9 +341,9 @@ class Relay:
 
     def _end_answer(self, live: LiveRequest, problem: Problem | None, usage: Usage) -> None:
         try:
-            live.sink.end(problem, usage)
+            live.writer.end(problem, usage)
         except BaseException as error:  # noqa: BLE001 (its client would be left without an answer)
-            live.sink.end(self._problem(error), usage)
+            live.writer.end(self._problem(error), usage)
 
     # Preparing --------------------------------------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ class Relay:
         try:
             route = self.choose(live, action)
             self._feed(live, self._routed(live, action, route))
-        except BaseException as error:  # noqa: BLE001 (of one request; others are held behind it)
+        except BaseException as error:  # noqa: BLE001 (of one request; others are held after it)
             self._end_broken(live, error, iter(()), self._loop.time())
             return None
         return route if isinstance(route, Route) else None

@@ -173,7 +173,7 @@ class _SchemaReader:
         return keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword != "x-guidance")
 
     def _read_items(self, result: dict[str, Any], schema: dict[str, Any], content: Any, place: str, depth: int) -> None:
-        """Translate `items`: one schema, or in old drafts a list of them with `additionalItems` for the others."""
+        """Translate `items`: one schema, or in old drafts a list of schemas with `additionalItems` for the others."""
         if not isinstance(content, list):
             result["items"] = self._schema(content, place, depth)
             return

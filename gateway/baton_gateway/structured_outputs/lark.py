@@ -19,8 +19,8 @@ MAX_BLANKS = 32
 def json_options(indentation: str) -> JsonCompileOptions:
     """Return llguidance's options for JSON. `indentation`: the quantifier of blanks at the beginning of a line.
 
-    Between parts stand at most one space, or a new line with its indentation. No `\\uXXXX` is written: with it a name
-    has several spellings, and the compiler takes another spelling for another name, whose value it does not check.
+    Between parts there is at most one space, or a new line with its indentation. No `\\uXXXX` is written: with it a
+    name has several spellings, and the compiler takes another spelling for another name, whose value it does not check.
     """
     return {"whitespace_pattern": rf"[ ]|\r?\n[ \t]{indentation}", "json_allowed_escapes": 'nrbtf\\"'}
 

@@ -128,7 +128,7 @@ class _PatternReader:
         self.place = match.end()
 
     def _repeats(self) -> int:
-        """Read quantifiers, and return how often the atom before them stands when expanded; 1 for `*`, `+` and `?`."""
+        """Read quantifiers, and return how often the atom before them occurs when expanded; 1 for `*`, `+` and `?`."""
         times = 1
         while char := self._peek():
             if char in "*+?":

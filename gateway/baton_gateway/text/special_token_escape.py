@@ -58,7 +58,7 @@ class SpecialTokenEscape:
 
 
 def remove_separators(text: str, separator: str) -> tuple[str, tuple[int, ...]]:
-    """Return the text without separators, and the places where they stood."""
+    """Return the text without separators, and the places where they were."""
     pieces = text.split(separator)
     return "".join(pieces), tuple(accumulate(map(len, pieces[:-1])))
 
@@ -84,7 +84,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _alternatives(texts: list[str]) -> str:
     """Return a pattern that matches any of the sorted texts.
 
-    A shared prefix stands once: a hundred tokens that differ in their last characters cost no more than one.
+    A shared prefix occurs once: a hundred tokens that differ in their last characters cost no more than one.
     """
     branches: list[str] = []
     begin = 0

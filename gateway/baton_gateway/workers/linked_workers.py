@@ -29,12 +29,12 @@ LEAST_SHARE = 0.1
 FADING = 0.9
 """The weight of a prompt step relative to the next one."""
 RATE_S = 2.0
-"""In rates, tokens that arrived or were computed this long ago count 1/e of those of now."""
+"""In rates, tokens that arrived or were computed this long ago count 1/e of new ones."""
 
 
 @dataclass(slots=True, eq=False)
 class LinkedWorker:
-    """One worker process behind a live link."""
+    """One worker process with a live link."""
 
     hello: Hello
     address: Address

@@ -68,9 +68,7 @@ def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_
 def decode_wait_s(worker: WorkerView, output_tokens: float) -> float:
     """Seconds until the requests that wait at the worker have slots; 0 where none waits or nothing runs."""
     running = worker.running
-    if (
-        worker.load_sequences - worker.waiting >= worker.max_sequences
-    ):  # more were sent since the report than it has slots
+    if worker.load_sequences - worker.waiting >= worker.max_sequences:  # more sent since the report than it has slots
         running = worker.max_sequences
     if not worker.waiting or not running:
         return 0.0

@@ -32,6 +32,7 @@ from baton_gateway.openai_api.response_encoding import (
 )
 from baton_gateway.requests.preparing import (
     Preparation,
+    begin_choice_texts,
     bind_thought,
     build_conversation,
     chat_prompt,
@@ -73,7 +74,7 @@ class Job:
         prompts: Sequence[Prompt],
         head: ResponseHead,
         text: TextModel,
-        reading: ParsePlan | None = None,
+        plan: ParsePlan | None = None,
     ) -> None:
         self.custom_id = custom_id
         self._options = request.options
@@ -83,23 +84,11 @@ class Job:
         self._base = hashlib.blake2b(custom_id.encode(), digest_size=12).digest()
         self._echoes = echoes(request, text)
         self._scores = ScoredPrompts(self._prompts, self._options, text, bool(self._echoes))
-        is_chat, options = isinstance(request, ChatRequest), self._options
-        echoed = self._echoes or ("",) * len(self._prompts)
+        options, echoed = self._options, self._echoes or ("",) * len(self._prompts)
+        answers = [CollectedMessage(GrowingText(echo)) for echo in echoed for _ in range(options.n)]
         self._choices = [
-            _Choice(
-                text.choice_text(
-                    options.stop,
-                    options.skip_special_tokens,
-                    not is_chat,
-                    len(echo),
-                    reading.make_parser() if reading is not None else None,
-                    options.include_stop_str_in_output,
-                ),
-                None if options.logprobs is None else logprobs_json(head.endpoint, text),
-                CollectedMessage(GrowingText(echo)),
-            )
-            for echo in echoed
-            for _ in range(options.n)
+            _Choice(choice_text, None if options.logprobs is None else logprobs_json(head.endpoint, text), answer)
+            for choice_text, answer in zip(begin_choice_texts(request, text, plan, echoed), answers, strict=True)
         ]
         self._open = set(range(len(self._choices)))
 
@@ -227,9 +216,9 @@ class Desk:
                 raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:
                 raise unsupported("n", f"this engine computes at most {self._max_choices} choices at once")
-            encoded, reading = await self._encode(request)
+            encoded, plan = await self._encode(request)
             limit = request.max_thinking_tokens if isinstance(request, ChatRequest) else None
-            thought = bind_thought(reading, limit, False, self._text)
+            thought = bind_thought(plan, limit, False, self._text)
             digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
             seed = int.from_bytes(digest[:8], "big") >> 1
             field_name = "messages" if is_chat else "prompt"
@@ -244,10 +233,10 @@ class Desk:
             model=options.model,
             system_fingerprint=f"fp_{self._model_hash[:12]}",
         )
-        return Job(line.custom_id, request, prompts, head, self._text, reading)
+        return Job(line.custom_id, request, prompts, head, self._text, plan)
 
     async def _encode(self, request: ChatRequest | CompletionRequest) -> tuple[list[bytes], ParsePlan | None]:
-        reading: ParsePlan | None = None
+        plan: ParsePlan | None = None
         if isinstance(request, CompletionRequest):
             prompts = completion_prompts(request, self._text, self._limits)
         else:
@@ -256,10 +245,10 @@ class Desk:
             conversation = build_conversation(request.messages, request.tool_use, request.prompting)
             room = chat_room(self._text, self._limits)
             rendered = await self._templates.render(self._text.bundle, conversation, budget=room)
-            reading = plan_parsing(request, rendered, self._text.answer_format)
+            plan = plan_parsing(request, rendered, self._text.answer_format)
             prompts = [chat_prompt(rendered, self._text, self._limits)]
         packed = [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]
-        return packed, reading
+        return packed, plan
 
 
 def failure(custom_id: str) -> Refusal:

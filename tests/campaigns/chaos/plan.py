@@ -32,7 +32,7 @@ class Kind(enum.StrEnum):
 
 class Whom(enum.StrEnum):
     WORKER = "worker"
-    HELPER = "process apart"
+    HELPER = "helper process"
     GATEWAY = "gateway"
     NOBODY = "-"
 

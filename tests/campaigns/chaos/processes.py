@@ -195,7 +195,7 @@ async def _check_the_end(stage: Stage, traffic: Traffic, before_mib: float, alon
     if ttft_s is not None and ttft_s > TTFT_RATIO * alone_s + TTFT_MORE_S:
         books.violated(f"the innocent's TTFT p95 without a fault is {ttft_s:.2f} s, alone {alone_s:.3f} s")
     log = await asyncio.to_thread(stage.gateway_logs)
-    for word in ("\nTraceback", "was destroyed but it is pending"):  # not what a process apart wrote when it died
+    for word in ("\nTraceback", "was destroyed but it is pending"):  # not what a helper process wrote when it died
         if word in log:
             books.violated(f"a gateway's log has: {word.strip()}")
 

@@ -165,7 +165,7 @@ class Stage:
             return None
 
     def helpers(self) -> list[psutil.Process]:
-        """The gateway's processes apart, the oldest first."""
+        """The gateway's helper processes, the oldest first."""
         gateway = self.gateway()
         try:
             return [] if gateway is None else sorted(gateway.children(recursive=True), key=lambda each: each.pid)

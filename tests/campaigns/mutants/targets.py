@@ -29,6 +29,7 @@ TARGETS = (
     Target("gateway/baton_gateway/requests/held_runs.py", _REQUESTS),
     Target("gateway/baton_gateway/requests/routing.py", _REQUESTS),
     Target("gateway/baton_gateway/workers/route.py", _REQUESTS),
+    Target("gateway/baton_gateway/workers/pool_load.py", _REQUESTS),
     Target("kv_transfer/baton_kv_transfer/prefill/machine.py", ("tests/kv_transfer/prefill", *_HANDOVER)),
     Target("kv_transfer/baton_kv_transfer/decode/machine.py", ("tests/kv_transfer/decode", *_HANDOVER)),
     Target("kv_transfer/baton_kv_transfer/decode/spans.py", ("tests/kv_transfer/decode", *_HANDOVER)),

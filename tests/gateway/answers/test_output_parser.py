@@ -71,7 +71,7 @@ def test_whatever_a_model_writes_is_told_or_a_mark(family: str) -> None:
             assert read_cut(form, text, cuts) == read_whole(form, text), text
 
 
-def told(text: str, family: str = "hermes", **options: bool) -> WholeAnswer:
+def read_answer(text: str, family: str = "hermes", **options: bool) -> WholeAnswer:
     reader = OutputParser(form_of(family, True), TOOLS, call_id=lambda: "id", **options)
     return whole_answer([*reader.push(text), *reader.end()])
 
@@ -119,12 +119,12 @@ def called(*calls: tuple[str, str], content: str = "", reasoning: str | None = N
     ],
 )  # fmt: skip
 def test_an_answer_is_read_as_its_format_means_it(family: str, text: str, answer: WholeAnswer) -> None:
-    assert told(text, family) == answer
+    assert read_answer(text, family) == answer
 
 
 def test_a_prompt_that_opened_a_thought_is_gone_on_with() -> None:
-    assert told("hm</think>hi", is_thinking=True) == called(content="hi", reasoning="hm")
-    assert told("hm", is_thinking=True) == called(reasoning="hm")
+    assert read_answer("hm</think>hi", is_thinking=True) == called(content="hi", reasoning="hm")
+    assert read_answer("hm", is_thinking=True) == called(reasoning="hm")
 
 
 def test_a_single_call_ends_the_answer() -> None:
@@ -140,15 +140,15 @@ def test_a_single_call_ends_the_answer() -> None:
 @pytest.mark.parametrize("text", ["<tool", "I look. <tool_call", '<tool_call>{"name": "ge', "a <"])
 def test_the_beginning_of_a_mark_is_content_where_text_may_come(text: str) -> None:
     """Nobody can tell whether a call or a text was cut. Nothing that the model wrote is lost."""
-    assert told(text) == called(content=text)
+    assert read_answer(text) == called(content=text)
     assert read_cut(form_of("hermes", True), text, range(1, len(text))) == read_whole(form_of("hermes", True), text)
 
 
 def test_where_calls_come_alone_the_beginning_of_a_mark_is_a_mark() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     for text in ("<tool", '<tool_call>{"name": "ge', "<thi"):
-        assert told(text, calls_only=True) == called()
-    assert told(f"{call}\n<tool_c", calls_only=True) == called(("f", "{}"))
+        assert read_answer(text, calls_only=True) == called()
+    assert read_answer(f"{call}\n<tool_c", calls_only=True) == called(("f", "{}"))
 
 
 def test_without_tools_nothing_is_a_call() -> None:
@@ -184,7 +184,7 @@ def test_numbers_are_told_as_they_come() -> None:
 
 @pytest.mark.parametrize("step", [1, 7, 5_000, 20_000])
 def test_blanks_without_end_are_not_held_back_without_end(step: int) -> None:
-    """As many as fit are dropped before a mark; those before them are told."""
+    """As many as fit are dropped before a mark; those before them are read_answer."""
     text = "x" + " " * 10_000 + '<tool_call>{"name": "f"}</tool_call>'
     reader = reader_of(form_of("hermes", False))
     parts = [part for begin in range(0, len(text), step) for part in reader.push(text[begin : begin + step])]
@@ -209,7 +209,7 @@ def test_parts_of_one_kind_are_joined_and_no_others() -> None:
 def test_ids_of_calls_are_what_every_template_takes() -> None:
     ids = {new_call_id() for _ in range(1_000)}
     assert len(ids) == 1_000
-    assert all(re.fullmatch("[A-Za-z0-9]{9}", each) for each in ids)
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", call_id) for call_id in ids)
 
 
 def test_every_name_of_a_format_has_its_parser() -> None:

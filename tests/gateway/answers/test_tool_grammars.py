@@ -202,10 +202,10 @@ def test_free_text_may_come_and_a_strict_call_keeps_to_its_schema(form: AnswerFo
 
 def test_text_alone_is_an_answer_where_calls_may_come() -> None:
     for form in (*(AnswerFormat(None, name) for name in TOOL_CALL_FORMATS), HARMONY_FORM):
-        for each, with_marks in ((form, False), (with_tokens(form), True))[form.is_harmony :]:
+        for variant, with_marks in ((form, False), (with_tokens(form), True))[form.is_harmony :]:
             channel = "<|channel|>final<|message|>" if form.is_harmony else ""
             ids = encoded(f"{channel}Some words, <tool or {{not}} [at all].", with_marks)
-            matcher = LLMatcher(tokenizer(with_marks), definition(each, ToolUse(TOOLS, ToolMode.AUTO)), log_level=0)
+            matcher = LLMatcher(tokenizer(with_marks), definition(variant, ToolUse(TOOLS, ToolMode.AUTO)), log_level=0)
             assert matcher.consume_tokens(ids)
             assert matcher.is_accepting()
 
@@ -247,14 +247,14 @@ def test_the_grammar_takes_what_the_format_writes(family: str) -> None:
     answer = WholeAnswer(calls=[call] * (2 if family == "mistral" else 1))
     text = RENDERERS[family](answer).replace("'", '"')
     for mode in (ToolMode.REQUIRED, ToolMode.AUTO):
-        for each, with_marks in ((form, False), (with_tokens(form), True)):
+        for variant, with_marks in ((form, False), (with_tokens(form), True)):
             if (family, mode, with_marks) == (HARMONY, ToolMode.AUTO, False):
                 continue
             use = ToolUse(TOOLS, mode)
-            matcher = LLMatcher(tokenizer(with_marks), definition(each, use), log_level=0)
+            matcher = LLMatcher(tokenizer(with_marks), definition(variant, use), log_level=0)
             ids = encoded(text, with_marks)
             assert matcher.validate_tokens(ids) == len(ids), (text, mode, with_marks)
-            assert same(read(each, use, text), answer)
+            assert same(read(variant, use, text), answer)
 
 
 UNWRITTEN: dict[str, Any] = {

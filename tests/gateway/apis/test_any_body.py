@@ -88,14 +88,14 @@ def problem_of(parse: Callable[[dict[str, Any]], ChatRequest], body: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("good", "parse", "told"),
+    ("good", "parse", "error_body"),
     [
         (MESSAGE, parse_message, message_error_body),
         (RESPONSE, lambda raw: parse_response(raw)[0], response_error_body),
     ],
 )
 def test_a_spoilt_body_makes_a_chat_or_a_refusal(
-    good: dict[str, Any], parse: Callable[[dict[str, Any]], ChatRequest], told: Callable[[Any, str], bytes]
+    good: dict[str, Any], parse: Callable[[dict[str, Any]], ChatRequest], error_body: Callable[[Any, str], bytes]
 ) -> None:
     assert isinstance(parse(good), ChatRequest)
     dice = random.Random(5)
@@ -106,7 +106,7 @@ def test_a_spoilt_body_makes_a_chat_or_a_refusal(
             body = spoilt(body, dice)
         before = copy.deepcopy(body)
         problem = problem_of(parse, body)
-        assert problem is None or (problem.status == 400 and told(problem, "req-1"))
+        assert problem is None or (problem.status == 400 and error_body(problem, "req-1"))
         refused += problem is not None
         assert body == before, "a parser changes nothing"
     assert 1_000 < refused < 5_900

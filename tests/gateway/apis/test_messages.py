@@ -107,16 +107,16 @@ async def test_a_stream_says_the_same(claude: anthropic.AsyncAnthropic) -> None:
 
 async def test_the_events_of_a_stream_come_in_their_order(client: HttpClient) -> None:
     client.gateway.take_step_by_step()
-    found = await events(client)
-    kinds = [event["type"] for event in found]
+    received = await events(client)
+    kinds = [event["type"] for event in received]
     deltas = kinds.count("content_block_delta")
     assert deltas > 1
     assert kinds == [
         "message_start", "ping", "content_block_start", *["content_block_delta"] * deltas, "content_block_stop",
         "message_delta", "message_stop",
     ]  # fmt: skip
-    assert found[0]["message"]["usage"]["input_tokens"] > 0
-    assert found[-2]["usage"] == found[0]["message"]["usage"] | {"output_tokens": len(ids_of(ANSWER)) + 1}
+    assert received[0]["message"]["usage"]["input_tokens"] > 0
+    assert received[-2]["usage"] == received[0]["message"]["usage"] | {"output_tokens": len(ids_of(ANSWER)) + 1}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ async def test_turns_and_blocks_are_one_chat(client: HttpClient) -> None:
         {"role": "user", "content": "five"},
     ]
     await client.http.post(client.gateway.url(PATH), json=BODY | {"system": [cached], "messages": messages})
-    told = prompt(client)
+    rendered = prompt(client)
     chat = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "one\ntwo\nthree"},
@@ -195,7 +195,7 @@ async def test_turns_and_blocks_are_one_chat(client: HttpClient) -> None:
         {"role": "user", "content": "five"},
     ]
     await client.ask("/v1/chat/completions", messages=chat)
-    assert told == prompt(client)
+    assert rendered == prompt(client)
 
 
 async def test_sampling_is_as_asked(client: HttpClient) -> None:
@@ -325,7 +325,7 @@ async def test_a_key_may_come_in_the_header_of_that_api_and_only_there(pool: Fak
         assert await status(PATH, Authorization="Bearer sk-good-key-1") == 200
         assert await status(PATH, Authorization="Bearer sk-wrong-key", **{"x-api-key": "sk-good-key-1"}) == 401
         assert await status("/v1/completions", **{"x-api-key": "sk-good-key-1"}) == 401
-        assert {each.salt for each in pool.prefill[0].of_type(Prefill) if isinstance(each, Prefill)} != {""}
+        assert {message.salt for message in pool.prefill[0].of_type(Prefill) if isinstance(message, Prefill)} != {""}
 
 
 async def test_a_client_that_hangs_up_frees_the_workers(client: HttpClient, claude: anthropic.AsyncAnthropic) -> None:

@@ -34,8 +34,8 @@ ANSWERS = {
     "a call that is cut": CALL,
 }
 OURS = {"reasoning_content", "store", "name", "bytes"}
-"""What the newest types lack: thoughts, what OpenAI's API itself says of keeping, a name that older types require, and
-the bytes of a token.
+"""Fields that the newest types lack: reasoning, OpenAI's own `store`, a name that older types require, the bytes of a
+token.
 """
 
 
@@ -55,8 +55,8 @@ def extras(value: Any, path: str = "") -> Iterator[str]:
         for name in value.model_fields_set - (value.model_extra or {}).keys():
             yield from extras(getattr(value, name), f"{path}.{name}")
     if isinstance(value, list):
-        for place, each in enumerate(value):
-            yield from extras(each, f"{path}[{place}]")
+        for place, item in enumerate(value):
+            yield from extras(item, f"{path}[{place}]")
 
 
 @functools.cache
@@ -65,10 +65,10 @@ def adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(kind)
 
 
-def check(kind: Any, told: dict[str, Any]) -> None:
+def check(kind: Any, content: dict[str, Any]) -> None:
     """Raises for what is not of the type."""
-    found = adapter(kind).validate_python(told)
-    assert [path for path in extras(found) if path.rpartition(".")[2] not in OURS] == [], told
+    parsed = adapter(kind).validate_python(content)
+    assert [path for path in extras(parsed) if path.rpartition(".")[2] not in OURS] == [], content
 
 
 def body(name: str, limit: str) -> dict[str, Any]:

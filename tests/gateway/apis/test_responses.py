@@ -39,9 +39,9 @@ async def gpt(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
 
 async def events(client: HttpClient, **body: Any) -> list[dict[str, Any]]:
     """The events of a stream; each has the next number."""
-    found = await client.named_events(PATH, **BODY | body)
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
+    named = await client.named_events(PATH, **BODY | body)
+    assert [event["sequence_number"] for event in named] == list(range(len(named)))
+    return named
 
 
 def prompt(client: HttpClient) -> str:
@@ -81,31 +81,31 @@ def assert_alike(streamed: Response, whole: Response) -> None:
     """All but ids and the time."""
 
     def plain(response: Response) -> dict[str, Any]:
-        told = json.loads(response.model_dump_json(exclude={"id", "created_at", "output_parsed"}))
-        for item in told["output"]:
+        repeated = json.loads(response.model_dump_json(exclude={"id", "created_at", "output_parsed"}))
+        for item in repeated["output"]:
             del item["id"]
             for part in item.get("content") or []:
                 part.pop("parsed", None)
             item.pop("parsed_arguments", None)
-        return dict(told)
+        return dict(repeated)
 
     assert plain(streamed) == plain(whole)
 
 
 async def test_the_events_of_a_stream_come_in_their_order(client: HttpClient) -> None:
     client.gateway.take_step_by_step()
-    found = await events(client)
-    kinds = [event["type"].removeprefix("response.") for event in found]
+    received = await events(client)
+    kinds = [event["type"].removeprefix("response.") for event in received]
     deltas = kinds.count("output_text.delta")
     assert deltas > 1
     assert kinds == [
         "created", "in_progress", "output_item.added", "content_part.added", *["output_text.delta"] * deltas,
         "output_text.done", "content_part.done", "output_item.done", "completed",
     ]  # fmt: skip
-    done, ended = found[-2]["item"], found[-1]["response"]
+    done, ended = received[-2]["item"], received[-1]["response"]
     assert ended["output"] == [done]
-    assert {event["item_id"] for event in found if "item_id" in event} == {done["id"]}
-    assert found[0]["response"]["id"] == ended["id"]
+    assert {event["item_id"] for event in received if "item_id" in event} == {done["id"]}
+    assert received[0]["response"]["id"] == ended["id"]
 
 
 async def test_an_answer_that_is_cut_is_incomplete(client: HttpClient, gpt: openai.AsyncOpenAI) -> None:
@@ -128,11 +128,11 @@ async def test_an_empty_answer_is_an_empty_message(client: HttpClient, gpt: open
 async def test_log_probabilities_are_told_beside_the_text(client: HttpClient, gpt: openai.AsyncOpenAI) -> None:
     asked: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     response = await gpt.responses.create(**BODY | asked)
-    told = response.to_dict()["output"][0]["content"][0]["logprobs"]
-    assert b"".join(bytes(each["bytes"]) for each in told).decode() == ANSWER
-    found = await events(client, **asked)
-    streamed = [each for event in found if event["type"].endswith("text.delta") for each in event["logprobs"]]
-    assert streamed == told == found[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    logprobs = response.to_dict()["output"][0]["content"][0]["logprobs"]
+    assert b"".join(bytes(entry["bytes"]) for entry in logprobs).decode() == ANSWER
+    received = await events(client, **asked)
+    streamed = [entry for event in received if event["type"].endswith("text.delta") for entry in event["logprobs"]]
+    assert streamed == logprobs == received[-1]["response"]["output"][0]["content"][0]["logprobs"]
 
 
 async def test_items_are_one_chat(client: HttpClient) -> None:
@@ -151,7 +151,7 @@ async def test_items_are_one_chat(client: HttpClient) -> None:
         client.gateway.url(PATH), json=BODY | {"instructions": "Be brief.", "input": items}
     ) as got:
         assert got.status == 200, await got.text()
-    told = prompt(client)
+    rendered = prompt(client)
     chat = [
         {"role": "system", "content": "Be brief.\nAnswer in German."},
         {"role": "user", "content": "one\ntwo"},
@@ -159,7 +159,7 @@ async def test_items_are_one_chat(client: HttpClient) -> None:
         {"role": "user", "content": "four"},
     ]
     await client.ask("/v1/chat/completions", messages=chat)
-    assert told == prompt(client)
+    assert rendered == prompt(client)
 
 
 async def test_what_an_official_client_sends_beside_is_taken(gpt: openai.AsyncOpenAI) -> None:
@@ -252,15 +252,15 @@ def test_an_output_may_stand_anywhere_behind_its_call_and_is_read_right_behind_i
             parse_response(BODY | {"input": items})
         return
     chat, _ = parse_response(BODY | {"input": items})
-    told: list[str] = []
+    texts: list[str] = []
     for message in chat.messages:
         if message["role"] == "tool":
-            told.append(f"tool{message['tool_call_id'][1:]}")
+            texts.append(f"tool{message['tool_call_id'][1:]}")
         elif "tool_calls" in message:
-            told.append("".join(call["id"][1:] for call in message["tool_calls"]))
+            texts.append("".join(call["id"][1:] for call in message["tool_calls"]))
         else:
-            told.append(message["role"])
-    assert " ".join(told) == read
+            texts.append(message["role"])
+    assert " ".join(texts) == read
 
 
 async def test_a_prompt_that_is_too_long_is_told_as_input(client: HttpClient) -> None:
@@ -274,17 +274,17 @@ async def test_a_stream_that_fails_later_ends_with_a_failed_response(
 ) -> None:
     client.pool.decode[0].step_s = 0.05
     stream = await gpt.responses.create(**BODY, stream=True)
-    found = [await anext(aiter(stream))]
+    received = [await anext(aiter(stream))]
     for live in list(gateway.server.relay._by_ticket.values()):
         live.life.deadline_s = 0.0
         gateway.server.relay._tick(live)
-    found += [event async for event in stream]
-    last = found[-1]
+    received += [event async for event in stream]
+    last = received[-1]
     assert last.type == "response.failed"
     assert last.response.error is not None
     assert last.response.error.code == "server_error"
     assert "deadline_exceeded" in last.response.error.message
-    assert [event.type for event in found][-2] == "response.output_item.done"
+    assert [event.type for event in received][-2] == "response.output_item.done"
     assert last.response.output[0].status == "incomplete"
 
 

@@ -71,36 +71,38 @@ def transport(stream: bytes) -> httpx2.Client:
 def read_by_anthropic(stream: bytes) -> dict[str, Any]:
     client = anthropic.Anthropic(api_key="x", base_url="http://test", http_client=transport(stream), max_retries=0)
     message: Any = {"role": "user", "content": "x"}
-    with client.messages.stream(model="tiny", max_tokens=8, messages=[message]) as found:
-        told = found.get_final_message().to_dict()
-    told.pop("stop_details", None)
-    return dict(told)
+    with client.messages.stream(model="tiny", max_tokens=8, messages=[message]) as events:
+        message_read = events.get_final_message().to_dict()
+    message_read.pop("stop_details", None)
+    return dict(message_read)
 
 
 def read_by_openai(stream: bytes) -> dict[str, Any]:
     client = openai.OpenAI(api_key="x", base_url="http://test", http_client=transport(stream), max_retries=0)
-    with client.responses.stream(model="tiny", input="x") as found:
-        last = [event for event in found][-1]
+    with client.responses.stream(model="tiny", input="x") as events:
+        last = list(events)[-1]
     assert last.type in ("response.completed", "response.incomplete")
-    told = last.response.to_dict()
-    for item in cast(list[dict[str, Any]], told["output"]):
+    response = last.response.to_dict()
+    for item in cast(list[dict[str, Any]], response["output"]):
         item.pop("parsed_arguments", None)
         for part in item.get("content", []):
             part.pop("parsed", None)
-    return dict(told)
+    return dict(response)
 
 
 def cut(parts: list[AnswerPart], size: int) -> list[AnswerPart]:
     """Every text in pieces of this many characters."""
-    found: list[AnswerPart] = []
+    parts_read: list[AnswerPart] = []
     for part in parts:
         if isinstance(part, CallPart):
-            found.append(part)
+            parts_read.append(part)
             continue
         for start in range(0, len(part.text), size):
             piece = part.text[start : start + size]
-            found.append(ArgumentsPart(part.number, piece) if isinstance(part, ArgumentsPart) else type(part)(piece))
-    return found
+            parts_read.append(
+                ArgumentsPart(part.number, piece) if isinstance(part, ArgumentsPart) else type(part)(piece)
+            )
+    return parts_read
 
 
 @pytest.mark.parametrize("size", [1, 3, 1_000])
@@ -122,8 +124,8 @@ def test_what_the_whole_answers_are() -> None:
     ]
     response = whole(FORM, parts, "tool_calls")
     assert response["status"] == "completed"
-    told = [(item["type"], item.get("call_id"), item.get("arguments")) for item in response["output"]]
-    assert told == [
+    items = [(item["type"], item.get("call_id"), item.get("arguments")) for item in response["output"]]
+    assert items == [
         ("reasoning", None, None), ("function_call", "call_1", ARGUMENTS), ("function_call", "call_2", "{}"),
     ]  # fmt: skip
 
@@ -187,8 +189,8 @@ def test_any_order_of_parts_makes_events_that_close_what_they_open(pieces: list[
 
 
 def _events(stream: bytes) -> list[dict[str, Any]]:
-    found = stream.decode().removesuffix("\n\n").split("\n\n")
-    return [json.loads(event.split("\n")[1].removeprefix("data: ")) for event in found]
+    events = stream.decode().removesuffix("\n\n").split("\n\n")
+    return [json.loads(event.split("\n")[1].removeprefix("data: ")) for event in events]
 
 
 def test_a_form_is_one_requests_own() -> None:

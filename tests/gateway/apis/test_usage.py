@@ -1,4 +1,4 @@
-"""What an answer used, told alike by all four endpoints, whole and streamed: cached tokens, tokens of thoughts."""
+"""Usage, the same from all four endpoints, whole and streamed: cached tokens, reasoning tokens."""
 
 from __future__ import annotations
 

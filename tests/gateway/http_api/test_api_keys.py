@@ -53,8 +53,8 @@ def test_the_files_of_a_secret_name_the_tenants_and_change_without_a_restart(tmp
     assert tenants.authenticate(f"Bearer {KEY_C}").weight == 2
     mounted(tmp_path, "2", alice="sk-rotated-1\n" + KEY_A, bob="sk-rotated-2", tenants=json.dumps(hashed))
     tenants.refresh()
-    found = [tenant_of(tenants, key) for key in (KEY_A, "sk-rotated-1", "sk-rotated-2", KEY_B)]
-    assert found == ["alice", "alice", "bob", None]
+    names = [tenant_of(tenants, key) for key in (KEY_A, "sk-rotated-1", "sk-rotated-2", KEY_B)]
+    assert names == ["alice", "alice", "bob", None]
     mounted(tmp_path, "3", alice="", bob=KEY_B, tenants=json.dumps(hashed))
     with pytest.raises(ValueError, match="alice: has no key"):
         tenants.refresh()

@@ -1,4 +1,4 @@
-"""What clients must not send, over HTTP: each answered with its status, type, param and code, and nothing breaks."""
+"""Bad input over HTTP: each is answered with its status, type, param and code, and nothing breaks."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ SAID: dict[tuple[str | None, str], str] = {
     ("best_of", "unsupported_parameter"): "n",
     ("suffix", "unsupported_parameter"): "end",
 }  # fmt: skip
-"""What the message of a refusal says, in lower case, by its param and code."""
+"""Words in the message of a refusal, in lower case, by its param and code."""
 SAID_BY_CODE = {
     "missing_required_parameter": "required", "unknown_parameter": "unknown", "duplicate_key": "twice",
     "model_not_found": "exist", "context_length_exceeded": "context",
@@ -291,9 +291,9 @@ async def test_a_bad_body_is_refused_by_field(shared: RunningGateway, case: Case
     assert (status, error["type"], error["param"], error["code"]) == expected, error
     assert set(error) == {"message", "type", "param", "code", "request_id"}
     assert "127.0.0.1" not in error["message"]
-    said = error["message"].lower()
+    text = error["message"].lower()
     wanted = (case.word, SAID.get((case.param, case.code), ""), SAID_BY_CODE.get(case.code, ""))
-    assert all(word in said for word in wanted), said
+    assert all(word in text for word in wanted), text
 
 
 async def test_the_gateway_still_serves_and_holds_nothing_after_all_of_that(shared: RunningGateway) -> None:

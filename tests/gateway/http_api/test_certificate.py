@@ -29,10 +29,10 @@ async def seen(port: int) -> bytes | None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     shown: ssl.SSLObject = writer.get_extra_info("ssl_object")
-    found = shown.getpeercert(binary_form=True)
+    certificate = shown.getpeercert(binary_form=True)
     writer.close()
     await writer.wait_closed()
-    return found
+    return certificate
 
 
 async def test_https_is_served_and_a_renewed_certificate_is_taken_without_a_restart(tmp_path: Path) -> None:

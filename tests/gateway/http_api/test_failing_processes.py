@@ -63,7 +63,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 async def test_what_fails_while_a_prompt_is_prepared_ends_the_request_at_once(
     client: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hung until its deadline of 600 s."""
+    """The request used to hang until its deadline of 600 s."""
     bodies: dict[str, dict[str, Any]] = {CHAT: {}, COMPLETIONS: {}, TOKENIZE: {"prompt": "x"}}
     for error, (path, body) in itertools.product(FAILURES, bodies.items()):
         with monkeypatch.context() as patch:
@@ -78,7 +78,7 @@ async def test_what_fails_while_a_prompt_is_prepared_ends_the_request_at_once(
 async def test_what_fails_while_an_answer_is_written_ends_that_request_and_no_link(
     client: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was raised into the link's reader: all requests of that worker were lost."""
+    """The error was raised into the link's reader, and all requests of that worker were lost."""
     workers = list(client.gateway.server.table.all())
     for error, stream in itertools.product(FAILURES[:2], (False, True)):
 
@@ -102,11 +102,11 @@ async def test_a_tokenizer_that_panics_is_told_as_such_and_its_words_are_metered
 ) -> None:
     """Panics are no `Exception`: a completion hung, `/tokenize` closed its connection without an answer."""
     caplog.set_level(logging.ERROR)
-    made = byte_level()
-    made.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    made_tokenizer = byte_level()
+    made_tokenizer.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex("(a+)+$"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    pool = FakePool(tmp_path, made, answer)
+    pool = FakePool(tmp_path, made_tokenizer, answer)
     await pool.add(Role.PREFILL)
     await pool.add(Role.DECODE)
     text = "a" * 200 + "!"
@@ -178,10 +178,10 @@ async def test_a_child_that_says_what_is_wrong_with_it_counts_as_silent() -> Non
         await asyncio.wait([child.question])
         with pytest.MonkeyPatch.context() as patch:
 
-            async def told(*_: object, report: ProcessReport = report) -> ProcessReport:
+            async def put_question(*_: object, report: ProcessReport = report) -> ProcessReport:
                 return report
 
-            patch.setattr(parent_process, "_put_question", told)
+            patch.setattr(parent_process, "_put_question", put_question)
             patch.setattr(child, "reader", object())
             patch.setattr(child, "writer", object())
             assert await processes._answers(child, 1.0) is expected

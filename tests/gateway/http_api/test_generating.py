@@ -202,8 +202,8 @@ async def test_fields_that_steer_the_provider_are_accepted_without_effect(client
 async def test_chat_logprobs_stand_beside_their_tokens(client: HttpClient, stream: bool) -> None:
     if stream:
         chunks = await client.stream(CHAT, logprobs=True, top_logprobs=2)
-        found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-        entries = [entry for logprobs in found if logprobs for entry in logprobs["content"]]
+        logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+        entries = [entry for logprobs in logprobs if logprobs for entry in logprobs["content"]]
     else:
         got = await client.ask(CHAT, logprobs=True, top_logprobs=2)
         entries = got["choices"][0]["logprobs"]["content"]
@@ -241,7 +241,7 @@ async def test_a_failed_leg_is_tried_again_unseen(client: HttpClient, role: str,
     worker.fail_next = [Reason.INTERNAL]
     assert (await client.ask(CHAT))["choices"][0]["message"]["content"] == ANSWER
     assert client.prefill().attempt == attempt
-    await until(lambda: all(each.is_idle for each in client.pool.workers))
+    await until(lambda: all(worker.is_idle for worker in client.pool.workers))
 
 
 async def test_workers_without_room_are_told_as_503_with_a_time_to_come_back(client: HttpClient) -> None:
@@ -300,7 +300,7 @@ async def test_a_killed_decode_worker_loses_and_repeats_no_token(client: HttpCli
     for index in range(2):
         assert streamed_text(chunks, index) == whole
     assert finishes(chunks) == ["length"] * 2
-    await until(lambda: all(each.is_idle for each in client.pool.workers))
+    await until(lambda: all(worker.is_idle for worker in client.pool.workers))
 
 
 async def test_a_restarted_worker_at_the_same_address_is_found_again(

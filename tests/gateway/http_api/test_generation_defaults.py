@@ -40,7 +40,7 @@ async def drawn(folder: Path, body: dict[str, Any], *flags: str, path: str = CHA
         await pool.stop()
 
 
-def told(sampling: SamplingParams) -> tuple[float, float, int | None, float, float]:
+def defaults_of(sampling: SamplingParams) -> tuple[float, float, int | None, float, float]:
     chosen = sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty
     return (*chosen,)
 
@@ -64,7 +64,7 @@ OFF = "--generation-defaults=off"
 async def test_what_a_request_leaves_open_is_the_models(
     flags: tuple[str, ...], body: dict[str, Any], expected: tuple[float, ...], path: str, tmp_path: Path
 ) -> None:
-    assert told(await drawn(tmp_path, body, *flags, path=path)) == expected
+    assert defaults_of(await drawn(tmp_path, body, *flags, path=path)) == expected
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def written(name: str, arguments: str = ARGUMENTS) -> str:
 def called(arguments: str, name: str = "look") -> list[dict[str, Any]]:
     """A chat in which a tool was called with these arguments, and answered."""
     call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
-    said = {"role": "tool", "tool_call_id": "c1", "content": "sun"}
-    return [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}, said]
+    result = {"role": "tool", "tool_call_id": "c1", "content": "sun"}
+    return [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
 
 
 def prompt_text(client: HttpClient) -> str:
@@ -67,8 +67,8 @@ async def test_a_call_of_any_name_may_be_resent_as_it_came(client: HttpClient, n
     message = (await client.ask(CHAT, messages=USER, tools=[TOOL]))["choices"][0]["message"]
     [call] = message["tool_calls"]
     assert call["function"]["name"] == name
-    said = {"role": "tool", "tool_call_id": call["id"], "content": "There is no such tool."}
-    await client.ask(CHAT, messages=[*USER, message, said], tools=[TOOL])
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "There is no such tool."}
+    await client.ask(CHAT, messages=[*USER, message, result], tools=[TOOL])
     assert json.dumps(name, ensure_ascii=False) in prompt_text(client)
 
 
@@ -87,10 +87,10 @@ async def test_a_call_of_any_name_may_be_resent_as_it_came(client: HttpClient, n
     ],
 )
 async def test_arguments_of_any_kind_may_be_resent_as_they_came(client: HttpClient, arguments: str) -> None:
-    """What is no object with each key once and at most 64 levels stays text: nothing of it is lost."""
+    """Arguments with a duplicate key or more than 64 levels stay text, so that nothing is lost."""
     await client.ask(CHAT, messages=called(arguments), tools=[TOOL])
-    told = {} if arguments == "" else arguments
-    assert f'"arguments": {json.dumps(told, ensure_ascii=False)}' in prompt_text(client)
+    expected_arguments = {} if arguments == "" else arguments
+    assert f'"arguments": {json.dumps(expected_arguments, ensure_ascii=False)}' in prompt_text(client)
 
 
 async def test_a_stop_string_within_a_call_is_no_call_to_be_made(client: HttpClient) -> None:
@@ -121,12 +121,12 @@ async def test_an_answer_cut_anywhere_streams_what_it_says_whole(client: HttpCli
             deltas = [c["delta"] for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
             assert "".join(delta.get("content") or "" for delta in deltas) == (choice["message"]["content"] or "")
             pieces = [call for delta in deltas for call in delta.get("tool_calls", ())]
-            told = choice["message"].get("tool_calls", [])
+            calls_read = choice["message"].get("tool_calls", [])
             assert [piece["function"]["name"] for piece in pieces if "id" in piece] == [
-                call["function"]["name"] for call in told
+                call["function"]["name"] for call in calls_read
             ]
             assert "".join(piece["function"]["arguments"] for piece in pieces) == "".join(
-                call["function"]["arguments"] for call in told
+                call["function"]["arguments"] for call in calls_read
             )
 
 
@@ -188,22 +188,22 @@ async def check_stream(client: HttpClient, dice: random.Random) -> None:
     assert chunks[-1]["usage"] == whole["usage"]
     for choice in whole["choices"]:
         message = choice["message"]
-        entries = [each for chunk in chunks for each in chunk["choices"] if each["index"] == choice["index"]]
-        deltas = [each["delta"] for each in entries]
+        entries = [entry for chunk in chunks for entry in chunk["choices"] if entry["index"] == choice["index"]]
+        deltas = [entry["delta"] for entry in entries]
         assert deltas[0] == {"role": "assistant", "content": ""}
-        assert [each["finish_reason"] for each in entries if each["finish_reason"]] == [choice["finish_reason"]]
+        assert [entry["finish_reason"] for entry in entries if entry["finish_reason"]] == [choice["finish_reason"]]
         assert "".join(delta.get("content") or "" for delta in deltas) == (message["content"] or "")
         thoughts = [delta["reasoning_content"] for delta in deltas if "reasoning_content" in delta]
         assert ("".join(thoughts) if thoughts else None) == message.get("reasoning_content")
         calls: dict[int, list[str]] = {}
         for delta in deltas:
             for call in delta.get("tool_calls", ()):
-                told = calls.setdefault(call["index"], [call["function"].get("name", "")])
-                told.append(call["function"]["arguments"])
-        assert [(told[0], "".join(told[1:])) for told in calls.values()] == [
+                call_pieces = calls.setdefault(call["index"], [call["function"].get("name", "")])
+                call_pieces.append(call["function"]["arguments"])
+        assert [(call_pieces[0], "".join(call_pieces[1:])) for call_pieces in calls.values()] == [
             (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
         ]
         assert asked["parallel_tool_calls"] or len(calls) <= 1
         if asked["logprobs"]:
-            told_tokens = [t for each in entries if each["logprobs"] for t in each["logprobs"]["content"]]
-            assert told_tokens == choice["logprobs"]["content"]
+            tokens_read = [t for entry in entries if entry["logprobs"] for t in entry["logprobs"]["content"]]
+            assert tokens_read == choice["logprobs"]["content"]

@@ -30,9 +30,9 @@ OBJECTS = st.dictionaries(TRICKY, VALUES, max_size=6)
 def counted(value: Any) -> tuple[int, int, int]:
     """Commas and opening brackets, keys, depth."""
     if isinstance(value, dict):
-        inner, keys = [counted(each) for each in value.values()], len(value)
+        inner, keys = [counted(item) for item in value.values()], len(value)
     elif isinstance(value, list):
-        inner, keys = [counted(each) for each in value], 0
+        inner, keys = [counted(item) for item in value], 0
     else:
         return 0, 0, 0
     commas = max(0, len(inner) - 1)

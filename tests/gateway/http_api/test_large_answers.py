@@ -1,4 +1,4 @@
-"""What an answer may hold: bounded by its fields before anything runs, charged to the memory budget, kept as bytes."""
+"""Large answers: bounded by their fields before anything runs, charged to the memory budget, kept as bytes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_log_probabilities_of_prompts_count_in_each_choice_that_tells_them
 
 
 class Budget:
-    """Of a few bytes."""
+    """A budget of a few bytes."""
 
     def __init__(self, size: int) -> None:
         self.left = size
@@ -142,36 +142,36 @@ class Budget:
 
 
 async def test_an_answer_that_finds_no_memory_is_refused_before_it_begins(text: TextModel) -> None:
-    sink = CollectingWriter(charge=Budget(999).hold)
+    writer = CollectingWriter(charge=Budget(999).hold)
     with pytest.raises(RefusedError) as refusal:
-        sink.begin(head_of(text, ApiEndpoint.CHAT, ahead=1_000))
+        writer.begin(head_of(text, ApiEndpoint.CHAT, ahead=1_000))
     problem = refusal.value.problem
     assert (problem.status, problem.code, problem.retry_after_s) == (503, "out_of_memory", 1)
 
 
 async def test_an_answer_that_outgrows_the_memory_ends_with_a_named_error(text: TextModel) -> None:
     budget = Budget(100_000)
-    sink = CollectingWriter(charge=budget.hold)
-    sink.begin(head_of(text, ApiEndpoint.CHAT, ahead=1_000))
+    writer = CollectingWriter(charge=budget.hold)
+    writer.begin(head_of(text, ApiEndpoint.CHAT, ahead=1_000))
     for _ in range(1_000):
-        sink.increment(0, Increment("x" * 200))
-        if sink.done.done():
+        writer.increment(0, Increment("x" * 200))
+        if writer.done.done():
             break
-    result = sink.done.result()
+    result = writer.done.result()
     assert isinstance(result, Problem)
     assert (result.status, result.code, result.retry_after_s) == (503, "out_of_memory", 1)
-    sink.increment(0, Increment("more", finish=Finish.STOP))
-    sink.end(None, Usage(1, 1))
+    writer.increment(0, Increment("more", finish=Finish.STOP))
+    writer.end(None, Usage(1, 1))
 
 
 async def test_what_an_answer_holds_is_charged_while_it_grows(text: TextModel) -> None:
     budget = Budget(1 << 30)
-    sink = CollectingWriter(charge=budget.hold)
-    sink.begin(head_of(text, ApiEndpoint.COMPLETIONS))
+    writer = CollectingWriter(charge=budget.hold)
+    writer.begin(head_of(text, ApiEndpoint.COMPLETIONS))
     for place in range(3_000):
-        sink.increment(0, Increment("x", (TokenInfo(300, TokenLogprob(-1.0, TOP), place),)))
-    sink.end(None, Usage(1, 3_000))
-    answer = sink.done.result()
+        writer.increment(0, Increment("x", (TokenInfo(300, TokenLogprob(-1.0, TOP), place),)))
+    writer.end(None, Usage(1, 3_000))
+    answer = writer.done.result()
     assert isinstance(answer, CollectedAnswer)
     size = sum(map(len, answer.body()))
     assert size <= (1 << 30) - budget.left <= 2 * size
@@ -224,30 +224,30 @@ async def test_a_body_of_pieces_says_what_its_values_say(text: TextModel, endpoi
     tokens.append(TokenInfo(5, TokenLogprob(-1.0, ((130, -1.0), (131, -2.0), (132, -0.5))), 0))
     if endpoint is ApiEndpoint.COMPLETIONS:
         tokens.insert(0, TokenInfo(7, None, 0))
-    sink = CollectingWriter()
-    sink.begin(head_of(text, endpoint))
+    writer = CollectingWriter()
+    writer.begin(head_of(text, endpoint))
     for begin in range(0, len(tokens), 7):
-        sink.increment(0, Increment('a"\\\n\x00é\U0001f600', tuple(tokens[begin : begin + 7])))
-    sink.increment(0, Increment("", finish=Finish.STOP))
-    sink.end(None, Usage(1, len(tokens)))
-    answer = sink.done.result()
+        writer.increment(0, Increment('a"\\\n\x00é\U0001f600', tuple(tokens[begin : begin + 7])))
+    writer.increment(0, Increment("", finish=Finish.STOP))
+    writer.end(None, Usage(1, len(tokens)))
+    answer = writer.done.result()
     assert isinstance(answer, CollectedAnswer)
     choice = json.loads(b"".join(answer.body()))["choices"][0]
     assert choice["logprobs"] == reference(endpoint, tokens, text)
-    said = choice["message"]["content"] if endpoint is ApiEndpoint.CHAT else choice["text"]
-    assert said == 'a"\\\n\x00é\U0001f600' * -(-len(tokens) // 7)
+    content = choice["message"]["content"] if endpoint is ApiEndpoint.CHAT else choice["text"]
+    assert content == 'a"\\\n\x00é\U0001f600' * -(-len(tokens) // 7)
 
 
 async def test_a_collected_answer_keeps_no_object_a_token(text: TextModel) -> None:
-    def kept() -> int:
+    def count_objects() -> int:
         gc.collect()
-        return sum(isinstance(each, TokenInfo | TokenLogprob | ContentPart) for each in gc.get_objects())
+        return sum(isinstance(value, TokenInfo | TokenLogprob | ContentPart) for value in gc.get_objects())
 
-    sink, before = CollectingWriter(), kept()
-    sink.begin(head_of(text, ApiEndpoint.CHAT))
+    writer, before = CollectingWriter(), count_objects()
+    writer.begin(head_of(text, ApiEndpoint.CHAT))
     for place in range(100):
-        sink.increment(0, Increment("x", (TokenInfo(300, TokenLogprob(-1.0, TOP), place),)))
-    assert kept() == before
+        writer.increment(0, Increment("x", (TokenInfo(300, TokenLogprob(-1.0, TOP), place),)))
+    assert count_objects() == before
 
 
 def test_pieces_are_small_whatever_they_are_cut_from() -> None:

@@ -1,4 +1,4 @@
-"""What can be looked up: models, version and health in the forms that clients of other servers ask for."""
+"""Lookups: models, version and health in the forms that clients of other servers expect."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_an_unknown_path_or_model_names_what_is_served(
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "reason"),
     [
         ("/v1/embeddings", "text-embeddings-inference"),
         ("/v1/rerank", "reranking model"),
@@ -72,11 +72,11 @@ async def test_an_unknown_path_or_model_names_what_is_served(
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_what_a_generating_model_cannot_do_is_refused_with_what_can(
-    gateway: RunningGateway, http: aiohttp.ClientSession, path: str, said: str, method: str
+    gateway: RunningGateway, http: aiohttp.ClientSession, path: str, reason: str, method: str
 ) -> None:
     status, content = await get(gateway, http, path, method)
     assert (status, content["error"]["code"]) == (404, "unsupported_path")
-    assert said in content["error"]["message"]
+    assert reason in content["error"]["message"]
 
 
 async def test_another_method_is_told_those_of_the_path(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:

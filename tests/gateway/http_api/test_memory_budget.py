@@ -1,4 +1,4 @@
-"""What requests may hold in all: shared fairly, refused before more is read, and given back at every end."""
+"""The memory of all requests: shared fairly, refused before more is read, and given back at every end."""
 
 from __future__ import annotations
 
@@ -128,16 +128,16 @@ async def test_an_ended_request_leaves_nothing_to_the_garbage_collector(client: 
         await (client.stream if stream else client.ask)(COMPLETIONS, max_tokens=2)
         await until(lambda: client.gateway.server.budget.used_bytes == 0)
 
-    def kept() -> int:
-        return sum(isinstance(each, RequestBody | CollectingWriter | StreamingWriter) for each in gc.get_objects())
+    def count_objects() -> int:
+        return sum(isinstance(value, RequestBody | CollectingWriter | StreamingWriter) for value in gc.get_objects())
 
     gc.collect()
     gc.disable()
     try:
-        before = kept()  # of other tests in this process
+        before = count_objects()  # of other tests in this process
         for _ in range(5):
             await ask()
-        assert kept() <= before + 1, "only the connection's last request may still be there"
+        assert count_objects() <= before + 1, "only the connection's last request may still be there"
     finally:
         gc.enable()
 

@@ -54,9 +54,9 @@ async def test_every_name_is_listed_with_what_it_stands_for(
 ) -> None:
     async with http.get(gateway.url("/v1/models")) as got:
         entries = (await got.json())["data"]
-    told = [(each["id"], each["root"], each["parent"], each["max_model_len"]) for each in entries]
+    listed = [(entry["id"], entry["root"], entry["parent"], entry["max_model_len"]) for entry in entries]
     names = ["tiny", "gpt-4o", "team/chat:latest"]
-    assert told == [(name, "tiny", None, 2_048) for name in names], "an alias of what nobody serves is not there"
+    assert listed == [(name, "tiny", None, 2_048) for name in names], "an alias of what nobody serves is not there"
     for entry in entries:
         async with http.get(gateway.url(f"/v1/models/{entry['id']}")) as got:
             assert await got.json() == entry
@@ -76,7 +76,7 @@ async def test_what_follows_from_the_name_is_that_of_the_served_one(
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("a", "'a' is not ALIAS=SERVED_NAME"),
         ("a=", "'a=' is not"),
@@ -86,7 +86,7 @@ async def test_what_follows_from_the_name_is_that_of_the_served_one(
         ("a=b,a=c", "an alias is given twice"),
     ],
 )
-def test_a_wrong_list_is_refused(value: str, said: str) -> None:
+def test_a_wrong_list_is_refused(value: str, message: str) -> None:
     needed = ["--keys=k", "--prefill-discovery=file:a", "--decode-discovery=file:b"]
-    with pytest.raises(SettingsError, match=f"--model-aliases: {said}"):
+    with pytest.raises(SettingsError, match=f"--model-aliases: {message}"):
         parse_settings([*needed, f"--model-aliases={value}"])

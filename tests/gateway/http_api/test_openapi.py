@@ -53,7 +53,9 @@ def test_paths_and_methods_are_those_that_are_served(gateway: RunningGateway) ->
     written = {
         path: {name for name in operations if name != "parameters"} for path, operations in DOCUMENT["paths"].items()
     }
-    assert written == {path: {each.lower() for each in each} for path, each in gateway.server.api.methods().items()}
+    assert written == {
+        path: {method.lower() for method in methods} for path, methods in gateway.server.api.methods().items()
+    }
 
 
 def cases() -> Iterator[Any]:
@@ -90,7 +92,7 @@ def edges(schema: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
 @pytest.mark.parametrize(("path", "field", "value", "is_allowed"), list(cases()))
 def test_each_bound_of_the_document_is_the_parsers(path: str, field: str, value: Any, is_allowed: bool) -> None:
     known = SCHEMAS[openapi.BODIES[path][0]]["properties"]
-    needed = {name: each for name, each in TOGETHER.get(field, {}).items() if name in known}
+    needed = {name: value for name, value in TOGETHER.get(field, {}).items() if name in known}
     body = LEAST[path] | (needed if value is not None else {}) | {field: value}
     if field in ("best_of", "n"):
         body |= {"n": value, "best_of": value} if field == "best_of" else {}
@@ -98,7 +100,7 @@ def test_each_bound_of_the_document_is_the_parsers(path: str, field: str, value:
         body["stream"] = False
     if field == "truncate_prompt_tokens":
         body["echo"] = None
-    body = {name: each for name, each in body.items() if each is not None or name == field}
+    body = {name: value for name, value in body.items() if value is not None or name == field}
     name, parse, _ = openapi.BODIES[path]
     validator = jsonschema.Draft202012Validator(SCHEMAS[name] | {"components": DOCUMENT["components"]})
     refused: str | None = None

@@ -43,7 +43,7 @@ def whole(body: bytes) -> tuple[JsonCounts, dict[str, Any]] | Problem:
         return refusal.problem
 
 
-def apart(known: ParsedPartCache, body: bytes) -> SplitBody | None:
+def split(known: ParsedPartCache, body: bytes) -> SplitBody | None:
     """Read twice: the second time all parts are known."""
     known.split(body, MOST)
     return known.split(body, MOST)
@@ -52,25 +52,25 @@ def apart(known: ParsedPartCache, body: bytes) -> SplitBody | None:
 @given(BODIES, st.booleans(), st.sampled_from([None, 1]))
 def test_a_known_body_is_what_it_is_as_a_whole(body: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
     data = json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode()
-    parted = apart(ParsedPartCache(), data)
-    assert parted is not None
-    assert (parted.counts, parted.read()) == whole(data)
-    assert list(parted.read()) == list(body)
+    split_body = split(ParsedPartCache(), data)
+    assert split_body is not None
+    assert (split_body.counts, split_body.read()) == whole(data)
+    assert list(split_body.read()) == list(body)
 
 
 @given(BODIES, st.data())
 def test_what_is_wrong_with_a_body_is_never_hidden_by_what_is_known_of_it(body: dict[str, Any], data: Any) -> None:
     """Spoilt anywhere: also where its parts are known from the sound one."""
     known, sound = ParsedPartCache(), json.dumps(body).encode()
-    apart(known, sound)
+    split(known, sound)
     place = data.draw(st.integers(0, len(sound)))
     put = data.draw(st.sampled_from([b"", b'"', b"\\", b"{", b"}", b",", b"[", b"\xff", b"\x00", b'"model":1,']))
     spoilt = sound[:place] + put + sound[place + data.draw(st.integers(0, 2)) :]
-    found, expected = apart(known, spoilt), whole(spoilt)
-    if found is None:
+    outcome, expected = split(known, spoilt), whole(spoilt)
+    if outcome is None:
         return  # it is read whole
     try:
-        read = found.counts, found.read()
+        read = outcome.counts, outcome.read()
     except RefusedError:
         assert isinstance(expected, Problem)
     else:
@@ -178,11 +178,11 @@ def test_requests_share_a_known_part_and_none_changes_it(
     parse: Callable[[dict[str, Any], UnknownFields], Any], body: Any
 ) -> None:
     known, data = ParsedPartCache(), json.dumps(body).encode()
-    parts = [apart(known, data) for _ in range(2)]
-    for parted in parts:
-        assert parted is not None
-        parse(parted.read(), UnknownFields.REFUSE)
-        assert parted.read() == body
+    parts = [split(known, data) for _ in range(2)]
+    for split_body in parts:
+        assert split_body is not None
+        parse(split_body.read(), UnknownFields.REFUSE)
+        assert split_body.read() == body
     assert parts[0] is not None
     assert parts[1] is not None
     for name in parts[0].values:

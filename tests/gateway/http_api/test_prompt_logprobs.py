@@ -20,8 +20,8 @@ IDS = ids_of(PROMPT)
 
 
 def text_of(token: int) -> str:
-    made = tokenizer().tokenizer
-    piece: str = made.decode([token], skip_special_tokens=False)
+    vocabulary = tokenizer().tokenizer
+    piece: str = vocabulary.decode([token], skip_special_tokens=False)
     return piece
 
 
@@ -80,12 +80,12 @@ async def test_prompt_logprobs_have_vllms_form(client: HttpClient, path: str) ->
     body = {} if path == CHAT else {"prompt": IDS}
     got = await client.ask(path, prompt_logprobs=1, max_tokens=2, **body)
     [choice] = got["choices"]
-    told = got["prompt_logprobs"] if path == CHAT else choice["prompt_logprobs"]
-    assert len(told) == got["usage"]["prompt_tokens"]
-    assert told[0] is None
+    entries = got["prompt_logprobs"] if path == CHAT else choice["prompt_logprobs"]
+    assert len(entries) == got["usage"]["prompt_tokens"]
+    assert entries[0] is None
     if path == COMPLETIONS:
         token = IDS[3]
-        assert told[3] == {str(token): {"logprob": -3.0, "rank": 3, "decoded_token": text_of(token)}}
+        assert entries[3] == {str(token): {"logprob": -3.0, "rank": 3, "decoded_token": text_of(token)}}
     assert choice["logprobs"] is None
 
 
@@ -131,12 +131,12 @@ async def test_the_most_that_may_be_asked_for_is_told(client: HttpClient) -> Non
     assert [len(choice["logprobs"]["tokens"]) for choice in got["choices"]] == [2_000] * 6
 
 
-def test_ids_are_given_back_as_text_where_the_tokenizer_is_apart() -> None:
+def test_ids_are_given_back_as_text_where_the_tokenizer_is_in_a_helper_process() -> None:
     data = tokenizer().bundle()
     here = load_text_model(data, bundle_hash(data))
     request = parse_completion({"model": "tiny", "prompt": [IDS, ids_of("other words")], "echo": True})
-    apart = replace(here, tokenizer=None)
-    assert echoes(request, apart) == echoes(request, here) == (PROMPT, "other words")
+    remote = replace(here, tokenizer=None)
+    assert echoes(request, remote) == echoes(request, here) == (PROMPT, "other words")
 
 
 async def test_long_lists_of_ids_are_given_back_as_text() -> None:

@@ -23,9 +23,9 @@ def test_a_short_plain_id_is_kept(sent: str) -> None:
 
 @pytest.mark.parametrize("sent", [None, "", "x" * 129, "a b", "a\tb", "é", '"', "a\r\nX-Evil: 1", "{}", "../x"])
 def test_any_other_id_is_replaced(sent: str | None) -> None:
-    made = choose_request_id(sent)
-    assert made.startswith("req-")
-    assert made != choose_request_id(sent)
+    chosen = choose_request_id(sent)
+    assert chosen.startswith("req-")
+    assert chosen != choose_request_id(sent)
 
 
 async def exchange(client: HttpClient, path: str, sent: str | None, **body: Any) -> tuple[int, str, str]:
@@ -38,13 +38,13 @@ async def exchange(client: HttpClient, path: str, sent: str | None, **body: Any)
 async def test_answers_streams_and_errors_give_the_id_back(client: HttpClient) -> None:
     assert (await exchange(client, COMPLETIONS, "mine-1", prompt="x"))[:2] == (200, "mine-1")
     assert (await exchange(client, COMPLETIONS, "mine-2", prompt="x", stream=True))[:2] == (200, "mine-2")
-    status, told, body = await exchange(client, COMPLETIONS, "mine-3", prompt="x", colour=1)
-    assert (status, told) == (400, "mine-3")
+    status, returned_id, body = await exchange(client, COMPLETIONS, "mine-3", prompt="x", colour=1)
+    assert (status, returned_id) == (400, "mine-3")
     assert json.loads(body)["error"]["request_id"] == "mine-3"
-    status, told, body = await exchange(client, "/nowhere", "not plain!")
+    status, returned_id, body = await exchange(client, "/nowhere", "not plain!")
     assert status == 404
-    assert told.startswith("req-")
-    assert json.loads(body)["error"]["request_id"] == told
+    assert returned_id.startswith("req-")
+    assert json.loads(body)["error"]["request_id"] == returned_id
     async with client.http.get(client.gateway.url("/health")) as got:
         assert got.headers["X-Request-Id"].startswith("req-")
 
@@ -88,7 +88,7 @@ async def test_each_request_has_one_line_without_content(client: HttpClient, cap
 
 async def access_lines(caplog: pytest.LogCaptureFixture, count: int) -> list[dict[str, Any]]:
     def lines() -> list[dict[str, Any]]:
-        return [json.loads(each.message) for each in caplog.records if each.name == "baton.gateway.access"]
+        return [json.loads(record.message) for record in caplog.records if record.name == "baton.gateway.access"]
 
     await until(lambda: len(lines()) >= count)
     return lines()
@@ -97,7 +97,7 @@ async def access_lines(caplog: pytest.LogCaptureFixture, count: int) -> list[dic
 async def test_a_failure_is_told_with_the_id(client: HttpClient, caplog: pytest.LogCaptureFixture) -> None:
     client.pool.prefill[0].fail_next = [Reason.INTERNAL] * 9
     assert (await exchange(client, COMPLETIONS, "mine-5", prompt="x"))[0] == 502
-    assert any(each.name == "baton.gateway.requests" and "mine-5" in each.message for each in caplog.records)
+    assert any(record.name == "baton.gateway.requests" and "mine-5" in record.message for record in caplog.records)
 
 
 def test_lines_come_at_a_bounded_rate_and_say_what_was_left_out() -> None:

@@ -1,4 +1,4 @@
-"""What clients resend of an answer: with every field that their own types know, most of them null."""
+"""Resent answers: with every field of the clients' own types, most of them null."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ async def test_the_official_client_may_dump_an_answer_into_its_next_question(
     gateway: RunningGateway, http: aiohttp.ClientSession
 ) -> None:
     _, answer = await post(gateway, http, CHAT)
-    kept = ChatCompletion.model_validate(answer).choices[0].message.model_dump()
-    assert {"annotations", "tool_calls"} <= set(kept), "the client dumps what the API never said"
-    assert (await post(gateway, http, CHAT, messages=[*USER, kept, *USER]))[0] == 200
+    message = ChatCompletion.model_validate(answer).choices[0].message.model_dump()
+    assert {"annotations", "tool_calls"} <= set(message), "the client dumps what the API never said"
+    assert (await post(gateway, http, CHAT, messages=[*USER, message, *USER]))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What an answer must look like, over HTTP: what reaches the workers, and what is refused by field and JSON pointer."""
+"""Output formats over HTTP: the grammar that reaches the workers, and refusals by field and JSON pointer."""
 
 from __future__ import annotations
 

@@ -59,25 +59,28 @@ def answer() -> AnswerHead:
     return AnswerHead(head, cast(Any, None), 1, False, False, 1, False)
 
 
-def stream_to(sink: StreamingWriter, transport: StuckTransport, tokens_per_s: int) -> tuple[int, int]:
+def stream_to(writer: StreamingWriter, transport: StuckTransport, tokens_per_s: int) -> tuple[int, int]:
     """Tokens for two minutes, a look every second; seconds until it counts as stalled, and the most that was held."""
-    sink.begin(answer())
-    sink.attach(cast(Any, transport), True)
-    start, most = sink._taken_s, 0
+    writer.begin(answer())
+    writer.attach(cast(Any, transport), True)
+    start, most = writer._taken_s, 0
     for second in range(120):
         for _ in range(tokens_per_s):
-            sink.increment(0, Increment("x" * STEP_BYTES))
-            sink.flush()
-        most = max(most, transport.get_write_buffer_size() + sink_holds(sink))
-        if sink.is_stalled(start + second):
-            sink.abort()
+            writer.increment(0, Increment("x" * STEP_BYTES))
+            writer.flush()
+        most = max(most, transport.get_write_buffer_size() + writer_holds(writer))
+        if writer.is_stalled(start + second):
+            writer.abort()
             return second, most
     return 120, most
 
 
-def sink_holds(sink: StreamingWriter) -> int:
+def writer_holds(writer: StreamingWriter) -> int:
     return sum(
-        len(part.text) for pending in sink._pending.values() for part in pending.parts if isinstance(part, ContentPart)
+        len(part.text)
+        for pending in writer._pending.values()
+        for part in pending.parts
+        if isinstance(part, ContentPart)
     )
 
 
@@ -141,14 +144,14 @@ def text() -> TextModel:
 
 
 async def test_what_waits_for_a_slow_client_weighs_what_its_log_probabilities_weigh(text: TextModel) -> None:
-    sink, transport = StreamingWriter(), StuckTransport()
-    sink.begin(with_logprobs(text, 1))
-    sink.attach(cast(Any, transport), True)
+    writer, transport = StreamingWriter(), StuckTransport()
+    writer.begin(with_logprobs(text, 1))
+    writer.attach(cast(Any, transport), True)
     transport.written = MERGE_ABOVE_BYTES + 1
     tokens = 0
-    while not sink.is_stalled(sink._taken_s):
-        sink.increment(0, scored())
-        sink.flush()
+    while not writer.is_stalled(writer._taken_s):
+        writer.increment(0, scored())
+        writer.flush()
         tokens += 1
     assert tokens <= MAX_BUFFERED_BYTES // (20 * VALUE_BYTES)
 
@@ -182,37 +185,37 @@ def events_of(transport: FastTransport) -> list[dict[str, Any]]:
 
 
 async def test_a_step_of_many_choices_is_written_in_several_turns_of_the_loop(text: TextModel) -> None:
-    sink, transport = StreamingWriter(), FastTransport()
-    sink.begin(with_logprobs(text, 1_024))
-    sink.attach(cast(Any, transport), False)
+    writer, transport = StreamingWriter(), FastTransport()
+    writer.begin(with_logprobs(text, 1_024))
+    writer.attach(cast(Any, transport), False)
     for choice in range(1_024):
-        sink.increment(choice, scored())
-    sink.flush()
+        writer.increment(choice, scored())
+    writer.flush()
     for choice in range(1_024):
-        sink.increment(choice, scored(Finish.LENGTH))
-    sink.end(None, Usage(1, 2_048))
-    await asyncio.wait_for(sink.closed, 60)
+        writer.increment(choice, scored(Finish.LENGTH))
+    writer.end(None, Usage(1, 2_048))
+    await asyncio.wait_for(writer.closed, 60)
     assert len(transport.turns) > 10
     assert max(map(len, transport.turns)) <= 2 * TURN_BYTES
     events = events_of(transport)
-    told = [event["choices"][0] for event in events]
-    assert sum(len(choice["logprobs"]["tokens"]) for choice in told if choice["logprobs"]) == 2_048
-    assert sorted(choice["index"] for choice in told if choice["finish_reason"]) == list(range(1_024))
-    assert sink.is_written
+    choices_read = [event["choices"][0] for event in events]
+    assert sum(len(choice["logprobs"]["tokens"]) for choice in choices_read if choice["logprobs"]) == 2_048
+    assert sorted(choice["index"] for choice in choices_read if choice["finish_reason"]) == list(range(1_024))
+    assert writer.is_written
 
 
 async def test_a_long_last_event_is_written_in_pieces(text: TextModel) -> None:
     _, form = parse_response({"model": "tiny", "input": "x", "stream": True, "top_logprobs": 20})
-    sink, transport = StreamingWriter(None, form), FastTransport()
+    writer, transport = StreamingWriter(None, form), FastTransport()
     head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
-    sink.begin(AnswerHead(head, text, 1, False, False, 1, True, True))
-    sink.attach(cast(Any, transport), False)
+    writer.begin(AnswerHead(head, text, 1, False, False, 1, True, True))
+    writer.attach(cast(Any, transport), False)
     for _ in range(300):
-        sink.increment(0, scored())
-        sink.flush()
-    sink.increment(0, scored(Finish.LENGTH))
-    sink.end(None, Usage(1, 301))
-    await asyncio.wait_for(sink.closed, 60)
+        writer.increment(0, scored())
+        writer.flush()
+    writer.increment(0, scored(Finish.LENGTH))
+    writer.end(None, Usage(1, 301))
+    await asyncio.wait_for(writer.closed, 60)
     assert max(map(len, transport.turns[1:])) <= PIECE_BYTES
     last = b"".join(transport.turns).decode().removesuffix("\n\n").rpartition("data: ")[2]
     assert len(json.loads(last)["response"]["output"][0]["content"][0]["logprobs"]) == 301
@@ -227,18 +230,18 @@ async def test_a_stream_whose_end_repeats_it_ends_with_a_named_error_when_memory
         charged[0] += size * is_free
         return is_free
 
-    sink, transport = StreamingWriter("req-1", form, hold), FastTransport()
+    writer, transport = StreamingWriter("req-1", form, hold), FastTransport()
     head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
-    sink.begin(AnswerHead(head, text, 1, False, False, 1, False, True))
-    sink.attach(cast(Any, transport), False)
+    writer.begin(AnswerHead(head, text, 1, False, False, 1, False, True))
+    writer.attach(cast(Any, transport), False)
     for _ in range(1_000):
-        sink.increment(0, Increment("x" * 200))
-        sink.flush()
-    await asyncio.wait_for(sink.closed, 60)
+        writer.increment(0, Increment("x" * 200))
+        writer.flush()
+    await asyncio.wait_for(writer.closed, 60)
     last = json.loads(b"".join(transport.turns).decode().removesuffix("\n\n").rpartition("data: ")[2])
     assert last["type"] == "response.failed"
     assert "out_of_memory" in last["response"]["error"]["message"]
-    sink.end(None, Usage(1, 1))
+    writer.end(None, Usage(1, 1))
 
 
 async def test_many_streams_are_written_in_several_turns_of_the_loop() -> None:
@@ -252,7 +255,7 @@ async def test_many_streams_are_written_in_several_turns_of_the_loop() -> None:
             now[0] += FLUSH_S / 4
             written.append(self.ticket)
 
-    lives = {ticket: SimpleNamespace(ticket=ticket, sink=AnswerWriter(ticket)) for ticket in range(64)}
+    lives = {ticket: SimpleNamespace(ticket=ticket, writer=AnswerWriter(ticket)) for ticket in range(64)}
     loop = SimpleNamespace(time=lambda: now[0], call_soon=later.append)
     AnswerFlushes(cast(Any, loop), lives).schedule().update(cast(Any, lives))
     turns = 0

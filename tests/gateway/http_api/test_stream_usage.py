@@ -20,7 +20,7 @@ async def test_each_chunk_says_the_usage_up_to_there_when_asked_for(client: Http
     assert sorted(set(counts)) == [2, 4, 6, 8, 10, 12], "each step counts once it is told"
     assert usages[-2] == usages[-1] == {"prompt_tokens": usages[0]["prompt_tokens"]} | usages[-1]
     assert counts[-1] == 12
-    assert all(each["total_tokens"] == each["prompt_tokens"] + each["completion_tokens"] for each in usages)
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
 
 
 async def test_usage_up_to_a_chunk_counts_no_token_behind_a_stop_string(client: HttpClient) -> None:
@@ -41,5 +41,5 @@ async def test_cached_tokens_are_told_where_a_worker_said_them(client: HttpClien
     asked: dict[str, Any] = {"max_tokens": 5, "stream_options": {"include_usage": True}}
     assert "prompt_tokens_details" not in (await client.stream(path, **asked))[-1]["usage"]
     client.pool.prefill[0].cached_tokens = 1
-    told = [(await client.stream(path, **asked))[-1]["usage"], (await client.ask(path, max_tokens=5))["usage"]]
-    assert [usage["prompt_tokens_details"] for usage in told] == [{"cached_tokens": 1}] * 2
+    usages = [(await client.stream(path, **asked))[-1]["usage"], (await client.ask(path, max_tokens=5))["usage"]]
+    assert [usage["prompt_tokens_details"] for usage in usages] == [{"cached_tokens": 1}] * 2

@@ -57,8 +57,8 @@ async def test_a_thought_and_two_calls_are_told_apart(client: HttpClient) -> Non
     ] * 2
     assert len({call["id"] for call in message["tool_calls"]}) == 2
     thought = len(ids_of("\nIt is about weather.\n"))
-    told = got["usage"]["completion_tokens_details"]["reasoning_tokens"]
-    assert abs(told - thought) <= 14, "the marks are no single tokens here"
+    counted = got["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert abs(counted - thought) <= 14, "the marks are no single tokens here"
 
 
 async def test_a_call_without_words_has_no_content(client: HttpClient) -> None:
@@ -94,8 +94,8 @@ async def test_log_probabilities_stand_beside_calls(client: HttpClient) -> None:
     client.say(f"I look. {CALL}")
     body: dict[str, Any] = {"messages": USER, "tools": [TOOL], "logprobs": True}
     [choice] = (await client.ask(CHAT, **body))["choices"]
-    told = "".join(entry["token"] for entry in choice["logprobs"]["content"])
-    assert "get_weather" in told
+    shown = "".join(entry["token"] for entry in choice["logprobs"]["content"])
+    assert "get_weather" in shown
     chunks = await client.stream(CHAT, **body)
     entries = [
         entry
@@ -186,8 +186,8 @@ async def test_behind_a_thought_that_the_prompt_ended_a_grammar_holds_at_once(cl
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str)
 async def test_a_call_that_must_come_is_bound_by_a_grammar_behind_a_thought(client: HttpClient, choice: Any) -> None:
     client.say(f"{THOUGHT}{CALL}")
-    [told] = (await client.ask(CHAT, messages=USER, tools=[TOOL], tool_choice=choice))["choices"]
-    assert [call["function"]["name"] for call in told["message"]["tool_calls"]] == ["get_weather"]
+    [choice_read] = (await client.ask(CHAT, messages=USER, tools=[TOOL], tool_choice=choice))["choices"]
+    assert [call["function"]["name"] for call in choice_read["message"]["tool_calls"]] == ["get_weather"]
     sampling = client.sampling()
     assert sampling.grammar is not None
     assert "get_weather" in sampling.grammar.definition

@@ -159,14 +159,16 @@ RESULTS: list[tuple[str, list[dict[str, Any]], str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("messages", "param", "said"), [case[1:] for case in RESULTS], ids=[case[0] for case in RESULTS]
+    ("messages", "param", "reason"), [case[1:] for case in RESULTS], ids=[case[0] for case in RESULTS]
 )
-def test_each_call_has_one_result_right_behind_its_turn(messages: list[dict[str, Any]], param: str, said: str) -> None:
+def test_each_call_has_one_result_directly_after_its_turn(
+    messages: list[dict[str, Any]], param: str, reason: str
+) -> None:
     with pytest.raises(RefusedError) as refusal:
         parsed(*messages)
     problem = refusal.value.problem
     assert (problem.status, problem.param, problem.code) == (400, param, "invalid_value")
-    assert problem.message.startswith(f"'{param}': {said}")
+    assert problem.message.startswith(f"'{param}': {reason}")
 
 
 def test_results_come_in_any_order_and_a_later_turn_may_count_its_calls_anew() -> None:
@@ -175,8 +177,8 @@ def test_results_come_in_any_order_and_a_later_turn_may_count_its_calls_anew() -
 
 
 def test_calls_and_what_the_tools_said_become_what_templates_read() -> None:
-    said = {"role": "tool", "content": "42", "tool_call_id": "c1"}
-    request = parsed(assistant(tool_calls=[CALL], reasoning_content="hm"), said)
+    result = {"role": "tool", "content": "42", "tool_call_id": "c1"}
+    request = parsed(assistant(tool_calls=[CALL], reasoning_content="hm"), result)
     assert request.messages[1:] == (
         {
             "role": "assistant",
@@ -202,7 +204,7 @@ def test_the_choice_of_a_tool_decides_which_may_be_called() -> None:
     tools = [tool(), tool(name="g", strict=True, parameters={"type": "object"})]
 
     def callable_names(**fields: Any) -> list[str]:
-        return [each.name for each in parsed(tools=tools, **fields).tool_use.callable]
+        return [callable_tool.name for callable_tool in parsed(tools=tools, **fields).tool_use.callable]
 
     assert parsed().tool_use == parsed(tools=[], tool_choice="auto").tool_use == NO_TOOLS
     assert parsed(tools=tools).tool_use.mode is ToolMode.AUTO
@@ -214,6 +216,6 @@ def test_the_choice_of_a_tool_decides_which_may_be_called() -> None:
 
 
 def test_templates_are_told_of_a_tool_in_the_usual_form_without_strict() -> None:
-    [told] = parsed(tools=[tool(strict=True, description="d", parameters={"type": "object"})]).tool_use.tools
-    assert told.strict
-    assert told.for_template() == tool(description="d", parameters={"type": "object"})
+    [parsed_tool] = parsed(tools=[tool(strict=True, description="d", parameters={"type": "object"})]).tool_use.tools
+    assert parsed_tool.strict
+    assert parsed_tool.for_template() == tool(description="d", parameters={"type": "object"})

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.requests.fair_eviction import Newcomer, TenantUsage, select_evictions
+from baton_gateway.requests.fair_eviction import RoomClaim, TenantUsage, select_evictions
 
 Places = dict[str, list[int]]
 """Sizes of each tenant's places, the oldest first; tickets are numbered through."""
-NEW = Newcomer("new", 1.0, 1)
+NEW = RoomClaim("new", 1.0, 1)
 
 
 def evicted(limit: int, size: int, places: Places, own: int = 0, weights: dict[str, float] | None = None) -> object:
@@ -21,7 +21,7 @@ def evicted(limit: int, size: int, places: Places, own: int = 0, weights: dict[s
         name: TenantUsage(weights.get(name, 1.0), sum(size for _, size in of), reversed(of))
         for name, of in numbered.items()
     }
-    return select_evictions(limit, Newcomer("new", weights.get("new", 1.0), size), usages, own)
+    return select_evictions(limit, RoomClaim("new", weights.get("new", 1.0), size), usages, own)
 
 
 @pytest.mark.parametrize(

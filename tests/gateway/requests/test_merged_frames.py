@@ -37,26 +37,26 @@ def frame(first: int, *ids: int) -> Tokens:
 
 async def test_frames_that_came_together_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
     relay = Relay(WorkerTable(), Admission(LIMITS), cast(Any, None), METRICS, RULES)
-    sink = RecordingWriter()
+    writer = RecordingWriter()
 
     def arrived(event: Any, now: float) -> list[Deliver]:
         return [Deliver(0, event.entry.ids, None, None, event.entry.first_index == 0)]
 
-    live: Any = SimpleNamespace(ticket=7, life=SimpleNamespace(handle=arrived), sink=sink)
-    monkeypatch.setattr(relay, "_deliver", lambda live, action, now: sink.pending.extend(action.ids))
+    live: Any = SimpleNamespace(ticket=7, life=SimpleNamespace(handle=arrived), writer=writer)
+    monkeypatch.setattr(relay, "_deliver", lambda live, action, now: writer.pending.extend(action.ids))
     relay._by_run[RUN] = relay._by_ticket[live.ticket] = live
 
     relay.tokens(WORKER, frame(0, 50))
     relay.tokens(WORKER, frame(1, 51, 52))
-    assert sink.chunks == [], "others of the same moment may come yet"
+    assert writer.chunks == [], "others of the same moment may come yet"
     await asyncio.sleep(0)
-    assert sink.chunks == [[50, 51, 52]]
+    assert writer.chunks == [[50, 51, 52]]
 
     relay.tokens(WORKER, frame(3, 53))
     await asyncio.sleep(0)
-    assert sink.chunks == [[50, 51, 52], [53]]
+    assert writer.chunks == [[50, 51, 52], [53]]
 
     relay.tokens(WORKER, frame(4, 54))
     del relay._by_ticket[live.ticket]
     await asyncio.sleep(0)
-    assert sink.chunks == [[50, 51, 52], [53]], "the end of an answer writes the rest"
+    assert writer.chunks == [[50, 51, 52], [53]], "the end of an answer writes the rest"

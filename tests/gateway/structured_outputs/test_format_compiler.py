@@ -17,18 +17,18 @@ from baton_gateway.structured_outputs.output_format import choice_format, compos
 
 
 @pytest.fixture
-async def told() -> list[CompileOutcome]:
+async def outcomes() -> list[CompileOutcome]:
     return []
 
 
 @pytest.fixture
-async def compiler(told: list[CompileOutcome]) -> AsyncIterator[FormatCompiler]:
-    compiler = FormatCompiler(lambda how, seconds: told.append(how))
+async def compiler(outcomes: list[CompileOutcome]) -> AsyncIterator[FormatCompiler]:
+    compiler = FormatCompiler(lambda how, seconds: outcomes.append(how))
     yield compiler
     await compiler.stop()
 
 
-async def test_a_shape_is_compiled_once(compiler: FormatCompiler, told: list[CompileOutcome]) -> None:
+async def test_a_shape_is_compiled_once(compiler: FormatCompiler, outcomes: list[CompileOutcome]) -> None:
     shape = json_format({"type": "object", "properties": {"a": {"type": "integer"}}}, "f")
     first = await compiler.compile(shape, "one")
     assert await compiler.compile(shape, "other") == first
@@ -36,7 +36,7 @@ async def test_a_shape_is_compiled_once(compiler: FormatCompiler, told: list[Com
         await compiler.compile(json_format({"not": {}}, "f"), "one")
     assert refusal.value.problem.param == "f"
     assert "'/not'" in refusal.value.problem.message
-    assert told == [CompileOutcome.NEW, CompileOutcome.KNOWN, CompileOutcome.REFUSED]
+    assert outcomes == [CompileOutcome.NEW, CompileOutcome.KNOWN, CompileOutcome.REFUSED]
 
 
 async def test_what_is_kept_is_bounded(compiler: FormatCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ async def test_a_process_that_dies_or_stands_still_costs_no_request(number: sign
 
 
 async def test_a_definition_that_takes_too_long_is_tried_once_and_remembered(
-    compiler: FormatCompiler, told: list[CompileOutcome], monkeypatch: pytest.MonkeyPatch
+    compiler: FormatCompiler, outcomes: list[CompileOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -71,7 +71,7 @@ async def test_a_definition_that_takes_too_long_is_tried_once_and_remembered(
         with pytest.raises(RefusedError) as refusal:
             await compiler.compile(choice_format(["a"], "f"), "one")
         assert "too complex" in refusal.value.problem.message
-    assert (told, len(asked)) == ([CompileOutcome.REFUSED, CompileOutcome.REFUSED], 1)
+    assert (outcomes, len(asked)) == ([CompileOutcome.REFUSED, CompileOutcome.REFUSED], 1)
 
 
 async def test_a_process_without_processor_time_says_nothing_of_the_definition(
@@ -88,9 +88,9 @@ async def test_a_process_without_processor_time_says_nothing_of_the_definition(
     assert (await compiler.compile(choice_format(["a"], "f"), "one")).definition
 
 
-async def test_a_process_that_does_not_start_says_nothing_of_the_definition(told: list[CompileOutcome]) -> None:
+async def test_a_process_that_does_not_start_says_nothing_of_the_definition(outcomes: list[CompileOutcome]) -> None:
     """A machine that starts no process for a while has not judged anybody's schema."""
-    compiler = FormatCompiler(lambda how, seconds: told.append(how))
+    compiler = FormatCompiler(lambda how, seconds: outcomes.append(how))
     whole, compiler._lane.process = compiler._lane.process, HelperProcess("baton_gateway.no_such_module", b"?")
     with pytest.raises(RefusedError) as refusal:
         await compiler.compile(choice_format(["a"], "f"), "one")
@@ -98,7 +98,7 @@ async def test_a_process_that_does_not_start_says_nothing_of_the_definition(told
     compiler._lane.process = whole
     assert (await compiler.compile(choice_format(["a"], "f"), "one")).definition
     await compiler.stop()
-    assert told == [CompileOutcome.NEW]
+    assert outcomes == [CompileOutcome.NEW]
 
 
 async def test_a_client_that_hangs_up_leaves_the_process_and_no_answer_behind(compiler: FormatCompiler) -> None:
@@ -127,28 +127,28 @@ async def test_schemas_stand_in_a_composed_grammar_and_each_has_its_field(compil
 async def test_a_plain_schema_is_answered_before_it_is_judged(
     compiler: FormatCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judging, judged = asyncio.Event(), asyncio.Event()
-    hear = compiler._lane.process.read_answer
+    checking, checked = asyncio.Event(), asyncio.Event()
+    read_answer = compiler._lane.process.read_answer
 
     async def held(within_s: float) -> bytes | NoAnswer:
-        judging.set()
-        await judged.wait()
-        return await hear(within_s)
+        checking.set()
+        await checked.wait()
+        return await read_answer(within_s)
 
     monkeypatch.setattr(compiler._lane.process, "read_answer", held)
     shape = json_format({"type": "object", "properties": {"a": {"type": "integer"}}}, "f")
     grammar = await compiler.compile(shape, "one")
-    await judging.wait()
+    await checking.wait()
     assert await compiler.compile(shape, "other") == grammar
     behind = asyncio.create_task(compiler.compile(choice_format(["a"], "f"), "one"))
-    judged.set()
+    checked.set()
     assert "a" in (await behind).definition
     assert await compiler.compile(shape, "other") == grammar
 
 
 @pytest.mark.parametrize("answer", [NoAnswer.ENDED, b'{"grammar":null,"message":"no","code":"no"}'])
 async def test_an_early_answer_that_the_compiler_refuses_is_taken_back_and_counted(
-    compiler: FormatCompiler, told: list[CompileOutcome], monkeypatch: pytest.MonkeyPatch, answer: bytes | NoAnswer
+    compiler: FormatCompiler, outcomes: list[CompileOutcome], monkeypatch: pytest.MonkeyPatch, answer: bytes | NoAnswer
 ) -> None:
     """Also where judging it ends the process."""
 
@@ -162,4 +162,4 @@ async def test_an_early_answer_that_the_compiler_refuses_is_taken_back_and_count
     assert (await compiler.compile(choice_format(["a"], "f"), "one")).definition
     with pytest.raises(RefusedError):
         await compiler.compile(shape, "one")
-    assert told == [CompileOutcome.NEW, CompileOutcome.WITHDRAWN, CompileOutcome.NEW, CompileOutcome.REFUSED]
+    assert outcomes == [CompileOutcome.NEW, CompileOutcome.WITHDRAWN, CompileOutcome.NEW, CompileOutcome.REFUSED]

@@ -1,4 +1,4 @@
-"""What of JSON Schema is refused, by the place it stands at; and that what passes means what the client wrote."""
+"""JSON Schema: refusals name the place, and an accepted schema means what the client wrote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BYTES = LLTokenizer("byte")
 
 
 def follows(shape: OutputFormat, answer: str) -> bool:
-    """Whether `answer` is a whole answer of the shape."""
+    """Return True if `answer` is a complete answer in the format."""
     matcher = LLMatcher(BYTES, build_grammar(shape), log_level=0)
     ids = list(answer.encode())
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -108,7 +108,7 @@ NO_INTEGER = {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "message"),
     [
         (whole(a=whole(x=NO_INTEGER)), "at '/properties/a/properties/x': Unsatisfiable schema: integer interval"),
         (whole(a={"type": "string", "enum": [1, 2]}), "at '/properties/a': Unsatisfiable schema: incompatible types"),
@@ -116,8 +116,8 @@ NO_INTEGER = {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}
         ({"$ref": "#"}, ": no finite answer can be valid: references"),
     ],
 )
-def test_why_no_answer_is_valid_is_said_of_the_innermost_place(schema: Any, said: str) -> None:
-    assert refusal(json_format(schema, "f")).startswith(f"'f'{said}" if said[0] == ":" else f"'f' {said}")
+def test_why_no_answer_is_valid_is_said_of_the_innermost_place(schema: Any, message: str) -> None:
+    assert refusal(json_format(schema, "f")).startswith(f"'f'{message}" if message[0] == ":" else f"'f' {message}")
 
 
 def test_a_schema_within_a_composed_grammar_is_named_by_its_own_field() -> None:
@@ -269,7 +269,7 @@ def test_a_name_has_one_spelling() -> None:
 
 
 def test_blanks_are_bounded() -> None:
-    """Of an answer that is JSON the worker counts them; a part of a grammar bounds its own."""
+    """If the whole answer is JSON, the worker counts its blanks; a part of a grammar bounds its own."""
     part = composed_format("start: a", [named_schema({"type": "array"}, "f", rule="a")], "f")
     for shape in (whole := json_format({"type": "array"}, "f"), part):
         assert follows(shape, "[\n    1, 2\n]")

@@ -71,12 +71,12 @@ PLAIN = st.recursive(
 def test_the_compiler_takes_every_plain_schema(schema: dict[str, Any]) -> None:
     checked = check_schema(schema, "f", is_strict=False).schema
     assert is_plain(checked)
-    early, judged = compile_format(json_format(schema, "f"))
-    assert early.is_provisional
-    assert early.grammar is not None
-    assert early.grammar == LLMatcher.grammar_from_json_schema(checked, overrides=ANSWER_OPTIONS)
-    assert (judged.grammar, judged.is_provisional) == (early.grammar, False)
-    matcher = LLMatcher(BYTES, early.grammar, log_level=0, limits=_parser_limits())
+    provisional, final = compile_format(json_format(schema, "f"))
+    assert provisional.is_provisional
+    assert provisional.grammar is not None
+    assert provisional.grammar == LLMatcher.grammar_from_json_schema(checked, overrides=ANSWER_OPTIONS)
+    assert (final.grammar, final.is_provisional) == (provisional.grammar, False)
+    matcher = LLMatcher(BYTES, provisional.grammar, log_level=0, limits=_parser_limits())
     matcher.compute_bitmask()
     assert not matcher.is_error()
 

@@ -48,20 +48,20 @@ TEMPLATES = {
 }
 
 
-def _files(made: MadeTokenizer, template: str | None) -> dict[str, str | None]:
-    files = made.files()
+def _files(tokenizer: MadeTokenizer, template: str | None) -> dict[str, str | None]:
+    files = tokenizer.files()
     return files if template is None else files | {"chat_template.jinja": template}
 
 
-def _model(made: MadeTokenizer, template: str | None) -> TextModel:
-    data = make_bundle(_files(made, template))
+def _model(tokenizer: MadeTokenizer, template: str | None) -> TextModel:
+    data = make_bundle(_files(tokenizer, template))
     return load_text_model(data, bundle_hash(data))
 
 
-def _reference(folder: Path, made: MadeTokenizer, template: str | None) -> object:
+def _reference(folder: Path, tokenizer: MadeTokenizer, template: str | None) -> object:
     from transformers import AutoTokenizer
 
-    for name, text in _files(made, template).items():
+    for name, text in _files(tokenizer, template).items():
         if text is not None:
             (folder / name).write_text(text)
     config = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -85,9 +85,9 @@ async def test_rendered_chats_have_the_ids_of_transformers(
     make: object, template: str, renderer: TemplateRenderer, tmp_path: Path
 ) -> None:
     assert callable(make)
-    made = make()
-    model = _model(made, TEMPLATES[template])
-    reference = _reference(tmp_path, made, TEMPLATES[template])
+    tokenizer = make()
+    model = _model(tokenizer, TEMPLATES[template])
+    reference = _reference(tmp_path, tokenizer, TEMPLATES[template])
     for messages in CONVERSATIONS:
         rendered = await renderer.render(model.bundle, Conversation(tuple(messages)))
         expected = reference.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)  # type: ignore[attr-defined]
@@ -220,10 +220,10 @@ def test_a_broken_file_in_a_bundle_is_named(change: dict[str, str | None], named
     ],
 )
 def test_end_ids_come_from_the_models_files(change: dict[str, str | None], expected: set[str]) -> None:
-    made = byte_level()
-    data = make_bundle(made.files() | change)
+    tokenizer = byte_level()
+    data = make_bundle(tokenizer.files() | change)
     model = load_text_model(data, bundle_hash(data))
-    assert {made.tokenizer.id_to_token(token) for token in model.eos_ids} == expected
+    assert {tokenizer.tokenizer.id_to_token(token) for token in model.eos_ids} == expected
 
 
 def test_the_default_template_of_several_is_taken() -> None:

@@ -30,13 +30,13 @@ WORDS = ["the", " baton", "é", "東京", "🏃‍♀️", "\n", "  ", "a", "Ωm
 
 
 @cache
-def made(name: str) -> MadeTokenizer:
+def make(name: str) -> MadeTokenizer:
     return MAKERS[name]()
 
 
 @cache
 def model(name: str) -> TextModel:
-    data = made(name).bundle()
+    data = make(name).bundle()
     return load_text_model(data, bundle_hash(data))
 
 
@@ -47,11 +47,11 @@ def streamed(name: str, ids: list[int], skip_special: bool = True, continues: bo
 
 
 def whole(name: str, ids: list[int], skip_special: bool = True) -> str:
-    return str(made(name).tokenizer.decode(ids, skip_special_tokens=skip_special))
+    return str(make(name).tokenizer.decode(ids, skip_special_tokens=skip_special))
 
 
 def ids_of(name: str) -> st.SearchStrategy[list[int]]:
-    return st.lists(st.integers(0, made(name).tokenizer.get_vocab_size() + 3), max_size=24)
+    return st.lists(st.integers(0, make(name).tokenizer.get_vocab_size() + 3), max_size=24)
 
 
 def test_the_families_are_told_apart() -> None:
@@ -82,7 +82,7 @@ def test_random_ids_with_byte_tokens_keep_the_characters_that_were_complete(data
 
 def _sentencepiece_text(ids: list[int]) -> str:
     """The library's text, but for runs of byte tokens that are not UTF-8 to their end, of which it keeps nothing."""
-    tokenizer = made("sentencepiece").tokenizer
+    tokenizer = make("sentencepiece").tokenizer
     tokens = [tokenizer.id_to_token(token) for token in ids]
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     text = ""
@@ -108,7 +108,7 @@ def _run_text(run: bytes) -> str:
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece", "metaspace"])
 @given(words=st.lists(st.sampled_from([*WORDS, *SENTENCES]), max_size=8))
 def test_real_text_is_the_librarys(name: str, words: list[str]) -> None:
-    ids = made(name).tokenizer.encode("".join(words)).ids
+    ids = make(name).tokenizer.encode("".join(words)).ids
     assert "".join(streamed(name, ids)) == whole(name, ids)
 
 
@@ -116,26 +116,26 @@ def test_real_text_is_the_librarys(name: str, words: list[str]) -> None:
 @given(words=st.lists(st.sampled_from(WORDS), max_size=8))
 def test_no_increment_breaks_a_character(name: str, words: list[str]) -> None:
     text = "".join(words).replace("<|end|>", "")
-    parts = streamed(name, made(name).tokenizer.encode(text, add_special_tokens=False).ids)
+    parts = streamed(name, make(name).tokenizer.encode(text, add_special_tokens=False).ids)
     assert not any("\ufffd" in part for part in parts)
 
 
 def test_an_incomplete_character_waits_for_its_last_byte() -> None:
-    ids = made("byte_level").tokenizer.encode("🏃", add_special_tokens=False).ids
+    ids = make("byte_level").tokenizer.encode("🏃", add_special_tokens=False).ids
     assert len(ids) == 4
     assert streamed("byte_level", ids) == ["", "", "", "🏃", ""]
     assert streamed("byte_level", ids[:3]) == ["", "", "", "\ufffd"]
 
 
 def test_a_text_that_continues_a_prompt_keeps_its_first_space() -> None:
-    ids = made("sentencepiece").tokenizer.encode("the fox", add_special_tokens=False).ids
+    ids = make("sentencepiece").tokenizer.encode("the fox", add_special_tokens=False).ids
     assert "".join(streamed("sentencepiece", ids)) == "the fox"
     assert "".join(streamed("sentencepiece", ids, continues=True)) == " the fox"
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_special_tokens_are_skipped_unless_asked_for(name: str) -> None:
-    ids = [made(name).id_of("<|begin|>"), *made(name).tokenizer.encode("fox", add_special_tokens=False).ids]
+    ids = [make(name).id_of("<|begin|>"), *make(name).tokenizer.encode("fox", add_special_tokens=False).ids]
     assert "<|begin|>" not in "".join(streamed(name, ids))
     assert "".join(streamed(name, ids, skip_special=False)).startswith("<|begin|>")
 
@@ -150,7 +150,7 @@ def test_a_table_of_pieces_is_made_without_writing_the_whole_tokenizer_down(name
 
         def __getattr__(self, attribute: str) -> object:
             self.names.append(attribute)
-            return getattr(made(name).tokenizer, attribute)
+            return getattr(make(name).tokenizer, attribute)
 
     asked = cast(Tokenizer, (asking := Asked()))
     special = special_tokens(asked)
@@ -160,7 +160,7 @@ def test_a_table_of_pieces_is_made_without_writing_the_whole_tokenizer_down(name
     )
     assert "to_str" not in asking.names
     assert (table is None) is (whole.table is None) is (name == "word_pieces")
-    added = made(name).tokenizer.get_added_tokens_decoder()
+    added = make(name).tokenizer.get_added_tokens_decoder()
     assert special == {token: entry.content for token, entry in added.items() if entry.special}
     assert whole.hidden_ids == set(special)
     assert table is None or all(table.piece(token).is_skipped for token in special)

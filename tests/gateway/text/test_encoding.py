@@ -26,8 +26,8 @@ from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash, by
 from baton_wire.messages.values import pack_ids, unpack_ids
 
 
-def loaded(made: MadeTokenizer) -> TextModel:
-    return load_text_model(made.bundle(), bundle_hash(made.bundle()))
+def loaded(tokenizer: MadeTokenizer) -> TextModel:
+    return load_text_model(tokenizer.bundle(), bundle_hash(tokenizer.bundle()))
 
 
 BYTES, UNBOUNDED = loaded(byte_level()), loaded(metaspace())
@@ -95,8 +95,8 @@ async def test_large_prompts_are_tokenised_in_a_thread_and_small_ones_where_they
     model, tokenizer = counting(BYTES)
     encoder = PromptEncoder()
     small, large = "x" * INLINE_CHARS, "x" * (INLINE_CHARS + 1)
-    found = await encoder.encode([PromptText(model, small, False, 9_999, "prompt[0]"), pack_ids([1, 2])], "a")
-    assert list(map(unpack_ids, found)) == [BYTES.encode_prompt(small), [1, 2]]
+    packed = await encoder.encode([PromptText(model, small, False, 9_999, "prompt[0]"), pack_ids([1, 2])], "a")
+    assert list(map(unpack_ids, packed)) == [BYTES.encode_prompt(small), [1, 2]]
     assert tokenizer.threads == {threading.current_thread().name}
     tokenizer.threads.clear()
     await encoder.encode([PromptText(model, large, False, 9_999, "prompt")], "a")

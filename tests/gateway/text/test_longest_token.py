@@ -1,4 +1,4 @@
-"""What one token stands for at most: no text has fewer tokens than its bytes by that bound."""
+"""The longest token: no text has fewer tokens than its bytes divided by that bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client spells in a chat never becomes a special token, and nothing of it is lost or changed."""
+"""Text that a client spells in a chat never becomes a special token, and none of it is lost or changed."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ CONVERSATIONS: dict[str, Conversation] = {
 }
 
 
-def loaded(made: MadeTokenizer) -> TextModel:
-    data = made.bundle()
+def loaded(tokenizer: MadeTokenizer) -> TextModel:
+    data = tokenizer.bundle()
     return load_text_model(data, bundle_hash(data))
 
 
@@ -75,9 +75,9 @@ def tame(value: Any) -> Any:
         case str():
             return value.replace(EVIL, "harmless")
         case list() | tuple():
-            return type(value)(tame(each) for each in value)
+            return type(value)(tame(item) for item in value)
         case dict():
-            return {tame(key): tame(each) for key, each in value.items()}
+            return {tame(key): tame(item) for key, item in value.items()}
     return value
 
 
@@ -101,15 +101,15 @@ def test_only_the_template_writes_special_tokens(who: str, make: Any) -> None:
         assert model.decode(encoded(model, rendered), skip_special=False) == rendered.text
 
 
-async def test_the_renderer_and_a_tokenizer_apart_do_the_same(renderer: TemplateRenderer) -> None:
-    made, store = byte_level(), TextStore(large_bytes=0)
-    here, apart = loaded(made), await store.load(made.bundle(), bundle_hash(made.bundle()))
-    assert apart.process is not None
-    assert set(apart.bundle.control_tokens) == set(here.bundle.control_tokens) == set(SPECIAL)
+async def test_the_renderer_and_a_tokenizer_in_a_helper_process_do_the_same(renderer: TemplateRenderer) -> None:
+    tokenizer, store = byte_level(), TextStore(large_bytes=0)
+    here, remote = loaded(tokenizer), await store.load(tokenizer.bundle(), bundle_hash(tokenizer.bundle()))
+    assert remote.process is not None
+    assert set(remote.bundle.control_tokens) == set(here.bundle.control_tokens) == set(SPECIAL)
     for _ in range(2):  # the second time the process knows the template
-        rendered = await renderer.render(apart.bundle, Conversation(({"role": "user", "content": EVIL},)))
+        rendered = await renderer.render(remote.bundle, Conversation(({"role": "user", "content": EVIL},)))
         question = EncodeText(rendered.text, True, 1_000, rendered.cuts)
-        packed = await apart.process.encode(question, False, "messages", "")
+        packed = await remote.process.encode(question, False, "messages", "")
         assert packed is not None
         assert list(unpack_ids(packed)) == encoded(here, rendered)
         assert len(special_ids(here, encoded(here, rendered))) == 4
@@ -135,8 +135,8 @@ def test_every_spelled_token_is_cut_and_every_character_kept(text: str) -> None:
     if separator is None:
         return
     assert separator not in text
-    found, cuts = remove_separators(spelled.insert_separators(text, separator), separator)
-    assert found == text
+    restored, cuts = remove_separators(spelled.insert_separators(text, separator), separator)
+    assert restored == text
     assert not any(token in piece for piece in split_at_cuts(text, cuts) for token in SPECIAL)
 
 

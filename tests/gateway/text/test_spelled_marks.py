@@ -44,9 +44,9 @@ MAKERS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "word_pieces
 
 @cache
 def model(family: str, kind: str = "byte_level") -> TextModel:
-    made = MAKERS[kind]()
-    made.tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
-    data = dataclasses.replace(made, template=TEMPLATES[family]).bundle()
+    tokenizer = MAKERS[kind]()
+    tokenizer.tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
+    data = dataclasses.replace(tokenizer, template=TEMPLATES[family]).bundle()
     loaded = load_text_model(data, bundle_hash(data))
     assert loaded.answer_format.calls == family
     return loaded
@@ -116,14 +116,14 @@ def test_a_tokenizer_of_another_kind_reads_the_same_call() -> None:
 
 
 def test_marks_of_a_decoder_without_pieces_are_found_in_the_text() -> None:
-    """It cannot be said where in the text a token stands."""
+    """The place of a token in the text is unknown."""
     text = model("mistral_args", "word_pieces")
-    told = read(text, written(text, "[TOOL_CALLS]f[ARGS]{}"))
-    assert [call.name for call in told.calls] == ["f"]
+    answer = read(text, written(text, "[TOOL_CALLS]f[ARGS]{}"))
+    assert [call.name for call in answer.calls] == ["f"]
 
 
 def test_marks_that_are_no_tokens_are_found_in_letters() -> None:
-    made = dataclasses.replace(byte_level(), template=TEMPLATES["hermes"])
-    data = made.bundle()
+    tokenizer = dataclasses.replace(byte_level(), template=TEMPLATES["hermes"])
+    data = tokenizer.bundle()
     text = load_text_model(data, bundle_hash(data))
     assert read(text, spelled(text, CALLS["hermes"])) == WholeAnswer("", None, [CALL])

@@ -31,9 +31,9 @@ def _run(parts: list[str], stops: tuple[str, ...]) -> tuple[str, str | None]:
 def _expected(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
     """Character by character: the first moment at which the text ends with a stop string; the longest of those."""
     for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            longest = max(found, key=len)
+        matching = [stop for stop in stops if text[:end].endswith(stop)]
+        if matching:
+            longest = max(matching, key=len)
             return text[: end - len(longest)], longest
     return text, None
 

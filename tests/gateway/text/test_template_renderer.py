@@ -17,7 +17,7 @@ from baton_gateway.helper_processes.process_lane import ProcessHealth, longest_l
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.template_renderer import PromptBudget, TemplateRenderer
-from baton_testing.gateway.apart_bytes import at_byte
+from baton_testing.gateway.helper_bytes import at_byte
 from baton_testing.gateway.made_tokenizers import bundle_hash
 
 SAID = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -44,9 +44,9 @@ async def renderer() -> AsyncIterator[TemplateRenderer]:
     await renderer.stop()
 
 
-async def refuse(renderer: TemplateRenderer, template: str, said: Conversation, who: str = "a") -> Problem:
+async def refuse(renderer: TemplateRenderer, template: str, conversation: Conversation, client: str = "a") -> Problem:
     with pytest.raises(RefusedError) as refusal:
-        await renderer.render(bundle(template), said, who)
+        await renderer.render(bundle(template), conversation, client)
     return refusal.value.problem
 
 
@@ -99,12 +99,12 @@ async def test_a_conversation_that_takes_too_long_is_its_clients_fault_and_tried
 ) -> None:
     await renderer.render(bundle(SLOW), chat("x"))
     first = renderer._short.process.pid
-    told = await refuse(renderer, SLOW, chat("slow"))
-    assert (told.status, told.param, told.code) == (400, "messages", "template_failed")
+    problem = await refuse(renderer, SLOW, chat("slow"))
+    assert (problem.status, problem.param, problem.code) == (400, "messages", "template_failed")
     assert not renderer._short.process.is_running
     assert await renderer.render(bundle(SLOW), chat("fine"), "b") == RenderedChat("fine")
     second = renderer._short.process.pid
-    assert await refuse(renderer, SLOW, chat("slow"), "other") == told
+    assert await refuse(renderer, SLOW, chat("slow"), "other") == problem
     assert renderer._short.process.pid == second != first
     assert caplog.messages == []
     assert renderer.health_problems(time.monotonic()) == []
@@ -112,9 +112,9 @@ async def test_a_conversation_that_takes_too_long_is_its_clients_fault_and_tried
 
 async def test_a_template_that_fails_with_some_messages_is_not_the_models_failure(renderer: TemplateRenderer) -> None:
     for _ in range(2):
-        told = await refuse(renderer, SLOW, chat("broken"))
-        assert (told.status, told.param, told.code) == (400, "messages", "template_failed")
-        assert "ZeroDivisionError" in told.message
+        problem = await refuse(renderer, SLOW, chat("broken"))
+        assert (problem.status, problem.param, problem.code) == (400, "messages", "template_failed")
+        assert "ZeroDivisionError" in problem.message
 
 
 async def test_a_template_that_renders_nothing_is_the_models_failure_and_rests(renderer: TemplateRenderer) -> None:
@@ -163,14 +163,14 @@ CUT = [
 
 
 async def test_what_cannot_fit_is_refused_unseen_and_nothing_that_a_template_cuts(renderer: TemplateRenderer) -> None:
-    for template, said, is_refused in CUT * 2:
+    for template, conversation, is_refused in CUT * 2:
         try:
-            await renderer.render(bundle(template), said, "a", PromptBudget(100, 10))
+            await renderer.render(bundle(template), conversation, "a", PromptBudget(100, 10))
             was_refused = False
         except RefusedError as refusal:
             was_refused = refusal.problem.code == "context_length_exceeded"
-        assert was_refused is is_refused, (template, said)
-        await renderer.render(bundle(template), said, "a", PromptBudget(100, None))
+        assert was_refused is is_refused, (template, conversation)
+        await renderer.render(bundle(template), conversation, "a", PromptBudget(100, None))
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EAGAIN])
@@ -184,11 +184,11 @@ async def test_without_a_process_chats_are_told_at_once_and_served_when_there_is
     with monkeypatch.context() as patch:
         patch.setattr(piped_process, "run_module", refused)
         await renderer.start()
-        told = await refuse(renderer, SAID, chat("x"))
-        assert (told.status, told.code, told.retry_after_s) == (503, "template_unavailable", 1)
+        problem = await refuse(renderer, SAID, chat("x"))
+        assert (problem.status, problem.code, problem.retry_after_s) == (503, "template_unavailable", 1)
         await renderer.recheck()
-        [problem] = renderer.health_problems(time.monotonic() + 40.0)
-        assert str(problem) == (
+        [health_problem] = renderer.health_problems(time.monotonic() + 40.0)
+        assert str(health_problem) == (
             f"the process for chat templates: no answer (it does not start: {os.strerror(number)}), for 40 s"
         )
     await renderer.recheck()
@@ -209,8 +209,8 @@ async def test_a_process_that_stops_again_and_again_is_told_as_such() -> None:
         return await ask(question, within_s)
 
     setattr(renderer._short.process, "ask", stopped)  # noqa: B010
-    told = await refuse(renderer, SAID, chat("x"))
-    assert (told.status, told.code) == (503, "template_unavailable")
+    problem = await refuse(renderer, SAID, chat("x"))
+    assert (problem.status, problem.code) == (503, "template_unavailable")
     assert len(renderer.health_problems(time.monotonic())) == 1
     setattr(renderer._short.process, "ask", ask)  # noqa: B010
     assert await renderer.render(bundle(SAID), chat("x")) == RenderedChat("x")
@@ -223,11 +223,11 @@ async def test_a_turn_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(process_lane, "TURN_S", 0.05)
     stuck = asyncio.create_task(renderer.render(bundle(SLOW), chat("slow"), "a"))
     await asyncio.sleep(0)
-    told = await refuse(renderer, SAID, chat("x"), "b")
-    assert (told.status, told.code) == (503, "template_unavailable")
+    problem = await refuse(renderer, SAID, chat("x"), "b")
+    assert (problem.status, problem.code) == (503, "template_unavailable")
     assert renderer.health_problems(time.monotonic()) == []
-    [problem] = renderer.health_problems(time.monotonic() + 100_000.0)
-    assert "a question does not end" in problem.description
+    [health_problem] = renderer.health_problems(time.monotonic() + 100_000.0)
+    assert "a question does not end" in health_problem.description
     await renderer.stop()
     await asyncio.wait([stuck])
 

@@ -1,4 +1,4 @@
-"""A tokenizer apart says what one in this process says, which it never holds up."""
+"""A tokenizer in a helper process says what one in this process says, which it never holds up."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def here(name: str) -> TextModel:
 
 @pytest.fixture
 async def store() -> AsyncIterator[TextStore]:
-    made = TextStore(large_bytes=0)
-    yield made
-    await made.stop()
+    store = TextStore(large_bytes=0)
+    yield store
+    await store.stop()
 
 
 async def loaded(store: TextStore, name: str) -> TextModel:
@@ -74,24 +74,24 @@ async def test_it_says_what_one_in_this_process_says(
 ) -> None:
     local, loaded_here = here(name), []
     monkeypatch.setattr(text_store, "load_text_model", lambda data, *_: loaded_here.append(data))
-    apart = await loaded(store, name)
-    assert (loaded_here, apart.tokenizer) == ([], None)
-    assert replace(local.bundle, tokenizer_json="") == apart.bundle
+    remote = await loaded(store, name)
+    assert (loaded_here, remote.tokenizer) == ([], None)
+    assert replace(local.bundle, tokenizer_json="") == remote.bundle
     for field in ("eos_ids", "longest_token_bytes", "answer_format"):
-        assert getattr(apart, field) == getattr(local, field)
+        assert getattr(remote, field) == getattr(local, field)
     for text in (*SENTENCES, LONG, "<|begin|>x<|end|>", ""):
         for is_rendered in (False, True):
-            assert await encoded(apart, text, is_rendered) == await encoded(local, text, is_rendered)
+            assert await encoded(remote, text, is_rendered) == await encoded(local, text, is_rendered)
     ids = local.encode_prompt(SENTENCES[3] + "<|end|>")
     decode = PromptEncoder().decode
-    assert await decode(apart, ids, "tokens", "a") == await decode(local, ids, "tokens", "a")
+    assert await decode(remote, ids, "tokens", "a") == await decode(local, ids, "tokens", "a")
     for token in range(600):
-        assert apart.token_text(token) == local.token_text(token)
-        assert apart.token_bytes(token) == local.token_bytes(token)
+        assert remote.token_text(token) == local.token_text(token)
+        assert remote.token_bytes(token) == local.token_bytes(token)
     for shown in Shown:
-        assert apart.pieces[shown].hidden_ids == local.pieces[shown].hidden_ids
+        assert remote.pieces[shown].hidden_ids == local.pieces[shown].hidden_ids
     for skip in (False, True):
-        ours, theirs = (model.choice_text((), skip, False) for model in (apart, local))
+        ours, theirs = (model.choice_text((), skip, False) for model in (remote, local))
         for token in ids:
             assert ours.push((token,), None, None) == theirs.push((token,), None, None)
 
@@ -107,8 +107,8 @@ async def test_a_decoder_that_needs_its_tokenizer_has_it_in_this_process(store: 
 async def test_marks_of_thoughts_are_known_without_asking(thoughts: str, store: TextStore) -> None:
     marks = ParsePlan(AnswerFormat(thoughts)).reasoning_marks
     assert marks is not None
-    apart = await loaded(store, "thinking")
-    assert [apart.mark_ids(mark) for mark in marks] == [here("thinking").mark_ids(mark) for mark in marks]
+    remote = await loaded(store, "thinking")
+    assert [remote.mark_ids(mark) for mark in marks] == [here("thinking").mark_ids(mark) for mark in marks]
 
 
 @pytest.mark.parametrize(("name", "text"), [("byte_level", "x" * 100_000), ("metaspace", "the cat " * 20_000)])

@@ -165,22 +165,23 @@ def _plain(value: Any) -> str:
 
 
 def _qwen3_coder(answer: WholeAnswer) -> str:
-    def call(each: WholeCall) -> str:
+    def call(whole: WholeCall) -> str:
         parameters = "".join(
-            f"<parameter={name}>\n{_plain(value)}\n</parameter>\n" for name, value in json.loads(each.arguments).items()
+            f"<parameter={name}>\n{_plain(value)}\n</parameter>\n"
+            for name, value in json.loads(whole.arguments).items()
         )
-        return f"<tool_call>\n<function={each.name}>\n{parameters}</function>\n</tool_call>"
+        return f"<tool_call>\n<function={whole.name}>\n{parameters}</function>\n</tool_call>"
 
     return "\n".join([*([answer.content] if answer.content else []), *map(call, answer.calls)])
 
 
 def _glm(answer: WholeAnswer) -> str:
-    def call(each: WholeCall) -> str:
+    def call(whole: WholeCall) -> str:
         values = "".join(
             f"<arg_key>{name}</arg_key>\n<arg_value>{_plain(value)}</arg_value>\n"
-            for name, value in json.loads(each.arguments).items()
+            for name, value in json.loads(whole.arguments).items()
         )
-        return f"<tool_call>{each.name}\n{values}</tool_call>"
+        return f"<tool_call>{whole.name}\n{values}</tool_call>"
 
     return "\n".join([*([answer.content] if answer.content else []), *map(call, answer.calls)])
 
@@ -189,7 +190,7 @@ def _deepseek(call: Callable[[WholeCall], str]) -> Callable[[WholeAnswer], str]:
     def render(answer: WholeAnswer) -> str:
         if not answer.calls:
             return answer.content
-        calls = "\n".join(f"<｜tool▁call▁begin｜>{call(each)}<｜tool▁call▁end｜>" for each in answer.calls)
+        calls = "\n".join(f"<｜tool▁call▁begin｜>{call(whole)}<｜tool▁call▁end｜>" for whole in answer.calls)
         return f"{answer.content}<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>"
 
     return render
@@ -328,7 +329,7 @@ MARKS = re.compile(
     |commentary|final|to=|functions\.|<\|constrain\|>\s*\w+|json|code|text)*""",
     re.VERBOSE,
 )
-"""What no client is told: the formats' own words and signs, and ids of calls."""
+"""Text that no client sees: the formats' own syntax, and ids of calls."""
 
 
 def check_spans(text: str, spans: Sequence[TextSpan]) -> None:

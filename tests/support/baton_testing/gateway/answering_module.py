@@ -1,4 +1,4 @@
-"""A process apart for tests: does what each question says, such as `bytes 1000`, `spin`, `kill` or `write`."""
+"""A helper process for tests: does what each question says, such as `bytes 1000`, `spin`, `kill` or `write`."""
 
 from __future__ import annotations
 

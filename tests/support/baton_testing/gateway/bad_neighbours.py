@@ -1,6 +1,6 @@
-"""What one tenant may do so that others suffer: behaviours by name, each a few lanes that go on until they are ended.
+"""A bad tenant's behaviours that make others suffer, by name: each is a few lanes that run until they are ended.
 
-Everything is legal HTTP by somebody with a key, or what such a client may do by accident. What is drawn comes from a
+Everything is legal HTTP by a client with a key, or what such a client may do by accident. What is drawn comes from a
 seed. Answers are counted by status; a 500 is never a client's fault.
 """
 
@@ -36,7 +36,7 @@ class Victim:
     vocabulary: int
     key: str | None = None
     limited_key: str | None = None
-    """Of a tenant that may have one sequence at work."""
+    """The key of a tenant that may have one running sequence."""
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class Lane:
     victim: Victim
     draw: random.Random
     answers: Counter[str] = field(default_factory=Counter)
-    """By status and code, shared by all lanes of a run."""
+    """Answers by status and code, shared by all lanes of a run."""
     number: int = 0
-    """Of its next request."""
+    """The number of its next request."""
 
     def note(self, status: int, body: bytes = b"") -> None:
         self.answers[f"{status} {error_code(body)}".strip() if status else "no answer"] += 1
@@ -304,7 +304,7 @@ BEHAVIOURS = (
     Behaviour("log probabilities × n", 2, _logprobs),
     Behaviour("readers that hang", 8, _hung_reader),
     Behaviour("slow bodies", 100, _slow_body),
-    Behaviour("a long line behind a quota of one", 40, _behind_own_quota),
+    Behaviour("a long queue at a quota of one", 40, _behind_own_quota),
     Behaviour("/tokenize of 2,047 messages", 30, _many_messages),
     Behaviour("count_tokens", 30, _count_tokens),
     Behaviour("64 prompts, n = 16", 2, _batch),

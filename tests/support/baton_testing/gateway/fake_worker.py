@@ -1,6 +1,6 @@
 """A worker without an engine, in process: real handshake, real messages over real WebSockets, tokens by script.
 
-Hand-overs always succeed unless told otherwise. What a sequence draws is `script(fake request)`: the ids of the whole
+Hand-overs always succeed unless set otherwise. What a sequence draws is `script(fake request)`: the ids of the whole
 generation, by index, so that a migrated request goes on where it was.
 """
 
@@ -55,7 +55,7 @@ Key = tuple[bytes, int]
 
 @dataclass(frozen=True)
 class FakeRequest:
-    """What a script decides by."""
+    """The request that a script decides by."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -93,14 +93,14 @@ class FakeWorker:
     step_s: float = 0.0
     waiting_tokens: int = 0
     timings: tuple[StepTiming, ...] = ()
-    """What it reports of its load."""
+    """Values of its reported load."""
     tokens_per_step: int = 1
     cached_tokens: int | None = None
-    """What it says of each prompt's first token."""
+    """The value that it reports with each prompt's first token."""
     model_hash: str = "ab" * 32
     flips: bool = False
     flip: int = 0
-    """Whether it changes its role when it is told to, and the number of the last time."""
+    """The number of its last flip; with `flips`, it takes the role of an order."""
     epoch: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     received: list[Prefill | Reserve | Retarget | Cancel] = field(default_factory=list)
     fail_next: list[Reason] = field(default_factory=list)
@@ -108,7 +108,7 @@ class FakeWorker:
     silent: bool = False
     """Reads, sends nothing: a process that was stopped."""
     is_mute_about_prompts: bool = False
-    """Says nothing of prompts' own tokens, whoever asks."""
+    """Never sends log probabilities of prompts' own tokens."""
     hold: bool = False
     """Accepts legs and produces nothing."""
     may_step: Callable[[int], bool] = lambda _last_step: True
@@ -198,7 +198,7 @@ class FakeWorker:
         )  # fmt: skip
 
     async def _tell_state(self, request: web.Request) -> web.Response:
-        """For whoever is in another process."""
+        """For gateways in other processes."""
         return web.json_response({"running": len(self.running), "reserved": len(self.reserved)})
 
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -307,7 +307,7 @@ class FakeWorker:
         self._steps += 1
         await self.send(link, Tokens(self._steps, entries))
         landed = {sequence.choice: entry for sequence, entry in zip(sequences, entries, strict=True)}
-        decode_worker = next((each for each in self.pool if each.epoch == message.decode.epoch), None)
+        decode_worker = next((worker for worker in self.pool if worker.epoch == message.decode.epoch), None)
         if decode_worker is not None:
             task = asyncio.create_task(_hand_over(decode_worker, (message.request, message.attempt), landed))
             self._handing_over.add(task)
@@ -318,21 +318,21 @@ class FakeWorker:
         k, tokens = message.sampling.prompt_logprobs, unpack_ids(message.tokens)
         if k is None or self.is_mute_about_prompts or len(tokens) > message.prompt_tokens:
             return
-        told = [
+        scores = [
             PromptLogprob(-float(place), place, tuple((token + rank, -float(place) - rank) for rank in range(k)))
             for place, token in enumerate(tokens)
         ][1:]
-        half = len(told) // 2
-        for first, part in ((0, told[:half]), (half, told[half:])):
+        half = len(scores) // 2
+        for first, part in ((0, scores[:half]), (half, scores[half:])):
             if part:
                 await self.send(link, PromptLogprobs(message.request, message.attempt, 1 + first, tuple(part)))
 
     def land(self, key: Key, first: dict[int, TokenEntry]) -> None:
-        """The KV is there: go on after the first tokens, which are repeated."""
-        found = self.reserved.pop(key, None)
-        if found is None:
+        """The KV has landed: go on after the first tokens, which are repeated."""
+        reserved = self.reserved.pop(key, None)
+        if reserved is None:
             return
-        message, link = found
+        message, link = reserved
         for sequence in self._sequences(message, link):
             entry = first.get(sequence.choice)
             if entry is None or entry.finish is None:

@@ -41,8 +41,8 @@ class RunningGateway:
             steps[epoch] = frame.step
 
         def may_step(epoch: bytes, last: int) -> bool:
-            sinks = [live.sink for live in relay._by_ticket.values()]
-            is_written = all(sink.is_written for sink in sinks if isinstance(sink, StreamingWriter))
+            writers = [live.writer for live in relay._by_ticket.values()]
+            is_written = all(writer.is_written for writer in writers if isinstance(writer, StreamingWriter))
             return is_written and steps.get(epoch, 0) == last
 
         setattr(relay, "tokens", tokens)  # noqa: B010
@@ -89,5 +89,5 @@ def ids_of(text: str) -> list[int]:
 
 
 def answer(request: FakeRequest) -> list[int]:
-    """The fixed answer, with the number of the choice behind it for all but the first."""
+    """The fixed answer, with the number of the choice after it for all but the first."""
     return ids_of(ANSWER if request.choice == 0 else f"{ANSWER} {request.choice}")

@@ -14,7 +14,7 @@ from baton_testing.gateway.raw_client import LOOPBACK, encoded, posted
 
 TEXT = "the cat sat on "
 LONGEST_S = 10.0
-"""Of one connection: nobody waits for a gateway that answers no more."""
+"""The time limit of one connection: a gateway may have stopped answering."""
 LATEST_S = 0.4
 _RESET = struct.pack("ii", 1, 0)
 
@@ -98,7 +98,7 @@ class HangUps:
         return posted(path, encoded(model=self._model, **fields(draw)), self._key)
 
     async def lane(self, number: int, until: int) -> None:
-        """One connection after the other until so many were given up by all lanes."""
+        """One connection after the other until this many were given up by all lanes."""
         draw = random.Random(f"{self._seed} {number}")
         while self.done < until:
             self.done += 1

@@ -30,7 +30,7 @@ READ_OUT_S = 1.0
 LARGE_BYTES = 1 << 20
 """No body up to here takes a second to send."""
 STATUSES = {200, 400, 401, 404, 405, 408, 411, 413, 415, 417, 429}
-"""What may be answered, beside 503 with Retry-After."""
+"""Allowed answers, besides 503 with Retry-After."""
 FIELDS = (
     "model", "messages", "prompt", "n", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p",
     "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop",
@@ -60,7 +60,7 @@ NUMBERS = (0, 1, -1, 1.5, -0.0, 1e308, 1e-320, 2**31, 2**63, 2**64, -(2**63), 10
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """What is sent on a connection of its own. `is_whole`: a complete request, so that an answer is due."""
+    """Bytes for a connection of their own. `is_whole`: they are a complete request, which needs an answer."""
 
     kind: str
     sent: bytes
@@ -134,7 +134,7 @@ class HostileRequests:
         return Hostile("values", _post(path, json.dumps(body).encode()))
 
     def _block(self) -> dict[str, Any]:
-        """What a turn of the other APIs may hold, or a turn that is such a thing itself."""
+        """Return the content of a turn of the other APIs, or such an item as a turn."""
         block = {"type": self._random.choice(BLOCKS)} | {
             self._random.choice(("text", "input", "content", "id", "call_id", "tool_use_id", "name", "arguments",
                                  "output", "thinking", "summary")): self._value(1)
@@ -274,7 +274,7 @@ def _post(path: str, body: bytes) -> bytes:
 
 @dataclass
 class Verdicts:
-    """What came back: by kind and status, and everything that should not have been."""
+    """The answers by kind and status, and all that should not have come."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -329,7 +329,7 @@ async def _answer(hostile: Hostile, port: int) -> bytes:
 
 
 async def _before_we_leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, leaves_s: float) -> bytes:
-    """What comes within a moment; then the client is gone for the server, and reads what else there is."""
+    """Read what comes within a moment, close the client's side, and read the rest."""
     reading = asyncio.ensure_future(reader.read())
     await asyncio.wait([reading], timeout=leaves_s)
     if not reading.done():

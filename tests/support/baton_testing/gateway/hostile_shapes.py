@@ -229,27 +229,27 @@ class HostileShapes:
 
     def _any_keywords(self, depth: int = 0) -> Any:
         draw = self._draw
-        found: dict[str, Any] = {}
+        schema: dict[str, Any] = {}
         for _ in range(draw.randrange(1, 5)):
             keyword = draw.choice(KEYWORDS)
             match draw.randrange(7):
                 case 0:
-                    found[keyword] = draw.choice(NUMBERS)
+                    schema[keyword] = draw.choice(NUMBERS)
                 case 1:
-                    found[keyword] = draw.choice(
+                    schema[keyword] = draw.choice(
                         (*REFERENCES, *PATTERNS, *NAMES, "string", "date-time", "object", "integer")
                     )
                 case 2:
-                    found[keyword] = [
+                    schema[keyword] = [
                         self._any_keywords(depth + 1) if depth < 3 else {} for _ in range(draw.choice((0, 1, 3)))
                     ]
                 case 3:
-                    found[keyword] = {draw.choice(NAMES): self._any_keywords(depth + 1) if depth < 3 else {}}
+                    schema[keyword] = {draw.choice(NAMES): self._any_keywords(depth + 1) if depth < 3 else {}}
                 case 4:
-                    found[keyword] = draw.choice((["string", "null"], ["a", "a"], [None], [draw.choice(NUMBERS)]))
+                    schema[keyword] = draw.choice((["string", "null"], ["a", "a"], [None], [draw.choice(NUMBERS)]))
                 case _:
-                    found[keyword] = self._any_keywords(depth + 1) if depth < 3 else draw.choice((True, False, None))
-        return found
+                    schema[keyword] = self._any_keywords(depth + 1) if depth < 3 else draw.choice((True, False, None))
+        return schema
 
 
 def bad_shapes(number: int) -> list[tuple[str, dict[str, Any]]]:

@@ -54,12 +54,12 @@ class HttpClient:
         async with self.http.post(self.gateway.url(path), json=body | {"stream": True}) as got:
             assert (got.status, got.content_type) == (200, "text/event-stream")
             text = await got.text()
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         for event in text.removesuffix("\n\n").split("\n\n"):
             name, data = event.split("\n")
-            found.append(json.loads(data.removeprefix("data: ")))
-            assert name == f"event: {found[-1]['type']}"
-        return found
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+        return events
 
     @staticmethod
     def _filled(path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class HttpClient:
         return self.prefill().sampling
 
     def say(self, *texts: str) -> None:
-        """What the workers answer to prompt choice 0, 1, …"""
+        """Set the workers' answers to prompt choice 0, 1, …"""
 
         def script(request: FakeRequest) -> list[int]:
             return ids_of(texts[request.choice % len(texts)])
@@ -95,5 +95,5 @@ def streamed_text(chunks: list[dict[str, Any]], index: int = 0) -> str:
 
 
 def finishes(chunks: list[dict[str, Any]]) -> list[str]:
-    found = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
-    return [reason for reason in found if reason is not None]
+    reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    return [reason for reason in reasons if reason is not None]

@@ -52,9 +52,9 @@ class MadeTokenizer:
         return self.id_of("<|end|>")
 
     def id_of(self, token: str) -> int:
-        found = self.tokenizer.token_to_id(token)
-        assert found is not None
-        return int(found)
+        token_id = self.tokenizer.token_to_id(token)
+        assert token_id is not None
+        return int(token_id)
 
     def files(self) -> dict[str, str | None]:
         return {
@@ -104,12 +104,12 @@ def large_byte_level(vocab_size: int = 128_000) -> MadeTokenizer:
     parts = [letter for letter in vocabulary if len(letter) == 1 and letter.isalpha()]
     for _ in range(2):
         pairs = itertools.product(parts, parts)
-        made = list(itertools.islice(pairs, vocab_size - len(vocabulary)))
-        for left, right in made:
+        added = list(itertools.islice(pairs, vocab_size - len(vocabulary)))
+        for left, right in added:
             if left + right not in vocabulary:
                 vocabulary[left + right] = len(vocabulary)
                 merges.append([left, right])
-        parts = [left + right for left, right in made]
+        parts = [left + right for left, right in added]
     return replace(byte_level(), tokenizer=Tokenizer.from_str(json.dumps(small)))
 
 

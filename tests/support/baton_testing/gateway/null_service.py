@@ -31,23 +31,23 @@ class Target:
     gateway: Child
     process: psutil.Process
     folder: Path
-    """Of keys and discovery."""
+    """The folder of keys and discovery files."""
 
     @property
     def rss_mib(self) -> float:
         return float(self.process.memory_info().rss) / MIB
 
     def processes(self) -> list[psutil.Process]:
-        """The gateway and its processes apart."""
+        """Return the gateway and its helper processes."""
         return [self.process, *self.process.children(recursive=True)]
 
     def lags(self) -> dict[float, float]:
-        """By bound in seconds, how many timers of the gateway's loop fired no later than that since it started."""
+        """Return how many timers of the gateway's loop fired within each bound in seconds since it started."""
         page = get_text(f"http://127.0.0.1:{self.admin_port}/metrics")
         return {float(bound): float(count) for bound, count in LAG.findall(page)}
 
     def state(self) -> Any:
-        """What the gateway's only process says of itself; None while it does not answer."""
+        """The report of the gateway's only process; None while it does not answer."""
         page = get_json(f"http://127.0.0.1:{self.admin_port}/state")
         return None if page is None else page["processes"][0]
 

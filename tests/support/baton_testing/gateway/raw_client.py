@@ -11,12 +11,12 @@ LOOPBACK = "127.0.0.1"
 
 
 def posted(path: str, body: bytes, key: str | None = None) -> bytes:
-    """A whole POST; the gateway is to close the connection behind its answer."""
+    """A whole POST; the gateway is to close the connection after its answer."""
     return head(path, len(body), key) + body
 
 
 def head(path: str, length: int, key: str | None = None) -> bytes:
-    """The head of a POST whose body has so many bytes."""
+    """The head of a POST whose body has this many bytes."""
     bearer = "" if key is None else f"Authorization: Bearer {key}\r\n"
     lines = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n{bearer}"
     return f"{lines}Content-Length: {length}\r\n\r\n".encode()
@@ -45,7 +45,7 @@ async def exchange(port: int, sent: bytes, within_s: float = ANSWER_S) -> tuple[
 
 
 def status_of(answer: bytes) -> int:
-    """Of an answer's first line; 0 where there is none."""
+    """The status in an answer's first line; 0: it has none."""
     return int(answer[9:12]) if answer.startswith(b"HTTP/1.") and answer[9:12].isdigit() else 0
 
 

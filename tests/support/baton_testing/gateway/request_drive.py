@@ -56,7 +56,7 @@ class Drive:
         self.ends: list[End] = []
 
     def feed(self, event: Event) -> list[str]:
-        """What it does, in short words."""
+        """Feed the event; returns the actions in short words."""
         return [self._note(action) for action in self.life.handle(event, self.now)]
 
     def start(self, prefill: bytes | None = P1, decode: bytes = D1) -> None:
@@ -79,9 +79,9 @@ class Drive:
         return self.feed(Arrived(worker, TokenEntry(run, attempt, choice, first, ids, None, finish, cached)))
 
     def scores(self, worker: bytes, first: int, number: int, attempt: int = 1, run: bytes = REQUEST) -> list[str]:
-        """Log probabilities of so many tokens of a prompt, from place `first` on."""
-        told = (PromptLogprob(-1.0, 1, ()),) * number
-        return self.feed(PromptArrived(worker, PromptLogprobs(run, attempt, first, told)))
+        """Log probabilities of `number` tokens of a prompt, from place `first` on."""
+        scores = (PromptLogprob(-1.0, 1, ()),) * number
+        return self.feed(PromptArrived(worker, PromptLogprobs(run, attempt, first, scores)))
 
     def leg(self, worker: bytes, reason: Reason, attempt: int = 1, run: bytes = REQUEST) -> list[str]:
         return self.feed(LegEnded(worker, LegFailed(run, attempt, reason)))

@@ -16,7 +16,7 @@ LOST_S = 20.0
 """An answer that takes longer counts as lost."""
 PROBE_S = 0.05
 LATE_S = 0.03
-"""What this process itself was late by: a probe meanwhile says nothing of the gateway."""
+"""Lag of this process itself: a probe during it says nothing about the gateway."""
 NOT_LIVE_S = 99.0
 
 
@@ -42,22 +42,22 @@ class Seen:
     live_s: list[float] = field(default_factory=list)
 
     def problems(self) -> list[str]:
-        """What nobody may ever see, whoever else is served."""
-        found = [f"refused: {dict(self.refused)}"] if self.refused else []
-        found += [f"lost: {dict(self.lost)}"] if self.lost else []
-        return [*found, *self.wrong[:3]]
+        """Results that no client may ever see, whatever others do."""
+        problems = [f"refused: {dict(self.refused)}"] if self.refused else []
+        problems += [f"lost: {dict(self.lost)}"] if self.lost else []
+        return [*problems, *self.wrong[:3]]
 
 
 def shorts(model: str, question: str) -> tuple[Short, ...]:
     """Chats and completions, streamed and whole."""
-    found = []
+    requests = []
     for stream, tokens in ((True, 8), (False, 1)):
         common = {"model": model, "max_tokens": tokens, "temperature": 0, "stream": stream}
         chat = encoded(messages=[{"role": "user", "content": question}], **common)
         way = "streamed" if stream else "whole"
-        found.append(Short(f"chat, {way}", "/v1/chat/completions", chat, stream))
-        found.append(Short(f"completion, {way}", "/v1/completions", encoded(prompt=question, **common), stream))
-    return tuple(found)
+        requests.append(Short(f"chat, {way}", "/v1/chat/completions", chat, stream))
+        requests.append(Short(f"completion, {way}", "/v1/completions", encoded(prompt=question, **common), stream))
+    return tuple(requests)
 
 
 class SteadyClient:
@@ -78,7 +78,7 @@ class SteadyClient:
         if answers[0] != answers[1]:
             raise RuntimeError(f"two answers to one question: {answers}")
         self._expected = answers[0]
-        self._running = [asyncio.create_task(each) for each in (self._ask(), self._probe(), self._watch_itself())]
+        self._running = [asyncio.create_task(task) for task in (self._ask(), self._probe(), self._watch_itself())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -98,11 +98,11 @@ class SteadyClient:
         began = loop.time()
         for number, short in enumerate(itertools.cycle(self._asked)):
             await asyncio.sleep(max(0.0, began + number / self._rate - loop.time()))
-            task = asyncio.create_task(self._judged(short))
+            task = asyncio.create_task(self._judge(short))
             self._open.add(task)
             task.add_done_callback(self._open.discard)
 
-    async def _judged(self, short: Short) -> None:
+    async def _judge(self, short: Short) -> None:
         seen = self.seen
         try:
             async with asyncio.timeout(LOST_S):
@@ -169,6 +169,6 @@ async def _streamed(reader: asyncio.StreamReader, began: float) -> tuple[float, 
 
 
 def _text(answer: Mapping[str, list[dict[str, dict[str, str]]]]) -> str:
-    """Of its choices."""
-    told = [choice.get("delta") or choice.get("message") or choice for choice in answer["choices"]]
-    return "".join(str(each.get("content") or each.get("text") or "") for each in told)
+    """The text of all choices."""
+    parts = [choice.get("delta") or choice.get("message") or choice for choice in answer["choices"]]
+    return "".join(str(part.get("content") or part.get("text") or "") for part in parts)

@@ -11,7 +11,7 @@ GOOD, BAD, LIMITED = "good-tenant-key", "bad-tenant-key", "limited-tenant-key"
 
 
 def key_file(folder: Path) -> Path:
-    """What `--api-keys` takes."""
+    """A file for `--api-keys`."""
     rows = [_row("good", GOOD), _row("bad", BAD), _row("limited", LIMITED) | {"max_running": 1, "max_queued": 64}]
     path = folder / "tenants.json"
     path.write_text(json.dumps({"tenants": rows}))

@@ -1,4 +1,4 @@
-"""A gateway's relay on virtual time, beside one prefill and one decode worker that only keep time.
+"""A gateway's relay on virtual time, with one prefill and one decode worker that only keep time.
 
 Admission, prediction, held runs, routing and the life of a request are the production parts. Workers take turns as the
 engine does (`baton_wire.rules.fair_share`). A step has prompts up to a budget; one beyond it is cut while others wait.
@@ -42,14 +42,14 @@ MESSAGE_S = 0.001
 HAND_OVER_S = 0.005
 STEP_TOKENS = 8_192
 PIECE_TOKENS = 1_024
-"""Of a prompt that does not fit into a step, while others wait."""
+"""Tokens per piece of a prompt that does not fit into a step, while others wait."""
 TOKEN = 7
 Key = tuple[bytes, int]
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One request, as the relay's sink."""
+    """One request, as the relay's answer writer."""
 
     tenant: Tenant
     asked_s: float
@@ -67,7 +67,7 @@ class Client:
 
 
 @dataclass(slots=True, eq=False)
-class _Sink:
+class _Writer:
     client: Client
     pool: VirtualPool
 
@@ -75,10 +75,10 @@ class _Sink:
         """Nothing is shown of it."""
 
     def prompt(self, choice: int, scores: EncodedJson) -> None:
-        raise AssertionError("nobody asks for log probabilities here")
+        raise AssertionError("no client asks for log probabilities here")
 
     def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
-        raise AssertionError("nobody asks for the prompt here")
+        raise AssertionError("no client asks for the prompt here")
 
     def increment(self, choice: int, increment: Increment) -> None:
         if self.client.first_s is None:
@@ -153,7 +153,7 @@ class VirtualPool:
         """At the prefill worker; those that have begun first, then in the order of turns."""
         self._turns = StartTags()
         self._computing: list[tuple[_Prompt, int]] = []
-        """Prompts of the running step, and how many tokens of them it has."""
+        """Prompts of the running step, each with its number of tokens in it."""
         self._rows: dict[Key, _Row] = {}
         self._landed: set[Key] = set()
         self._is_stepping = False
@@ -201,14 +201,14 @@ class VirtualPool:
         cache_salt: str = "",
         on_end: Callable[[Client], None] = lambda client: None,
     ) -> Client:
-        """A request whose beginning nobody shares, and whose answers are as long as asked for."""
+        """A request whose beginning no other shares, and whose answers are as long as asked for."""
         begins = [tuple(self._dice.choices(range(2, VOCABULARY), k=min(16, prompt_tokens))) for _ in range(prompts)]
         ids = [begin + (TOKEN,) * (prompt_tokens - len(begin)) for begin in begins]
         request = CompletionRequest(_options(output_tokens, n, cache_salt), tuple(ids), echo=False)
         client = Client(tenant, self.now, 8 * prompt_tokens * prompts, on_end)
         with self.loop.entered():
             try:
-                live = self.relay.start(request, tenant, _Sink(client, self))
+                live = self.relay.start(request, tenant, _Writer(client, self))
             except RefusedError as refusal:
                 client.ended_s, client.problem = self.now, refusal.problem
                 self.loop.call_soon(client.on_end, client)

@@ -25,7 +25,7 @@ from baton_wire.messages.values import Finish
 
 @dataclass(slots=True, eq=False)
 class SimClient:
-    """One client connection, as the relay's sink: what it asked, what it got, how it ended."""
+    """One client connection, as the relay's answer writer: what it asked, what it got, how it ended."""
 
     plan: RequestPlan
     stop: tuple[str, ...]
@@ -35,7 +35,7 @@ class SimClient:
     ending: End | None = None
     ended_s: float = 0.0
     is_gone: bool = False
-    """It hung up, or its gateway was killed."""
+    """The client hung up, or its gateway was killed."""
 
     @property
     def name(self) -> str:
@@ -45,10 +45,10 @@ class SimClient:
         """The request is running."""
 
     def prompt(self, choice: int, scores: EncodedJson) -> None:
-        raise AssertionError("nobody asks for log probabilities here")
+        raise AssertionError("no client asks for log probabilities here")
 
     def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
-        raise AssertionError("nobody asks for the prompt here")
+        raise AssertionError("no client asks for the prompt here")
 
     def increment(self, choice: int, increment: Increment) -> None:
         require(self.ending is None, "I1", f"{self.name}: text after the end")
@@ -118,7 +118,7 @@ def client(plan: RequestPlan) -> SimClient:
 
 
 def expected_text(plan: RequestPlan, choice: int) -> str:
-    """What the choice must be, computed alone."""
+    """The text that the choice must have, computed alone."""
     sampling = plan.sampling
     ids = reference_tokens(plan.tokens, len(plan.tokens), sampling, choice, CONTEXT_TOKENS)
     is_stopped = ids[-1] in sampling.stop_token_ids and len(ids) > sampling.min_tokens

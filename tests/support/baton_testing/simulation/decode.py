@@ -29,7 +29,7 @@ from baton_wire.messages.values import PairFingerprint, Reason, RequestKey, Role
 
 
 class SimDecode(SimWorker):
-    """Also what its transfer tells, on the way to the service."""
+    """Also the messages of its transfer, on the way to the service."""
 
     role = Role.DECODE
 
@@ -47,7 +47,7 @@ class SimDecode(SimWorker):
         self.begin_decode(service)
 
     def begin_decode(self, service: DecodeService) -> None:
-        """The side that KV lands on, once everything else is there."""
+        """The side that KV lands on, once everything else is built."""
         self.decode_service = service
         self.expected: dict[HandoverKey, bytes] = {}
         self.decode_unlinked: dict[HandoverKey, float] = {}
@@ -74,7 +74,7 @@ class SimDecode(SimWorker):
     def proven_gone(self, epoch: bytes) -> None:
         self.thread.call_soon(self.decode_transfer.proven_gone, epoch)
 
-    # What the transfer tells ------------------------------------------------------------------------------------------
+    # The transfer's messages -----------------------------------------------------------------------------------------
 
     def on_landed(self, of: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         key = HandoverKey.of(of)
@@ -85,20 +85,20 @@ class SimDecode(SimWorker):
         self.decode_service.on_landed(of, self._altered(key, first_tokens))
 
     def _altered(self, key: HandoverKey, tokens: tuple[FirstToken, ...]) -> tuple[FirstToken, ...]:
-        """Other ones, when that is planned, and only where the client has the right ones: else nobody could tell."""
+        """Other ones, when that is planned, and only where the client has the right ones: else no check notices."""
         if not self.alter_next or any(token.finish for token in tokens) or not self.world.is_told(key):
             return tokens
         self.alter_next = False
         self.world.count(Fault.OTHER_TOKEN)
         self.note(f"first tokens of {key} are altered")
-        return tuple(msgspec.structs.replace(each, token=(each.token + 1) % VOCABULARY) for each in tokens)
+        return tuple(msgspec.structs.replace(first, token=(first.token + 1) % VOCABULARY) for first in tokens)
 
     def on_failed(self, of: RequestKey, reason: Reason, detail: str) -> None:
         key = HandoverKey.of(of)
         self.note(f"failed {key} {reason} {detail}")
         self._ended(key)
         spoilt = reason is not Reason.KV_CORRUPT or key in self.corrupted
-        require(spoilt, "I9", f"{key}: {detail}, but nobody spoilt it")
+        require(spoilt, "I9", f"{key}: {detail}, but no fault spoilt it")
         self.decode_service.on_failed(of, reason, detail)
 
     def _ended(self, key: HandoverKey) -> bytes:
@@ -155,7 +155,7 @@ class WatchedDecodeTransfer(DecodeTransfer):
         self.deaf: set[PairLink] = set()
         """Links whose seals are lost."""
         self._numbers: dict[bytes, list[int]] = {}
-        """Of the links of each prefill worker."""
+        """The numbers of the links of each prefill worker."""
         self._generations: dict[tuple[HandoverKey, int], list[int]] = {}
         row = Transport("memory", lambda _: None, lambda parts: self._land(parts.region))  # type: ignore[arg-type,return-value]
         transfer_parts = TransferParts(

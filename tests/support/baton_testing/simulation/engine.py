@@ -41,20 +41,20 @@ class LaterExecutor(Executor):
         self._is_first = True
 
     def submit(self, call: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:
-        made: Future[T] = Future()
+        future: Future[T] = Future()
 
         def work() -> None:
             try:
-                made.set_result(call(*args, **named))
+                future.set_result(call(*args, **named))
             except Exception as error:  # noqa: BLE001 - as an executor does
-                made.set_exception(error)
+                future.set_exception(error)
 
         if self._is_first or not self._most_s:
             work()
         else:
             self._process.later(self._dice.random() ** 2 * self._most_s, work)
         self._is_first = False
-        return made
+        return future
 
 
 class SimEngine:
@@ -72,7 +72,7 @@ class SimEngine:
         on_cancel: Callable[[RequestKey], None],
         on_layers: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`on_layers` hears of prompts whose first layer stands while the second is computed."""
+        """`on_layers` gets prompts whose first layer is computed while the second is running."""
         world = process.surroundings
         self.process = process
         grammars = GrammarCompiler(toy_grammars.vocabulary, self._threads, lambda: world.heap.now)
@@ -113,7 +113,7 @@ class SimEngine:
         self._plan(POST_S)
 
     def _threads(self, name: str) -> Executor:
-        """Compiling takes a while; rows of what is compiled are there at once."""
+        """Compiling takes a while; rows of compiled grammars start at once."""
         return LaterExecutor(self.process, COMPILING_S if name == "grammars" else 0.0)
 
     def _plan(self, delay_s: float) -> None:
@@ -164,7 +164,7 @@ class SimEngine:
 
 
 def engine_config(shape: Shape, num_blocks: int, block_tokens: int) -> EngineConfig:
-    """Of a worker with so many blocks."""
+    """The configuration of a worker with this many blocks."""
     return EngineConfig(
         num_blocks=num_blocks,
         block_tokens=block_tokens,

@@ -1,4 +1,4 @@
-"""What each kind of fault does to a simulated world."""
+"""The effect of each kind of fault on a simulated world."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def _kill_gateway(world: SimWorld, fault: FaultPlan) -> None:
 
 
 def _pause(world: SimWorld, fault: FaultPlan) -> None:
-    victims: list[SimProcess] = [each for each in (*world.workers.values(), *world.gateways) if each.is_running]
+    processes = (*world.workers.values(), *world.gateways)
+    victims: list[SimProcess] = [process for process in processes if process.is_running]
     if victims:
         victim = _pick(victims, fault.pick)
         world.count(fault.kind)
@@ -149,9 +150,9 @@ def _fast_again(path: Path) -> None:
 
 
 def _reset(world: SimWorld, fault: FaultPlan) -> None:
-    ends: list[End | Stream] = [each.dialler for each in world.connections]
+    ends: list[End | Stream] = [connection.dialler for connection in world.connections]
     ends += [stream for stream in world.streams if stream.is_dialler]
-    up = [each for each in ends if each.is_up and each.process.is_running]
+    up = [end for end in ends if end.is_up and end.process.is_running]
     if up:
         victim = _pick(up, fault.pick)
         world.count(fault.kind)
@@ -164,9 +165,9 @@ def _reset(world: SimWorld, fault: FaultPlan) -> None:
 
 
 def _lose_seals(world: SimWorld, fault: FaultPlan) -> None:
-    """Until the link is another one; in the end somebody resets it, so that the check at rest means something."""
-    decodes = [each for each in world.workers.values() if isinstance(each, SimDecode) and each.is_running]
-    linked = [(each, epoch) for each in decodes for epoch in each.decode_transfer.links]
+    """Until the link is another one; in the end a reset ends it, so that the check at rest means something."""
+    decodes = [worker for worker in world.workers.values() if isinstance(worker, SimDecode) and worker.is_running]
+    linked = [(worker, epoch) for worker in decodes for epoch in worker.decode_transfer.links]
     if linked:
         victim, epoch = _pick(linked, fault.pick)
         link = victim.decode_transfer.links[epoch].link
@@ -233,8 +234,8 @@ def _clients(world: SimWorld, fault: FaultPlan) -> None:
 
 
 def _change_role(world: SimWorld, fault: FaultPlan) -> None:
-    """As whoever sizes pools: of a pool that has two, by all gateways, again and again until one tells of it. Each says
-    it when it comes to it, and some say what is no longer true.
+    """Order a flip as sizing does: in a pool of two or more, by all gateways, until one reports it. Each gateway
+    sends the order when it gets to it, and some orders are out of date by then.
     """
     able = [worker for worker in world.workers.values() if isinstance(worker, SimFlexible) and worker.is_alive]
     able = [worker for worker in able if sum(_is_like(worker, other) for other in able) > 1]
@@ -248,7 +249,7 @@ def _change_role(world: SimWorld, fault: FaultPlan) -> None:
     victim.note(f"is to be {role} by flip {number}")
 
     def say(left: int) -> None:
-        for gateway in [each for each in world.gateways if each.is_alive]:
+        for gateway in [known for known in world.gateways if known.is_alive]:
             slow_s = LATE_ORDER_S if world.chance(0.2) else ORDER_S
             gateway.later(world.delay(slow_s), lambda gateway=gateway: gateway.flip(victim.epoch, number, role))  # type: ignore[misc]
         if left and victim.is_alive and victim.flexible.flip < number:

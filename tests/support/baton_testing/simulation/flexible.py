@@ -37,14 +37,14 @@ class SimFlexible(SimPrefill, SimDecode):
         service = parts.flexible_service(role, limits, no_metrics(), self.loop, lambda: self.now, **make_sides)
         config = engine_config(shape, shape.prefill_blocks if is_prefill else shape.decode_blocks, block_tokens)
         make = (parts.prefill_scheduler, parts.stepper, parts.runner)
-        told = (service.on_events, service.on_cancel, service.prefill.on_layers)
-        self.engine = SimEngine(self, config, *make, shape.ahead, *told)
+        listeners = (service.on_events, service.on_cancel, service.prefill.on_layers)
+        self.engine = SimEngine(self, config, *make, shape.ahead, *listeners)
         service.attach(self.engine)
         self.service = self.flexible = service
         self.orders: dict[int, Role] = {}
         """Flips that reached it, by number."""
         self.ordered = role
-        """What whoever sizes the pools wants it to be."""
+        """The role that it is ordered to take."""
         self.pair_network = StreamNetwork(world, self, self.thread)
         self.begin_decode(service.decode)
         self.begin_prefill(service.prefill)
@@ -61,10 +61,10 @@ class SimFlexible(SimPrefill, SimDecode):
         return (self.prefill_service, self.decode_service)
 
     def received(self, end: End, message: bytes) -> None:
-        told = codec.decode(message, ToWorker)
-        if isinstance(told, Flip):
-            self.orders.setdefault(told.number, told.role)
-            self.note(f"is told flip {told.number} to {told.role}")
+        order = codec.decode(message, ToWorker)
+        if isinstance(order, Flip):
+            self.orders.setdefault(order.number, order.role)
+            self.note(f"is ordered flip {order.number} to {order.role}")
         super().received(end, message)
 
     def check(self) -> None:
@@ -75,7 +75,7 @@ class SimFlexible(SimPrefill, SimDecode):
         if self.orders:
             last = max(self.orders)
             is_right = (self.role, self.flexible.flip) == (self.orders[last], last)
-            require(is_right, "I15", f"{self.name} is {self.role} by flip {self.flexible.flip}, told was {self.orders}")
+            require(is_right, "I15", f"{self.name} is {self.role} by flip {self.flexible.flip}, orders {self.orders}")
 
     def leftovers(self) -> str | None:
         if self.service.open_requests:

@@ -54,7 +54,7 @@ TTFT_S = 0.5
 PULSE_S = 0.25
 SHAPE_S = 0.003
 METRICS = GatewayMetrics(CollectorRegistry())
-"""Of all gateways: making them takes longer than a request, and nobody reads them."""
+"""The metrics of all gateways: making them takes longer than a request, and no test reads them."""
 
 
 def _text_model() -> TextModel:
@@ -67,7 +67,7 @@ TEXT = _text_model()
 
 
 class SimShapes:
-    """Compiles what a client asks for: beside the loop, as the production one does in a process of its own."""
+    """Compiles what a client asks for: outside the loop, as the production one does in a process of its own."""
 
     async def compile(self, shape: OutputFormat, tenant: str) -> Grammar:
         await asyncio.sleep(SHAPE_S)
@@ -90,7 +90,7 @@ class SimRelay(Relay):
         return event
 
     def _problem(self, error: BaseException, field: str | None = None) -> Problem:
-        """What nobody foresaw is a finding, not an answer."""
+        """Raise unforeseen errors: they are findings, not answers."""
         if not isinstance(error, GatewayError):
             raise error
         return super()._problem(error, field)
@@ -148,7 +148,7 @@ class SimGateway(SimProcess):
 
     @property
     def open_clients(self) -> list[SimClient]:
-        return [cast(SimClient, live.sink) for live in self.relay._by_ticket.values()]
+        return [cast(SimClient, live.writer) for live in self.relay._by_ticket.values()]
 
     def start(self, client: SimClient) -> None:
         plan = client.plan
@@ -160,7 +160,7 @@ class SimGateway(SimProcess):
             client.ended(End(Outcome.REFUSED, refusal.problem), self.now)
 
     def client_gone(self, client: SimClient) -> None:
-        live = next((each for each in self.relay._by_ticket.values() if each.sink is client), None)
+        live = next((live for live in self.relay._by_ticket.values() if live.writer is client), None)
         if live is not None:
             client.is_gone = True
             self.relay.client_gone(live)
@@ -243,7 +243,7 @@ class SimGateway(SimProcess):
     # What the relay does ----------------------------------------------------------------------------------------------
 
     def routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> None:
-        number = cast(SimClient, live.sink).plan.number
+        number = cast(SimClient, live.writer).plan.number
         if isinstance(route, Problem):
             self.note(f"no route for {action.run.hex()[-4:]}: {route.code}")
             return
@@ -263,7 +263,7 @@ class SimGateway(SimProcess):
         self.note(f"run {action.run.hex()[-4:]} of request {number} to {names}")
 
     def ended(self, live: LiveRequest, action: End) -> None:
-        client = cast(SimClient, live.sink)
+        client = cast(SimClient, live.writer)
         problem = "" if action.problem is None else action.problem.code
         self.note(f"request {client.plan.number} ended: {action.outcome} {problem}")
         client.ended(action, self.now)
@@ -276,10 +276,10 @@ class SimGateway(SimProcess):
         held = {action.run for _, action in self.relay.held}
         for live in self.relay._by_ticket.values():
             late_s = self.now - live.life.deadline_s
-            number = cast(SimClient, live.sink).plan.number
+            number = cast(SimClient, live.writer).plan.number
             for run in live.life._runs.values():
                 is_nobodys = run.state is RunState.ROUTING and run.request not in held
-                require(not is_nobodys, "I3", f"{run.request.hex()[-6:]}: nobody works for this run")
+                require(not is_nobodys, "I3", f"{run.request.hex()[-6:]}: no worker has this run")
                 self._check_linked(number, run)
             require(late_s < 1.0, "I3", f"request {number} is {late_s:.1f} s beyond its deadline")
 

@@ -44,7 +44,7 @@ class OpenLegs:
             self._choice_over(attempt, message.choice)
 
     def has(self, worker: bytes, entry: TokenEntry) -> bool:
-        """Whether the worker has a leg of the attempt."""
+        """Return whether the worker has a leg of the attempt."""
         legs = self._legs.get((entry.request, entry.attempt))
         return legs is not None and worker in (legs.decode, *legs.workers)
 
@@ -64,7 +64,7 @@ class OpenLegs:
             self._close(attempt, worker)
 
     def forget(self, runs: tuple[bytes, ...]) -> None:
-        """Of a request that one of its own workers lied about: what is open there is that worker's."""
+        """Forget the legs of a request that one of its own workers lied about: open ones are that worker's fault."""
         for attempt in [attempt for attempt in self._legs if attempt[0] in runs]:
             del self._legs[attempt]
 

@@ -21,7 +21,7 @@ PULSE_S = 0.5
 REMEMBERED = 4
 FIN = "FIN"
 FIRST_BYTES = 4
-"""Of a message, where its kind and request begin."""
+"""The offset in a message at which its kind and request begin."""
 
 
 class Network(Surroundings, Protocol):
@@ -78,7 +78,7 @@ class Path:
 
 
 class Party(Protocol):
-    """What a process wants to hear of one of its connections."""
+    """Receives the events of one of a process's connections."""
 
     def received(self, end: End, message: Any) -> None: ...
 
@@ -207,7 +207,7 @@ class Connection:
 
 
 class Dial:
-    """Keeps one process connected to whoever answers at an address."""
+    """Keeps one process connected to the process at an address."""
 
     def __init__(
         self,

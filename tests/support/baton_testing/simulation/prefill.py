@@ -29,7 +29,7 @@ GIVEN_UP = (Reason.DEADLINE, Reason.CANCELLED)
 
 
 class SimPrefill(SimWorker):
-    """Also what its transfer tells, on the way to the service."""
+    """Also the messages of its transfer, on the way to the service."""
 
     role = Role.PREFILL
 
@@ -50,7 +50,7 @@ class SimPrefill(SimWorker):
         self.begin_prefill(service)
 
     def begin_prefill(self, service: PrefillService) -> None:
-        """The side that hands over, once everything else is there."""
+        """The side that hands over, once everything else is built."""
         self.prefill_service = service
         self.source = Source(self)
         self.opened: dict[HandoverKey, bytes] = {}
@@ -71,7 +71,7 @@ class SimPrefill(SimWorker):
         endpoints = [Endpoint(address, PORT) for address in addresses]
         self.thread.call_soon(self.prefill_transfer.discovered, endpoints)
 
-    # What the transfer tells ------------------------------------------------------------------------------------------
+    # The transfer's messages -----------------------------------------------------------------------------------------
 
     def on_granted(self, of: RequestKey) -> None:
         self.prefill_service.on_granted(of)
@@ -264,7 +264,7 @@ class WatchedPrefillTransfer(PrefillTransfer):
         per_block = PREFILL_BLOCK_TOKENS // units.tokens
         blocks = units.blocks[units.first // per_block : -(-units.end // per_block)]
         for block in blocks:
-            require(pool.references(block) > 0, "I5", f"{self.worker.name}: block {block} is put and held by nobody")
+            require(pool.references(block) > 0, "I5", f"{self.worker.name}: block {block} is put and not held")
         return [pool.generation(block) for block in blocks]
 
 

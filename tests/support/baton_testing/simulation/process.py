@@ -1,4 +1,4 @@
-"""What simulated processes stand on: life, pauses, threads' inboxes, and violations of the invariants."""
+"""The base of simulated processes: life, pauses, threads' inboxes, and violations of the invariants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def require(holds: bool, invariant: str, text: str) -> None:
 
 
 class Surroundings(Protocol):
-    """What a process sees of the world."""
+    """The part of the world that a process sees."""
 
     heap: EventHeap
     touched: dict[SimProcess, None]
@@ -43,7 +43,7 @@ class Surroundings(Protocol):
 
 
 THREAD_S = 0.003
-"""The most that a word from one thread to another takes."""
+"""The longest time that a message from one thread to another takes."""
 ASIDE_S = 0.03
 """The most that a call on a helper thread takes."""
 
@@ -138,5 +138,5 @@ class SimProcess:
         """Whatever must hold between events."""
 
     def leftovers(self) -> str | None:
-        """What it still holds, for the check at rest."""
+        """The resources that it still holds, for the check at rest."""
         return None

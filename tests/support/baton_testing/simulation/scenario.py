@@ -1,4 +1,4 @@
-"""What a simulated world is made of and what happens to it, drawn from a seed: values that a shrinker can drop."""
+"""The parts of a simulated world and its events, drawn from a seed: values that a shrinker can drop."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class RequestPlan:
     limit_s: float
     cancel_after_s: float | None
     stop_after: int | None
-    """A stop string is found after so many tokens of the first choice, and two more of each further one."""
+    """A stop string is found after this many tokens of the first choice, and two more of each further one."""
     pattern: str | None = None
-    """What its answer must match, or begin to match where its length ends it."""
+    """The grammar that its answer must match, or begin to match where its length ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class Shape:
     step_tokens: int = 24
     one_sided: bool = False
     local: bool = False
-    """Decode workers prefill by themselves when no prefill worker is there."""
+    """Decode workers prefill by themselves when no prefill worker is linked."""
     keeps_answers: bool = False
-    """Prefill workers decode what they computed when no decode worker is there."""
+    """Prefill workers decode what they computed when no decode worker is linked."""
     tpot_s: float | None = None
     """Prompts go where they serve this target between tokens better; None: all are handed over."""
     flexible: bool = False
@@ -122,8 +122,8 @@ class Scenario:
         """The same world without the requests and faults at these places."""
         return replace(
             self,
-            requests=tuple(each for place, each in enumerate(self.requests) if place not in requests),
-            faults=tuple(each for place, each in enumerate(self.faults) if place not in faults),
+            requests=tuple(request for place, request in enumerate(self.requests) if place not in requests),
+            faults=tuple(fault for place, fault in enumerate(self.faults) if place not in faults),
         )
 
 
@@ -167,7 +167,7 @@ def scenario(seed: int, structured: float = STRUCTURED, flexible: float = FLEXIB
     if random.Random(f"flexible {seed}").random() < flexible:
         shape = replace(shape, flexible=True, decodes=2)
     asked = [_request(dice, number) for number in range(dice.randint(6, 14))]
-    requests = tuple(_in_a_shape(each, random.Random(f"grammar {seed} {each.number}"), structured) for each in asked)
+    requests = tuple(_in_a_shape(plan, random.Random(f"grammar {seed} {plan.number}"), structured) for plan in asked)
     count = 0 if dice.random() < 0.06 else dice.choice((10, 30, 60, 90, 120))
     kinds = dice.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     faults = (FaultPlan(dice.random() * FAULTS_UNTIL_S, kind, dice.random(), dice.random()) for kind in kinds)
@@ -176,7 +176,7 @@ def scenario(seed: int, structured: float = STRUCTURED, flexible: float = FLEXIB
 
 
 def _rare(seed: int, count: int) -> list[FaultPlan]:
-    """A fault that stays until somebody acts: at most one, and none in a calm world."""
+    """A fault that stays until an operator acts: at most one, and none in a calm world."""
     dice = random.Random(f"rare {seed}")
     if not count or dice.random() > RARE:
         return []

@@ -1,4 +1,4 @@
-"""From a failing world to the smallest one that still fails, and to a page that tells what happened."""
+"""From a failing world to the smallest one that still fails, and to a page that explains what happened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MakeWorld = Callable[[Scenario], SimWorld]
 
 
 def fails(scenario: Scenario, make: MakeWorld = SimWorld) -> Violation | None:
-    """What the world of this scenario violates."""
+    """The violation in the world of this scenario."""
     try:
         make(scenario).run()
     except Violation as violation:
@@ -32,8 +32,8 @@ def shrink(scenario: Scenario, make: MakeWorld = SimWorld) -> Scenario:
 
     def still(smaller: Scenario) -> bool:
         runs[0] += 1
-        found = fails(smaller, make) if runs[0] <= MOST_RUNS else None
-        return found is not None and found.invariant == first.invariant
+        violation = fails(smaller, make) if runs[0] <= MOST_RUNS else None
+        return violation is not None and violation.invariant == first.invariant
 
     scenario = _drop(scenario, lambda s: s.faults, lambda s, places: s.without(faults=places), still)
     return _drop(scenario, lambda s: s.requests, lambda s, places: s.without(requests=places), still)

@@ -22,7 +22,7 @@ PORT = 1
 DIAL_AGAIN_S = 0.5
 LENGTH_BYTES = 4
 GREETINGS = {True: 1, False: 2}
-"""What the dialler and the acceptor send before the first frame."""
+"""Bytes that the dialler and the acceptor send before the first frame."""
 Accept = Callable[[Connection], None]
 
 
@@ -46,9 +46,9 @@ class Stream:
         self.process, self.path, self.is_dialler = process, path, is_dialler
         self.is_up = True
         self.on_end: Callable[[str], None] | None = None
-        """Told of the end where nobody reads."""
+        """Called at the end of the stream where it is not read."""
         self.on_bytes: Callable[[], None] | None = None
-        """Told of all that comes."""
+        """Called with every frame."""
         self._world, self._loop = world, loop
         self._got = bytearray()
         self._end: Exception | None = None
@@ -188,7 +188,7 @@ class StreamNetwork:
         return self.listening
 
     async def connect(self, host: str, port: int) -> Stream:
-        """While the path is cut nobody answers, and the dialler tries on. Raises ConnectionRefusedError."""
+        """While the path is cut there is no answer, and the dialler keeps trying. Raises ConnectionRefusedError."""
         world, path = self._world, self._world.path(self._process.address, host)
         while True:
             await asyncio.sleep(world.delay(world.message_s) + path.slow_s)
@@ -198,7 +198,7 @@ class StreamNetwork:
         peer = world.process_at(host)
         listening = None if peer is None else peer.pair_network.listening  # type: ignore[attr-defined]
         if peer is None or listening is None or listening.accept is None:
-            raise ConnectionRefusedError(f"nobody listens at {host}")
+            raise ConnectionRefusedError(f"no process listens at {host}")
         near = Stream(world, self._process, self._loop, path, True)
         far = Stream(world, peer, listening.loop, path, False)
         near.other, far.other = far, near

@@ -1,4 +1,4 @@
-"""What both production transfers stand on here: keys, and the memory transport between two simulated processes."""
+"""The base of both production transfers here: keys, and the memory transport between two simulated processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRANSFER = TransferConfig(
     tick_s=0.25,
 )
 LONGEST_SILENCE_S = 7.2
-"""Of whole frames on a link: two silences and the longest frame that a wrong length can promise."""
+"""The time limit of whole frames on a link: two silences and the longest frame that a wrong length can promise."""
 AGAIN_S = 0.2
 
 

@@ -1,4 +1,4 @@
-"""What simulated prefill and decode workers share: gateway connections to the production service, discovery facts."""
+"""The common part of simulated prefill and decode workers: gateway connections to the production service, discovery."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SimService(Protocol):
 
 @dataclass(slots=True)
 class _Nothing:
-    """A counter or histogram that nobody reads."""
+    """A counter or histogram that is not read."""
 
     def inc(self, amount: float = 1.0) -> None: ...
 
@@ -92,7 +92,7 @@ class SimWorker(SimProcess):
     """Also the party of its gateway connections."""
 
     role: Role
-    """What it does now."""
+    """Its current role."""
     flips = False
     service: SimService
 
@@ -142,7 +142,7 @@ class SimWorker(SimProcess):
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        """Of its pair links, for each side."""
+        """The watches of its pair links, for each side."""
         raise NotImplementedError
 
     @property
@@ -168,11 +168,11 @@ class SimWorker(SimProcess):
 
     def received(self, end: End, message: bytes) -> None:
         link = cast(GatewayLink, self._links[end])
-        told = codec.decode(message, ToWorker)
-        if isinstance(told, Holding):
-            self._tell_holding(end, urgency_of(told, self.now))
+        decoded = codec.decode(message, ToWorker)
+        if isinstance(decoded, Holding):
+            self._tell_holding(end, urgency_of(decoded, self.now))
         else:
-            self.service.handle(link, told)
+            self.service.handle(link, decoded)
 
     def lost(self, end: End, detail: str) -> None:
         link = self._links.pop(end)

@@ -163,18 +163,18 @@ class SimWorld:
         self.heap.note(f"{worker.name} starts")
         decodes = [other for other in self.workers if self.shape.flexible or other.startswith("d")]
         for prefill in [other for other in self.workers.values() if isinstance(other, SimPrefill)]:
-            for each in decodes:
-                if each != prefill.address:
-                    self.path(prefill.address, each)
+            for decode in decodes:
+                if decode != prefill.address:
+                    self.path(prefill.address, decode)
             if prefill.is_alive and (prefill is worker or known is None):
                 prefill.discovered(decodes)
 
     def start_gateway(self, address: str) -> None:
         gateway = self.gateway_class(self, f"{address.upper()}.{self._born}", self.epoch(), address)
-        self.gateways = [each for each in self.gateways if each.address != address] + [gateway]
+        self.gateways = [other for other in self.gateways if other.address != address] + [gateway]
         self.heap.note(f"{gateway.name} starts")
-        for each in self.workers:
-            gateway.dial(each, self.path(address, each))
+        for worker in self.workers:
+            gateway.dial(worker, self.path(address, worker))
 
     def path(self, one: str, other: str) -> Path:
         return self.paths.setdefault((one, other), Path(f"{one}-{other}"))
@@ -184,19 +184,19 @@ class SimWorld:
         return self.path(self.by_epoch[epoch].address, address)
 
     def is_told(self, key: HandoverKey) -> bool:
-        """Whether the client has the token of every choice that this attempt draws first."""
+        """Return whether the client has the first token of every choice of this attempt."""
         return any(gateway.is_told(key) for gateway in self.gateways)
 
     def process_at(self, address: str) -> SimProcess | None:
-        found = self.workers.get(address)
-        return found if found is not None and found.is_alive else None
+        worker = self.workers.get(address)
+        return worker if worker is not None and worker.is_alive else None
 
     def kill(self, victim: SimProcess) -> None:
         self.heap.note(f"{victim.name} is killed")
         victim.is_alive = False
         for connection in list(self.connections):
             connection.died(victim)
-        for stream in [each for each in self.streams if each.process is victim]:
+        for stream in [open_stream for open_stream in self.streams if open_stream.process is victim]:
             stream.close()
         victim.die()
         if isinstance(victim, SimDecode):
@@ -277,8 +277,8 @@ class SimWorld:
         self.touched.clear()
 
     def _pulse(self) -> None:
-        self.connections = [each for each in self.connections if not each.is_over]
-        self.streams = [each for each in self.streams if each.is_up]
+        self.connections = [connection for connection in self.connections if not connection.is_over]
+        self.streams = [stream for stream in self.streams if stream.is_up]
         for worker in self.workers.values():
             if worker.is_running:
                 for watch in worker.watches:
@@ -289,15 +289,15 @@ class SimWorld:
 
     def _is_at_rest(self) -> bool:
         if self.heap.now < FAULTS_UNTIL_S + 1.0 or any(
-            each.ending is None and not each.is_gone for each in self.clients
+            client.ending is None and not client.is_gone for client in self.clients
         ):
             return False
-        if any(path.is_cut for path in self.paths.values()) or any(each.is_paused for each in self._processes()):
+        if any(path.is_cut for path in self.paths.values()) or any(process.is_paused for process in self._processes()):
             return False
         return all(process.leftovers() is None for process in self._processes()) and not self._mistaken()
 
     def _processes(self) -> list[SimProcess]:
-        return [each for each in (*self.gateways, *self.workers.values()) if each.is_alive]
+        return [process for process in (*self.gateways, *self.workers.values()) if process.is_alive]
 
     def check_at_rest(self) -> None:
         for mine in self.clients:
@@ -335,7 +335,7 @@ class SimWorld:
         ]
 
     def _check_drained(self) -> None:
-        """I7: where workers only leave in order, nobody's answer is cut, unless nobody else is there."""
+        """I7: where workers only leave in order, no answer is cut, unless no other worker is left."""
         for mine in self.clients:
             if mine.ending is None or mine.ending.problem is None:
                 continue

@@ -1,5 +1,5 @@
-"""A simulated gateway with what prepares prompts: the production template renderer, tokenizer apart, grammar compiler
-and probes around processes apart that are played. It sees where its clients hang up, and who overtakes whom.
+"""A simulated gateway that prepares prompts: the production template renderer, tokenizer, grammar compiler and probes
+around simulated helper processes. It sees where its clients hang up, and who overtakes whom.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from baton_gateway.text.choice_text import Increment
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.text.tokenizer_process import TokenizerProcess
 from baton_testing.simulation.chaos.plan import Await, ChaosFault, ChaosPlan, Form, Neighbour
-from baton_testing.simulation.chaos.played_apart import (
+from baton_testing.simulation.chaos.simulated_helpers import (
     BUNDLE,
     COMPILE_S,
     PADDING,
     RENDER_S,
-    ApartRoom,
+    HelperRoom,
     text_of,
 )
 from baton_testing.simulation.clients import SimClient, expected_text
@@ -62,7 +62,7 @@ class ChaosClient(SimClient):
     """When the first text came."""
     hung_up_in: Await | None = None
     is_lied_to: bool = False
-    """A worker that has its request told something wrong of it: its text is that worker's."""
+    """A worker that has its request lied about it: its text is that worker's."""
     prepares_since: float | None = None
     overtaken: int = 0
     parked: int = 0
@@ -118,7 +118,7 @@ class ChaosRelay(SimRelay):
         super()._admit_one(ticket)
 
     def _park(self, live: LiveRequest, problem: Any) -> Any:
-        cast(ChaosClient, live.sink).parked += 1
+        cast(ChaosClient, live.writer).parked += 1
         return super()._park(live, problem)
 
 
@@ -144,7 +144,7 @@ class ChaosGateway(SimGateway):
         super().__init__(world, name, epoch, address)
         parts = world.parts
         dice = random.Random(world.heap.random.getrandbits(64))
-        self.apart = ApartRoom(self, self.loop, dice, world.count, self._pipe_full)
+        self.helpers = HelperRoom(self, self.loop, dice, world.count, self._pipe_full)
         with self.loop.entered():
             tokenizer = TokenizerProcess(b"", BUNDLE.hash)
         self.text = replace(TEXT, bundle=BUNDLE, process=tokenizer)
@@ -154,7 +154,7 @@ class ChaosGateway(SimGateway):
         self.relay.prompts.templates = templates
         self.relay._loads = parts.loads(self.table, self.admission)
         self.awaits: dict[LiveRequest, Await] = {}
-        """Of requests that prepare, what they wait for now."""
+        """The wait that each request in preparation is in."""
         templates.render = self._noted(Await.RENDERING, templates.render)  # type: ignore[method-assign]
         tokenizer.encode = self._noted(Await.TOKENISING, tokenizer.encode)  # type: ignore[method-assign]
         self.relay.prompts.compiler.compile = self._noted(Await.COMPILING, self.relay.prompts.compiler.compile)  # type: ignore[method-assign]
@@ -201,11 +201,11 @@ class ChaosGateway(SimGateway):
 
     def begins(self, live: LiveRequest) -> None:
         """Admission lets it."""
-        mine, lives = cast(ChaosClient, live.sink), list(self.relay._by_ticket.values())
+        mine, lives = cast(ChaosClient, live.writer), list(self.relay._by_ticket.values())
         waiting = [
-            cast(ChaosClient, each.sink) for each in lives if each.life.stage is Stage.QUEUED and each is not live
+            cast(ChaosClient, other.writer) for other in lives if other.life.stage is Stage.QUEUED and other is not live
         ]
-        at_work = {each.tenant.name for each in lives if each.life.stage is not Stage.QUEUED}
+        at_work = {other.tenant.name for other in lives if other.life.stage is not Stage.QUEUED}
         for client in waiting:
             if client.is_innocent and client.tenant.name not in {mine.tenant.name, *at_work}:
                 client.overtaken += 1
@@ -214,7 +214,7 @@ class ChaosGateway(SimGateway):
                 require(is_fair, "I16", f"{client.name} was overtaken by {client.overtaken} requests")
 
     def await_of(self, live: LiveRequest) -> Await | None:
-        """What a request waits for; None: for nothing that has a name."""
+        """The named wait that a request is in; None: it is in none."""
         life = live.life
         match life.stage:
             case Stage.QUEUED:
@@ -241,7 +241,7 @@ class ChaosGateway(SimGateway):
         return Await.HAND_OVER if live.life.completion_tokens() else Await.PREFILL
 
     def ended(self, live: LiveRequest, action: End) -> None:
-        if cast(ChaosClient, live.sink).is_lied_to:
+        if cast(ChaosClient, live.writer).is_lied_to:
             self.legs.forget(live.run_ids)
         super().ended(live, action)
 
@@ -266,7 +266,7 @@ class ChaosGateway(SimGateway):
         super().lost(end, detail)
 
     def status(self, probe: str) -> int:
-        """What a probe is answered, by the production handler; it waits for nothing."""
+        """The status of a probe's answer, by the production handler; it waits for nothing."""
         answer = getattr(self.lookups, probe)(None, None)
         try:
             answer.send(None)
@@ -279,7 +279,7 @@ class ChaosGateway(SimGateway):
     def check(self) -> None:
         super().check()
         for live in list(self.relay._by_ticket.values()):
-            client = cast(ChaosClient, live.sink)
+            client = cast(ChaosClient, live.writer)
             self._check_preparing(client, live)
             if client.plan.hang_up is not None and client.hung_up_in is None:
                 self._hang_up(client, live)
@@ -305,12 +305,12 @@ class ChaosGateway(SimGateway):
     def _pipe_full(self) -> None:
         """The client of a long chat hangs up while what was rendered is on its way."""
         for live, what in list(self.awaits.items()):
-            client = cast(ChaosClient, live.sink)
+            client = cast(ChaosClient, live.writer)
             if what is Await.RENDERING is client.plan.hang_up and client.plan.form is Form.LONG_CHAT:
                 self._gone(client)
 
     def _gone(self, client: ChaosClient) -> None:
-        live = next((each for each in self.relay._by_ticket.values() if each.sink is client), None)
+        live = next((live for live in self.relay._by_ticket.values() if live.writer is client), None)
         if live is not None:
             self.world.hang_ups[self.await_of(live) or client.plan.hang_up or Await.TURN] += 1
             self.client_gone(client)
@@ -319,8 +319,8 @@ class ChaosGateway(SimGateway):
         left = super().leftovers()
         if left is None and self.loop._tasks:
             left = f"{self.name}: tasks {[task.get_coro().__qualname__ for task in self.loop._tasks]}"  # type: ignore[union-attr]
-        if left is None and len(self.apart.running) > 5:
-            left = f"{self.name}: {len(self.apart.running)} processes apart"
+        if left is None and len(self.helpers.running) > 5:
+            left = f"{self.name}: {len(self.helpers.running)} helper processes"
         if left is None:
             held = [line.held for line in self.relay._loads._loads.values() if len(line)]
             left = f"{self.name}: lines {held}" if held else None

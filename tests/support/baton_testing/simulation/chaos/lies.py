@@ -1,5 +1,5 @@
 """Workers with a valid key that lie: absurd states, tokens of others' requests, more tokens than were asked for, ids
-that nobody has, fields out of range.
+that no request has, fields out of range.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Finish, PromptLogprob, Reason, TokenEntry
 
 LIES_S = 2.0
-"""How long an absurd state is told at most."""
+"""The longest time for which an absurd state is reported."""
 MOST = 1 << 40
 _FAST = StepTiming(step=1, prefill_tokens=MOST, prefill_pairs=1e18, decode_rows=0, kv_tokens=MOST, seconds=0.0)
 _SLOW = StepTiming(step=MOST, prefill_tokens=1, prefill_pairs=0.0, decode_rows=MOST, kv_tokens=0, seconds=1e7)
@@ -43,17 +43,17 @@ BAD: tuple[dict[str, Any], ...] = (
 )
 
 _encode = msgspec.msgpack.Encoder().encode
-"""Nobody who lies looks whether it can be so."""
+"""Encodes without validation: a liar does not check whether a message is possible."""
 
 
 class ToldStates:
-    """What one worker tells of itself: its state with the steps that it took, and lies while somebody wants them."""
+    """The reports of one worker: its state with the steps that it took, and lies while a fault wants them."""
 
     def __init__(self, worker: SimWorker) -> None:
         self._state, self._tell_all = worker.service.state, worker._tell_all
         self._step_tokens = worker.world.shape.step_tokens
         self._timings: deque[StepTiming] = deque(maxlen=MAX_STATE_TIMINGS)
-        worker.service.state = self._told  # type: ignore[method-assign]
+        worker.service.state = self._report  # type: ignore[method-assign]
         worker._tell_all = self._tell  # type: ignore[method-assign]
         cast(Any, worker).engine.thread._stepper._observe = self._stepped
 
@@ -63,7 +63,7 @@ class ToldStates:
         took_s = STEP_S if rows else STEP_S * tokens / self._step_tokens
         self._timings.append(StepTiming(step, tokens, load.prefill_pairs, rows, read, took_s))
 
-    def _told(self) -> WorkerState:
+    def _report(self) -> WorkerState:
         state = self._state()
         step_s = STEP_S if state.steps else 0.0
         return msgspec.structs.replace(state, step_s=step_s, timings=tuple(self._timings))
@@ -74,7 +74,7 @@ class ToldStates:
 
 
 def lie(worker: SimWorker, states: ToldStates, fault: FaultPlan) -> bool:
-    """Whether it came to lie."""
+    """Send a lie; False: there was no occasion."""
     links = [link for link in worker._links.values() if isinstance(link.end.other.process, ChaosGateway)]
     if not links:
         return False
@@ -82,8 +82,8 @@ def lie(worker: SimWorker, states: ToldStates, fault: FaultPlan) -> bool:
     gateway = cast(ChaosGateway, end.other.process)
     match fault.kind:
         case ChaosFault.LYING_STATE:
-            told = STATES[int(fault.amount * len(STATES))]
-            _lie_of_state(worker, told, LIES_S * fault.amount)
+            fields = STATES[int(fault.amount * len(STATES))]
+            _lie_of_state(worker, fields, LIES_S * fault.amount)
             return True
         case ChaosFault.BAD_FIELDS:
             bad = BAD[int(fault.amount * len(BAD))]
@@ -93,15 +93,15 @@ def lie(worker: SimWorker, states: ToldStates, fault: FaultPlan) -> bool:
     return _lie_of_its_own(worker, end, gateway, fault)
 
 
-def _lie_of_state(worker: SimWorker, told: dict[str, Any], left_s: float) -> None:
+def _lie_of_state(worker: SimWorker, fields: dict[str, Any], left_s: float) -> None:
     for link in worker._links.values():
-        link.end.send(_encode(msgspec.structs.replace(worker.service.state(), **told)))
+        link.end.send(_encode(msgspec.structs.replace(worker.service.state(), **fields)))
     if left_s > 0:
-        worker.later(0.05, lambda: _lie_of_state(worker, told, left_s - 0.05))
+        worker.later(0.05, lambda: _lie_of_state(worker, fields, left_s - 0.05))
 
 
 def _lie_of_others(worker: SimWorker, end: End, gateway: ChaosGateway) -> bool:
-    """Tokens, ends and failures of runs that are another worker's, or nobody's."""
+    """Tokens, ends and failures of runs that are another worker's, or of no worker."""
     others = _runs(gateway, lambda run: worker.epoch not in (run.prefill, run.decode))
     for live, run in others[:4]:
         choice = min(run.choices)
@@ -110,8 +110,8 @@ def _lie_of_others(worker: SimWorker, end: End, gateway: ChaosGateway) -> bool:
             entry = TokenEntry(run.request, attempt, place, known, (7,), finish=Finish.STOP)
             end.send(_encode(Tokens(step=1, entries=(entry,))))
             end.send(_encode(LegFailed(run.request, attempt, Reason.BAD_REQUEST, "a lie")))
-            told = PromptLogprobs(run.request, attempt, 1, (PromptLogprob(logprob=-1.0, rank=1, top=()),))
-            end.send(_encode(told))
+            scores = PromptLogprobs(run.request, attempt, 1, (PromptLogprob(logprob=-1.0, rank=1, top=()),))
+            end.send(_encode(scores))
     entry = TokenEntry(bytes(16), 1, 127, 1 << 20, (7,) * 64, finish=Finish.LENGTH)
     return end.send(_encode(Tokens(step=1, entries=(entry,) * 64))) and bool(others)
 
@@ -121,7 +121,7 @@ def _lie_of_its_own(worker: SimWorker, end: End, gateway: ChaosGateway, fault: F
     if not own:
         return False
     live, run = own[int(fault.pick * len(own))]
-    cast(ChaosClient, live.sink).is_lied_to = True
+    cast(ChaosClient, live.writer).is_lied_to = True
     choice = min(run.choices)
     known = live.life._choices[choice].ids
     ids: tuple[int, ...]

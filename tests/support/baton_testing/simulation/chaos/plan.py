@@ -1,4 +1,4 @@
-"""What a world of three tenants is made of, drawn from a seed: who asks for what, who hangs up where, what fails."""
+"""The plan of a world of three tenants, drawn from a seed: requests, hang-ups and faults."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ KEYLESS = 0.3
 
 
 class ChaosFault(enum.StrEnum):
-    """Kinds of faults beside those of `Fault`; the run counts each that took effect."""
+    """Kinds of faults besides those of `Fault`; the run counts each that took effect."""
 
-    KILL_APART = "process apart killed"
-    WEDGE_APART = "process apart wedged"
-    DELAY_APART = "process apart answered late"
-    REFUSE_APART = "process apart did not start"
-    MUTE_APART = "process apart started and said nothing"
+    KILL_HELPER = "helper process killed"
+    WEDGE_HELPER = "helper process wedged"
+    DELAY_HELPER = "helper process answered late"
+    REFUSE_HELPER = "helper process did not start"
+    MUTE_HELPER = "helper process started and said nothing"
     NO_DESCRIPTORS = "gateway without descriptors"
     LYING_STATE = "worker told an absurd state"
     FOREIGN_TOKENS = "worker told tokens of another's request"
@@ -49,11 +49,11 @@ class ChaosFault(enum.StrEnum):
 
 
 APART = (
-    ChaosFault.KILL_APART,
-    ChaosFault.WEDGE_APART,
-    ChaosFault.DELAY_APART,
-    ChaosFault.REFUSE_APART,
-    ChaosFault.MUTE_APART,
+    ChaosFault.KILL_HELPER,
+    ChaosFault.WEDGE_HELPER,
+    ChaosFault.DELAY_HELPER,
+    ChaosFault.REFUSE_HELPER,
+    ChaosFault.MUTE_HELPER,
     ChaosFault.NO_DESCRIPTORS,
 )
 LIES = (
@@ -67,7 +67,7 @@ LIES = (
 
 
 class Await(enum.StrEnum):
-    """What a request waits for: where its client can hang up."""
+    """The waits of a request, in which its client can hang up."""
 
     TURN = "its turn"
     RENDERING = "rendering"
@@ -100,7 +100,7 @@ class Weather(enum.StrEnum):
     """Which faults a world has; hostile tenants and hang-ups are in all of them."""
 
     CALM = "no fault"
-    APART = "processes apart fail"
+    APART = "helper processes fail"
     LIES = "workers lie"
     STORM = "everything fails"
 

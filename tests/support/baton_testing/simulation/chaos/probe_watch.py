@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from baton_testing.simulation.chaos.world import ChaosWorld
 
 LATE_S = 3.5
-"""A death is seen by then, and who is there again is linked and told."""
+"""By then a death is noticed, and a restarted worker is linked and announced."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class ProbeWatch:
             require(says == is_served, "I19", text)
 
     def _is_served(self, gateway: ChaosGateway) -> bool | None:
-        """Whether some pair of workers is there and can be reached; None: who knows."""
+        """Return whether some pair of workers lives and can be reached; None: unknown."""
         world = self._world
         if world.heap.now < world.lied_s + LATE_S:
             return None
@@ -76,7 +76,7 @@ class ProbeWatch:
         return is_pair
 
     def _state_of(self, gateway: ChaosGateway, worker: SimWorker) -> bool | None:
-        """Whether a worker can be reached and takes work; None: the way to it is neither good nor cut."""
+        """Return whether a worker can be reached and takes work; None: the path to it is neither good nor cut."""
         path = self._world.path(gateway.address, worker.address)
         if path.is_cut and not (path.out_cut and path.back_cut):
             return None

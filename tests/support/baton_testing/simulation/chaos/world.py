@@ -20,8 +20,8 @@ from baton_testing.simulation.chaos.plan import (
     Neighbour,
     Weather,
 )
-from baton_testing.simulation.chaos.played_apart import LATE_S, apart_is_played
 from baton_testing.simulation.chaos.probe_watch import ProbeWatch
+from baton_testing.simulation.chaos.simulated_helpers import LATE_S, helpers_are_simulated
 from baton_testing.simulation.clients import SimClient
 from baton_testing.simulation.process import require
 from baton_testing.simulation.scenario import FaultPlan, RequestPlan, Scenario
@@ -32,14 +32,14 @@ from baton_wire.messages.values import Role
 REFUSES_S = 1.5
 """How long a gateway can start no process at most."""
 APART_S = 5.0
-"""So long after a fault of a process apart, what it answers to nobody is explained."""
+"""How long after a fault of a helper process a missing answer is explained by it."""
 UNPREPARED = frozenset(
     {"template_failed", "template_unavailable", "tokenizer_unavailable", "grammars_unavailable", "invalid_grammar"}
 )
 ANSWERED_S = 2.5
 """From its arrival to the first text of an innocent request where no machine fails, whatever the others bring."""
 CROWDED = frozenset({"overloaded", "queue_timeout", "no_capacity", "deadline_exceeded", "out_of_memory"})
-"""What a tenant within its share is told only where machines fail."""
+"""Codes that a tenant within its share gets only where machines fail."""
 
 
 class ChaosWorld(SimWorld):
@@ -80,7 +80,7 @@ class ChaosWorld(SimWorld):
 
     def _inject(self, fault: FaultPlan) -> None:
         if fault.kind in APART:
-            self._fail_apart(fault)
+            self._fail_helper(fault)
         elif fault.kind in LIES:
             self._lie(fault)
         else:
@@ -88,23 +88,23 @@ class ChaosWorld(SimWorld):
                 self._faulty_s = self.heap.now
             super()._inject(fault)
 
-    def _fail_apart(self, fault: FaultPlan) -> None:
+    def _fail_helper(self, fault: FaultPlan) -> None:
         alive = [cast(ChaosGateway, gateway) for gateway in self.gateways if gateway.is_running]
         if not alive:
             return
         gateway = alive[int(fault.pick * len(alive))]
-        room, amount = gateway.apart, fault.amount
+        room, amount = gateway.helpers, fault.amount
         match fault.kind:
-            case ChaosFault.KILL_APART:
+            case ChaosFault.KILL_HELPER:
                 room.kill(amount)
-            case ChaosFault.WEDGE_APART:
+            case ChaosFault.WEDGE_HELPER:
                 room.wedge_next = True
-            case ChaosFault.DELAY_APART:
+            case ChaosFault.DELAY_HELPER:
                 room.delay_next_s = 0.1 + amount * LATE_S
-            case ChaosFault.MUTE_APART:
+            case ChaosFault.MUTE_HELPER:
                 room.mute_next = True
                 room.kill(amount)
-            case ChaosFault.REFUSE_APART | ChaosFault.NO_DESCRIPTORS:
+            case ChaosFault.REFUSE_HELPER | ChaosFault.NO_DESCRIPTORS:
                 room.refusal = cast(ChaosFault, fault.kind)
                 room.refuses_until_s = self.heap.now + amount * REFUSES_S
                 room.kill(amount)
@@ -143,7 +143,7 @@ class ChaosWorld(SimWorld):
         if client.is_innocent:
             self._check_innocent(client, code)
         if code in UNPREPARED or end.problem.param in ("structured_outputs", "guided_regex"):
-            require(self._failed_apart(client), "I9", f"{client.name} ended with {code}, and its processes were well")
+            require(self._failed_helper(client), "I9", f"{client.name} ended with {code}, and its processes were well")
             return
         if code in CROWDED or code == "queue_full" or end.problem.status == 400 or client.is_lied_to:
             return
@@ -163,15 +163,15 @@ class ChaosWorld(SimWorld):
             waited_s = cast(float, client.answered_s) - client.arrived_s
             require(waited_s <= ANSWERED_S, "I16", f"{client.name} waited {waited_s:.1f} s for its first text")
 
-    def _failed_apart(self, client: ChaosClient) -> bool:
-        """Whether a process apart of a gateway failed while it waited, or shortly before."""
+    def _failed_helper(self, client: ChaosClient) -> bool:
+        """Return whether a helper process of a gateway failed while the client waited, or shortly before."""
         since_s = client.arrived_s - APART_S
-        return any(cast(ChaosGateway, gateway).apart.failed_s >= since_s for gateway in self.gateways)
+        return any(cast(ChaosGateway, gateway).helpers.failed_s >= since_s for gateway in self.gateways)
 
     # Running ----------------------------------------------------------------------------------------------------------
 
     def run(self) -> ChaosWorld:
-        with apart_is_played(lambda loop: self._gateways_by_loop[loop].apart, lambda: self.heap.now):
+        with helpers_are_simulated(lambda loop: self._gateways_by_loop[loop].helpers, lambda: self.heap.now):
             super().run()
         return self
 
@@ -187,7 +187,7 @@ class ChaosWorld(SimWorld):
                 require(is_served, "I8", f"{mine.name} ended with {mine.ending} in a calm world")
 
     def outcomes(self) -> Counter[tuple[Neighbour, str]]:
-        """Of requests, by tenant."""
+        """Outcomes of requests, by tenant."""
         ends: Counter[tuple[Neighbour, str]] = Counter()
         for client in cast(list[ChaosClient], self.clients):
             end = client.ending

@@ -39,7 +39,7 @@ from baton_worker.serving.gateway_links import GatewayLink
 
 
 class BeginsGrammarsAnew(ToyRunner):
-    """vllm#18783 and others: after a preemption or a move a row's grammar begins anew behind what was said."""
+    """vllm#18783 and others: after a preemption or a move a row's grammar restarts after its earlier tokens."""
 
     def _open(self, opened: OpenSlot) -> None:
         super()._open(opened)
@@ -48,7 +48,7 @@ class BeginsGrammarsAnew(ToyRunner):
 
 
 class LeavesGrammarsOut(ToyRunner):
-    """A draw that follows no grammar: of a path that nobody gave masks to."""
+    """A draw that follows no grammar: of a path that got no masks."""
 
     def _open(self, opened: OpenSlot) -> None:
         self.masks = None
@@ -98,7 +98,7 @@ class LosesSamplerState(Scheduler):
 
     def plan(self, now: float) -> StepPlan | None:
         plan = super().plan(now)
-        return plan and replace(plan, opens=tuple(replace(each, outputs=()) for each in plan.opens))
+        return plan and replace(plan, opens=tuple(replace(opened, outputs=()) for opened in plan.opens))
 
 
 class GivesChoicesTheSameNoise(Scheduler):
@@ -106,7 +106,7 @@ class GivesChoicesTheSameNoise(Scheduler):
 
     def plan(self, now: float) -> StepPlan | None:
         plan = super().plan(now)
-        return plan and replace(plan, opens=tuple(replace(each, choice=0) for each in plan.opens))
+        return plan and replace(plan, opens=tuple(replace(opened, choice=0) for opened in plan.opens))
 
 
 class ForgetsCopies(Scheduler):
@@ -142,7 +142,7 @@ class EvictsUnderReaders(Scheduler):
 
 
 class AnnouncesTooMuch(Scheduler):
-    """vllm#53095: KV is announced as computed one block ahead of what stands."""
+    """vllm#53095: KV is announced as computed one block ahead of the computed ones."""
 
     def events(self) -> list[Any]:
         done = super().events()
@@ -174,7 +174,7 @@ class ForgetsTheDeadGatewayAtPrefill(PrefillService):
 
 
 class ForgetsTheDeadGatewayAtDecode(DecodeService):
-    """vllm#43226, llm-d#187: clients are gone and nobody tells the engine."""
+    """vllm#43226, llm-d#187: clients are gone and the engine is not notified."""
 
     def link_lost(self, link: GatewayLink) -> None:
         return
@@ -305,19 +305,19 @@ class FreesTheNextAttempt(RequestLife):
 
     def _cancel_legs(self, run: Any) -> list[Send]:
         cancels = super()._cancel_legs(run)
-        return [Send(each.worker, Cancel(run.request, run.attempt + 1)) for each in cancels]
+        return [Send(cancel.worker, Cancel(run.request, run.attempt + 1)) for cancel in cancels]
 
 
 class PairsAnyRevision(Routing):
     """vllm#55776, kvcached#391: the model's revision is not compared."""
 
     def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
-        views = [replace(each, fingerprint=query.fingerprint) for each in self._table.views()]
+        views = [replace(view, fingerprint=query.fingerprint) for view in self._table.views()]
         return pick(query, views, policy, self._affinity, self._dice.random())
 
 
 class PrefillsOnDecode(Routing):
-    """llm-d-router#2427: no prefill worker is there and decode prefills silently."""
+    """llm-d-router#2427: no prefill worker is linked and decode prefills silently."""
 
     def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
         return super()._pick(query, replace(policy, decode_locally=True))

@@ -19,7 +19,7 @@ class TakesLateFlips(FlexibleService):
 
 
 class RefusesOtherWork(FlexibleService):
-    """A worker that takes only what its role is for: gateways that have not heard of the flip yet are refused."""
+    """A worker that takes only what its role is for: gateways that do not know of the flip yet are refused."""
 
     def handle(self, link: GatewayLink, message: Message) -> None:
         wrong = Reserve if self.role is Role.PREFILL else Prefill
@@ -31,7 +31,7 @@ class RefusesOtherWork(FlexibleService):
 
 
 class DropsWorkWithTheRole(FlexibleService):
-    """Drained by killing: what the former role had begun ends with the flip, and its gateways are told to go on."""
+    """Drained by killing: what the former role had begun ends with the flip, and its gateways are asked to retry."""
 
     def apply_flip(self, number: int, role: Role) -> None:
         before = self.role
@@ -51,7 +51,7 @@ class HearsOfItsRoleAlone(FlexibleService):
 
 
 class ForgetsTheOtherSidesGateways(FlexibleService):
-    """A lost gateway is told to the side of the present role alone."""
+    """A lost gateway is reported to the side of the present role alone."""
 
     def link_lost(self, link: GatewayLink) -> None:
         (self.prefill if self.role is Role.PREFILL else self.decode).link_lost(link)

@@ -20,7 +20,7 @@ class FreesWhatItKeeps(PrefillKeeper):
 
 
 class KeepsForEver(PrefillKeeper):
-    """vllm#46283, llm-d operations guide: nobody fetches the KV and its blocks stay pinned."""
+    """vllm#46283, llm-d operations guide: no worker fetches the KV and its blocks stay pinned."""
 
     def tick(self, now: float) -> list[PrefillAction]:
         return self._outer(self._inner.tick(now), now)

@@ -28,7 +28,8 @@ class SpreadsErrorsOfOneWrite(PrefillHandovers):
     def put_failed(self, key: HandoverKey, put: int, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         actions = super().put_failed(key, put, reason, detail, now)
         if reason is Reason.INTERNAL:
-            for handover in [each for each in self._handovers.values() if each.state is not PrefillState.CLOSING]:
+            still_open = [known for known in self._handovers.values() if known.state is not PrefillState.CLOSING]
+            for handover in still_open:
                 outcome = HandoverOutcome(reason, detail, report=True, tell_peer=True)
                 actions += self._close(handover, outcome, now)
         return actions
@@ -69,7 +70,7 @@ class TrustsHeartbeats(PrefillHandovers):
 
 
 class IgnoresConflicts(RequestLife):
-    """A decode worker repeats another token than the prefill worker said, and nobody compares."""
+    """A decode worker repeats another token than the prefill worker sent, and the gateway does not compare."""
 
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
         entry, run = event.entry, self._runs.get(event.entry.request)
@@ -101,7 +102,7 @@ class TakesLookingForHearing(Liveness):
 
 
 class CutsWorkOnDrain(DecodeService):
-    """dynamo#13559, knative#13953: told to stop, a worker ends what it is in the middle of."""
+    """dynamo#13559, knative#13953: asked to stop, a worker ends what it is in the middle of."""
 
     def leave(self) -> None:
         super().leave()

@@ -1,4 +1,4 @@
-"""Faulty variants of what stands between tenants, and of what says whether a gateway serves."""
+"""Faulty variants of the parts that isolate tenants, and of those that report whether a gateway serves."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from baton_testing.simulation.zoo.zoo import Mutant
 
 
 class KnowsNoTenants(Admission):
-    """One queue in order of arrival: a flood of one tenant stands before everybody else."""
+    """One queue in order of arrival: a flood of one tenant goes before all others."""
 
     def offer(self, tenant: Any, *given: Any, **named: Any) -> Any:
         return super().offer(DEFAULT_TENANT, *given, **named)
 
 
 class PredictsForEverybody(ModelLoads):
-    """Whoever comes is refused for what waits for another tenant's quota."""
+    """Every request is refused for requests that wait for another tenant's quota."""
 
     def overload(self, request: Any, tenant: Any, work: Any, rules: Any, now: float) -> Any:
         line = self._load(request.options.model)
@@ -63,7 +63,7 @@ class KeepsTurnsOfTheGone(TemplateRenderer):
 
 
 class WaitsWithoutProcess(TemplateRenderer):
-    """No process can be started, and whoever asks is told nothing."""
+    """No process can be started, and requests get no answer."""
 
     async def render(self, *given: Any, **named: Any) -> RenderedChat:
         try:
@@ -75,7 +75,7 @@ class WaitsWithoutProcess(TemplateRenderer):
 
 
 class BelievesEveryWorker(RequestLife):
-    """Tokens count whoever tells them."""
+    """Tokens count from any worker."""
 
     def _current(self, worker: bytes, request: bytes, attempt: int) -> Run | None:
         run = self._runs.get(request)
@@ -90,7 +90,7 @@ class LivesByItsWorkers(Lookups):
 
 
 class SaysThatNobodyServes(Lookups):
-    """Not routable, whoever is linked."""
+    """Never routable, with any workers linked."""
 
     async def routable(self, request: web.BaseRequest, tenant: Any) -> web.StreamResponse:
         return web.Response(status=503)
@@ -113,9 +113,9 @@ NEIGHBOURS = (
     ChaosMutant("tenants", KnowsNoTenants, ("admission",), first=1),
     ChaosMutant("tenants", PredictsForEverybody, ("loads",), first=1),
     ChaosMutant("hang-ups", KeepsTurnsOfTheGone, ("templates",), first=9),
-    ChaosMutant("processes apart", WaitsWithoutProcess, ("templates",), weather=Weather.APART, first=1),
+    ChaosMutant("helper processes", WaitsWithoutProcess, ("templates",), weather=Weather.APART, first=1),
     ChaosMutant("lies", BelievesEveryWorker, ("life",), weather=Weather.LIES),
     ChaosMutant("probes", LivesByItsWorkers, ("lookups",), weather=Weather.STORM, first=1),
     ChaosMutant("probes", SaysThatNobodyServes, ("lookups",)),
 )
-"""The same for what stands between tenants."""
+"""Defects of the parts that isolate tenants."""

@@ -18,7 +18,7 @@ class Mutant:
     """A defect put back. `parts` names what replaces what; `shape` and `only` make worlds in which it matters."""
 
     rows: str
-    """Of the failures in docs/simulation.md."""
+    """Rows of the failures in docs/simulation.md."""
     defect: Any
     parts: tuple[str, ...]
     first: int = 0
@@ -42,12 +42,12 @@ class Mutant:
         return replace(Parts(), **changes)
 
     def scenario(self, seed: int) -> Scenario:
-        made = scenario(seed, self.structured, self.flexible)
-        made = replace(made, shape=replace(made.shape, **self.shape))
+        plan = scenario(seed, self.structured, self.flexible)
+        plan = replace(plan, shape=replace(plan.shape, **self.shape))
         if self.only is None:
-            return made
-        dropped = (place for place, fault in enumerate(made.faults) if fault.kind not in self.only)
-        return made.without(faults=frozenset(dropped))
+            return plan
+        dropped = (place for place, fault in enumerate(plan.faults) if fault.kind not in self.only)
+        return plan.without(faults=frozenset(dropped))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A process apart's own side, as a process."""
+"""A helper process's own side, as a process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LIMITED = (
 )
 
 
-def test_a_process_apart_starts_under_a_lower_limit_of_memory_than_its_own() -> None:
+def test_a_helper_process_starts_under_a_lower_limit_of_memory_than_its_own() -> None:
     """Only root may raise a hard limit: the process ended, and every chat with it."""
     done = subprocess.run([sys.executable, "-c", LIMITED], input=b"\0\0\0\1?", capture_output=True, check=True)
     assert done.stdout[4:] == str(1 << 30).encode()
 
 
-def test_a_process_apart_leaves_every_stop_to_its_gateway() -> None:
+def test_a_helper_process_leaves_every_stop_to_its_gateway() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", ECHO], stdin=pipe, stdout=pipe) as process:
         assert process.stdin is not None

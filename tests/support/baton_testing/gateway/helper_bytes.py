@@ -1,4 +1,4 @@
-"""Instants within the answer of a process apart."""
+"""Instants within the answer of a helper process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton_gateway.helper_processes.helper_process import HelperProcess
 
 
 def at_byte(apart: HelperProcess, number: int, act: Callable[[], object]) -> None:
-    """Act when so many bytes of the answer are here."""
+    """Act when this many bytes of the answer have arrived."""
     process, come = apart._process, 0
     assert process is not None
     feed = process.stdout.feed_data

@@ -1,7 +1,7 @@
-"""Processes apart without an operating system: what a gateway asks templates, tokenizers and grammars is answered here,
-by production code or a toy, after a while, through a pipe that holds as much as the real one.
+"""Helper processes without an operating system: the gateway's questions to templates, tokenizers and grammars are
+answered here, by production code or a toy, after a while, through a pipe with the capacity of a real one.
 
-What it would compute is told as its processor time, so that one that is wedged is either busy or stopped.
+The time of a computation is reported as processor time, so that a wedged process is either busy or stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PIPE_BYTES = 64 << 10
 READ_S = 0.0005
 """A turn of the gateway's loop, which reads one pipe full."""
 LONG_ANSWER_BYTES = 2 * BUFFER_BYTES + 4 * PIPE_BYTES
-"""Of a long chat: more than what a reader takes before it pauses."""
+"""Bytes of a long chat: more than a reader takes before it pauses."""
 BOOT_S, USUAL_S, LATE_S = 0.15, 0.02, 3.0
 REAP_S = 0.001
 RENDER_S, COMPILE_S = 0.4, 0.4
@@ -54,7 +54,7 @@ TIMED = (process_lane, fair_lock, format_compiler, template_renderer, tokenizer_
 """Modules that look at the clock of the machine."""
 BUNDLE = Bundle("0" * 64, "", "{% for message in messages %}{{ message['content'] }}{% endfor %}", {}, ())
 PADDING = "~"
-"""What makes a chat long and is not in its prompt."""
+"""The text that makes a chat long and is not in its prompt."""
 _pack = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
 
@@ -78,15 +78,15 @@ def _templates() -> Answers:
 
 
 def _shapes() -> Answers:
-    """Of a regular expression its grammar; now and then an early answer, with the one that counts behind it."""
+    """Answer a regular expression with its grammar; sometimes an early answer comes before the final one."""
     shapes = msgspec.json.Decoder(OutputFormat)
 
     def answer(body: bytes) -> list[bytes]:
         shape = shapes.decode(body)
         if shape.kind is not FormatKind.REGEX:
             return [_json(CompileResult("start: /./"))]
-        made = CompileResult(toy_grammars.grammar(shape.source).definition)
-        return [_json(msgspec.structs.replace(made, is_early=True)), _json(made)]
+        final = CompileResult(toy_grammars.grammar(shape.source).definition)
+        return [_json(msgspec.structs.replace(final, is_provisional=True)), _json(final)]
 
     return answer
 
@@ -99,7 +99,7 @@ def _tokenizer() -> Answers:
             case LoadTokenizer():
                 return [_pack(LoadedTokenizer(BUNDLE, (), {}, {}, b"", None, {}))]
             case EncodeText(text, _, max_tokens):
-                ids = [ord(each) - ord("0") for each in text]
+                ids = [ord(char) - ord("0") for char in text]
                 return [_pack(Encoded(None if len(ids) > 2 * max_tokens else pack_ids(ids)))]
         return [_pack(Decoded(""))]
 
@@ -113,8 +113,8 @@ ANSWERING: dict[str, Callable[[], Answers]] = {
 }
 
 
-class ApartOwner(Protocol):
-    """A simulated gateway, as its processes apart see it."""
+class HelperOwner(Protocol):
+    """A simulated gateway, as its helper processes see it."""
 
     is_alive: bool
 
@@ -125,10 +125,10 @@ class ApartOwner(Protocol):
 
 
 @dataclass(slots=True)
-class ApartRoom:
-    """The processes apart of one gateway, and what is to go wrong with them."""
+class HelperRoom:
+    """The helper processes of one gateway, and what is to go wrong with them."""
 
-    owner: ApartOwner
+    owner: HelperOwner
     loop: asyncio.AbstractEventLoop
     dice: random.Random
     count: Callable[[ChaosFault], None]
@@ -139,7 +139,7 @@ class ApartRoom:
     delay_next_s: float = 0.0
     refuses_until_s: float = 0.0
     """Until then nothing can be started."""
-    refusal: ChaosFault = ChaosFault.REFUSE_APART
+    refusal: ChaosFault = ChaosFault.REFUSE_HELPER
     mute_next: bool = False
     failed_s: float = -1e9
     """When something last went wrong here."""
@@ -152,7 +152,7 @@ class ApartRoom:
     def kill(self, pick: float) -> None:
         if self.running:
             victim = self.running[int(pick * len(self.running))]
-            self.blame(ChaosFault.KILL_APART)
+            self.blame(ChaosFault.KILL_HELPER)
             victim.end()
 
     def start(self, module: str) -> PlayedProcess:
@@ -166,16 +166,16 @@ class ApartRoom:
 
 
 class PlayedProcess:
-    """What is used of `piped_process.PipedProcess`."""
+    """The used part of `piped_process.PipedProcess`."""
 
-    def __init__(self, room: ApartRoom, answers: Answers) -> None:
+    def __init__(self, room: HelperRoom, answers: Answers) -> None:
         self._room, self._answers, self._loop = room, answers, room.loop
         self.pid = room.dice.randrange(1 << 30)
         self.is_alive = True
         self.is_mute = room.mute_next
         if self.is_mute:
             room.mute_next = False
-            room.blame(ChaosFault.MUTE_APART)
+            room.blame(ChaosFault.MUTE_HELPER)
         self._computes_since: float | None = None
         self._is_killed = False
         self.stdout = asyncio.StreamReader(limit=BUFFER_BYTES, loop=self._loop)
@@ -201,7 +201,7 @@ class PlayedProcess:
         return -signal.SIGKILL if self._ended.done() else None
 
     async def connect(self) -> None:
-        """Its pipes are there."""
+        """Its pipes exist."""
 
     async def write(self, frame: bytes) -> None:
         """Raises OSError."""
@@ -224,11 +224,11 @@ class PlayedProcess:
             room.wedge_next, self.is_mute = False, True
             if room.dice.random() < 0.5:  # it is stopped, rather than busy
                 self._computes_since = None
-            room.blame(ChaosFault.WEDGE_APART)
+            room.blame(ChaosFault.WEDGE_HELPER)
             return
         if room.delay_next_s:
             delay_s, room.delay_next_s = delay_s + room.delay_next_s, 0.0
-            room.blame(ChaosFault.DELAY_APART)
+            room.blame(ChaosFault.DELAY_HELPER)
         for body in self._answers(bytes(frame[4:])):
             self._loop.call_later(delay_s, self._write, len(body).to_bytes(4) + body)
             delay_s += room.dice.random() * USUAL_S
@@ -247,7 +247,7 @@ class PlayedProcess:
         self.end()
 
     def end(self) -> None:
-        """What is in the pipe can still be read."""
+        """End the process; bytes in the pipe can still be read."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -289,10 +289,10 @@ class PlayedProcess:
 
 
 @contextmanager
-def apart_is_played(
-    room_of: Callable[[asyncio.AbstractEventLoop], ApartRoom], now: Callable[[], float]
+def helpers_are_simulated(
+    room_of: Callable[[asyncio.AbstractEventLoop], HelperRoom], now: Callable[[], float]
 ) -> Iterator[None]:
-    """Within, processes apart are those of the running loop's gateway, and clocks tell `now`."""
+    """Within, helper processes are those of the running loop's gateway, and clocks tell `now`."""
     by_pid: dict[int, PlayedProcess] = {}
 
     def start(module: str, complaints: object) -> PlayedProcess:

@@ -19,8 +19,8 @@ from baton_gateway.errors import ProcessNotStartedError
 from baton_gateway.helper_processes import piped_process
 from baton_gateway.helper_processes.helper_process import HelperProcess, NoAnswer
 from baton_gateway.helper_processes.processor_time import ProcessorAllowance
-from baton_testing.gateway.apart_bytes import at_byte
 from baton_testing.gateway.gateway_process import until
+from baton_testing.gateway.helper_bytes import at_byte
 from baton_testing.processes import prepared as processes
 from baton_testing.processes.prepared import Prepared
 
@@ -46,10 +46,10 @@ def _forked() -> Iterator[None]:
 
 
 @pytest.fixture
-async def apart() -> AsyncIterator[HelperProcess]:
-    apart = HelperProcess(MODULE, b"hello")
-    yield apart
-    await apart.kill()
+async def helper() -> AsyncIterator[HelperProcess]:
+    helper = HelperProcess(MODULE, b"hello")
+    yield helper
+    await helper.kill()
 
 
 def descriptors() -> int:
@@ -57,39 +57,39 @@ def descriptors() -> int:
 
 
 async def test_an_answer_is_cancelled_at_every_64_kib_and_nothing_is_left(
-    apart: HelperProcess, monkeypatch: pytest.MonkeyPatch
+    helper: HelperProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.11's own processes are waited for through their pipes: for ever, if no one reads them."""
     monkeypatch.setattr(piped_process, "BUFFER_BYTES", CHUNK)
-    await apart.start()
+    await helper.start()
     before, tasks, pids = descriptors(), asyncio.all_tasks(), []
     for place in range(1, 1_000_000, CHUNK):
-        assert apart.pid is not None
-        pids.append(apart.pid)
-        asked = asyncio.create_task(apart.ask(LARGE, 30.0))
-        at_byte(apart, place, asked.cancel)
+        assert helper.pid is not None
+        pids.append(helper.pid)
+        asked = asyncio.create_task(helper.ask(LARGE, 30.0))
+        at_byte(helper, place, asked.cancel)
         await asyncio.wait([asked], timeout=30.0)
         assert asked.cancelled()
-        assert not apart.is_running
-        assert await apart.ask(b"bytes 3", 30.0) == b"xxx"
-        assert await apart.read_answer(30.0) == b"done"
+        assert not helper.is_running
+        assert await helper.ask(b"bytes 3", 30.0) == b"xxx"
+        assert await helper.read_answer(30.0) == b"done"
     await until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     await until(lambda: descriptors() <= before)
     assert asyncio.all_tasks() == tasks
 
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
-async def test_a_process_is_killed_in_the_middle_of_an_answer(apart: HelperProcess, is_read: bool) -> None:
-    await apart.start()
-    process = apart._process
+async def test_a_process_is_killed_in_the_middle_of_an_answer(helper: HelperProcess, is_read: bool) -> None:
+    await helper.start()
+    process = helper._process
     assert process is not None
     come = asyncio.Event()
-    at_byte(apart, CHUNK, come.set)
-    asked = asyncio.create_task(apart.ask(b"bytes 8000000", 30.0))
+    at_byte(helper, CHUNK, come.set)
+    asked = asyncio.create_task(helper.ask(b"bytes 8000000", 30.0))
     await come.wait()
     if not is_read:
         os.kill(process.pid, signal.SIGSTOP)
-    killing = asyncio.create_task(apart.kill())
+    killing = asyncio.create_task(helper.kill())
     await asyncio.sleep(0)
     killing.cancel()
     assert await asked is NoAnswer.KILLED
@@ -106,30 +106,30 @@ async def test_a_process_is_killed_in_the_middle_of_an_answer(apart: HelperProce
     ],
 )
 async def test_a_question_without_an_answer_says_why(
-    apart: HelperProcess, question: bytes, limit_s: float, expected: NoAnswer
+    helper: HelperProcess, question: bytes, limit_s: float, expected: NoAnswer
 ) -> None:
-    await apart.start()
-    pid = apart.pid
+    await helper.start()
+    pid = helper.pid
     assert pid is not None
-    assert await apart.ask(question, limit_s) is expected
-    assert not apart.is_running
+    assert await helper.ask(question, limit_s) is expected
+    assert not helper.is_running
     await until(lambda: not psutil.pid_exists(pid))
-    assert await apart.ask(b"hello", 30.0) == b"done"
+    assert await helper.ask(b"hello", 30.0) == b"done"
 
 
-async def test_a_process_that_died_while_nobody_asked_is_reaped_and_replaced(apart: HelperProcess) -> None:
-    await apart.start()
-    pid = apart.pid
+async def test_a_process_that_died_while_nobody_asked_is_reaped_and_replaced(helper: HelperProcess) -> None:
+    await helper.start()
+    pid = helper.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: not psutil.pid_exists(pid) and not apart.is_running)
-    assert await apart.ask(b"hello", 30.0) == b"done"
-    assert apart.pid != pid
+    await until(lambda: not psutil.pid_exists(pid) and not helper.is_running)
+    assert await helper.ask(b"hello", 30.0) == b"done"
+    assert helper.pid != pid
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
 async def test_a_process_that_cannot_be_forked_leaves_no_descriptor(
-    apart: HelperProcess, number: int, monkeypatch: pytest.MonkeyPatch
+    helper: HelperProcess, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> piped_process.StartedProcess:
         raise OSError(number, os.strerror(number))
@@ -138,12 +138,12 @@ async def test_a_process_that_cannot_be_forked_leaves_no_descriptor(
         patch.setattr(piped_process, "run_module", refused)
         before = descriptors()
         with pytest.raises(ProcessNotStartedError, match=os.strerror(number)):
-            await apart.ask(b"hello", 30.0)
+            await helper.ask(b"hello", 30.0)
         assert descriptors() == before
-    assert await apart.ask(b"hello", 30.0) == b"done"
+    assert await helper.ask(b"hello", 30.0) == b"done"
 
 
-async def test_without_descriptors_no_process_starts_and_afterwards_one_does(apart: HelperProcess) -> None:
+async def test_without_descriptors_no_process_starts_and_afterwards_one_does(helper: HelperProcess) -> None:
     before, limits = descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, limits[1]))
     taken: list[int] = []
@@ -153,30 +153,30 @@ async def test_without_descriptors_no_process_starts_and_afterwards_one_does(apa
                 taken.append(os.dup(0))
         for _ in range(6):
             with pytest.raises(ProcessNotStartedError):
-                await apart.start()
+                await helper.start()
             os.close(taken.pop())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in taken:
             os.close(descriptor)
     assert descriptors() == before
-    assert await apart.ask(b"hello", 30.0) == b"done"
+    assert await helper.ask(b"hello", 30.0) == b"done"
 
 
 async def test_a_module_that_does_not_come_up_is_no_process() -> None:
-    apart = HelperProcess("baton_testing.no_such_module", b"hello")
+    helper = HelperProcess("baton_testing.no_such_module", b"hello")
     with pytest.raises(ProcessNotStartedError, match="it ended"):
-        await apart.start()
-    assert apart.pid is None
+        await helper.start()
+    assert helper.pid is None
 
 
 async def test_what_a_process_writes_is_said_once_a_second(
-    apart: HelperProcess, caplog: pytest.LogCaptureFixture
+    helper: HelperProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
     for _ in range(3):
-        assert await apart.ask(b"write 500", 30.0) == b"written"
-        assert await apart.read_answer(30.0) == b"done"
+        assert await helper.ask(b"write 500", 30.0) == b"written"
+        assert await helper.read_answer(30.0) == b"done"
     await until(lambda: bool(caplog.messages))
     await asyncio.sleep(2 * piped_process.QUOTE_AFTER_S)
     [message] = caplog.messages

@@ -1,4 +1,4 @@
-"""Processes apart of gateways in the test's own process: forks, since each of hundreds of gateways has two."""
+"""Helper processes of gateways in the test's own process: forks, since each of hundreds of gateways has two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ APART = ("baton_gateway.text.template_main", "baton_gateway.structured_outputs.f
 
 
 @contextmanager
-def apart_is_forked() -> Iterator[None]:
+def helpers_are_forked() -> Iterator[None]:
     """Within, for what can be forked."""
     run = piped_process.run_module
     with Prepared(APART) as prepared:
