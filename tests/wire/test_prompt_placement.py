@@ -64,7 +64,7 @@ def test_a_decode_worker_whose_rows_use_the_target_up_computes_none() -> None:
 def test_a_step_over_the_target_now_and_then_is_not_over_it_on_average() -> None:
     late, nearly = replace(PREFILL, queued_tokens=10**6), replace(DECODE, base_s=0.0093, missing_tokens=300)
     assert is_decode_local(late, nearly, TARGETS), "only steps with a piece are too long"
-    assert not is_decode_local(late, replace(nearly, coming_tokens_s=5_000), TARGETS), "there are many of them"
+    assert not is_decode_local(late, replace(nearly, coming_tokens_s=5_000), TARGETS), "there are many prompts"
 
 
 def test_a_prompt_that_would_itself_break_the_target_on_average_is_not_taken() -> None:
@@ -101,18 +101,18 @@ def test_a_prompt_here_takes_its_work_in_steps_within_the_target(
 ) -> None:
     decode = DecodeSide(rows, base_s, token_s, queued, missing)
     targets = LatencyTargets(0.5, tpot_s)
-    found = first_token_at_decode_s(decode, PREFILL, targets)
+    first_s = first_token_at_decode_s(decode, PREFILL, targets)
     assert PREFILL.more_token_s is not None
     token_s = min(token_s, BOUND * PREFILL.more_token_s)
-    if found is None:
+    if first_s is None:
         assert base_s + LEAST_TOKENS * token_s > tpot_s, "the least piece is too long"
         assert mean_step_s(base_s, token_s, (queued + missing) / 0.5) > AIM * tpot_s
         return
     work_s = (queued + missing) * token_s
-    assert found >= (work_s + base_s) * (1 - 1e-9), "at least one step, and all tokens"
-    steps = round((found - work_s) / base_s)
+    assert first_s >= (work_s + base_s) * (1 - 1e-9), "at least one step, and all tokens"
+    steps = round((first_s - work_s) / base_s)
     least = LEAST_TOKENS * token_s
-    assert found <= steps * max(AIM * tpot_s, base_s + least) * (1 + 1e-9), "no step is longer than the target"
+    assert first_s <= steps * max(AIM * tpot_s, base_s + least) * (1 + 1e-9), "no step is longer than the target"
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
@@ -174,7 +174,7 @@ def test_no_answer_is_kept_where_both_workers_are_needed_for_prompts(rows: int, 
     st.integers(0, 20_000),
     st.sampled_from([0.01, 0.015, 0.025]),
 )
-def test_prompts_that_come_are_computed_in_time_beside_each_answer_that_is_kept(  # noqa: PLR0913
+def test_prompts_that_come_are_computed_in_time_beside_each_answer_that_is_kept(  # noqa: PLR0913 - drawn values of one property
     rows: int,
     there_s: float,
     here_rows: int,
@@ -195,7 +195,7 @@ def test_prompts_that_come_are_computed_in_time_beside_each_answer_that_is_kept(
     tokens_s = coming + here_coming + queued / targets.ttft_s
     if is_prefill_local(prefill, decode, targets):
         assert tokens_s <= FULL * room * (1 + 1e-9)
-        assert rows_s < AIM * tpot_s or here_s < AIM * tpot_s, "somebody can compute prompts"
+        assert rows_s < AIM * tpot_s or here_s < AIM * tpot_s, "some worker can compute prompts"
     more = replace(prefill, coming_tokens_s=coming + 1_000)
     assert prompts_share(prefill, decode, targets) <= prompts_share(more, decode, targets), (
         "more prompts, a larger share"
@@ -233,7 +233,7 @@ def test_a_worker_that_may_not_decode_keeps_nothing() -> None:
 def test_without_rows_a_prefill_worker_begins_to_keep_answers() -> None:
     none, known = replace(KEEPER, rows=0, base_s=None), replace(FULL_DECODE, least_s=0.004)
     assert placement(none, known, TARGETS) is Placement.PREFILL_LOCAL
-    assert placement(none, FULL_DECODE, TARGETS) is Placement.DISAGGREGATED, "nobody knows what few rows cost"
+    assert placement(none, FULL_DECODE, TARGETS) is Placement.DISAGGREGATED, "the cost of few rows is unknown"
     assert placement(replace(none, coming_tokens_s=24_000), known, TARGETS) is Placement.DISAGGREGATED
     unknown = replace(KEEPER, base_s=None)
     assert placement(unknown, known, TARGETS) is Placement.DISAGGREGATED, "rows, and what they cost is not seen"
@@ -260,7 +260,7 @@ def test_with_too_many_rows_for_one_both_workers_do_both_and_take_turns() -> Non
     assert is_shared(replace(prefill, coming_tokens_s=23_100), many, TARGETS)
     assert not is_shared(replace(prefill, coming_tokens_s=23_700), many, TARGETS), "prompts would pile up at both"
     assert not is_shared(replace(prefill, may_keep=False), many, TARGETS)
-    assert not is_shared(prefill, FULL_DECODE, TARGETS), "nobody knows what few rows cost"
+    assert not is_shared(prefill, FULL_DECODE, TARGETS), "the cost of few rows is unknown"
 
 
 def test_where_no_slot_is_left_the_answer_is_kept_whatever_steps_take() -> None:
@@ -297,16 +297,16 @@ def test_whatever_is_known_or_not_a_place_is_found_that_may_have_it(
     prefill: PrefillSide, decode: DecodeSide, ttft_s: float, tpot_s: float
 ) -> None:
     targets = LatencyTargets(ttft_s, tpot_s)
-    found = placement(prefill, decode, targets)
+    choice = placement(prefill, decode, targets)
     has_no_slot = prefill.has_slot and not decode.has_slot
-    if found is Placement.PREFILL_LOCAL:
+    if choice is Placement.PREFILL_LOCAL:
         assert prefill.may_keep or has_no_slot
     if has_no_slot:
-        assert found is Placement.PREFILL_LOCAL
+        assert choice is Placement.PREFILL_LOCAL
     if prefill.token_s is None or prefill.more_token_s is None:
         assert not is_decode_local(prefill, decode, targets), "unknown is not soon"
     if decode.base_s is None and not has_no_slot:
-        assert found is not Placement.PREFILL_LOCAL, "nobody knows that its steps are long"
+        assert choice is not Placement.PREFILL_LOCAL, "it is unknown that its steps are long"
     for first_s in (first_token_at_prefill_s(prefill, targets), first_token_at_decode_s(decode, prefill, targets)):
         assert first_s is None or first_s >= 0.0
     assert prompts_share(prefill, decode, targets) >= 0.0
