@@ -165,11 +165,9 @@ class PrefillHandovers:
         if progress.over is not None:
             return self.cancelled(key, progress.over.reason or Reason.CANCELLED, progress.over.detail, now)
         actions = [] if progress.computed is None else self.computed(key, *progress.computed, now)
-        return (
-            actions
-            if progress.first_tokens is None
-            else [*actions, *self.first_tokens(key, progress.first_tokens, now)]
-        )
+        if progress.first_tokens is not None:
+            actions += self.first_tokens(key, progress.first_tokens, now)
+        return actions
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The gateway or the engine gave the request up."""
