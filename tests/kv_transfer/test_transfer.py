@@ -1,4 +1,4 @@
-"""Both drivers over real sockets: KV of a fake pool moves between two of them and arrives as it was."""
+"""Both drivers over real sockets: KV of a fake pool moves between two pools and arrives unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both drivers over real sockets: every ending of a hand-over is told once at each side, and frees what it held."""
+"""Both drivers over real sockets: every ending of a hand-over is reported once at each side, and frees what it held."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = ["open", "expect", "compute 9", "compute all", "draw"]
 async def test_a_cancel_at_every_step_frees_both_sides(pair: Pair, at: int, who: str, pause_s: float) -> None:
     async with pair() as (p, d):
         request = Request(p, d, tokens=60)
-        request.open()  # so that the link is there
+        request.open()  # so that the link is up
         await eventually(lambda: p.transfer.stats().links)
         request = Request(p, d, tokens=60)
         do = {

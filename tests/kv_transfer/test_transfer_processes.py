@@ -70,9 +70,9 @@ async def prefill(tmp_path: Path) -> AsyncIterator[Prefill]:
 
 async def ended(decode: DecodeProcess) -> Ended:
     await eventually(decode.pipe.poll)
-    told = decode.pipe.recv()
-    assert isinstance(told, Ended)
-    return told
+    message = decode.pipe.recv()
+    assert isinstance(message, Ended)
+    return message
 
 
 async def hand_over(prefill: Prefill, decode: DecodeProcess) -> None:

@@ -88,7 +88,7 @@ def test_a_turn_is_for_as_much_work_as_it_lasts_and_one_prompt_at_least() -> Non
     turn = RoundPosition(0, 2)
     assert turn.wait_s(0.0, taken_s=0.0) == 0.0
     assert turn.wait_s(0.0, taken_s=0.9 * TURN_S) == 0.0
-    assert turn.wait_s(0.0, taken_s=TURN_S) == SILENT_S, "somebody else may have a more urgent one by now"
-    assert turn.wait_s(SILENT_S, taken_s=TURN_S) == RoundPosition(0, 2).wait_s(SILENT_S), "nobody says who is next"
+    assert turn.wait_s(0.0, taken_s=TURN_S) == SILENT_S, "another gateway may have a more urgent one by now"
+    assert turn.wait_s(SILENT_S, taken_s=TURN_S) == RoundPosition(0, 2).wait_s(SILENT_S), "no report says who is next"
     assert turn.wait_s(0.0, taken_s=TURN_S, workers=2) == 0.0
-    assert RoundPosition(0, 1).wait_s(0.0, taken_s=9.0) == 0.0, "nobody else waits for it"
+    assert RoundPosition(0, 1).wait_s(0.0, taken_s=9.0) == 0.0, "no other gateway waits for it"

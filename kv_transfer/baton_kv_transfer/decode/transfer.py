@@ -20,7 +20,7 @@ from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, Handover
 from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Reservation, SendTo
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
-from baton_kv_transfer.mailbox import Mailbox, posted
+from baton_kv_transfer.loop_mailbox import Mailbox, posted
 from baton_kv_transfer.network import DataConnection
 from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES

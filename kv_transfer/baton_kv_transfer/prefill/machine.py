@@ -49,7 +49,30 @@ _UNREPORTED = (Reason.CANCELLED, Reason.FINISHED)
 
 
 class PrefillHandovers:
-    """All hand-overs of one prefill worker."""
+    """All hand-overs of one prefill worker.
+
+    >>> from baton_wire.messages.pair_link import Span
+    >>> geometry = KvGeometry(layers=1, kv_heads=1, head_dim=4, element_bytes=4, block_tokens=4)
+    >>> machine = PrefillHandovers(geometry, TransferConfig())
+    >>> key, decode = HandoverKey(b"r" * 16, 1), b"d" * 16
+    >>> machine.link_up(decode, DecodePeer(block_tokens=4, landing_bytes=4096), now=0.0)
+    []
+    >>> machine.opened(key, decode, total_tokens=4, deadline_s=30.0, now=0.0)
+    []
+    >>> grant = messages.grant(key, 1, StreamLayout(geometry, 4, 0, 4), (Span(offset=0, length=128),))
+    >>> machine.message(decode, grant, now=0.1) == [Granted(key)]
+    True
+    >>> (put,) = machine.computed(key, 4, blocks=(7,), now=0.2)
+    >>> put.length, put.landing
+    (128, (Extent(offset=0, length=128),))
+    >>> machine.first_tokens(key, (FirstToken(choice=0, token=42),), now=0.2)
+    []
+    >>> (sent,) = machine.put_done(key, put.put, checksums=bytes(16), now=0.3)
+    >>> type(sent.message).__name__
+    'Seal'
+    >>> machine.message(decode, messages.verified(key), now=0.4) == [Release(key)]
+    True
+    """
 
     def __init__(self, geometry: KvGeometry, config: TransferConfig) -> None:
         self._geometry = geometry
@@ -142,11 +165,9 @@ class PrefillHandovers:
         if progress.over is not None:
             return self.cancelled(key, progress.over.reason or Reason.CANCELLED, progress.over.detail, now)
         actions = [] if progress.computed is None else self.computed(key, *progress.computed, now)
-        return (
-            actions
-            if progress.first_tokens is None
-            else [*actions, *self.first_tokens(key, progress.first_tokens, now)]
-        )
+        if progress.first_tokens is not None:
+            actions += self.first_tokens(key, progress.first_tokens, now)
+        return actions
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The gateway or the engine gave the request up."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, SendTo
 from baton_kv_transfer.handover_steps import mark
-from baton_kv_transfer.mailbox import Mailbox, posted
+from baton_kv_transfer.loop_mailbox import Mailbox, posted
 from baton_kv_transfer.prefill.carrier import PutCarrier, Staging, ordinary_memory
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.peers import DecodeLink, Dialler

@@ -162,10 +162,10 @@ def test_a_cancelled_or_late_queued_request_is_rejected() -> None:
     d.queue()
     assert d.cancel() == [reject(Reason.CANCELLED)]
     d.queue(OTHER)
-    (told,) = d.tick(100.0)
-    assert isinstance(told, SendTo)
-    assert isinstance(told.message, Reject)
-    assert told.message.reason is Reason.DEADLINE
+    (answer,) = d.tick(100.0)
+    assert isinstance(answer, SendTo)
+    assert isinstance(answer.message, Reject)
+    assert answer.message.reason is Reason.DEADLINE
     assert d.is_empty
 
 

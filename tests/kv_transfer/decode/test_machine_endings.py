@@ -277,8 +277,8 @@ def test_a_one_sided_span_is_quarantined_until_the_writer_is_proven_done(name: s
     BREAKS[name][0](d)
     assert d.machine.stats().landing.by_state[SpanState.QUARANTINED] == 4 * UNIT
     assert d.machine.holder_of(Extent(0, UNIT)) == P1
-    told = d.expect(OTHER)
-    assert told == ([] if name == "link lost" else [grant(2, offset=4 * UNIT, key=OTHER)])
+    actions = d.expect(OTHER)
+    assert actions == ([] if name == "link lost" else [grant(2, offset=4 * UNIT, key=OTHER)])
     d.hear(abandon(Reason.CANCELLED), P2)
     assert d.machine.stats().landing.by_state[SpanState.QUARANTINED] == 4 * UNIT
     d.hear(abandon(Reason.CANCELLED))

@@ -291,8 +291,8 @@ def test_a_message_that_does_not_fit_ends_its_hand_over_and_is_reported() -> Non
     p.open()
     p.hear(grant())
     assert p.machine.spoilt(D2, KEY.request, KEY.attempt, "Done: no", p.now) == []
-    told = p.machine.spoilt(D1, KEY.request, KEY.attempt, "Done: no", p.now)
-    assert told == [abandon(Reason.INTERNAL, "Done: no"), Report(KEY, Reason.INTERNAL, "Done: no"), Release(KEY)]
+    actions = p.machine.spoilt(D1, KEY.request, KEY.attempt, "Done: no", p.now)
+    assert actions == [abandon(Reason.INTERNAL, "Done: no"), Report(KEY, Reason.INTERNAL, "Done: no"), Release(KEY)]
     assert p.machine.spoilt(D1, KEY.request, KEY.attempt, "Done: no", p.now) == []
 
 

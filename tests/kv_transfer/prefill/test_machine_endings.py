@@ -182,7 +182,7 @@ def test_without_a_link_it_waits_only_so_long(computed: int) -> None:
     p.compute(computed)
     assert p.tick(9.9) == []
     assert p.tick(10.0) == [
-        Report(KEY, Reason.PEER_LOST, "no link to, or no word from, the decode worker"),
+        Report(KEY, Reason.PEER_LOST, "no link to, or no answer of, the decode worker"),
         Release(KEY),
     ]
 

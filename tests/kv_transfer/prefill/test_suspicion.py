@@ -1,4 +1,4 @@
-"""A decode worker whose link stands and which answers nothing: two hand-overs later its link is dialled again."""
+"""A decode worker with a working link that answers nothing: two hand-overs later its link is dialled again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends which heads to whom, and what a hand-over between several ranks has filled."""
+"""The ranks that exchange heads, and the coverage of a hand-over between several ranks."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ async def test_unequal_lengths_are_refused_at_once(name: str) -> None:
         ("outside the region", P1, 1, REGION - 10, 100),
         ("far outside", P1, 1, 1 << 47, 100),
         ("a transfer that does not exist", P1, 9, 0, 100),
-        ("somebody else's transfer", P2, 1, 0, 100),
+        ("another worker's transfer", P2, 1, 0, 100),
     ],
 )
 async def test_a_write_outside_the_grant_changes_no_byte_and_ends_the_connection(

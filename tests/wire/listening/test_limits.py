@@ -1,4 +1,4 @@
-"""What a listener may hold and say, as plain values."""
+"""Limits of a listener's connections and log lines, as plain values."""
 
 from __future__ import annotations
 

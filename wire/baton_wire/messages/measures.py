@@ -34,7 +34,7 @@ Total = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class SketchData(NestedValue, frozen=True):
-    """A sketch as it travels."""
+    """A sketch in a message."""
 
     ratio: Annotated[float, Meta(gt=1, le=2)] = SKETCH_RATIO
     total: Total = 0.0
@@ -58,13 +58,13 @@ class StepTiming(NestedValue, frozen=True):
 
 
 class Lanes(NestedValue, frozen=True):
-    """A prefill worker's ways to decode workers, as far as they were measured: at least one was."""
+    """A prefill worker's links to decode workers, as far as they were measured: at least one was."""
 
     measured: PositiveCount
     too_slow: Count
-    """How many of the measured ways are slower than asked for."""
+    """Measured links that are slower than the configured minimum."""
     slowest: Annotated[str, Meta(max_length=64)]
-    """Name of the slowest way's lane."""
+    """Lane of the slowest link."""
     slowest_bytes_per_s: Amount
 
 

@@ -35,6 +35,7 @@ class HeldRank(enum.IntEnum):
 
     IN_TIME = 0
     SET_ASIDE = 1
+    """Deferred: it goes after all prompts that are in time."""
     LATE = 2
 
 

@@ -34,8 +34,7 @@ ENOUGH_S: Final = 0.02
 """A step of prompts alone that lasts this long has enough of them: in a shorter one the fixed part (2 to 4 ms) weighs
 much. In a longer one first tokens wait for prompts that came later."""
 BOUND: Final = 2.0
-"""A token next to rows costs at most this many times what it costs in a step of prompts alone, and at least that share.
-"""
+"""A token next to rows costs 1/`BOUND` to `BOUND` times what it costs in a step of prompts alone."""
 ODD: Final = 0.5
 """Largest error of one step that is believed, as a share of the prediction: some steps wait for the host or a
 hand-over."""

@@ -1,4 +1,4 @@
-"""The decode worker's machine with a clock, driven by hand, and builders of the messages it hears and answers."""
+"""The decode worker's machine with a clock, driven by hand, and builders of the messages that it receives and sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decode worker's transfer in a process of its own, told over a pipe what to expect; for tests that kill it."""
+"""A decode worker's transfer in a process of its own, with a pipe that says what to expect; for tests that kill it."""
 
 from __future__ import annotations
 

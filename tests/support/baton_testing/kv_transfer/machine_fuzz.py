@@ -73,7 +73,7 @@ class PrefillFuzz:
         chance.choice(happenings)()
 
     def _go_on(self) -> None:
-        """What an honest world would do next for one of the open hand-overs."""
+        """Do what an honest world would do next for one of the open hand-overs."""
         for key, handover in list(self.machine._handovers.items())[:1]:
             if handover.state is PrefillState.SEALED:
                 self._hear(handover.peer, Done(request=key.request, attempt=key.attempt))
@@ -229,8 +229,8 @@ class DecodeFuzz:
             self.act(self.machine.link_down(peer, "", self.now))
 
     def _prove_ended(self, peer: bytes) -> None:
-        for link, each in enumerate(self.links, 1):
-            if each == peer:
+        for link, linked in enumerate(self.links, 1):
+            if linked == peer:
                 self.act(self.machine.writes_ended(link, self.now))
 
     def _expect(self, key: HandoverKey, peer: bytes) -> None:
@@ -251,7 +251,7 @@ class DecodeFuzz:
             self.act(self.machine.arrived(window, self.now))
 
     def _go_on(self) -> None:
-        """What an honest world would do next for one of the open hand-overs."""
+        """Do what an honest world would do next for one of the open hand-overs."""
         for handover in list(self.machine._handovers.values())[:1]:
             if handover.transfer is None or handover.layout is None or handover.peer not in self.linked:
                 continue

@@ -1,4 +1,4 @@
-"""The prefill worker's machine with a clock, driven by hand, and builders of the messages that it hears."""
+"""The prefill worker's machine with a clock, driven by hand, and builders of the messages that it receives."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SIDES = ("prefill", "decode", "both")
 
 
 class SpoiltPair:
-    """Both machines; `run` makes one hand-over. `one_sided`: the writer asks nobody, as with UCX."""
+    """Both machines; `run` makes one hand-over. `one_sided`: the writer asks no guard, as with UCX."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class SpoiltPair:
         return result
 
     def assert_at_rest(self) -> None:
-        """Nobody holds anything of an ended hand-over."""
+        """Neither side holds anything of an ended hand-over."""
         stats, seen = self.prefill.stats(), self.decode.stats()
         assert sum(stats.by_state.values()) == stats.puts_in_flight == stats.unannounced_messages == 0, stats
         assert sum(seen.by_state.values()) == seen.lingering == 0, seen
@@ -201,7 +201,7 @@ class SpoiltPair:
 
     def _repeat(self, old: Write) -> None:
         self.injected = True
-        if self.one_sided:  # nobody is asked: the bytes land where they once were to go
+        if self.one_sided:  # no guard is asked: the bytes land where they were once to go
             before = bytes(self.region)
             at = 0
             data = b"".join(bytes(old.region[extent.offset : extent.end]) for extent in old.source)
@@ -213,7 +213,7 @@ class SpoiltPair:
             self.writer.write(old, lambda detail: None)
 
     def _hits(self, before: bytes) -> bool:
-        """Whether bytes that were granted to this hand-over are other than before."""
+        """True if bytes that were granted to this hand-over changed."""
         changed = (at for at, (old, new) in enumerate(zip(before, self.region, strict=True)) if old != new)
         return any(self.decode.holder_of(Extent(at, 1)) is not None for at in changed)
 
@@ -331,12 +331,12 @@ class CancelledPair(SpoiltPair):
 
 
 def _first(extents: tuple[Extent, ...], length: int) -> tuple[Extent, ...]:
-    kept: list[Extent] = []
+    shortened: list[Extent] = []
     for extent in extents:
         if length > 0:
-            kept.append(Extent(extent.offset, min(extent.length, length)))
+            shortened.append(Extent(extent.offset, min(extent.length, length)))
             length -= extent.length
-    return tuple(kept)
+    return tuple(shortened)
 
 
 def _flipped(draw: random.Random, data: bytes, old: bytes) -> bytes:

@@ -140,8 +140,8 @@ class Request:
         return RequestKey(self.id, self.attempt)
 
     @property
-    def told(self) -> list[str]:
-        """What the prefill worker was told of this request, in order."""
+    def calls(self) -> list[str]:
+        """Calls that the prefill worker got for this request, in order."""
         return [call for call, key in self.prefill.record.calls if key == self.key]
 
     def open(self) -> None:
@@ -166,13 +166,13 @@ class Request:
     async def landed(self) -> None:
         await eventually(lambda: any(entry[0] == self.key for entry in self.decode.record.landed))
         await eventually(lambda: self.key in self.prefill.record.released)
-        assert self.told == ["granted", "released"]
+        assert self.calls == ["granted", "released"]
         assert self.decode.pool.tokens(self.target, self.cached, self.tokens) == self.prefill.pool.tokens(
             self.source, self.cached, self.tokens
         )
 
     async def ended(self) -> Reason:
-        """Not landed, at neither side; the reason that the decode worker was told."""
+        """The hand-over landed at neither side; returns the reason that the decode worker got."""
         await eventually(lambda: self.key in self.prefill.record.released)
         await eventually(lambda: any(entry[0] == self.key for entry in self.decode.record.failed))
         assert not self.decode.record.landed

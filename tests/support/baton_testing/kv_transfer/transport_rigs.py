@@ -29,7 +29,7 @@ P1, P2 = b"p" * 16, b"q" * 16
 
 
 class Guard:
-    """The real landing region as guard, and what it was told."""
+    """The real landing region as guard, and the calls that it got."""
 
     def __init__(self) -> None:
         self.landing = LandingRegion(REGION)

@@ -17,7 +17,7 @@ DETECTION_S = 3.0
 
 
 class Surroundings(Protocol):
-    """What a link sees of the world."""
+    """The part of the world that a link uses."""
 
     heap: EventHeap
     faults: Faults
