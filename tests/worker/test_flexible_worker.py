@@ -63,7 +63,7 @@ class Desk:
     def __init__(self, role: Role = Role.PREFILL) -> None:
         limits = RequestLimits(100, 32, 2, keeps_answers=True)
         self.service = FlexibleService(role, limits, WorkerMetrics(role), asyncio.get_running_loop())
-        self.engine, self.link, self.puts, self.lands = Engine(), RecordingLink(), TransferRecord(), GatewayReport()
+        self.engine, self.link, self.puts, self.lands = Engine(), RecordingLink(), TransferRecord(), TransferRecord()
         self.service.attach(self.engine)
         self.service.prefill.transfer = self.puts  # type: ignore[assignment]
         self.service.decode.transfer = self.lands  # type: ignore[assignment]
