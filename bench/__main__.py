@@ -59,7 +59,7 @@ BENCHES = {
         "bench.sizing.decisions",
         "processor time of mode SLO's decisions, on a split of loads",
     ),
-    "sleeping": ("bench.sizing.sleeping", "fixed quiet times beside sleep by cost: workers and late requests in money"),
+    "sleeping": ("bench.sizing.sleeping", "quiet times before sleep: workers and late requests in money"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),
     "paced_fixed": ("bench.sizing.paced_fixed", "the twin's latencies beside those of real processes, pools fixed"),
     "flipping": ("bench.sizing.flipping", "workers that change their role under load: seconds, lost requests"),

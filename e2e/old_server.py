@@ -26,9 +26,8 @@ from baton_operator.__main__ import run
 from baton_operator.kube.http_client import HttpKubeApi, path_of
 from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, DEPLOYMENTS
 from baton_operator.kube.kube_api import Invalid, KubeApi, Listing, ReadLater, Resource, WatchEvent
-from baton_operator.kube.object_fields import mapping
+from baton_operator.kube.object_fields import Manifest, mapping
 from baton_operator.kube.server_answers import error_of
-from baton_operator.objects.cluster import Manifest
 from baton_operator.settings import parse
 
 OLD_BUDGETS = replace(BUDGETS, version="v1beta1")

@@ -6,12 +6,12 @@ import copy
 from typing import Any
 
 from baton_control.spec.gateway_fields import GatewaySpec
+from baton_operator.kube.labels import FIELD_MANAGER
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.desired import standing_objects
-from baton_operator.objects.metadata import FIELD_MANAGER
-from baton_operator.passes.apply import DesiredObject, wish
-from baton_operator.passes.gateway_size import handed_over
+from baton_operator.passes.apply import DesiredObject, desired_object
 from baton_operator.passes.pool_size import SCALER
+from baton_operator.passes.shared_objects import plan_handover
 from baton_testing.kube.api_server import Reply
 from baton_testing.kube.control_plane import ControlPlane
 from baton_testing.kube.manifests import deployment
@@ -28,7 +28,7 @@ def wanted(**fields: Any) -> DesiredObject:
     """The gateway's Deployment, without its owner: the API server's collector would take it away."""
     objects = standing_objects(deployment(**fields), PLATFORM, OWNER, MASTERS)
     found = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", "chat-gateway"))  # type: ignore[index]
-    return wish(found)
+    return desired_object(found)
 
 
 def bare(body: Json) -> Json:
@@ -67,7 +67,7 @@ def replicas(reply: Reply) -> int:
 def hand_over(plane: ControlPlane, scaled: DesiredObject, gateway: GatewaySpec) -> int:
     """As a pass does, and again where a controller was in between; how many gateways are wanted then."""
     for _ in range(50):
-        size: Any = handed_over(scaled, live_gateway(plane), gateway, OWNER)
+        size: Any = plan_handover(scaled, live_gateway(plane), gateway, OWNER)
         reply = sent(plane, size, SCALER)
         if reply.status == 200:
             return replicas(reply)
@@ -91,7 +91,7 @@ def test_the_number_stays_where_it_is_and_then_is_the_autoscalers(plane: Control
     assert applied(plane, edited.body) == 5
 
     live = live_gateway(plane)
-    assert handed_over(edited, live, gateway, OWNER) is None, "as applied, and above the floor"
-    again: Any = handed_over(wanted(**SCALED, gateway__processes=3), live, gateway, OWNER)
+    assert plan_handover(edited, live, gateway, OWNER) is None, "as applied, and above the floor"
+    again: Any = plan_handover(wanted(**SCALED, gateway__processes=3), live, gateway, OWNER)
     assert (again["spec"], again["metadata"]["uid"]) == ({"replicas": 5}, live["metadata"]["uid"])
     assert applied(plane, fixed.body) == 3, "taken away, the number is the spec's again"

@@ -70,9 +70,6 @@ def beside(field: str) -> Json:
     for part, value in NEEDED.items():
         if field.startswith(f"{part}.") and not field.startswith("gateway.apiKeys"):
             set_at(body["spec"], tuple(part.split(".")), dict(value))
-    for pool in ("prefill", "decode") if field.startswith("autoscaling.scaleToZero.") else ():
-        set_at(body["spec"], (pool, "replicas"), {"min": 0, "max": 1})
-        set_at(body["spec"], (pool, "accelerator"), {"resource": "nvidia.com/gpu", "costPerHour": 4})
     return body
 
 

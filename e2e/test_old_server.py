@@ -7,8 +7,7 @@ import pytest
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS
 from baton_operator.kube.kubeconfig import from_kubeconfig
-from baton_operator.kube.object_fields import mapping
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping
 from baton_testing.kube.control_plane import ControlPlane
 from baton_testing.kube.stage import for_old_server
 

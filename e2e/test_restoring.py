@@ -20,8 +20,9 @@ from baton_operator.kube.kinds import (
     SERVICES,
     WORKERS,
 )
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.object_fields import is_controlled, is_leaving
-from baton_operator.objects.metadata import ADOPT_ANNOTATION, DEPLOYMENT_LABEL
+from baton_operator.objects.metadata import ADOPT_ANNOTATION
 from baton_testing.kube.stage import Stage
 
 Json = dict[str, Any]

@@ -37,14 +37,6 @@ def both_min(minimum: int, **more: object) -> Json:
     return manifest(prefill__replicas=replicas, decode__replicas=replicas, **more)
 
 
-MISS = {"costOfMiss": 0.05}
-
-
-def priced(minimum: int, **autoscaling: object) -> Json:
-    each = {**GPU, "costPerHour": 4}
-    return both_min(minimum, autoscaling=autoscaling, prefill__accelerator=each, decode__accelerator=each)
-
-
 def window(**more: object) -> list[Json]:
     return [{"start": "22:00", "end": "06:00", **more}]
 
@@ -171,19 +163,6 @@ CASES = [
         "needs replicas.min 0",
         both_min(0, autoscaling__scaleToZeroAfter="5m"),
         both_min(1, autoscaling__scaleToZeroAfter="5m"),
-    ),
-    Case(
-        "spec.autoscaling",
-        "must be absent while scaleToZeroAfter",
-        priced(0, scaleToZero=MISS),
-        priced(0, scaleToZero=MISS, scaleToZeroAfter="5m"),
-    ),
-    Case("spec", "needs replicas.min 0", priced(0, scaleToZero=MISS), priced(1, scaleToZero=MISS)),
-    Case(
-        "spec",
-        "needs accelerator.costPerHour",
-        priced(0, scaleToZero=MISS),
-        both_min(0, autoscaling={"scaleToZero": MISS}, prefill__accelerator=GPU, decode__accelerator=GPU),
     ),
     *(
         Case("spec.model", "names must differ", manifest(model__aliases=["a", "b"]), manifest(model__aliases=wrong))

@@ -15,7 +15,7 @@ import yaml
 from baton_control.errors import ManifestError
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import parse_live, parse_object
-from baton_operator.passes.status_writer import as_applied
+from baton_operator.passes.status_writer import without_empty
 from baton_operator.schema.reference import rows
 from baton_operator.schema.status import DeploymentStatus
 from baton_testing.kube.api_server import ApiServer, Json
@@ -244,7 +244,7 @@ def test_a_status_whose_numbers_are_not_known_any_more_is_taken(api: ApiServer) 
         ):
             pool = {"desired": 1, "revisions": revisions}
             raw = {"observedGeneration": 1, "prefill": pool, "slo": slo}
-            status = as_applied(DeploymentStatus.model_validate(raw))
+            status = without_empty(DeploymentStatus.model_validate(raw))
             body = {"apiVersion": "baton.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
             path = f"{place}/status?fieldManager=baton-status&force=true"
             written = api.send("PATCH", path, {**body, "status": status}, kind="apply-patch+yaml")

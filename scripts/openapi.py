@@ -25,13 +25,13 @@ import openapi_surfaces
 from openapi_answers import ANSWERS, ERROR, METHODS, MODEL, PLAIN, REFUSALS, USAGE, Schema
 
 from baton_gateway.answers.tool_use import ToolMode
-from baton_gateway.http_api import (
+from baton_gateway.http_api import tokenising
+from baton_gateway.openai_api import (
     chat_messages,
     openai_fields,
     openai_types,
+    output_format_fields,
     prompting_fields,
-    shape_fields,
-    tokenising,
     tool_fields,
 )
 from baton_gateway.structured_outputs import output_format as answer_shape
@@ -166,7 +166,7 @@ RAW: dict[str, Schema] = {
         "$ref": "#/components/schemas/NamedSchema",
         "description": "With the type `json_schema`, which needs it.",
     },
-    "response_format.json_schema.name": {"type": "string", "pattern": f"^{shape_fields.SCHEMA_NAME.pattern}$"},
+    "response_format.json_schema.name": {"type": "string", "pattern": f"^{output_format_fields.SCHEMA_NAME.pattern}$"},
     "response_format.json_schema.schema": SCHEMA,
     "structured_outputs": {
         "anyOf": [{"$ref": "#/components/schemas/StructuredOutputs"}, {"type": "null"}],
@@ -248,7 +248,7 @@ class Recorder(openai_fields.Fields):
         super().ignore(*fields, max_bytes=max_bytes)
 
 
-MODULES = (chat_messages, openai_types, prompting_fields, shape_fields, tokenising, tool_fields)
+MODULES = (chat_messages, openai_types, prompting_fields, output_format_fields, tokenising, tool_fields)
 """Whose parsers read bodies of chats, completions and tokens."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from openapi_answers import Schema
 
 from baton_gateway.apis import messages_request, responses_request
-from baton_gateway.http_api import chat_messages, openai_fields, openai_types, tool_fields
+from baton_gateway.openai_api import chat_messages, openai_fields, openai_types, tool_fields
 
 Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
 
@@ -169,7 +169,7 @@ _RESPONSE: dict[str, Any] = {
 BODIES: dict[str, Body] = {
     "/v1/responses": ("ResponseRequest", responses_request.parse_response, (_RESPONSE,)),
     "/v1/messages": ("MessageRequest", messages_request.parse_message, (_ASKED | {"max_tokens": 2},)),
-    "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_counted, (_ASKED,)),
+    "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_token_count, (_ASKED,)),
 }
 OWN: dict[str, OwnFields] = {
     "MessageRequest": OwnFields(messages_request, MESSAGE_RAW, MESSAGE_NAMES),

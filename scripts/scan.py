@@ -19,7 +19,8 @@ from pathlib import Path
 
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import read_manifest
-from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, worker_deployment
 from baton_operator.objects.pods import worker_template
 from baton_wire.messages.values import POOL_ROLES

@@ -7,17 +7,29 @@ import importlib
 
 import pytest
 
-WITH_EXAMPLES = (
+MODULES = (
+    "baton_control.names",
+    "baton_control.rollout",
+    "baton_control.spec.manifest",
+    "baton_control.spec.model_source",
+    "baton_control.spec.quantities",
+    "baton_control.telemetry.pairs",
     "baton_engine.memory.blocks",
     "baton_engine.memory.prefix",
     "baton_engine.running.step_shapes",
     "baton_engine.scheduling.engine_config",
     "baton_engine.scheduling.scheduler",
+    "baton_local.batch.lenient_id",
+    "baton_local.fetching.model_argument",
+    "baton_local.load_test.length_distribution",
+    "baton_local.load_test.rate_search",
+    "baton_local.quality.scoring",
+    "baton_local.text_table",
 )
 """Modules whose docstrings have examples, in order."""
 
 
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
+@pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module_run(name: str) -> None:
     results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert results.attempted > 0

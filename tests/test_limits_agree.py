@@ -13,7 +13,7 @@ from msgspec import inspect
 
 from baton_control.spec.engine_sizes import EngineSpec
 from baton_control.spec.served_model import ModelSpec
-from baton_gateway.http_api import openai_types as api
+from baton_gateway.openai_api import openai_types as api
 from baton_gateway.requests import preparing
 from baton_gateway.text.generation_defaults import MAX_TOP_K
 from baton_wire.messages import gateway_link, pair_link, values

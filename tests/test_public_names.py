@@ -40,14 +40,14 @@ from baton_gateway import errors, settings
 from baton_gateway.apis.messages_answer import message_error_body
 from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.response_encoding import error_body
 from baton_gateway.http_api.tenants import TenantFile
+from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.reporting.metrics import STATUSES
 from baton_gateway.reporting.state_page import ProcessReport, WorkerReport, state_body
 from baton_local.commands import status
 from baton_local.commands.plan import run_plan
 from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedWorker, Transfer
-from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
+from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.fleet.run_dir import RunDir
 from baton_local.load_test.load_record import LoadRecord
 from baton_local.options import command_line, parse_options
@@ -209,14 +209,14 @@ def json_documents() -> Iterator[str]:
     yield from json_paths(json.loads(printed.getvalue()), "plan --json")
     for name, pattern in WRITTEN_BY_HAND.items():
         yield from (f"{name}: {key}" for _, tree in syntax(pattern) for key in keys_in(ast.walk(tree)))
-    yield from (f"gateway --config: {name}" for name in settings._IN_FILE)
+    yield from (f"gateway --config: {name}" for name in settings.IN_FILE)
 
 
 def status_document() -> dict[str, object]:
-    post, target = PostRecord("prefill-0", "prefill", "ready", "r", 1, 1, "127.0.0.1", 1), TargetRecord(1.0, 95.0)
+    process, target = ProcessRecord("prefill-0", "prefill", "ready", "r", 1, 1, "127.0.0.1", 1), TargetRecord(1.0, 95.0)
     worker = ObservedWorker(0, 0, 0, 0, 0, Transfer(links=(Link("127.0.0.1:2", "tcp"),)))
-    record = RunRecord("chat", "default", 1, "http://127.0.0.1:1", "m", True, "", target, target, (post,))
-    return status.as_json(Observation(record, ((post, worker),), post, GatewayState()))
+    record = RunRecord("chat", "default", 1, "http://127.0.0.1:1", "m", True, "", target, target, (process,))
+    return status.as_json(Observation(record, ((process, worker),), process, GatewayState()))
 
 
 def flags() -> Iterator[str]:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 READS = re.compile(r"\btime\.time\(|\btime_ns\(|\bdatetime\.(?:now|utcnow|today)\(|\bdate\.today\(")
 WHY = {
     "gateway/baton_gateway/http_api/lookups.py": "`created` of models",
-    "gateway/baton_gateway/requests/relay.py": "`created` of answers",
+    "gateway/baton_gateway/requests/prompt_builder.py": "`created` of answers",
     "gateway/baton_gateway/server.py": "`at_s` of a summary, which nobody compares",
     "gateway/baton_gateway/text/chat_template.py": "`strftime_now` of chat templates",
     "local/baton_local/batch/command.py": "`created` of answers",

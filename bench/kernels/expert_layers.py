@@ -18,7 +18,8 @@ from torch import Tensor
 from baton_kernels.ahead.compiling import compiled_together
 from baton_kernels.dense.quantised_stack import QuantisedStack
 from baton_kernels.dense.quantised_weight import GROUP
-from baton_kernels.experts.experts import grouped_experts
+from baton_kernels.experts.expert_inputs import PlainStacks, QuantisedStacks, Routing
+from baton_kernels.experts.experts import experts
 from baton_kernels.experts.gpu.rounded_stacks import rounded_experts_gluon, rounds
 from baton_kernels.experts.gpu.streamed_stacks import quantised_experts_gluon, stack_config
 
@@ -36,11 +37,10 @@ class Shape:
     hidden: int
     inner: int
 
-    def chosen(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Shares and experts."""
+    def routing(self, tokens: int) -> Routing:
         scores = torch.rand(tokens, self.count, device=GPU, generator=torch.Generator(GPU).manual_seed(tokens))
         shares, experts = scores.topk(self.per_token, 1)
-        return shares / shares.sum(1, keepdim=True), experts
+        return Routing(shares / shares.sum(1, keepdim=True), experts)
 
 
 SHAPES: Final = (Shape("Qwen3-30B-A3B", 128, 8, 2048, 768), Shape("Mixtral-8x7B", 8, 2, 4096, 14336))
@@ -65,48 +65,48 @@ def expert_layers() -> Iterator[Row]:
         down = torch.randn(shape.count, shape.hidden, shape.inner, dtype=torch.bfloat16, device=GPU)
         gate_up.mul_(shape.hidden**-0.5)
         down.mul_(shape.inner**-0.5)
-        yield from _timed(shape, "bf16", partial(_sixteen_bits, gate_up, down), None)
+        yield from _timed(shape, "bf16", partial(_served, PlainStacks(gate_up, down)), None)
         del gate_up, down
         torch.cuda.empty_cache()
         for form in FORMS:
-            stacks = (
+            stacks = QuantisedStacks(
                 _stack(form, shape.count, 2 * shape.inner, shape.hidden),
                 _stack(form, shape.count, shape.hidden, shape.inner),
             )
-            yield from _timed(shape, f"{form}, rows of 16 bits", partial(_as_they_are, *stacks), None)
-            yield from _timed(shape, f"{form}, rows of 8 bits", partial(_rounded, *stacks), partial(rounds, *stacks))
+            yield from _timed(shape, f"{form}, rows of 16 bits", partial(_as_they_are, stacks), None)
+            yield from _timed(shape, f"{form}, rows of 8 bits", partial(_rounded, stacks), partial(rounds, stacks))
             del stacks
             torch.cuda.empty_cache()
 
 
-def _sixteen_bits(gate_up: Tensor, down: Tensor, x: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
-    return grouped_experts(x, gate_up, down, shares, experts)
+def _served(stacks: PlainStacks, x: Tensor, routing: Routing) -> Tensor:
+    return experts(x, stacks, routing)
 
 
-def _as_they_are(gate_up: QuantisedStack, down: QuantisedStack, x: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
-    config = stack_config(experts.numel(), gate_up.values.shape[0], gate_up.has_blocks, 8)
-    return quantised_experts_gluon(x, gate_up, down, shares, experts, config)
+def _as_they_are(stacks: QuantisedStacks, x: Tensor, routing: Routing) -> Tensor:
+    config = stack_config(routing.pairs, stacks.count, stacks.gate_up.has_blocks, 8)
+    return quantised_experts_gluon(x, stacks, routing, config)
 
 
-def _rounded(gate_up: QuantisedStack, down: QuantisedStack, x: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
-    return rounded_experts_gluon(x, gate_up, down, shares, experts)
+def _rounded(stacks: QuantisedStacks, x: Tensor, routing: Routing) -> Tensor:
+    return rounded_experts_gluon(x, stacks, routing)
 
 
 def _timed(
     shape: Shape,
     what: str,
-    layer: Callable[[Tensor, Tensor, Tensor], Tensor],
+    layer: Callable[[Tensor, Routing], Tensor],
     is_served: Callable[[int], bool] | None,
 ) -> Iterator[Row]:
-    inputs = [(torch.randn(n, shape.hidden, dtype=torch.bfloat16, device=GPU), *shape.chosen(n)) for n in TOKENS]
+    inputs = [(torch.randn(n, shape.hidden, dtype=torch.bfloat16, device=GPU), shape.routing(n)) for n in TOKENS]
     with compiled_together():
-        for each in inputs:
-            layer(*each)
-    for tokens, each in zip(TOKENS, inputs, strict=True):
+        for x, routing in inputs:
+            layer(x, routing)
+    for tokens, (x, routing) in zip(TOKENS, inputs, strict=True):
 
-        def work(each: tuple[Tensor, Tensor, Tensor] = each) -> None:
+        def work(x: Tensor = x, routing: Routing = routing) -> None:
             for _ in range(CALLS):
-                layer(*each)
+                layer(x, routing)
 
         us = graph_us(work, CALLS, rounds=5)
         pairs = tokens * shape.per_token

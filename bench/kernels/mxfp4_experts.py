@@ -19,8 +19,10 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from baton_kernels.ahead.compiling import compiled_together
-from baton_kernels.dense.mxfp4_weight import LINE_COLUMNS, Mxfp4Stack, pack_mxfp4
-from baton_kernels.experts.experts import Mxfp4Stacks, biased_experts
+from baton_kernels.dense.mxfp4_stack import LINE_COLUMNS, Mxfp4Stack
+from baton_kernels.dense.mxfp4_weight import pack_mxfp4
+from baton_kernels.experts.expert_inputs import Mxfp4Stacks, Routing
+from baton_kernels.experts.experts import experts
 from baton_kernels.experts.gpu.streamed_mxfp4 import Mxfp4Config, mxfp4_config, mxfp4_experts
 from baton_kernels.experts.gpu.token_mxfp4 import SERVED, TokenConfig, token_experts_mxfp4
 
@@ -47,8 +49,7 @@ class Chosen:
     """What a layer is given."""
 
     x: Tensor
-    shares: Tensor
-    experts: Tensor
+    routing: Routing
 
 
 Way = Callable[[Mxfp4Stacks, Chosen], Tensor]
@@ -56,9 +57,9 @@ Way = Callable[[Mxfp4Stacks, Chosen], Tensor]
 
 def _chosen(tokens: int, seed: int) -> Chosen:
     generator = torch.Generator(GPU).manual_seed(seed)
-    shares, experts = torch.rand(tokens, COUNT, device=GPU, generator=generator).topk(PER_TOKEN, 1)
+    shares, chosen = torch.rand(tokens, COUNT, device=GPU, generator=generator).topk(PER_TOKEN, 1)
     x = torch.randn(tokens, HIDDEN, device=GPU, generator=generator).bfloat16()
-    return Chosen(x, shares / shares.sum(1, keepdim=True), experts)
+    return Chosen(x, Routing(shares / shares.sum(1, keepdim=True), chosen))
 
 
 @cache
@@ -80,29 +81,23 @@ def _stack(features: int, columns: int) -> Mxfp4Stack:
 
 def _layer() -> Mxfp4Stacks:
     biases = [torch.randn(COUNT, features, device=GPU).bfloat16() for features in (2 * INNER, HIDDEN)]
-    return Mxfp4Stacks(_stack(2 * INNER, HIDDEN), biases[0], _stack(HIDDEN, INNER), biases[1])
+    return Mxfp4Stacks(_stack(2 * INNER, HIDDEN), biases[0], _stack(HIDDEN, INNER), biases[1], LIMIT, ALPHA)
 
 
 def _served(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
-    return biased_experts(chosen.x, stacks, chosen.shares, chosen.experts, LIMIT, ALPHA)
+    return experts(chosen.x, stacks, chosen.routing)
 
 
 def _alone(config: TokenConfig, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
-    biases = stacks.gate_up_bias, stacks.down_bias
-    return token_experts_mxfp4(
-        chosen.x, stacks.gate_up, stacks.down, biases, chosen.shares, chosen.experts, LIMIT, ALPHA, config
-    )
+    return token_experts_mxfp4(chosen.x, stacks, chosen.routing, config)
 
 
 def _sorted(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
-    return _in_tiles(mxfp4_config(chosen.experts.numel(), COUNT), stacks, chosen)
+    return _in_tiles(mxfp4_config(chosen.routing.pairs, COUNT), stacks, chosen)
 
 
 def _in_tiles(config: Mxfp4Config, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
-    biases = stacks.gate_up_bias, stacks.down_bias
-    return mxfp4_experts(
-        chosen.x, stacks.gate_up, stacks.down, biases, chosen.shares, chosen.experts, LIMIT, ALPHA, config
-    )
+    return mxfp4_experts(chosen.x, stacks, chosen.routing, config)
 
 
 def mxfp4_experts_of_gpt_oss() -> Iterator[Row]:
@@ -162,12 +157,12 @@ def _formula(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
     total = torch.zeros(chosen.x.shape, dtype=torch.float64, device=GPU)
     wide = stacks.dequantised(torch.float32)
     for expert in range(COUNT):
-        tokens, place = (chosen.experts == expert).nonzero(as_tuple=True)
+        tokens, place = (chosen.routing.experts == expert).nonzero(as_tuple=True)
         if len(tokens):
             gate_up = chosen.x[tokens].double() @ wide.gate_up[expert].double().t() + wide.gate_up_bias[expert].double()
             gate, up = gate_up.bfloat16().double().chunk(2, -1)
             gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
             inner = (gate * torch.sigmoid(ALPHA * gate) * (up + 1)).bfloat16().double()
             out = (inner @ wide.down[expert].double().t() + wide.down_bias[expert].double()).bfloat16().double()
-            total.index_add_(0, tokens, out * chosen.shares[tokens, place][:, None].double())
+            total.index_add_(0, tokens, out * chosen.routing.shares[tokens, place][:, None].double())
     return total

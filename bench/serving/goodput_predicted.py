@@ -31,8 +31,7 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, Prefilled, Reserved, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_load import LoadMeter
-from baton_gateway.requests.request_events import Route
-from baton_gateway.workers.route import RoutePolicy
+from baton_gateway.workers.route import Route, RoutePolicy
 from baton_wire.liveness import REPORT_S
 from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding
 from baton_wire.messages.values import PairFingerprint, Reason, RequestKey, Role, SamplingParams
@@ -185,7 +184,7 @@ class World:
 
     def _hears(self, place: int, epoch: bytes, holding: Holding) -> None:
         machine = self._by_epoch[epoch]
-        if len(self.gateways) > 1 and machine.holders.told(place, urgency_of(holding, self.now)):
+        if len(self.gateways) > 1 and machine.holders.update(place, urgency_of(holding, self.now)):
             self._hurry(machine)
 
     def _arrived(self, request: int) -> None:

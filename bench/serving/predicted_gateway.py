@@ -10,11 +10,11 @@ from bench.serving.mixes import TTFT_S, Point
 from bench.serving.predicted_worker import Machine
 
 from baton_control.sizing.inputs.workload import Workload
-from baton_gateway.requests.own_rounds import holding
-from baton_gateway.requests.request_events import Route
+from baton_gateway.requests.own_rounds import holding_message
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import LinkedWorker
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, own_prefill, pick
+from baton_gateway.workers.pool_load import is_backed_up, own_prefill
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick
 from baton_wire.messages.gateway_link import Holding, WorkerState
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.gateway_rounds import Urgency
@@ -64,12 +64,12 @@ class PredictedGateway:
         return self._free_s
 
     def reported(self, epoch: bytes, state: WorkerState) -> None:
-        self.linked[epoch].reported(state)
+        self.linked[epoch].record_report(state)
         self.look()
 
     def arrived(self, request: int) -> None:
         route = self._choose(request)
-        if not route.is_local and (len(self._held) or self._is_backed_up() or self._turn_in_s() != 0.0):
+        if not route.is_decode_local and (len(self._held) or self._is_backed_up() or self._turn_in_s() != 0.0):
             self.held += 1
             self._held.push(request, float(self._workload.arrival_s[request]), route.own_s)
             self._tell(self._held.urgency())
@@ -86,10 +86,10 @@ class PredictedGateway:
                 self._look_at(self._clock() + (wait_s or LOOK_S))
                 break
             route = self._choose(request)
-            if not route.is_local and self._is_backed_up():
+            if not route.is_decode_local and self._is_backed_up():
                 self._look_at(self._clock() + LOOK_S)
                 break
-            if not route.is_local:
+            if not route.is_decode_local:
                 self.linked[self._keeper].turn_taken_s += self._held.own_s()
             self._held.pop()
             self._send(request, route)
@@ -103,7 +103,7 @@ class PredictedGateway:
     def _tell(self, urgency: Urgency | None) -> None:
         if urgency != self._told:
             self._told = urgency
-            told = Holding(None) if urgency is None else holding(urgency, self._clock())
+            told = Holding(None) if urgency is None else holding_message(urgency, self._clock())
             self._tell_holding(self._keeper, told)
 
     def _look_at(self, at_s: float) -> None:
@@ -127,9 +127,9 @@ class PredictedGateway:
 
     def _send(self, request: int, route: Route) -> None:
         prompt = int(self._workload.prompt_tokens[request])
-        self.linked[route.decode].sent(prompt, is_computed=route.prefill is None)
+        self.linked[route.decode].record_sent(prompt, is_computed=route.prefill is None)
         if route.prefill is not None:
-            self.linked[route.prefill].sent(prompt)
-        self.local += route.is_local
-        self.kept += route.is_kept
+            self.linked[route.prefill].record_sent(prompt)
+        self.local += route.is_decode_local
+        self.kept += route.is_prefill_local
         self._send_to(request, route)

@@ -19,7 +19,7 @@ from bench.machine import this_machine
 from bench.results import Cell, percentile, publish
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.requests.tenant import Tenant
 from baton_testing.gateway.virtual_pool import Client, VirtualPool
 
 TTFT_S: Final = 0.5
@@ -47,7 +47,7 @@ class LetIn:
     _wait_s: float | None = None
 
     def __post_init__(self) -> None:
-        lines: Any = self.pool.relay._lines
+        lines: Any = self.pool.relay._loads
         decide = lines.overload
 
         def overload(*arguments: Any) -> Problem | None:

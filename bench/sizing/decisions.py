@@ -1,4 +1,4 @@
-"""What a decision of mode SLO takes, in a replay of loads: milliseconds of processor time of the thread that decides.
+"""The cost of mode SLO's decisions in a replay of loads: milliseconds of processor time of the deciding thread.
 
 python -m bench sizing_decisions --traces DIR --only "letters"
 
@@ -21,7 +21,7 @@ from bench.sizing.loads import SPLITS, Load, split
 
 from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_control.sizing.decision.sizing_state import fresh
-from baton_control.sizing.inputs.observations import Observed, StepSeen
+from baton_control.sizing.inputs.observations import Measurements, ObservedStep
 from baton_simulate.baselines.signals import Sizes
 from baton_simulate.policies import Slo, needs_of
 from baton_simulate.replay import Scenario, replay
@@ -35,7 +35,7 @@ class TimedSlo(Slo):
     took_ms: list[float]
     digest: hashlib._Hash
 
-    def decided(self, seen: Observed, steps: list[StepSeen], now: float) -> Sizes:
+    def decided(self, seen: Measurements, steps: list[ObservedStep], now: float) -> Sizes:
         began_s = time.thread_time()
         sizes = Slo.decided(self, seen, steps, now)
         self.took_ms.append(1e3 * (time.thread_time() - began_s))
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, required=True, help="folder of the traces")
     parser.add_argument("--split", choices=tuple(SPLITS), default="development")
     parser.add_argument("--only", default="", help="part of a load's name")
-    parser.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")], default=[1])
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[1])
     options = parser.parse_args()
     for load in split(options.split):
         for seed in options.seeds if options.only in load.name else ():

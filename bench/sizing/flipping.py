@@ -80,31 +80,33 @@ def arrivals(rate: float, seconds: float) -> Workload:
 
 async def flips(up: Up, sizes: Path, count: int, every_s: float) -> list[Flip]:
     """So many, `every_s` after each other. Raises NotReadyError when one does not come."""
-    found: list[Flip] = []
-    while len(found) < count:
+    measured: list[Flip] = []
+    while len(measured) < count:
         before = await asyncio.to_thread(states, up)
-        scripted_up.write(sizes, *TURNS[(len(found) + 1) % len(TURNS)])
-        flip = await asyncio.to_thread(next_flip, up, len(found))
+        scripted_up.write(sizes, *TURNS[(len(measured) + 1) % len(TURNS)])
+        flip = await asyncio.to_thread(next_flip, up, len(measured))
         own = before[flip["worker"]]
-        rest = sum(each.running for name, each in before.items() if name != flip["worker"])
+        rest = sum(worker.running for name, worker in before.items() if name != flip["worker"])
         load = round(os.getloadavg()[0], 1)
-        found.append(Flip(flip["worker"], flip["role"], float(flip["seconds"]), own.running, own.waiting, rest, load))
+        measured.append(
+            Flip(flip["worker"], flip["role"], float(flip["seconds"]), own.running, own.waiting, rest, load)
+        )
         await asyncio.sleep(every_s)
-    return found
+    return measured
 
 
 def next_flip(up: Up, known: int) -> re.Match[str]:
-    """What `baton up` says of the one after those that are known."""
+    """The report of `baton up` on the flip after the known ones."""
 
-    def told() -> re.Match[str] | None:
-        found = list(FLIPPED.finditer(up.child.output()))
-        return found[known] if len(found) > known else None
+    def next_report() -> re.Match[str] | None:
+        matches = list(FLIPPED.finditer(up.child.output()))
+        return matches[known] if len(matches) > known else None
 
-    return wait_for(told, f"flip {known + 1}", LONGEST_FLIP_S)
+    return wait_for(next_report, f"flip {known + 1}", LONGEST_FLIP_S)
 
 
 def states(up: Up) -> dict[str, ObservedWorker]:
-    """Of the workers that answer, by name."""
+    """The conditions of the workers that answer, by name."""
     seen = observe(read_record(up.run_dir)).workers
     return {post.name: state for post, state in seen if state is not None}
 
@@ -122,10 +124,10 @@ async def run(asked: argparse.Namespace) -> tuple[list[Flip], list[Answer], set[
             workload = arrivals(asked.rate, WARM_S + asked.flips * (asked.every + 1.0))
             load = asyncio.create_task(offered(endpoint, "paced", workload, DEADLINE_S, answers.append))
             await asyncio.sleep(WARM_S)
-            found = await flips(up, sizes, asked.flips, asked.every)
+            flipped = await flips(up, sizes, asked.flips, asked.every)
             await load
-            starts = {post.starts for post in read_record(up.run_dir).posts}
-            return found, answers, starts
+            starts = {process.starts for process in read_record(up.run_dir).processes}
+            return flipped, answers, starts
 
 
 def main() -> int:
@@ -136,18 +138,18 @@ def main() -> int:
     parser.add_argument("--emulate", default="h200:llama-3.1-8b/10@5", help="as of baton up (default %(default)s)")
     asked = parser.parse_args()
     machine = this_machine()
-    found, answers, starts = asyncio.run(run(asked))
+    flipped, answers, starts = asyncio.run(run(asked))
     lost = [answer for answer in answers if answer.failure or not answer.finished]
-    took = [flip.seconds for flip in found]
+    took = [flip.seconds for flip in flipped]
     notes = [
         f"python -m bench flipping --flips {asked.flips} --every {asked.every:g} --rate {asked.rate:g} "
         f"--emulate {asked.emulate}",
-        f"{len(answers)} requests, {len(lost)} lost; {len(found)} flips, {percentile(took, 50):.2f} s in the middle, "
+        f"{len(answers)} requests, {len(lost)} lost; {len(flipped)} flips, {percentile(took, 50):.2f} s in the middle, "
         f"{max(took):.2f} s at most; processes were started {max(starts)} time(s) at most.",
         f"TTFT p50 {percentile([a.ttft_s for a in answers], 50):.2f} s, TPOT p50 "
         f"{1e3 * percentile([a.tpot_s for a in answers], 50):.0f} ms.",
     ]
-    rows: list[dict[str, Cell]] = [asdict(flip) for flip in found]
+    rows: list[dict[str, Cell]] = [asdict(flip) for flip in flipped]
     publish("flips_under_load", machine, notes, tuple(rows[0]), rows)
     for answer in lost[:10]:
         print(f"lost: {answer.failure or answer.end.value}: {answer.detail}")

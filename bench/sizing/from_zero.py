@@ -58,7 +58,7 @@ async def run(requests: int, emulate: str) -> dict[str, object]:
     first = [answer.ttft_s for answer in answers if answer.times_s]
     return {
         "requests": requests,
-        "workers_before": len([post for post in before.posts if post.role != "gateway"]),
+        "workers_before": len([process for process in before.processes if process.role != "gateway"]),
         "activations": len(wakes),
         "lost": len(failures),
         "failures": sorted(set(failures)),

@@ -1,4 +1,4 @@
-"""What the fronts say, as numbers. Pure: rows go in.
+"""The fronts as numbers. Pure: rows go in.
 
 A point is a policy at one value of its knob: means over the seeds of a load. A front is the points that no cheaper one
 of the same policy keeps as well. Between two of them the logarithm of misses is a line over GPU-hours. More GPU-hours
@@ -62,7 +62,7 @@ class Number:
     low: float
     high: float
     worst: float
-    """Of one load."""
+    """The largest of one load."""
     loads: int
 
 
@@ -75,7 +75,7 @@ def cases(rows: Iterable[Row], drawn: Callable[[list[int]], list[int]] | None = 
     fixed: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         (fixed[row.load] if row.policy == FIXED else runs[row.load, row.startup_s]).append(row)
-    found = []
+    result = []
     for (load, startup_s), mine in sorted(runs.items()):
         seeds = sorted({row.seed for row in mine if row.policy == SLO})
         if not seeds:
@@ -85,11 +85,11 @@ def cases(rows: Iterable[Row], drawn: Callable[[list[int]], list[int]] | None = 
         for row in [*mine, *fixed[load]]:
             by_knob[row.policy, row.knob] += [row] * taken.count(row.seed)
         points: dict[str, list[Point]] = defaultdict(list)
-        for (policy, knob), each in by_knob.items():
-            if len(each) == len(taken):  # a size that only some seeds tried is no point: its mean would be of others
-                points[policy].append(_mean(knob, each))
-        found.append(Case(load, startup_s, mine[0].seconds, points))
-    return found
+        for (policy, knob), runs_of in by_knob.items():
+            if len(runs_of) == len(taken):  # a size that only some seeds tried is no point: its mean would be of others
+                points[policy].append(_mean(knob, runs_of))
+        result.append(Case(load, startup_s, mine[0].seconds, points))
+    return result
 
 
 def _mean(knob: str, rows: Sequence[Row]) -> Point:
@@ -101,15 +101,15 @@ def _mean(knob: str, rows: Sequence[Row]) -> Point:
 
 def front(points: Iterable[Point]) -> list[Point]:
     """From the cheapest on, each with fewer misses than all before."""
-    kept: list[Point] = []
+    line: list[Point] = []
     for point in sorted(points, key=lambda each: (each.gpu_hours, each.misses)):
-        if not kept or point.misses < kept[-1].misses:
-            kept.append(point)
-    return kept
+        if not line or point.misses < line[-1].misses:
+            line.append(point)
+    return line
 
 
 def misses_at(points: Iterable[Point], gpu_hours: float, is_whole: bool = False) -> float | None:
-    """Of a policy at this cost, on its front; None: it has no run that is so cheap.
+    """The misses of a policy at this cost, on its front; None: it has no run that is so cheap.
 
     `is_whole`: there is nothing between two points, as between two sizes of a fixed pool.
     """
@@ -131,7 +131,7 @@ def peers(points: Points) -> list[str]:
 def beside_peers(case: Case) -> float | None:
     """Misses over those of the best tuned peer at the same GPU-hours."""
     at = [_at(case, case.points[policy]) for policy in peers(case.points)]
-    return _over(case, [each for each in at if each is not None])
+    return _over(case, [misses for misses in at if misses is not None])
 
 
 def beside_fixed(case: Case) -> float | None:
@@ -183,7 +183,7 @@ RATIOS: Mapping[str, tuple[Callable[[Case], float | None], float]] = {
     "GPU-hours, over the smallest fixed pool with as few misses, days": (beside_fixed_days, 0.65),
     "misses with flips, over starts and stops alone at the GPU-hours of those": (with_flips, 0.6),
 }
-"""What is asked of each case, and the goal: the mean is to be no more."""
+"""The ratio of each case, and the goal: the mean is to be no more."""
 
 
 def numbers(rows: Sequence[Row], draws: int = DRAWS) -> dict[str, Number]:
@@ -193,18 +193,18 @@ def numbers(rows: Sequence[Row], draws: int = DRAWS) -> dict[str, Number]:
     whole = cases(rows)
     result = {}
     for name, (ratio, _) in RATIOS.items():
-        found = [each for each in map(ratio, whole) if each is not None]
-        if not found:
+        ratios = [value for value in map(ratio, whole) if value is not None]
+        if not ratios:
             continue
-        means = [each for each in (_geometric(ratio, draw) for draw in drawn) if each is not None]
+        means = [mean for mean in (_geometric(ratio, draw) for draw in drawn) if mean is not None]
         low, high = np.quantile(means, [0.025, 0.975]).tolist()
-        result[name] = Number(float(np.exp(np.mean(np.log(found)))), low, high, max(found), len(found))
+        result[name] = Number(float(np.exp(np.mean(np.log(ratios)))), low, high, max(ratios), len(ratios))
     return result
 
 
 def _geometric(ratio: Callable[[Case], float | None], of: Iterable[Case]) -> float | None:
-    found = [each for each in map(ratio, of) if each is not None]
-    return float(np.exp(np.mean(np.log(found)))) if found else None
+    ratios = [value for value in map(ratio, of) if value is not None]
+    return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
 
 
 def kept_where_possible(rows: Iterable[Row]) -> tuple[int, int]:
@@ -215,7 +215,9 @@ def kept_where_possible(rows: Iterable[Row]) -> tuple[int, int]:
         if row.policy in (SLO, ORACLE) and not row.knob
     }
     possible = [
-        (load, seed, startup) for (load, seed, startup, policy), kept in keeps.items() if policy == ORACLE and kept
+        (load, seed, startup)
+        for (load, seed, startup, policy), is_kept in keeps.items()
+        if policy == ORACLE and is_kept
     ]
-    ours = [keeps[*each, SLO] for each in possible if (*each, SLO) in keeps]
+    ours = [keeps[*run, SLO] for run in possible if (*run, SLO) in keeps]
     return sum(ours), len(ours)

@@ -43,13 +43,13 @@ def tables(rows: Sequence[Row], part: str) -> str:
         cells = [_default(case, "oracle"), _default(case, "slo"), _best_peer(case), _cheapest(case), _fixed(case)]
         lines.append(f"| {case.load} | {case.startup_s:.0f} s | {seeds} | " + " | ".join(cells) + " |")
     lines += ["", "| ratio | goal | geometric mean | 95 of 100 | worst | loads |", "|---|---|---|---|---|---|"]
-    for name, each in numbers(mine).items():
+    for name, number in numbers(mine).items():
         lines.append(
-            f"| {name} | {RATIOS[name][1]} | {each.mean:.2f} | {each.low:.2f}–{each.high:.2f} | {each.worst:.2f} "
-            f"| {each.loads} |"
+            f"| {name} | {RATIOS[name][1]} | {number.mean:.2f} | {number.low:.2f}–{number.high:.2f} "
+            f"| {number.worst:.2f} | {number.loads} |"
         )
-    kept, possible = kept_where_possible(mine)
-    return "\n".join([*lines, "", f"Keeps both percentiles in {kept} of {possible} runs in which the oracle does."])
+    keeping, possible = kept_where_possible(mine)
+    return "\n".join([*lines, "", f"Keeps both percentiles in {keeping} of {possible} runs in which the oracle does."])
 
 
 def _show(point: Point | None) -> str:
@@ -63,8 +63,8 @@ def _default(case: Case, policy: str) -> str:
 def _best_peer(case: Case) -> str:
     if case.ours is None:
         return "–"
-    found = [(misses_at(case.points[policy], case.ours.gpu_hours), policy) for policy in peers(case.points)]
-    known = [(misses, policy) for misses, policy in found if misses is not None]
+    rivals = [(misses_at(case.points[policy], case.ours.gpu_hours), policy) for policy in peers(case.points)]
+    known = [(misses, policy) for misses, policy in rivals if misses is not None]
     return f"{min(known)[0] * 100:.1f} ({min(known)[1]})" if known else "–"
 
 
@@ -77,8 +77,8 @@ def _cheapest(case: Case) -> str:
 
 
 def _fixed(case: Case) -> str:
-    kept = [point for point in case.points.get(FIXED, ()) if point.keeps]
-    best = min(kept, key=lambda point: point.gpu_hours, default=None)
+    keeping = [point for point in case.points.get(FIXED, ()) if point.keeps]
+    best = min(keeping, key=lambda point: point.gpu_hours, default=None)
     return _show(best) + ("" if best is None else f" ({best.knob})")
 
 
@@ -87,7 +87,7 @@ def document(rows: Sequence[Row]) -> dict[str, object]:
     sets = sorted({row.split for row in rows})
     return {
         part: {
-            "numbers": {name: asdict(each) for name, each in numbers(mine).items()},
+            "numbers": {name: asdict(number) for name, number in numbers(mine).items()},
             "kept_where_the_oracle_does": kept_where_possible(mine),
             "fronts": [
                 {
@@ -127,7 +127,7 @@ def _plot(shown: Sequence[tuple[str, Case]], path: Path) -> None:
         dearest = 4.0 * max((point.gpu_hours for point in case.points.get("slo", ())), default=1.0)
         for policy, colour in DRAWN.items():
             points = [(p.gpu_hours, p.misses * 100 + 0.1) for p in front(case.points.get(policy, ()))]
-            near = [each for each in points if each[0] <= dearest]
+            near = [point for point in points if point[0] <= dearest]
             line, mark = "-" if policy in (*KNOBS, FIXED) else "", "*" if policy == "slo" else "o"
             hours, misses = zip(*near, strict=True) if near else ((), ())
             axis.plot(hours, misses, line + mark, ms=8 if policy == "slo" else 3, lw=1, color=colour, label=policy)

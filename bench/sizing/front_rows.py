@@ -16,7 +16,7 @@ class Row:
     split: str
     load: str
     seconds: float
-    """That the load lasts."""
+    """How long the load lasts."""
     seed: int
     startup_s: float
     policy: str
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def run(self) -> tuple[str, int, float, str, str]:
-        """What tells it from others; sizes of a fixed pool are one run, and it knows no start-up."""
+        """The key of the run; sizes of a fixed pool are one run, and it knows no start-up."""
         if self.policy == FIXED:
             return self.load, self.seed, 0.0, FIXED, ""
         return self.load, self.seed, self.startup_s, self.policy, self.knob

@@ -30,7 +30,7 @@ VALUES: dict[str, tuple[float | None, ...]] = {
     "kpa": (None, 2.8),
     "hpa-queue": (None, 2.0, 4.0),
 }
-"""Of the knobs; None: the default."""
+"""Values of the knobs; None: the default."""
 TURNING = (
     "essays and papers in turns",
     "letters and books in turns",
@@ -68,7 +68,7 @@ Done = frozenset[tuple[str, int, float, str, str]]
 
 def played(cell: Cell, traces: Path, done: Done) -> list[Row]:
     """The rows that are missing; none when its trace is not there."""
-    load = next(each for each in split(cell.split) if each.name == cell.load)
+    load = next(candidate for candidate in split(cell.split) if candidate.name == cell.load)
     missing = [(policy, knob) for policy, knob in cell.runs() if _run(cell, policy, knob) not in done]
     if not missing:
         return []

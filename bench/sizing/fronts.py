@@ -54,9 +54,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, help="folder of the traces; without it, only the report is made")
     parser.add_argument("--split", choices=tuple(SPLITS), default="development")
-    parser.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")], default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[1, 2, 3, 4, 5])
     parser.add_argument(
-        "--startups", type=lambda text: [float(each) for each in text.split(",")], default=[60.0, 300.0]
+        "--startups", type=lambda text: [float(seconds) for seconds in text.split(",")], default=[60.0, 300.0]
     )
     parser.add_argument("--only", default="", help="part of a load's name")
     parser.add_argument("--without", type=lambda text: text.split(";"), default=[], help="names of loads, by semicolon")

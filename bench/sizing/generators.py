@@ -52,13 +52,13 @@ def sessions(random: np.random.Generator, rate: float, hours: float) -> Workload
     is cached but for the newest part; thought about for half a minute in the mean between two turns."""
     rows: list[tuple[float, int, int, int]] = []
     for start in np.sort(random.uniform(0.0, hours * HOUR_S, random.poisson(rate / 6 * hours * HOUR_S))):
-        at, said = float(start), 0
+        at, context = float(start), 0
         for _ in range(random.geometric(1 / 6)):
             asked, answer = int(random.lognormal(np.log(1500), 1.0)) + 1, int(random.lognormal(np.log(200), 0.8)) + 1
-            if said + asked > 32_768:
+            if context + asked > 32_768:
                 break
-            rows.append((at, said + asked, answer, said))
-            said += asked + answer
+            rows.append((at, context + asked, answer, context))
+            context += asked + answer
             at += 5.0 + random.exponential(30.0)
     rows = sorted(row for row in rows if row[0] < hours * HOUR_S)
     times, prompts, outputs, cached = (np.array(column) for column in zip(*rows, strict=True))
@@ -82,10 +82,10 @@ def wandering(random: np.random.Generator, rate: float, hours: float) -> Workloa
     """
 
     def wander() -> Floats:
-        steps, kept = random.normal(0.0, 1.0, int(hours * HOUR_S / 10)), np.exp(-10.0 / 600.0)
+        steps, decay = random.normal(0.0, 1.0, int(hours * HOUR_S / 10)), np.exp(-10.0 / 600.0)
         level, levels = random.normal(), []
         for step in steps:
-            level = kept * level + np.sqrt(1 - kept**2) * step
+            level = decay * level + np.sqrt(1 - decay**2) * step
             levels.append(level)
         return np.repeat(np.array(levels), 10)
 
@@ -137,8 +137,8 @@ def office_days(random: np.random.Generator, rate: float, days: float, night: fl
     seconds = np.arange(0.0, days * 24 * HOUR_S)
     hour = seconds / HOUR_S % 24
     level = night + (1.0 - night) * np.clip(np.minimum(hour - 8.0, 19.0 - hour), 0.0, 1.0)
-    each = random.uniform(0.85, 1.15, int(np.ceil(days)))[(seconds // (24 * HOUR_S)).astype(np.int64)]
-    return with_lengths(by_second(random, rate * level * each), random, *CHAT_LENGTHS)
+    day_factor = random.uniform(0.85, 1.15, int(np.ceil(days)))[(seconds // (24 * HOUR_S)).astype(np.int64)]
+    return with_lengths(by_second(random, rate * level * day_factor), random, *CHAT_LENGTHS)
 
 
 def waves(
@@ -198,10 +198,12 @@ def shifts(random: np.random.Generator, hours: float) -> Workload:
 
 def growing_desks(random: np.random.Generator, rate: float, hours: float, count: int = 25) -> Workload:
     """Desks that open one after another in the first two thirds and stay, each with Weibull gaps (shape 0.6)."""
-    each, duration_s = rate / count, hours * HOUR_S
+    rate_each, duration_s = rate / count, hours * HOUR_S
     times = []
     for start in random.uniform(0.0, duration_s * 2 / 3, count) * (np.arange(count) >= count // 3):
-        gaps = random.weibull(0.6, int(each * duration_s * 1.5) + 50) / each / 1.5046  # the mean of that shape
+        gaps = (
+            random.weibull(0.6, int(rate_each * duration_s * 1.5) + 50) / rate_each / 1.5046
+        )  # the mean of that shape
         times.append((arrivals := start + np.cumsum(gaps))[arrivals < duration_s])
     return with_lengths(np.sort(np.concatenate(times)), random, (1400.0, 0.9), (180.0, 0.8))
 
@@ -227,8 +229,8 @@ def jobs(random: np.random.Generator, rate: float, hours: float) -> Workload:
     duration_s = hours * HOUR_S
     times = [random.uniform(0.0, duration_s, random.poisson(rate * duration_s))]
     for start in random.uniform(-HOUR_S, duration_s, random.poisson((duration_s + HOUR_S) / 100.0)):
-        seconds, each = 60.0 * (1.0 + random.pareto(1.4)), random.lognormal(np.log(1.5), 0.6)
-        sent = random.uniform(start, start + seconds, random.poisson(each * seconds))
+        seconds, factor = 60.0 * (1.0 + random.pareto(1.4)), random.lognormal(np.log(1.5), 0.6)
+        sent = random.uniform(start, start + seconds, random.poisson(factor * seconds))
         times.append(sent[(sent >= 0.0) & (sent < duration_s)])
     return with_lengths(np.sort(np.concatenate(times)), random, *CHAT_LENGTHS)
 

@@ -68,7 +68,9 @@ def thinking(random: np.random.Generator, rate: float, hours: float) -> Workload
     times = by_second(random, np.full(int(hours * HOUR_S), rate))
     ends = np.cumsum(random.uniform(240.0, 720.0, int(hours * HOUR_S / 240.0) + 1))
     shares = random.uniform(0.03, 0.45, len(ends))[np.searchsorted(ends, times)]
-    plain, long = (with_lengths(times, random, CHAT_LENGTHS[0], each) for each in (CHAT_LENGTHS[1], (1800.0, 0.5)))
+    plain, long = (
+        with_lengths(times, random, CHAT_LENGTHS[0], outputs) for outputs in (CHAT_LENGTHS[1], (1800.0, 0.5))
+    )
     outputs = np.where(random.uniform(0.0, 1.0, len(times)) < shares, long.output_tokens, plain.output_tokens)
     return Workload(times, plain.prompt_tokens, outputs, plain.cached_tokens)
 

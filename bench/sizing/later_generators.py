@@ -41,13 +41,13 @@ def agents(random: np.random.Generator, per_minute: float, hours: float) -> Work
     duration_s, rows = hours * HOUR_S, list[tuple[float, int, int, int]]()
     for start in random.uniform(-900.0, duration_s, random.poisson(per_minute / 4.5 * (duration_s + 900.0) / 60.0)):
         for _ in range(int(random.integers(1, 9))):
-            at, said = float(start + random.uniform(0.0, 5.0)), 3000
+            at, context = float(start + random.uniform(0.0, 5.0)), 3000
             for _ in range(int(random.integers(5, 41))):
                 new, answer = int(random.uniform(200.0, 3000.0)), int(random.lognormal(np.log(120.0), 0.7)) + 1
-                if said + new > 32_768:
+                if context + new > 32_768:
                     break
-                rows.append((at, said + new, answer, said))
-                said += new + answer
+                rows.append((at, context + new, answer, context))
+                context += new + answer
                 at += 3.0 + answer * 0.02 + random.exponential(6.0)
     rows = sorted(row for row in rows if 0.0 <= row[0] < duration_s)
     times, prompts, outputs, cached = (np.array(column) for column in zip(*rows, strict=True))

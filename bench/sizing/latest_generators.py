@@ -58,14 +58,14 @@ def interviews(random: np.random.Generator, a_minute: float, hours: float) -> Wo
     rows: list[tuple[float, int, int, int]] = []
     for quarter in np.arange(-600.0, duration_s, 900.0):
         for start in quarter + random.uniform(0.0, 180.0, random.poisson(15 * a_minute * random.uniform(0.2, 2.0))):
-            at, said = float(start), 900
+            at, context = float(start), 900
             for _ in range(int(random.integers(8, 21))):
                 asked, answer = int(random.lognormal(np.log(120), 0.7)) + 1, int(random.lognormal(np.log(180), 0.5)) + 1
-                rows.append((at, said + asked, answer, said))
-                said += asked + answer
+                rows.append((at, context + asked, answer, context))
+                context += asked + answer
                 at += 10.0 + random.exponential(35.0)
-    kept = sorted(row for row in rows if 0.0 <= row[0] < duration_s)
-    times, prompts, outputs, cached = (np.array(column) for column in zip(*kept, strict=True))
+    ordered = sorted(row for row in rows if 0.0 <= row[0] < duration_s)
+    times, prompts, outputs, cached = (np.array(column) for column in zip(*ordered, strict=True))
     return Workload(times, prompts, outputs, cached)
 
 

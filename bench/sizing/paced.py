@@ -29,7 +29,7 @@ from bench.sizing.paced_report import Sample, prediction, report, write_plot
 from baton_control.sizing.inputs.workload import Workload
 from baton_control.spec.manifest import parse_object
 from baton_local.client import Answer
-from baton_local.fleet.emulation import emulated
+from baton_local.fleet.emulation import parse_emulation
 from baton_local.fleet.record import RunRecord, read_record
 from baton_local.fleet.run_dir import RunDir
 from baton_simulate.trace_files import read_trace
@@ -45,7 +45,7 @@ STARTED = re.compile(r"-(?:prefill|decode)-.*: ready after ([0-9.]+) s")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is run."""
+    """The run that was asked for."""
 
     trace: Path
     emulate: str
@@ -95,7 +95,7 @@ class Ran:
     decisions: list[str]
     startups_s: list[float]
     processor_s: float
-    """Of the deployment, processes that ended before left out."""
+    """Processor time of the deployment, without processes that ended before."""
 
 
 async def run(asked: Asked) -> Ran:
@@ -115,9 +115,9 @@ async def run(asked: Asked) -> Ran:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
         lines = up.child.output().splitlines()
-        said = [line.removeprefix("baton: ") for line in lines if "pools: " in line]
-        startups = [float(found[1]) for line in lines if (found := STARTED.search(line))]
-        return Ran(answers, samples, said, startups, up.child.cpu_s() - before)
+        decisions = [line.removeprefix("baton: ") for line in lines if "pools: " in line]
+        startups = [float(match[1]) for line in lines if (match := STARTED.search(line))]
+        return Ran(answers, samples, decisions, startups, up.child.cpu_s() - before)
 
 
 async def current(run_dir: RunDir) -> RunRecord:
@@ -127,7 +127,9 @@ async def current(run_dir: RunDir) -> RunRecord:
 async def _sample(run_dir: RunDir, began: float, samples: list[Sample]) -> None:
     while True:
         record = await current(run_dir)
-        ready = {role: [p.name for p in record.posts if p.role == role and p.phase == "ready"] for role in POOL_ROLES}
+        ready = {
+            role: [p.name for p in record.processes if p.role == role and p.phase == "ready"] for role in POOL_ROLES
+        }
         samples.append(
             Sample(
                 at_s=time.monotonic() - began,
@@ -162,7 +164,7 @@ def main() -> int:
         options.minutes,
     )
     ran = asyncio.run(run(asked))
-    emulation = emulated(asked.emulate, parse_object(document(asked)))
+    emulation = parse_emulation(asked.emulate, parse_object(document(asked)))
     workload = arrivals(asked)
     result = {
         "command": f"python -m bench paced TRACE --emulate {asked.emulate} --minutes {asked.minutes:g}",
@@ -176,7 +178,7 @@ def main() -> int:
     write(FOLDER / f"{options.name}.json", result)
     startup_s = statistics.median(ran.startups_s)
     predictions = prediction(workload, emulation, ran.samples, asked.ttft_s, asked.tpot_s, asked.most, startup_s)
-    result["predicted"] = {name: found.summary for name, found in predictions.items()}
+    result["predicted"] = {name: prediction.summary for name, prediction in predictions.items()}
     write(FOLDER / f"{options.name}.json", result)
     write_plot(FOLDER / f"{options.name}.png", ran.answers, ran.samples, predictions, asked.ttft_s, asked.tpot_s)
     print(json.dumps({name: value for name, value in result.items() if name != "pools"}, indent=1))

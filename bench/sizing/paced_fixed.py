@@ -1,4 +1,4 @@
-"""What the twin predicts beside what clients measure, on pools that stay as they are: real processes, emulated steps.
+"""Predictions of the simulator and what clients measure, on fixed pools: real processes, emulated steps.
 
     python -m bench paced_fixed /path/to/azure_llm_2023_conv.csv
 
@@ -19,18 +19,17 @@ from bench.serving.load import offered
 from bench.sizing.paced import PATIENCE_S, Asked, current, document
 from bench.sizing.paced_report import measured, shares
 
-from baton_control.sizing.decision.capacity import latencies
 from baton_control.sizing.inputs.workload import Workload
 from baton_control.sizing.simulator.simulator import Simulator
 from baton_control.spec.manifest import parse_object
 from baton_local.client import Answer
-from baton_local.fleet.emulation import Emulation, emulated
+from baton_local.fleet.emulation import Emulation, parse_emulation
 from baton_simulate.trace_files import read_trace
 from baton_testing.processes.baton_up import Up
 from baton_wire.messages.values import POOL_ROLES
 
 START_S = 1020.0
-"""Of the part of the trace that is replayed."""
+"""The start of the part of the trace that is replayed."""
 
 
 async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[Answer]:
@@ -44,7 +43,7 @@ async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[
     ):
         endpoint = up.await_ready()
         async with asyncio.timeout(120):
-            while sum(post.phase == "ready" for post in (await current(up.run_dir)).posts) <= sum(pools):  # noqa: ASYNC110
+            while sum(process.phase == "ready" for process in (await current(up.run_dir)).processes) <= sum(pools):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         answers: list[Answer] = []
         await offered(endpoint, "paced", workload, PATIENCE_S, answers.append)
@@ -70,7 +69,7 @@ def main() -> int:
     options = parser.parse_args()
     pools = (options.pools[0], options.pools[1])
     asked = Asked(options.trace, options.emulate, 16.0, 0.6, max(pools), 0.0, 0.0, options.minutes)
-    emulation = emulated(asked.emulate, parse_object(document(asked)))
+    emulation = parse_emulation(asked.emulate, parse_object(document(asked)))
     trace, rows = read_trace(asked.trace), []
     for rate in options.rates:
         part = trace.between(START_S, START_S + 60.0 * asked.minutes)
@@ -82,7 +81,7 @@ def main() -> int:
             "rate_per_s": round(len(workload) / workload.duration_s, 2),
             "prefill_busy": round(busy, 2),
             "measured": shares(*measured(answers), asked.ttft_s, asked.tpot_s),
-            "twin": shares(*latencies(twin, workload), asked.ttft_s, asked.tpot_s),
+            "twin": shares(*twin.latencies(), asked.ttft_s, asked.tpot_s),
         }
         rows.append(row)
         print(json.dumps(row), flush=True)

@@ -1,4 +1,4 @@
-"""What a paced run amounted to, what the twin says about the same arrivals, and both in one picture."""
+"""The figures of a paced run, those of the simulator for the same arrivals, and both in one picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from bench.results import shrink_plot
 
-from baton_control.sizing.decision.capacity import latencies
 from baton_control.sizing.decision.sizing_state import fresh
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.inputs.workload import Floats, Workload
@@ -33,12 +32,12 @@ class Sample:
     wanted: dict[str, int]
     ready: dict[str, int]
     load: float
-    """Of the machine, 1 min average."""
+    """The load of the machine, 1 min average."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the twin says."""
+    """The figures of the simulator."""
 
     ttft_s: Floats
     tpot_s: Floats
@@ -49,20 +48,20 @@ class Predicted:
 
 def shares(ttft_s: Floats, tpot_s: Floats, ttft_limit_s: float, tpot_limit_s: float) -> dict[str, object]:
     """Attainment and percentiles; what never came is infinite and outside every target."""
-    first, each = ttft_s <= ttft_limit_s, tpot_s <= tpot_limit_s
-    found: dict[str, object] = {
+    first, tpot_met = ttft_s <= ttft_limit_s, tpot_s <= tpot_limit_s
+    result: dict[str, object] = {
         "requests": len(ttft_s),
-        "slo_attainment": round(float(np.mean(first & each)), 4),
+        "slo_attainment": round(float(np.mean(first & tpot_met)), 4),
         "ttft_attainment": round(float(np.mean(first)), 4),
-        "tpot_attainment": round(float(np.mean(each)), 4),
+        "tpot_attainment": round(float(np.mean(tpot_met)), 4),
     }
     for name, values in (("ttft", ttft_s), ("tpot", tpot_s)):
         known = values[np.isfinite(values)]
         for percent in PERCENTS:
-            found[f"{name}_p{percent}_ms"] = (
+            result[f"{name}_p{percent}_ms"] = (
                 round(1e3 * float(np.percentile(known, percent)), 1) if len(known) else None
             )
-    return found
+    return result
 
 
 def report(ttft_s: float, tpot_s: float, answers: Sequence[Answer], samples: Sequence[Sample]) -> dict[str, object]:
@@ -117,7 +116,7 @@ def prediction(
                 twin.remove(role)
         points.append((sample.at_s, twin.routable(Role.PREFILL), twin.routable(Role.DECODE)))
     twin.run_out()
-    ttft, tpot = latencies(twin, workload)
+    ttft, tpot = twin.latencies()
     same = Predicted(ttft, tpot, tuple(points), shares(ttft, tpot, ttft_s, tpot_s))
     bounds, targets = Bounds(1, most), Targets(ttft_s, tpot_s)
     spec = SizingSpec(bounds, bounds, targets)

@@ -1,4 +1,4 @@
-"""What a load is played with: the workers as they are believed to be and as they are, and what sizing is asked for."""
+"""The settings of a replay: the workers as they are believed to be and as they are, and the spec of sizing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton_control.sizing.inputs.workload import Workload
 from baton_wire.rules.hardware import H200
 
 SLOWER = (1.06, 1.04)
-"""What workers really take over what policies believe, prefill and decode."""
+"""Step times of real workers over those that policies believe, prefill and decode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""`python -m bench sleeping [--traces DIR]`: what sleep costs in all, workers and late requests together, by its rule.
+"""`python -m bench sleeping [--traces DIR]`: what sleep costs, workers and late requests together, by the quiet time.
 
-Loads with long gaps, a pair of workers, mode SLO. Fixed quiet times stand beside the one that sizing finds by cost.
+Loads with long gaps, a pair of workers, mode SLO.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from baton_wire.rules.hardware import H200
 
 WORKER = worker_model(LLAMA_8B, H200)
 PRICE = 3.5
-"""Of an accelerator and hour; a pair is two."""
+"""The price of an accelerator and hour; a pair is two."""
 MISSES = (0.02, 0.2, 2.0)
 QUIET_S = {"never": None, "1 min": 60.0, "5 min": 300.0, "15 min": 900.0, "1 h": 3600.0}
 
@@ -67,13 +67,11 @@ def main() -> int:
     parser.add_argument("--startup", type=float, default=60.0, metavar="S", help="until a worker can serve")
     parser.add_argument("--seeds", type=int, default=3, help="draws of each load; costs are their means")
     options = parser.parse_args()
-    columns = [*QUIET_S, "by cost"]
-    print(f"| load | a miss | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 2)}")
+    print(f"| load | a miss | {' | '.join(QUIET_S)} |\n|{'---|' * (len(QUIET_S) + 2)}")
     for name, loads in _loads(options.traces, options.seeds):
-        fixed = {column: _played(loads, options.startup, quiet_s) for column, quiet_s in QUIET_S.items()}
+        played = [_played(loads, options.startup, quiet_s) for quiet_s in QUIET_S.values()]
         for miss in MISSES:
-            found = {**fixed, "by cost": _played(loads, options.startup, None, miss)}
-            cells = [f"{hours * PRICE + late * miss:.1f} ({hours:.1f} h, {late:.0f})" for hours, late in found.values()]
+            cells = [f"{hours * PRICE + late * miss:.1f} ({hours:.1f} h, {late:.0f})" for hours, late in played]
             print(f"| {name} | {miss} | {' | '.join(cells)} |", flush=True)
     return 0
 
@@ -85,19 +83,16 @@ def _loads(traces: Path | None, seeds: int) -> Iterator[tuple[str, list[Workload
         yield "two days / 1000", [thinned(np.random.default_rng(seed), traces / DAYS) for seed in range(1, seeds + 1)]
 
 
-def _played(
-    loads: list[Workload], startup_s: float, quiet_s: float | None, miss: float | None = None
-) -> tuple[float, float]:
+def _played(loads: list[Workload], startup_s: float, quiet_s: float | None) -> tuple[float, float]:
     """Hours of accelerators, and requests outside a target, in the mean."""
-    may_sleep = quiet_s is not None or miss is not None
-    bounds = Bounds(0 if may_sleep else 1, 8, cost_per_hour=PRICE)
-    spec = SizingSpec(bounds, bounds, Targets(1.0, 0.05), scale_to_zero_after_s=quiet_s, cost_of_miss=miss)
-    found = []
+    bounds = Bounds(1 if quiet_s is None else 0, 8, cost_per_hour=PRICE)
+    spec = SizingSpec(bounds, bounds, Targets(1.0, 0.05), scale_to_zero_after_s=quiet_s)
+    outcomes = []
     for load in loads:
         scenario = Scenario("sleeping", load, WORKER, spec, startup_s, dict.fromkeys(POOL_ROLES, 1))
         outcome = replay(scenario, "slo", Slo(spec, fresh(WORKER, spec)))
-        found.append((outcome.gpu_hours, outcome.misses * outcome.requests))
-    hours, late = np.mean(found, axis=0)
+        outcomes.append((outcome.gpu_hours, outcome.misses * outcome.requests))
+    hours, late = np.mean(outcomes, axis=0)
     return float(hours), float(late)
 
 

@@ -37,8 +37,8 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import OpenSlot, StepPlan
-from baton_gateway.structured_outputs.definition import definition_of
-from baton_gateway.structured_outputs.output_format import json_shape
+from baton_gateway.structured_outputs.grammar_builder import build_grammar
+from baton_gateway.structured_outputs.output_format import json_format
 from baton_wire.messages.values import RequestKey, SamplingParams
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -59,8 +59,8 @@ ITEM: Final[dict[str, Any]] = {
     "additionalProperties": False,
 }
 SCHEMA: Final[dict[str, Any]] = {"type": "array", "items": ITEM, "minItems": 1_000}
-SHAPE: Final = json_shape(SCHEMA, "schema", is_strict=True)
-GRAMMAR: Final = SHAPE.grammar(definition_of(SHAPE))
+SHAPE: Final = json_format(SCHEMA, "schema", is_strict=True)
+GRAMMAR: Final = SHAPE.grammar(build_grammar(SHAPE))
 PLAIN: Final = SamplingParams(max_tokens=OUTPUT, temperature=0.0)
 BOUND: Final = SamplingParams(max_tokens=OUTPUT, temperature=0.0, grammar=GRAMMAR, stop_token_ids=(END,))
 

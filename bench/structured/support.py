@@ -20,8 +20,8 @@ from bench.structured.json_schema_suite import SuiteCase, keywords, suite_cases
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.structured_outputs.definition import definition_of
-from baton_gateway.structured_outputs.output_format import json_shape
+from baton_gateway.structured_outputs.grammar_builder import build_grammar
+from baton_gateway.structured_outputs.output_format import json_format
 from baton_gateway.structured_outputs.schema_keywords import ENFORCED, REFUSED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "structured.md"
@@ -47,7 +47,7 @@ def tally(cases: Iterable[SuiteCase]) -> tuple[dict[str, Counter[str]], list[str
 
 def _outcome(case: SuiteCase, wrong: list[str]) -> Counter[str]:
     try:
-        definition = definition_of(json_shape(case.schema, "schema", is_strict=True))
+        definition = build_grammar(json_format(case.schema, "schema", is_strict=True))
     except RefusedError:
         return Counter(refused=1)
     found = Counter(followed=1)

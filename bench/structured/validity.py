@@ -33,8 +33,8 @@ from bench.structured.made_schemas import made_schema
 
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_gateway.errors import RefusedError
-from baton_gateway.structured_outputs.definition import definition_of
-from baton_gateway.structured_outputs.output_format import json_shape
+from baton_gateway.structured_outputs.grammar_builder import build_grammar
+from baton_gateway.structured_outputs.output_format import json_format
 from baton_testing.engine.grammars import END, VOCAB, sampling_of, token_bytes
 from baton_testing.engine.models import write_random_model
 from baton_testing.engine.structured_engine import loaded, structured_engine, structured_spec
@@ -121,8 +121,8 @@ def main(arguments: list[str]) -> int:
     refused = 0
     for schema in schemas(options.schemas, options.seed, options.suite):
         try:
-            shape = json_shape(schema, "schema", is_strict=True)
-            followed.append(Followed(schema, shape.grammar(definition_of(shape))))
+            shape = json_format(schema, "schema", is_strict=True)
+            followed.append(Followed(schema, shape.grammar(build_grammar(shape))))
         except RefusedError:
             refused += 1
     notes = [

@@ -1,9 +1,9 @@
-"""Errors of the control plane. What the caller does follows from the type.
+"""Errors of the control plane. The type says what the caller does.
 
 OperatorError
-├── ManifestError      the LLMDeployment is wrong: tell the user every problem, change nothing
-│   └── NotAllowedError    it is right, and asks for what this installation does not allow
-└── UnsupportedError   the LLMDeployment is right, but this site cannot run it: tell the user which field and why
+├── ManifestError      the LLMDeployment is invalid: report every problem to the user, change nothing
+│   └── NotAllowedError    it is valid, but the installation does not allow what it asks for
+└── UnsupportedError   the LLMDeployment is valid, but this site cannot run it: report the field and the reason
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MAX_SHOWN_BITS = 256
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """One thing that is wrong with one field of a manifest."""
+    """A problem with one field of a manifest."""
 
     path: str
-    """Dotted path as the user wrote it, such as `spec.prefill.replicas.min`; empty when it concerns the whole file."""
+    """Dotted path as in the manifest, such as `spec.prefill.replicas.min`; empty for the whole file."""
     message: str
-    """What is wrong and what would be allowed."""
+    """The problem and the allowed values."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
@@ -32,7 +32,7 @@ class OperatorError(Exception):
 
 
 class ManifestError(OperatorError):
-    """A manifest that cannot be used; carries every problem found, in the order of the file."""
+    """A manifest that cannot be used; carries all its problems, in the order of the file."""
 
     def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
         super().__init__("; ".join(str(problem) for problem in problems))
@@ -40,7 +40,7 @@ class ManifestError(OperatorError):
 
 
 class NotAllowedError(ManifestError):
-    """A manifest that would be right elsewhere: whoever installed Baton does not allow what it asks for."""
+    """A valid manifest that asks for something that this installation of Baton does not allow."""
 
 
 class UnsupportedError(OperatorError):
@@ -52,7 +52,7 @@ class UnsupportedError(OperatorError):
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it: escaped, on one line, shortened."""
+    """A value for an error message: escaped, on one line, shortened."""
     if isinstance(value, bool):
         text = "true" if value else "false"
     elif value is None:

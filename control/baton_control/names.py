@@ -1,4 +1,4 @@
-"""Names of everything that belongs to an LLMDeployment, derived from its name; nothing else in Baton builds a name.
+"""Names of the objects of an LLMDeployment, derived from its name; no other module of Baton builds a name.
 
 A deployment's name has at most 36 characters, so that each derived name stays a DNS label of at most 63.
 """
@@ -11,7 +11,7 @@ from baton_wire.messages.values import Role
 
 
 class Key(NamedTuple):
-    """Which LLMDeployment."""
+    """Namespace and name of an LLMDeployment."""
 
     namespace: str
     name: str
@@ -36,7 +36,11 @@ def flexible_name(deployment: str, template_hash: str) -> str:
 
 
 def worker_name(deployment: str, role: Role, template_hash: str, ordinal: int) -> str:
-    """The name of one worker of that group: `chat-prefill-1f3a5c7e90-0`."""
+    """The name of one worker of the group.
+
+    >>> worker_name("chat", Role.PREFILL, "1f3a5c7e90", 0)
+    'chat-prefill-1f3a5c7e90-0'
+    """
     return f"{workers_name(deployment, role, template_hash)}-{ordinal}"
 
 
@@ -51,17 +55,17 @@ def keys_name(deployment: str) -> str:
 
 
 def record_name(deployment: str, content: str) -> str:
-    """The name of the record of rendered templates with that content: `chat-templates-1f3a5c7e90`."""
+    """The name of a record of rendered templates, by the hash of its content: `chat-templates-1f3a5c7e90`."""
     return f"{deployment}-templates-{content}"
 
 
 def cache_name(deployment: str) -> str:
-    """The name of the volume claim with fetched models: `chat-models`."""
+    """The name of the volume claim for fetched models: `chat-models`."""
     return f"{deployment}-models"
 
 
 def fetch_account_name(deployment: str) -> str:
-    """The name of what every fetch Job of the deployment shares: `chat-fetch`."""
+    """The name of the ServiceAccount of the deployment's fetch Jobs, and the prefix of their names: `chat-fetch`."""
     return f"{deployment}-fetch"
 
 

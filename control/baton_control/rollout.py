@@ -1,20 +1,20 @@
-"""The rollout planner: from what runs to what is wanted, one safe step at a time. Pure.
+"""The rollout planner: from the running workers to the desired ones, one safe step at a time. Pure.
 
 Workers of several template hashes may run side by side in both pools. After every step
 (1) a pool has at most `wanted + max_surge` workers, or no more than before;
-(2) the routable workers of a pool that have a fitting partner in the other one are at least `wanted - max_unavailable`,
-    or as many as before if that was already less. A pool that may go down to no worker at all is no partner that the
-    other one has to keep: without surge a single worker can only be replaced by stopping it first;
-(3) with at most two fits the pools stay in proportion: pairs count as the smaller of the two shares that each fit has
-    of its wanted pools, and their sum does not go under what (2) allows both pools, or under what it was. With more
-    fits (another model, and another one before that was through) the smallest of them goes first, by (1) and (2).
-Workers that are not ready serve nothing and may be removed at any time, and whoever carries a step out stops those
-first. A ready one that is not counted as routable may serve all the same: it is not relied on, and not given up.
-While it is unknown how many are routable, nothing is removed. The planner keeps no memory: progress, revert and
-re-edit all follow from the counts and from which template came first.
+(2) a pool has at least `wanted - max_unavailable` routable workers with a fitting partner in the other pool, or as many
+    as before if that was already less. A pool that may go down to zero workers does not have to keep partners for the
+    other one: without surge, a single worker can only be replaced by stopping it first;
+(3) with at most two fits the pools stay in proportion: the pairs of a fit are the smaller of its shares of the two
+    wanted pools, and their sum does not fall below what (2) allows both pools, or below its former value. With more
+    fits (a model was changed again during its rollout) the smallest fit goes first, by (1) and (2).
+Workers that are not ready serve nothing, may be removed at any time, and are stopped first. A ready worker that is not
+counted as routable may serve nevertheless: no step relies on it, and none removes it like an idle one. While the number
+of routable workers is unknown, nothing is removed. The planner keeps no memory: progress, revert and re-edit follow
+from the counts and from the age of the templates.
 
-A rollout may be told to hold: paused, at its canary share, or because the new template fails. The mix of templates
-then stays; what the pools want in numbers is still followed, with the workers that serve.
+A rollout may hold: paused, at its canary share, or because the new template fails. The mix of templates then stays,
+while the sizes of the pools are still followed, with workers that serve.
 """
 
 from __future__ import annotations
@@ -26,34 +26,33 @@ from dataclasses import dataclass, replace
 from baton_control.hashes import Revision
 from baton_wire.messages.values import POOL_ROLES, Role
 
-PARTNERS = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 MOST_FITS_IN_PROPORTION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The workers of one role and revision."""
+    """The group of workers of one role and revision."""
 
     role: Role
     revision: Revision
     workers: int
-    """Started and not told to stop, routable or not."""
+    """Workers that were started and not stopped, routable or not."""
     routable: int | None
-    """Of those, how many the gateway can send requests to; None: unknown."""
+    """Workers that the gateway can send requests to; None: unknown."""
     failing: bool = False
-    """Workers of it crash, or did not become ready in time: more of them are not worth starting."""
+    """True: workers of the group crash or did not become ready in time, so no more are started."""
     unschedulable: int = 0
-    """Workers that no node has room for."""
+    """Workers that fit on no node."""
     idle: int | None = None
-    """How many certainly serve nothing, because they are not ready; None: all that are not routable. One that is ready
-    may serve although nobody counts it as routable now: the link that tells is new, or the operator has just begun."""
+    """Workers that certainly serve nothing, because they are not ready; None: all that are not routable. A ready worker
+    may serve without being counted as routable, while a telemetry link is new or the operator has just started."""
     since: str = ""
-    """When the group was made, as text that sorts by time: a group older than all others is no new template."""
+    """Creation time of the group, as text that sorts by time: the oldest group is no new template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a pool should become."""
+    """Desired state of a pool."""
 
     revision: Revision
     workers: int
@@ -61,10 +60,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """Limits of a rollout."""
+
     max_surge: int
     max_unavailable: int
     canary: int = 0
-    """Percent of a pool that a new template takes before it is held; 0: it is not."""
+    """Percent of a pool that a new template gets before the rollout holds; 0: it does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,21 @@ class PoolChange:
     workers: int
 
 
+@dataclass(frozen=True, slots=True)
+class PoolFlip:
+    """Workers that change pools now, in place of starts in one pool and stops in the other."""
+
+    giver: Role
+    workers: int
+    """More than zero."""
+
+    @property
+    def taker(self) -> Role:
+        return self.giver.partner
+
+
 class RolloutPhase(enum.StrEnum):
-    """Where a rollout stands; each is also the reason of a condition."""
+    """Phase of a rollout, which is also the reason of a condition."""
 
     COMPLETE = "RolloutComplete"
     STARTING = "StartingWorkers"
@@ -105,7 +119,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do now; empty when there is nothing to do or to wait for is all that can be done."""
+    """The next step of a rollout; without changes when it is complete or has to wait."""
 
     changes: tuple[PoolChange, ...]
     reason: str
@@ -113,7 +127,16 @@ class Step:
 
 
 def next_step(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits, paused: bool = False) -> Step:
-    """The next step from `groups` towards `wanted`; apply, observe and repeat until it is complete."""
+    """The next step from `groups` towards `wanted`; apply, observe and repeat until the rollout is complete.
+
+    A new template starts one worker above the wanted number, before an old worker is stopped:
+
+    >>> old, new = Revision("fit", "old"), Revision("fit", "new")
+    >>> wanted = {Role.PREFILL: Wanted(old, 1), Role.DECODE: Wanted(new, 2)}
+    >>> groups = (Group(Role.PREFILL, old, 1, 1), Group(Role.DECODE, old, 2, 2))
+    >>> next_step(wanted, groups, Limits(max_surge=1, max_unavailable=0)).changes
+    (PoolChange(role=<Role.DECODE: 'decode'>, revision=Revision(fit='fit', template='new'), workers=1),)
+    """
     if is_complete(wanted, groups):
         return _step(RolloutPhase.COMPLETE)
     hold = _hold(wanted, groups, paused)
@@ -144,8 +167,24 @@ def next_step(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: 
     return _step(RolloutPhase.CANARY if is_settled else RolloutPhase.WAITING)
 
 
+def pool_flip(workers: Mapping[Role, int], wanted: Mapping[Role, int], able: Mapping[Role, int]) -> PoolFlip | None:
+    """How many workers change pools: as many as one pool has too many and the other too few, and at most those of the
+    giver that are `able` to. None: no worker does.
+
+    >>> workers, wanted = {Role.PREFILL: 1, Role.DECODE: 4}, {Role.PREFILL: 3, Role.DECODE: 3}
+    >>> pool_flip(workers, wanted, able=workers)
+    PoolFlip(giver=<Role.DECODE: 'decode'>, workers=1)
+    """
+    for giver in POOL_ROLES:
+        surplus, shortage = workers[giver] - wanted[giver], wanted[giver.partner] - workers[giver.partner]
+        count = min(surplus, shortage, able[giver])
+        if count > 0:
+            return PoolFlip(giver, count)
+    return None
+
+
 def is_complete(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> bool:
-    """Whether exactly the wanted workers exist (routable or not)."""
+    """True when exactly the wanted workers exist, routable or not."""
     have = {(group.role, group.revision): group.workers for group in groups if group.workers}
     want = {(role, pool.revision): pool.workers for role, pool in wanted.items() if pool.workers}
     return have == want
@@ -156,15 +195,15 @@ def usable(groups: tuple[Group, ...], partners: frozenset[Role] = frozenset(POOL
     fits = {role: {g.revision.fit for g in groups if g.role is role and g.routable} for role in POOL_ROLES}
     count = dict.fromkeys(POOL_ROLES, 0)
     for group in groups:
-        partner = PARTNERS[group.role]
+        partner = group.role.partner
         if partner not in partners or group.revision.fit in fits[partner]:
             count[group.role] += group.routable or 0
     return count
 
 
 def pairs(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> int:
-    """How much of the wanted pools serves in proportion, in parts of `prefill.workers * decode.workers`: the sum over
-    fits of the smaller of the shares that the fit's routable workers are of each pool."""
+    """The part of the wanted pools that serves in proportion, in units of 1 / (`prefill.workers * decode.workers`): for
+    each fit, the smaller of the shares that its routable workers have of the two pools, summed up."""
     routable: dict[tuple[Role, str], int] = {}
     for group in groups:
         key = (group.role, group.revision.fit)
@@ -178,7 +217,7 @@ def pairs(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> int:
 
 
 def pairs_floor(wanted: Mapping[Role, Wanted], limits: Limits) -> int:
-    """The least that `pairs` may be: the smaller of the pools at their floors, zero where one may go down to none."""
+    """The minimum for `pairs`: that of the smaller pool at its floor, zero if a pool may go down to no worker."""
     prefill, decode = wanted[Role.PREFILL].workers, wanted[Role.DECODE].workers
     down = limits.max_unavailable
     return max(min((prefill - down) * decode, (decode - down) * prefill), 0)
@@ -189,7 +228,7 @@ def _step(phase: RolloutPhase, changes: tuple[PoolChange, ...] = ()) -> Step:
 
 
 def _hold(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], paused: bool) -> RolloutPhase | None:
-    """Why the mix of templates must not move on; None: it may. A pool's new template that fails holds both pools."""
+    """The phase that holds the mix of templates; None: it may change. A failing new template holds both pools."""
     if paused:
         return RolloutPhase.PAUSED
     fails = any(group.failing and group.revision == wanted[group.role].revision for group in groups if group.workers)
@@ -199,7 +238,7 @@ def _hold(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], paused: bool
 def _mix(
     role: Role, wanted: Wanted, groups: tuple[Group, ...], limits: Limits, hold: RolloutPhase | None
 ) -> dict[Revision, int]:
-    """The workers of each revision that a pool should have now; those that are not named should go."""
+    """The workers of each revision that a pool should have now; other revisions should go."""
     pool = [group for group in groups if group.role is role]
     fresh = next((group for group in pool if group.revision == wanted.revision), Group(role, wanted.revision, 0, 0))
     others = [group for group in pool if group.revision != wanted.revision and group.workers]
@@ -207,7 +246,7 @@ def _mix(
         running = [group for group in pool if group.workers]
         if running:
             return _frozen(running, wanted.workers, limits)
-        return {_begins_with(role, wanted, groups): wanted.workers}
+        return {_first_revision(role, wanted, groups): wanted.workers}
     if not others or wanted.workers == 0:
         return {wanted.revision: wanted.workers}
     if hold is RolloutPhase.FAILING:
@@ -223,7 +262,7 @@ def _mix(
 
 
 def _frozen(pool: list[Group], workers: int, limits: Limits) -> dict[Revision, int]:
-    """What runs, with the largest group made larger or smaller where the pool's size asks for it."""
+    """The running mix, with the largest group resized to follow the size of the pool."""
     mix = {group.revision: group.workers for group in pool}
     total = sum(mix.values())
     if workers <= total <= workers + limits.max_surge and len(pool) > 1:
@@ -232,10 +271,10 @@ def _frozen(pool: list[Group], workers: int, limits: Limits) -> dict[Revision, i
     return mix | {largest.revision: max(largest.workers + workers - total, 0)}
 
 
-def _begins_with(role: Role, wanted: Wanted, groups: tuple[Group, ...]) -> Revision:
-    """Where nothing runs there is no mix to keep, and a pause keeps nobody asleep: the wanted template, unless only an
-    earlier one fits what the other pool runs."""
-    partners = _fits(tuple(group for group in groups if group.role is PARTNERS[role]))
+def _first_revision(role: Role, wanted: Wanted, groups: tuple[Group, ...]) -> Revision:
+    """The revision that an empty pool starts with while paused, because a pause keeps no pool at zero: the wanted one,
+    unless only an earlier one fits the other pool."""
+    partners = _fits(tuple(group for group in groups if group.role is role.partner))
     fitting = [group for group in groups if group.role is role and group.revision.fit in partners]
     return _largest(fitting).revision if fitting and wanted.revision.fit not in partners else wanted.revision
 
@@ -245,7 +284,7 @@ def _largest(groups: list[Group]) -> Group:
 
 
 def _canary(workers: int, limits: Limits) -> int | None:
-    """Workers of a pool that are the canary; None where there is none to hold: it would be the whole pool."""
+    """The number of canary workers of a pool; None: there is no canary, or it would be the whole pool."""
     if not 0 < limits.canary < 100 or (workers == 1 and limits.max_surge == 0):
         return None
     share = -(-workers * limits.canary // 100)
@@ -272,8 +311,7 @@ def _removals(
     surplus: Mapping[tuple[Role, Revision], int],
     limits: Limits,
 ) -> tuple[PoolChange, ...]:
-    """Stop what is too many: first those that serve nothing, then one worker at a time as long as each keeps the
-    floors."""
+    """Stop surplus workers: idle ones first, then one at a time as long as the floors are kept."""
     removed = dict.fromkeys(surplus, 0)
     for place, group in enumerate(groups):
         idle = min(max(surplus[group.role, group.revision], 0), _idle(group))
@@ -292,8 +330,8 @@ def _best_to_stop(
     removed: Mapping[tuple[Role, Revision], int],
     limits: Limits,
 ) -> int | None:
-    """The group that can lose a worker; None where none can. Of several fits the one with fewest pairs goes first, so
-    that it goes as a whole; within it, the worker that leaves most pairs."""
+    """The index of the group that loses a worker; None: no group can. The fit with the fewest pairs goes first, so that
+    it goes as a whole; within it, the worker whose stop leaves the most pairs."""
     shares = _shares(wanted, groups)
     best: tuple[int, int, int] | None = None
     for at, group in enumerate(groups):
@@ -306,15 +344,15 @@ def _best_to_stop(
 
 
 def _exchange(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits) -> tuple[PoolChange, ...]:
-    """The way out of a jam: edits to several models in a row can leave pools full of fits that all need one another,
-    with workers of the new one that have no partner, and no room for any. Then the fit that has most pairs gets another
-    worker, in free room or for one that has no partner, until the rest can go."""
+    """The way out of a deadlock: several edits of the model in a row can fill the pools with fits that all need each
+    other, and with workers of the new fit that have no partner, so that no worker can start or stop. Then the fit with
+    the most pairs gets another worker, in free space or in place of one without a partner, until the others can go."""
     shares = _shares(wanted, groups)
     best = max(shares, key=lambda fit: (shares[fit], fit), default=None)
     for role in POOL_ROLES:
         pool = [group for group in groups if group.role is role]
         grown = [group for group in pool if group.revision.fit == best and group.revision != wanted[role].revision]
-        partners = _fits(tuple(group for group in groups if group.role is PARTNERS[role]))
+        partners = _fits(tuple(group for group in groups if group.role is role.partner))
         alone = [group for group in pool if group.workers and group.revision.fit not in partners]
         if not grown:
             continue
@@ -341,7 +379,7 @@ def _fits(groups: tuple[Group, ...]) -> frozenset[str]:
 def _keeps_floor(
     wanted: Mapping[Role, Wanted], before: tuple[Group, ...], after: tuple[Group, ...], limits: Limits
 ) -> bool:
-    """Compares what certainly serves afterwards with what may serve now."""
+    """True when the floors hold: compares the workers that certainly serve afterwards with those that may serve now."""
     before = tuple(replace(group, routable=group.workers - _idle(group)) for group in before)
     floors = {role: pool.workers - limits.max_unavailable for role, pool in wanted.items()}
     partners = frozenset(role for role, floor in floors.items() if floor > 0)
@@ -354,7 +392,7 @@ def _keeps_floor(
 
 
 def _less(group: Group, removed: int) -> Group:
-    """The group after `removed` workers of it stopped: first those that serve nothing, then at worst routable ones."""
+    """The group after `removed` of its workers stopped: idle ones first, then, at worst, routable ones."""
     idle = _idle(group)
     routable = max((group.routable or 0) - max(removed - idle, 0), 0)
     return replace(group, workers=group.workers - removed, routable=routable, idle=max(idle - removed, 0))

@@ -1,9 +1,9 @@
-"""WorkerSpec: one process of a pool or the gateway as plain data, for whoever runs it: Pods or local processes.
+"""WorkerSpec: one process of a pool or the gateway as plain data, for Pods and for local processes.
 
-`worker_spec` and `gateway_spec` are pure. What the manifest decides goes into `argv`; what differs between processes
-of one template (ports, announce file) is appended by the site with `instance_arguments` and stays out of the template
-hash. Manifest text reaches a command line only as the value of `--flag=value`, one argument each, so that it can be
-neither an option nor two.
+`worker_spec` and `gateway_spec` are pure. The manifest decides `argv`; arguments that differ between processes of one
+template (ports, announce file) are appended by the site with `instance_arguments` and stay out of the template hash.
+Manifest text reaches a command line only as the value of `--flag=value`, one argument each, so that it cannot become
+another option.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PREFILL_UNAVAILABLE = {PrefillUnavailable.FAIL: "fail", PrefillUnavailable.DECO
 
 
 class Device(enum.StrEnum):
-    """What a worker computes on, as its --device flag takes it."""
+    """Device of a worker, as the value of its --device flag."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -34,12 +34,12 @@ class Device(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What the place that runs the workers decides, equal for all workers of a deployment."""
+    """The site that runs a deployment: values that are equal for all its processes."""
 
     python: str
-    """The interpreter that starts the modules."""
+    """Python interpreter that starts the modules."""
     model_path: str
-    """Where a worker finds the model."""
+    """Value of a worker's --model flag."""
     keys_path: str
     """Directory with the link keys."""
     prefill_discovery: str
@@ -47,24 +47,24 @@ class Site:
     prefill_device: Device
     decode_device: Device
     threads: int | None = None
-    """Compute threads of one worker; None: the worker's own choice."""
+    """Compute threads of one worker; None: the worker's own default."""
     drain_s: float | None = None
-    """How long a process that is told to stop may finish its requests; None: its own default."""
+    """Time that a stopping process has to finish its requests; None: its own default."""
     worker_drain_s: float | None = None
-    """The same for workers, when theirs is another."""
+    """The same for workers; None: `drain_s`."""
     tls_path: str | None = None
-    """Where a gateway finds the certificate that `gateway.tls` names; None: there are no Secrets here."""
+    """Path of the certificate that `gateway.tls` names; None: the site has no Secrets."""
     api_keys_path: str | None = None
-    """Where a gateway finds the keys of its clients; None: it asks for none."""
+    """Path of the clients' API keys; None: the gateway needs none."""
     operator_url: str | None = None
-    """Where gateways tell their load, `{namespace}/{name}` of the deployment added; None: nowhere."""
+    """URL for the gateways' telemetry, without the `/{namespace}/{name}` of the deployment; None: none is sent."""
     paced_path: str | None = None
-    """Step times that stand in for a model: only where nothing is served in earnest, never on a cluster."""
+    """File of step times for emulated workers; None on every cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory that a process reads."""
+    """A directory that is mounted for a process."""
 
     name: str
     path: str
@@ -72,12 +72,12 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """How to run one process. Equal specs are interchangeable."""
+    """The specification of a process. Processes of equal specs are interchangeable."""
 
     role: Role
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
-    """Added to a minimal environment that the site chooses."""
+    """Variables besides the minimal environment of the site."""
     mounts: tuple[Mount, ...]
     ports: tuple[str, ...]
     """Names of the ports that the process listens on."""
@@ -85,11 +85,11 @@ class WorkerSpec:
     accelerator_resource: str | None
     revision: Revision
     flips: bool = False
-    """Its template is that of both pools: only `instance_arguments` say as what a process begins."""
+    """True: both pools have this template, and `instance_arguments` name the role in which a process starts."""
 
 
 def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec:
-    """The worker template of a pool. Raises UnsupportedError for what no worker can do yet."""
+    """The worker template of a pool. Raises UnsupportedError for a value that no worker supports yet."""
     pool = pool_spec(deployment, role)
     if pool.tensor_parallel > 1:
         raise UnsupportedError(f"spec.{role}.tensorParallel", f"{pool.tensor_parallel} is not supported yet: must be 1")
@@ -102,8 +102,8 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
     ports = ("http", "pair") if flips or role is Role.DECODE else ("http",)
     fit = content_hash(_fit(deployment, site))
     resource = pool.accelerator.resource if pool.accelerator else None
-    said = {"argv": argv[1:], "env": env, "resource": resource, "pool": _shape(pool)}
-    template = content_hash(said if flips else {"role": role, **said})
+    content = {"argv": argv[1:], "env": env, "resource": resource, "pool": _shape(pool)}
+    template = content_hash(content if flips else {"role": role, **content})
     return WorkerSpec(
         role=role,
         argv=(*argv, f"--template-hash={template}"),
@@ -118,7 +118,7 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
 
 
 def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
-    """The gateway's template. Raises UnsupportedError for a certificate or keys where there are no Secrets."""
+    """The gateway's template. Raises UnsupportedError for a certificate or API keys if the site has no Secrets."""
     spec = deployment.spec
     arguments = (
         f"--keys={site.keys_path}",
@@ -158,8 +158,8 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
 def instance_arguments(
     role: Role, listen: str, announce: str, second_listen: str | None = None, *, flips: bool = False
 ) -> tuple[str, ...]:
-    """What one process of a template gets on top: its addresses (`host:port`, port 0: any) and its announce file, and
-    where it `flips` the role that it begins as.
+    """The arguments of one process of a template: its addresses (`host:port`, port 0: any) and its announce file, and
+    the role in which it starts if it `flips`.
 
     `second_listen` is a decode worker's address for prefill workers, or the gateway's for administration.
     """
@@ -171,15 +171,15 @@ def instance_arguments(
 
 
 def _require_alike(deployment: LLMDeployment, site: Site) -> None:
-    """Raises UnsupportedError when a worker of one pool could not be one of the other."""
+    """Check that workers of one pool could serve in the other. Raises UnsupportedError."""
     prefill, decode = (_shape(pool_spec(deployment, role)) for role in POOL_ROLES)
     unlike = sorted(name for name in prefill.keys() | decode.keys() if prefill.get(name) != decode.get(name))
     if unlike:
-        text = f"prefill and decode have unequal `{unlike[0]}`: must be equal where workers flip"
+        text = f"prefill and decode have unequal `{unlike[0]}`: must be equal for flips"
         raise UnsupportedError("spec.autoscaling.flips", text)
     if site.prefill_device is not site.decode_device:
         devices = f"prefill computes on {site.prefill_device} and decode on {site.decode_device}"
-        raise UnsupportedError("spec.autoscaling.flips", f"{devices}: must be the same where workers flip")
+        raise UnsupportedError("spec.autoscaling.flips", f"{devices}: must be the same for flips")
 
 
 def pool_spec(deployment: LLMDeployment, role: Role) -> PoolSpec:
@@ -189,8 +189,8 @@ def pool_spec(deployment: LLMDeployment, role: Role) -> PoolSpec:
 
 
 def keeps_answers(deployment: LLMDeployment) -> bool:
-    """Whether prefill workers also decode what they computed. Not where every token would wait for layers in the
-    host's memory; workers that flip need not be told."""
+    """True when prefill workers get the flag to decode prompts that they computed. Not with offloaded layers, for which
+    every token would wait; flexible workers need no flag."""
     spec = deployment.spec
     is_wanted = spec.routing.keep_answers and spec.routing.disaggregation is Disaggregation.AUTO
     is_slow = bool(spec.prefill.engine.offloaded_layers) and not spec.prefill.engine.offload_decode
@@ -233,12 +233,12 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         *(("--offload-decode",) if engine.offload_decode else ()),
         *(("--keep-answers",) if role is Role.PREFILL and keeps_answers(deployment) else ()),
         *_drain(site, site.worker_drain_s),
-        *(f"--{each.name}" if each.value is None else f"--{each.name}={each.value}" for each in pool.arguments),
+        *(f"--{flag.name}" if flag.value is None else f"--{flag.name}={flag.value}" for flag in pool.arguments),
     )
 
 
 def _operator(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
-    """Whom the gateway tells, and how long requests wait there for workers that have to be started first."""
+    """Flags for the gateway's telemetry, and for how long requests wait while the first worker starts."""
     spec, metadata = deployment.spec, deployment.metadata
     arguments: tuple[str, ...] = ()
     if site.operator_url is not None:
@@ -249,26 +249,26 @@ def _operator(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
 
 
 def _formats(deployment: LLMDeployment) -> tuple[str, ...]:
-    """How the model writes calls and thoughts, where the manifest says it."""
+    """Flags for the formats of tool calls and reasoning, if the manifest names them."""
     model = deployment.spec.model
-    said = {"--tool-format": model.tool_format, "--reasoning-format": model.reasoning_format}
-    return tuple(f"{flag}={value}" for flag, value in said.items() if value != "auto")
+    formats = {"--tool-format": model.tool_format, "--reasoning-format": model.reasoning_format}
+    return tuple(f"{flag}={value}" for flag, value in formats.items() if value != "auto")
 
 
 def _unknown_fields(deployment: LLMDeployment) -> tuple[str, ...]:
-    said = deployment.spec.gateway.unknown_fields
-    return () if said is UnknownFieldsPolicy.REFUSE else (f"--unknown-fields={said.lower()}",)
+    policy = deployment.spec.gateway.unknown_fields
+    return () if policy is UnknownFieldsPolicy.REFUSE else (f"--unknown-fields={policy.lower()}",)
 
 
 def _aliases(deployment: LLMDeployment) -> tuple[str, ...]:
-    """Other names of the model: workers are not told, so that none is restarted for a name."""
+    """The flag for other names of the model. Only gateways get it, so that a new name restarts no worker."""
     model = deployment.spec.model
     pairs = ",".join(f"{alias}={model.served_name}" for alias in model.aliases)
     return (f"--model-aliases={pairs}",) if pairs else ()
 
 
 def _queue(deployment: LLMDeployment) -> tuple[str, ...]:
-    """Bounds of the line; what is not set is the gateway's to choose."""
+    """Flags for the bounds of the queue; the gateway has defaults for absent ones."""
     limits = deployment.spec.gateway.limits
     duration = () if limits.max_queue_duration is None else (f"--max-queue-s={limits.max_queue_duration:g}",)
     return duration if limits.max_queued is None else (*duration, f"--max-queued={limits.max_queued}")
@@ -286,7 +286,7 @@ def _api_keys(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
     if site.api_keys_path is not None:
         return (f"--api-keys={site.api_keys_path}",)
     if deployment.spec.gateway.api_keys is not None:
-        raise UnsupportedError("spec.gateway.apiKeys", "there are no Secrets here: give --api-key-file instead")
+        raise UnsupportedError("spec.gateway.apiKeys", "there are no Secrets without a cluster: use --api-key-file")
     return ()
 
 
@@ -296,19 +296,19 @@ def _drain(site: Site, own_s: float | None = None) -> tuple[str, ...]:
 
 
 def _dtype(dtype: Dtype, device: Device) -> Dtype:
-    """CPUs compute in float32 unless told otherwise: the smaller types are slower there."""
+    """The type for weights and arithmetic; `auto` is float32 on CPUs, where smaller types are slower."""
     return Dtype.FLOAT32 if dtype is Dtype.AUTO and device is Device.CPU else dtype
 
 
 def _kv_cache_dtype(dtype: str, device: Device) -> str | None:
-    """None where it need not be said. Raises UnsupportedError: no CPU kernel reads float8."""
+    """The type of the KV cache; None: the default. Raises UnsupportedError: no CPU kernel reads float8."""
     if dtype == "fp8" and device is Device.CPU:
         raise UnsupportedError("spec.model.kvCacheDtype", "fp8 is not supported on CPUs: must be auto")
     return None if dtype == "auto" else dtype
 
 
 def _offloaded_layers(layers: int | None, role: Role, device: Device) -> int | None:
-    """Raises UnsupportedError: a CPU computes in the memory where offloaded layers would be."""
+    """The number of offloaded layers. Raises UnsupportedError on CPUs, whose memory already holds all layers."""
     if layers is not None and device is Device.CPU:
         raise UnsupportedError(f"spec.{role.value}.engine.offloadedLayers", "not supported on CPUs: must be absent")
     return layers
@@ -327,8 +327,8 @@ def _fit(deployment: LLMDeployment, site: Site) -> dict[str, str]:
 
 
 def _shape(pool: PoolSpec) -> dict[str, object]:
-    """Everything of the pool that makes a new template: all but the number of replicas and what stands on other
-    objects. Defaults stay out, so that a field added later changes no hash."""
+    """The fields of a pool that make a new template: all but the replicas and the fields of other objects. Defaults are
+    left out, so that a field added later changes no hash."""
     return pool.model_dump(
         mode="json", by_alias=True, exclude={"replicas", "service_account_annotations"}, exclude_defaults=True
     )

@@ -18,18 +18,18 @@ from baton_gateway.errors import ProcessesDownError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.parent_death import die_with_parent
-from baton_gateway.parent_process import METRICS_VARIABLE, ChildSockets, GatewayProcesses, answer_parent, child_sockets
+from baton_gateway.parent_process import ChildSockets, GatewayProcesses, answer_parent, child_sockets
 from baton_gateway.reporting.admin_server import AdminServer
-from baton_gateway.reporting.metric_files import claim
+from baton_gateway.reporting.metric_files import METRICS_VARIABLE, claim
 from baton_gateway.reporting.metrics import shared_page
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import Settings, SettingsError, parse_settings
-from baton_gateway.text.returned_memory import keep_little_memory
+from baton_gateway.text.returned_memory import limit_malloc
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory
-from baton_wire.listening.complaints import tell_loop_errors
+from baton_wire.listening.complaints import log_loop_errors
 from baton_wire.listening.descriptors import raise_descriptor_limit
 from baton_wire.listening.sockets import bind
 from baton_wire.stop_signals import handle_stop_signals
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     die_with_parent()
     raise_descriptor_limit()
-    keep_little_memory()
+    limit_malloc()
     try:
         settings = parse_settings(argv)
         logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _run(settings: Settings, argv: list[str]) -> int:
     stopping = _stop_signal()
-    tell_loop_errors(asyncio.get_running_loop(), logging.getLogger("baton.gateway"))
+    log_loop_errors(asyncio.get_running_loop(), logging.getLogger("baton.gateway"))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     sockets = child_sockets()
     if sockets is not None:
@@ -91,7 +91,7 @@ async def _serve_alone(settings: Settings, argv: list[str], stopping: asyncio.Ev
 
 
 def _settle() -> None:
-    """Freeze what start-up allocated: a full collection would look at it again and hold every stream up for 30 ms."""
+    """Freeze the objects of start-up: a full collection would visit them again and delay every stream by 30 ms."""
     gc.collect()
     gc.freeze()
 
@@ -111,10 +111,10 @@ async def _serve_with_children(settings: Settings, argv: list[str], stopping: as
 
 
 async def _is_started(processes: GatewayProcesses, stopping: asyncio.Event) -> bool:
-    """False: asked to stop meanwhile. Raises ProcessesDownError."""
-    starting, told = asyncio.create_task(processes.start()), asyncio.create_task(stopping.wait())
-    await asyncio.wait((starting, told), return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
+    """Start the processes; False: the gateway was asked to stop meanwhile. Raises ProcessesDownError."""
+    starting, asked = asyncio.create_task(processes.start()), asyncio.create_task(stopping.wait())
+    await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
     if starting.done():
         starting.result()
         return True
@@ -170,17 +170,18 @@ def _stop_signal() -> asyncio.Event:
 
 def _bind_all(settings: Settings) -> tuple[list[socket.socket], socket.socket | None]:
     """One listening socket for every process, and the admin's."""
-    first = _listen("--listen", settings.host, settings.port)
+    host, asked_port = settings.listen
+    first = _listen("--listen", host, asked_port)
     if settings.processes == 1:
         listening = [first]
     else:
-        # Bound alone first: a port that another program serves must not be shared by mistake.
+        # Bound exclusively first: a port that another program serves must not be shared by mistake.
         port = first.getsockname()[1]
         first.close()
-        listening = [_listen("--listen", settings.host, port, shared=True) for _ in range(settings.processes)]
-    if settings.admin_host is None:
+        listening = [_listen("--listen", host, port, shared=True) for _ in range(settings.processes)]
+    if settings.admin_listen is None:
         return listening, None
-    return listening, _listen("--admin-listen", settings.admin_host, settings.admin_port)
+    return listening, _listen("--admin-listen", *settings.admin_listen)
 
 
 def _listen(flag: str, host: str, port: int, shared: bool = False) -> socket.socket:
@@ -195,17 +196,17 @@ def _listen(flag: str, host: str, port: int, shared: bool = False) -> socket.soc
 async def _announce(
     settings: Settings, listening: socket.socket, admin: AdminServer, admin_socket: socket.socket | None
 ) -> None:
-    """Start the admin listener, then write where this gateway listens, whole or not at all."""
+    """Start the admin listener, then write atomically where this gateway listens."""
     admin_port = None
     if admin_socket is not None:
         await admin.start(admin_socket)
         admin_port = admin_socket.getsockname()[1]
     if settings.announce is None:
         return
-    port = listening.getsockname()[1]
-    told = Announcement(os.getpid(), settings.host, port, admin_port=admin_port, role="gateway")
+    host, port = settings.listen[0], listening.getsockname()[1]
+    announcement = Announcement(os.getpid(), host, port, admin_port=admin_port, role="gateway")
     try:
-        announce(settings.announce, told)
+        announce(settings.announce, announcement)
     except OSError as error:
         raise SettingsError(f"--announce: {settings.announce}: {error.strerror or error}") from error
 

@@ -1,15 +1,15 @@
-"""What the gateway tells a client that it cannot serve: one value, written as an OpenAI error object.
+"""Errors of the gateway. A client gets a `Problem`: one value, written as an OpenAI error object.
 
 GatewayError
-├── RefusedError             the client is told the problem that it carries
+├── RefusedError             the client gets the problem that it carries
 ├── BundleError              a worker's tokenizer bundle cannot be used: the worker is not linked
-├── TokenizerError           the library gave up on a text, or on ids
-├── ProcessNotStartedError   a process apart does not come up
+├── TokenizerError           the library failed on a text, or on ids
+├── ProcessNotStartedError   a helper process does not start
 ├── TurnTimeoutError         others held a turn for too long
-└── ProcessesDownError       processes of a gateway do not come up
+└── ProcessesDownError       processes of a gateway do not start
 
-Every constructor of a `Problem` stands here, so that status, type and code of one situation are the same everywhere.
-Messages never carry addresses, paths or another client's text.
+Every `Problem` is constructed here, so that status, type and code of one situation are the same everywhere. Messages
+never contain addresses, paths or another client's text.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Problem:
 
 
 class ProcessesDownError(GatewayError):
-    """Processes of a gateway do not come up."""
+    """Processes of a gateway do not start."""
 
 
 class TokenizerError(GatewayError):
-    """The tokenizers library gave up on a text, or on ids. Says only the kind of error: the library's words may have
-    the text.
+    """The tokenizers library failed on a text, or on ids. Names only the kind of error, because the library's message
+    may quote the text.
     """
 
 
 class ProcessNotStartedError(GatewayError):
-    """A process apart does not come up, for the reason in the message: no descriptors, memory or processes are left."""
+    """A helper process does not start, for the reason in the message: no descriptors, memory or processes are left."""
 
 
 class TurnTimeoutError(GatewayError):
@@ -71,7 +71,7 @@ class RefusedError(GatewayError):
 
 
 class BundleError(GatewayError):
-    """A tokenizer bundle that is torn, not what its hash says, or not understood."""
+    """A tokenizer bundle is incomplete, does not match its hash, or is not understood."""
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value", status: int = 400) -> RefusedError:
@@ -80,8 +80,8 @@ def invalid(param: str | None, message: str, code: str = "invalid_value", status
 
 
 def library_error(error: BaseException) -> TokenizerError:
-    """What to raise where the tokenizers library raised: it has no errors of its own, and its panics derive from
-    BaseException. Raises what is not the library's, such as a cancellation.
+    """The error to raise where the tokenizers library raised: it has no error classes, and its panics derive from
+    BaseException. Re-raises errors that are not the library's, such as a cancellation.
     """
     if not is_library_error(error):
         raise error
@@ -89,13 +89,13 @@ def library_error(error: BaseException) -> TokenizerError:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Whether a native library may have raised it: an error of any kind, or a panic."""
+    """Return whether a native library may have raised it: an error of any kind, or a panic."""
     return isinstance(error, Exception) or is_panic(error)
 
 
 def ends_task(error: BaseException) -> bool:
-    """Whether it is meant for the task that runs: the end of the process, or the task's own cancellation. A
-    cancellation of something that the task waited for is a failure like others.
+    """Return whether the error must end the running task: the process ends, or the task itself is cancelled. If
+    something that the task waits for was cancelled, that is a failure like others.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -104,7 +104,7 @@ def ends_task(error: BaseException) -> bool:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust panicked: the class cannot be imported."""
+    """Return whether a library in Rust panicked: the class cannot be imported."""
     return type(error).__module__ == "pyo3_runtime"
 
 
@@ -122,13 +122,13 @@ def context_exceeded(param: str, limit: int, prompt_tokens: int, max_tokens: int
 
 
 def prompt_too_long(param: str, limit: int, size: int) -> RefusedError:
-    """Of a prompt whose tokens were not all counted."""
+    """The prompt is too long, which was noticed before all its tokens were counted."""
     message = f"This model's maximum context length is {limit} tokens, but your prompt of {size} bytes has more."
     return invalid(param, message, "context_length_exceeded")
 
 
 def model_not_found(model: str, served: Sequence[str]) -> Problem:
-    """`served`: what could have been asked for; the first few are named."""
+    """The model is unknown. `served`: the known models, of which the first few are named."""
     names = ", ".join(f"'{name}'" for name in served[:MAX_NAMED]) + (", …" if len(served) > MAX_NAMED else "")
     message = f"The model '{model[:253]}' does not exist; served here: {names}."
     return Problem(404, INVALID, message, "model", "model_not_found")
@@ -160,7 +160,7 @@ def out_of_memory() -> Problem:
 
 
 def overloaded(wait_s: float, bound_s: float, retry_after_s: int) -> Problem:
-    """Told at arrival: nothing was done for the request."""
+    """The predicted wait is too long. Returned on arrival, before any work for the request."""
     message = f"The predicted wait of {wait_s:.1f} s is longer than the {bound_s:.1f} s that a request may wait now."
     return Problem(429, RATE_LIMIT, message, None, "overloaded", retry_after_s)
 
@@ -186,14 +186,14 @@ def worker_refused() -> Problem:
 
 
 def not_sendable(detail: str) -> Problem:
-    """A value of the request, of its model or of the configuration that the messages to workers have no room for.
-    `detail` names the field and what is allowed."""
-    return Problem(500, SERVER, f"This request cannot be told to a worker: {detail}.", None, "not_sendable")
+    """A value of the request, its model or the configuration exceeds what messages to workers allow. `detail` names
+    the field and what is allowed."""
+    return Problem(500, SERVER, f"This request cannot be sent to a worker: {detail}.", None, "not_sendable")
 
 
 def links_ended() -> Problem:
-    """Nobody else's link is risked for it any more."""
-    message = "Links to workers ended again and again as soon as they were told of this request; it is not tried again."
+    """The request is given up, because each further attempt could end a link that other requests use."""
+    message = "Links to workers ended again and again as soon as this request was sent; it is not tried again."
     return Problem(502, SERVER, message, None, "request_ends_links")
 
 
@@ -206,7 +206,7 @@ def too_long_for_workers() -> Problem:
 
 
 def grammar_failed() -> Problem:
-    """A worker's matcher gave up, perhaps in the middle of the answer."""
+    """A worker's grammar matcher failed, perhaps in the middle of the answer."""
     message = "The answer cannot follow the requested schema or grammar any further: it is too complex to match."
     return Problem(400, INVALID, message, None, "grammar_failed")
 
@@ -222,17 +222,17 @@ def tokenizer_unavailable() -> Problem:
 
 
 def tokenizer_failed(field: str) -> Problem:
-    """The library gave up on a client's text or ids."""
+    """The library failed on a client's text or ids."""
     return Problem(400, INVALID, f"The model's tokenizer fails with this '{field}'.", field, TOKENIZER_FAILED)
 
 
 def template_failed() -> Problem:
-    """With any messages."""
+    """The template fails with any messages."""
     return Problem(500, SERVER, "The model's chat template failed.", None, "template_failed")
 
 
 def template_fails_with(reason: str) -> Problem:
-    """With these messages, though it renders others."""
+    """The template fails with these messages, though it renders others."""
     message = f"The model's chat template cannot render these messages: {reason}."
     return Problem(400, INVALID, message, "messages", "template_failed")
 

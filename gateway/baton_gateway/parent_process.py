@@ -1,10 +1,9 @@
-"""Several gateway processes on one port: a parent that binds, starts, watches and stops them, and speaks for all of
-them.
+"""The parent of several gateway processes on one port: it binds, starts, watches and stops them, and reports for all.
 
 Each child serves its own SO_REUSEPORT socket, bound by the parent before anything starts, so that the kernel spreads
 connections and a restarted child finds its socket again. The parent answers on the admin listener: it asks the children
-over a socket pair. A child dies with the parent; a dead child is started again. One that hangs is killed, which makes
-it a dead one: its clients lose their connections, and workers notice the lost link.
+over a socket pair. A child dies with the parent; a dead child is restarted. A child that hangs is killed and restarted:
+its clients lose their connections, and workers notice the lost link.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import msgspec
 
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.parent_death import PARENT_VARIABLE
-from baton_gateway.reporting.metric_files import absorb, reserve
+from baton_gateway.reporting.metric_files import METRICS_VARIABLE, absorb, reserve
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
@@ -30,11 +29,10 @@ from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
 _log = logging.getLogger("baton.gateway.processes")
 CHILD_VARIABLE = "BATON_GATEWAY_CHILD_SOCKETS"
 """File descriptors of the listening and the control socket, with a comma between."""
-METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 ANSWER_S = 2.0
 RESTART_S = 1.0
 START_S = 60.0
-"""A child that has not answered so long after its start hangs."""
+"""A child that has not answered this long after its start hangs."""
 SILENCE = LivenessConfig(suspect_s=10.0, dead_s=30.0)
 """A child that served and does not answer for `dead_s` hangs. `suspect_s` only says how often it is asked."""
 _STOP_MARGIN_S = 5.0
@@ -48,11 +46,11 @@ class _Child:
     writer: asyncio.StreamWriter | None = None
     has_served: bool = False
     ailment: str = ""
-    """What it said last of itself; empty: nothing is wrong, or it did not answer."""
+    """The problem that it reported last; empty: none, or it did not answer."""
     ended_with: int | None = None
     """Exit code of the last process that ended."""
     question: asyncio.Task[ProcessReport | None] | None = None
-    """The one that is out; it stays out while the child is stopped, and its answer is good whenever it comes."""
+    """The pending question; it stays pending while the child is stopped, and its answer counts whenever it arrives."""
 
     def hang_up(self) -> None:
         if self.question is not None:
@@ -77,7 +75,7 @@ class GatewayProcesses:
         self._drain_s = drain_s
         self._silence = silence
         self._start_s = start_s
-        self._children = [_Child(each) for each in listening]
+        self._children = [_Child(listening_socket) for listening_socket in listening]
         self._metrics_folder = tempfile.TemporaryDirectory(prefix="baton-gateway-metrics-")
         reserve(self._metrics_folder.name, len(listening))
         self._watchers: list[asyncio.Task[None]] = []
@@ -106,7 +104,7 @@ class GatewayProcesses:
             raise ProcessesDownError(f"gateway processes that do not serve after {within_s:g} s: {which}") from None
 
     async def stop(self) -> None:
-        """Drain all children; whoever does not end in time is killed."""
+        """Drain all children, and kill those that do not end in time."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -116,7 +114,7 @@ class GatewayProcesses:
         self._metrics_folder.cleanup()
 
     async def reports(self) -> list[ProcessReport]:
-        """What the children say; one that does not answer is left out."""
+        """The reports of the children; a child that does not answer is left out."""
         answers = await asyncio.gather(*(self._ask(child) for child in self._children))
         return [answer for answer in answers if answer is not None]
 
@@ -155,7 +153,7 @@ class GatewayProcesses:
             process.kill()
 
     async def _answers(self, child: _Child, for_s: float) -> bool:
-        """Whether it is well: an answer that says what is wrong with the child is no better than silence."""
+        """Return whether the child is healthy: an answer that reports a problem is no better than silence."""
         report = await self._ask(child, for_s)
         child.ailment = "" if report is None else report.ailment
         return report is not None and not report.ailment
@@ -219,8 +217,8 @@ def _missing(place: int, child: _Child) -> str:
 async def until_silent(answers: Callable[[float], Awaitable[bool]], silence: LivenessConfig) -> None:
     """Return when a child that has just answered has not done so for `dead_s`.
 
-    `answers`: whether it does within so many seconds, counted from a question that may be out already. The parent's own
-    gaps are not held against a child.
+    `answers`: whether it does within the given seconds, counted from a question that may be pending already. Gaps of
+    the parent itself do not count against a child.
     """
     now = asyncio.get_running_loop().time
     liveness, look_s = Liveness(silence, now()), silence.suspect_s / (2 * LOOKS)
@@ -232,7 +230,7 @@ async def until_silent(answers: Callable[[float], Awaitable[bool]], silence: Liv
 
 
 async def _put_question(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> ProcessReport | None:
-    """Ask a child once; None when it is gone or talks nonsense."""
+    """Ask a child once; None when it is gone or its answer is malformed."""
     try:
         writer.write(b"?")
         length = int.from_bytes(await reader.readexactly(4))
@@ -243,7 +241,7 @@ async def _put_question(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 @dataclass(frozen=True, slots=True)
 class ChildSockets:
-    """What a child gets from its parent."""
+    """The sockets that a child gets from its parent."""
 
     listening: socket.socket
     control: socket.socket

@@ -16,20 +16,20 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 
-from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProblem, worst
+from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProblem, longest_lasting
 from baton_gateway.http_api.certificate import Certificate, CertificateError
+from baton_gateway.http_api.endpoints import not_http
 from baton_gateway.http_api.memory_budget import MemoryBudget
-from baton_gateway.http_api.routes import HttpApi, not_http
+from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
 from baton_gateway.http_api.tenants import Tenants
-from baton_gateway.reporting.loop_lag import watch_loop_lag
-from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.reporting.metrics import GatewayMetrics, watch_loop_lag
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
 from baton_gateway.reporting.state_page import ProcessReport, worker_report
 from baton_gateway.requests.admission import Admission, AdmissionLimits
 from baton_gateway.requests.live_request import RelayRules
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request_events import LifeRules
-from baton_gateway.requests.waiting_line import WaitRules
+from baton_gateway.requests.wait_prediction import WaitRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
@@ -40,6 +40,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.bounded_server import BoundedServer
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.operator_link import MAX_CONFIG_BYTES, FlipOrder, GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
@@ -48,10 +49,9 @@ _log = logging.getLogger("baton.gateway")
 SHUTDOWN_S = 1.0
 """For connections to close, after their requests have ended."""
 UNSET_QUEUE_S = 60.0
-"""The longest wait for a turn, as it turns out, where none is set."""
-"""A longer config.json is not told to the operator."""
+"""The longest wait for a turn where none is set."""
 MAX_CONNECTIONS = 8_192
-"""Per process. A stream that stands still costs up to 384 KiB (see `streaming_writer` and the send buffer)."""
+"""Connections per process. A stalled stream costs up to 384 KiB (see `streaming_writer` and the send buffer)."""
 SEND_BUFFER_BYTES = 128 << 10
 """The kernel's own buffer per connection, kept small so that a client that stops reading is noticed."""
 
@@ -60,13 +60,13 @@ class GatewayServer:
     """The parts of one process."""
 
     def __init__(self, settings: Settings, reread: Callable[[], Settings] | None = None) -> None:
-        """`reread`: the settings anew, when their file changed. Raises ValueError when the API key file or the
-        certificate does not fit.
+        """`reread`: reads the settings again after their file changed. Raises ValueError when the API key file or the
+        certificate is invalid.
         """
         self._settings = settings
         self._reread = reread
         self.epoch = secrets.token_bytes(16)
-        policy, rules, limits = _policy(settings), _rules(settings), _limits(settings)
+        rules, limits = _rules(settings), _limits(settings)
         keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
         self.metrics = GatewayMetrics(CollectorRegistry())
@@ -79,40 +79,29 @@ class GatewayServer:
             keys,
             self.epoch,
             self.metrics.altered_frames["worker"],
-            LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
+            LinkTimes(liveness=LivenessConfig(settings.suspect_s, settings.dead_s)),
             settings.formats,
         )
         self._tenants = Tenants(settings.api_keys)
         self._certificate = None if settings.tls is None else Certificate(settings.tls)
         self.complaint = ""
-        """What is wrong with the configuration file as it is now; empty: nothing."""
+        """The problem of the current configuration file; empty: none."""
         self.certificate_complaint = ""
-        """The same of the certificate's files."""
+        """The problem of the certificate's files; empty: none."""
         self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
-        self.api = HttpApi(
-            self.relay,
-            self.table,
-            self._tenants,
-            self._templates,
-            policy,
-            self.metrics,
-            self.budget,
-            settings.allowed_origins,
-            settings.model_aliases,
-            settings.unknown_fields,
-            self.ailments,
-        )
+        parts = ApiParts(self.relay, self.table, self._tenants, self._templates, self.metrics, self.budget)
+        self.api = HttpApi(parts, _api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: BoundedServer | None = None
 
     @property
     def applied(self) -> str:
-        """Hash of the configuration that is applied."""
+        """The hash of the applied configuration."""
         return config_hash(self._settings)
 
     def report(self) -> ProcessReport:
-        """What `/state` says of this process."""
+        """This process's part of `/state`."""
         return ProcessReport(
             pid=os.getpid(),
             epoch=self.epoch.hex(),
@@ -123,29 +112,29 @@ class GatewayServer:
             workers=tuple(worker_report(worker) for worker in self.table.all()),
             ttft=self.metrics.ttft.whole.data(),
             tpot=self.metrics.tpot.whole.data(),
-            ailment=str(worst(self.ailments(), NOT_READY_S) or ""),
+            ailment=str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
         )
 
-    def ailments(self) -> list[HealthProblem]:
-        """What is wrong with the processes apart."""
+    def health_problems(self) -> list[HealthProblem]:
+        """The problems of the helper processes."""
         now = time.monotonic()
-        sources = self._templates, self.relay.shapes, self.relay.encoder, self.links.texts
-        return [ailment for source in sources for ailment in source.ailments(now)]
+        sources = self._templates, self.relay.prompts.compiler, self.relay.prompts.encoder, self.links.texts
+        return [problem for source in sources for problem in source.health_problems(now)]
 
     async def start(self, listening: socket.socket) -> None:
-        """Serve the socket, which listens, and close it in the end."""
+        """Serve the listening socket until `stop`, which closes it."""
         await self._templates.start()
         await self.links.start()
         self._http = BoundedServer(self.api.handle, _connections(self._settings), _log, not_http)
         self._http.begin(listening, None if self._certificate is None else self._certificate.context)
         self._tasks = [
-            asyncio.create_task(self.relay.shapes.start()),
+            asyncio.create_task(self.relay.prompts.compiler.start()),
             asyncio.create_task(self.api.watch_streams()),
             asyncio.create_task(self._every_second()),
-            asyncio.create_task(self._look_at_processes()),
+            asyncio.create_task(self._watch_helpers()),
             asyncio.create_task(watch_loop_lag(self.metrics.lagged)),
-            asyncio.create_task(watch(self._settings.prefill_discovery, self._prefill_found)),
-            asyncio.create_task(watch(self._settings.decode_discovery, self._decode_found)),
+            asyncio.create_task(watch(self._settings.prefill_discovery, self._update_prefill)),
+            asyncio.create_task(watch(self._settings.decode_discovery, self._update_decode)),
         ]
         self.metrics.telemetry.began(asyncio.get_running_loop().time())
         if self.operator_link is not None:
@@ -167,14 +156,14 @@ class GatewayServer:
             await self._http.end(SHUTDOWN_S)
         await self.links.stop()
         await self._templates.stop()
-        await self.relay.shapes.stop()
+        await self.relay.prompts.compiler.stop()
 
     async def _every_second(self) -> None:
         while True:
             linked: dict[Role, int] = {}
             for worker in self.table.all():
                 linked[worker.role] = linked.get(worker.role, 0) + 1
-            self.metrics.now_at_work(self._admission.num_running, self._admission.num_waiting, linked)
+            self.metrics.sample(self._admission.num_running, self._admission.num_waiting, linked)
             try:
                 self._tenants.refresh()
             except ValueError as error:
@@ -183,13 +172,15 @@ class GatewayServer:
             self._refresh_settings()
             await asyncio.sleep(1.0)
 
-    async def _look_at_processes(self) -> None:
+    async def _watch_helpers(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            await asyncio.gather(self._templates.look(), self.relay.shapes.look(), self.links.texts.look())
+            await asyncio.gather(
+                self._templates.recheck(), self.relay.prompts.compiler.recheck(), self.links.texts.recheck()
+            )
 
     def _refresh_certificate(self) -> None:
-        """Take a renewed certificate; a wrong one changes nothing."""
+        """Take a renewed certificate; an invalid one changes nothing."""
         if self._certificate is None:
             return
         try:
@@ -202,7 +193,7 @@ class GatewayServer:
             self.certificate_complaint = str(error)
 
     def _refresh_settings(self) -> None:
-        """Apply a changed configuration file; a wrong one changes nothing."""
+        """Apply a changed configuration file; an invalid one changes nothing."""
         if self._reread is None:
             return
         try:
@@ -218,7 +209,7 @@ class GatewayServer:
         self._settings = settings
         self.relay.reconfigure(_rules(settings))
         self._admission.reconfigure(_limits(settings))
-        self.api.reconfigure(_policy(settings), settings.model_aliases, settings.unknown_fields)
+        self.api.reconfigure(_api_options(settings))
         _log.info("configuration %s applied", config_hash(settings))
 
     def _operator_link(self, keys: KeyDirectory) -> OperatorLink | None:
@@ -229,14 +220,14 @@ class GatewayServer:
         hello = GatewayHello(settings.name, settings.processes)
         altered = self.metrics.altered_frames["operator"]
         link = OperatorLink(settings.operator, keys, self.epoch, hello, sources, altered)
-        self.relay.on_parked, self.relay.on_workers_changed = link.wake, link.tell_now
+        self.relay.on_parked, self.relay.on_workers_changed = link.wake, link.report_now
         return link
 
     def _flip(self, order: FlipOrder) -> None:
-        """Pass it on to the worker, which decides whether it comes too late. Orders are repeated until it has."""
+        """Pass the order on to the worker, which ignores a late one. Orders are repeated until they are carried out."""
         worker = self.table.get(order.worker)
         if worker is not None and not worker.flip(order.number, order.role):
-            _log.warning("flip %d to %s is refused: worker %s has one role", order.number, order.role, worker.address)
+            _log.warning("flip %d to %s is refused: worker %s cannot flip", order.number, order.role, worker.address)
 
     def _summary(self) -> Summary:
         now = asyncio.get_running_loop().time()
@@ -248,17 +239,23 @@ class GatewayServer:
         configs = (worker.text.bundle.config_json.encode() for worker in self.table.all())
         return next((config for config in configs if 2 <= len(config) <= MAX_CONFIG_BYTES), None)
 
-    def _prefill_found(self, endpoints: Iterable[Endpoint]) -> None:
-        self.links.discovered(Role.PREFILL, map(_address, endpoints))
+    def _update_prefill(self, endpoints: Iterable[Endpoint]) -> None:
+        self.links.update_addresses(Role.PREFILL, map(_address, endpoints))
 
-    def _decode_found(self, endpoints: Iterable[Endpoint]) -> None:
-        self.links.discovered(Role.DECODE, map(_address, endpoints))
+    def _update_decode(self, endpoints: Iterable[Endpoint]) -> None:
+        self.links.update_addresses(Role.DECODE, map(_address, endpoints))
 
 
 def _connections(settings: Settings) -> ConnectionLimits:
     total = connection_cap(MAX_CONNECTIONS)
     per_address = settings.max_connections_per_address
     return ConnectionLimits(total, (total + 1) // 2 if per_address is None else per_address or None)
+
+
+def _api_options(settings: Settings) -> ApiOptions:
+    return ApiOptions(
+        _policy(settings), tuple(settings.allowed_origins), settings.model_aliases, settings.unknown_fields
+    )
 
 
 def _policy(settings: Settings) -> RoutePolicy:
@@ -285,8 +282,8 @@ def _rules(settings: Settings) -> RelayRules:
 
 
 def _limits(settings: Settings) -> AdmissionLimits:
-    """Who may wait for workers to appear may wait as long for a turn. Without a setting the predicted wait alone is
-    bounded, and what was wrongly let in ends after a minute.
+    """A request may wait as long for its turn as for workers to appear. Without a setting only the predicted wait is
+    bounded, and requests that were let in wrongly end after a minute.
     """
     max_wait_s = max(UNSET_QUEUE_S if settings.max_queue_s is None else settings.max_queue_s, settings.park_s)
     return AdmissionLimits(settings.max_running, settings.max_queued, max_wait_s)

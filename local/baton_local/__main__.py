@@ -1,7 +1,7 @@
-"""`baton`: dispatches a command and turns every expected error into one line and an exit status.
+"""`baton`: runs a command and turns every expected error into one line and an exit status.
 
-0: done · 1: it failed while running · 2: what was asked cannot be done as asked. What a command needs is
-imported there: `baton --help` takes no longer than Python does.
+Exit statuses: 0 done, 1 failed while running, 2 refused before anything ran. Each command imports what it needs
+itself, so that `baton --help` starts as fast as Python.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton_local.options import DISTRIBUTION, KEY_VARIABLE, command_line, parse_options
+from baton_local.options import DISTRIBUTION, HEAVY_COMMANDS, command_line, parse_options
+from baton_local.shared_options import KEY_VARIABLE
 
 FAILED = 1
 REFUSED = 2
@@ -44,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         command_line(frozenset()).print_help()
         return 0
-    return _done(commands[options.command], options)
+    return _run(commands[options.command], options)
 
 
-def _done(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+def _run(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     from baton_control.errors import ManifestError, OperatorError
     from baton_local.errors import LocalError, NotRunningError, StartError
     from baton_wire.errors import BadMessageError
@@ -73,18 +74,17 @@ def _version(options: argparse.Namespace) -> int:
     from baton_wire.messages.values import WIRE_VERSION
 
     try:
-        found = version(DISTRIBUTION)
+        installed = version(DISTRIBUTION)
     except PackageNotFoundError:
-        found = "not installed as a package"
-    print(f"baton {found} (wire version {WIRE_VERSION})")
+        installed = "not installed as a package"
+    print(f"baton {installed} (wire version {WIRE_VERSION})")
     return 0
 
 
 def _completion(options: argparse.Namespace) -> int:
     import shtab
 
-    late = frozenset(("batch", "simulate", "plan", "quantise", "compile", "bench", "quality"))
-    print(shtab.complete(command_line(late), options.shell))
+    print(shtab.complete(command_line(HEAVY_COMMANDS), options.shell))
     return 0
 
 
@@ -132,23 +132,23 @@ def _quality(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     from baton_local.commands.up import UpOptions, run_up
-    from baton_local.fetching.local_model import AskedSource
-    from baton_local.fetching.model_cache import asked_cache
-    from baton_local.fleet.client_keys import AskedKeys
+    from baton_local.fetching.local_model import SourceRequest
+    from baton_local.fetching.model_cache import open_cache
+    from baton_local.fleet.client_keys import KeyOptions
 
     up = UpOptions(
         manifest=options.file,
         source=None
         if options.source is None
-        else AskedSource(options.source, options.served_name, options.max_context_tokens, options.latest),
-        cache=asked_cache(options.cache, options.cache_size, os.environ),
+        else SourceRequest(options.source, options.served_name, options.max_context_tokens, options.latest),
+        cache=open_cache(options.cache, options.cache_size, os.environ),
         host=options.host,
         port=options.port,
         volumes=dict(options.volume),
         device=options.device,
         processes=options.processes,
         emulate=options.emulate,
-        keys=AskedKeys(options.api_key, options.api_key_file, options.open),
+        keys=KeyOptions(options.api_key, options.api_key_file, options.open),
         generation_defaults=not options.no_generation_defaults,
         ignore_unknown_fields=options.ignore_unknown_fields,
     )
@@ -171,7 +171,7 @@ def _demo(options: argparse.Namespace) -> int:
     passed += ["--cache-size", str(options.cache_size)] if options.cache_size else []
     passed += ["--no-generation-defaults"] if options.no_generation_defaults else []
     passed += ["--ignore-unknown-fields"] if options.ignore_unknown_fields else []
-    if options.api_key is not None:  # a child's arguments can be read by everybody
+    if options.api_key is not None:  # every user of the machine can read a child's arguments
         os.environ[KEY_VARIABLE] = options.api_key
     return run_demo(
         DemoOptions(options.file, tuple(passed), options.question, options.max_tokens, options.ready_timeout)
@@ -181,7 +181,7 @@ def _demo(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     import json
 
-    from baton_local.commands.status import as_json, as_text, watched
+    from baton_local.commands.status import as_json, as_text, watch
     from baton_local.fleet.observation import observe
     from baton_local.fleet.record import read_record
     from baton_local.fleet.run_dir import base_directory, find_run
@@ -191,7 +191,7 @@ def _status(options: argparse.Namespace) -> int:
         return json.dumps(as_json(seen), indent=None if options.watch else 2) if options.json else as_text(seen)
 
     if options.watch:
-        watched(page, sys.stdout, is_clearing=sys.stdout.isatty() and not options.json, every_s=WATCH_S)
+        watch(page, sys.stdout, is_clearing=sys.stdout.isatty() and not options.json, every_s=WATCH_S)
     print(page())
     return 0
 

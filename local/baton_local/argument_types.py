@@ -1,6 +1,6 @@
-"""Types of the command line's arguments: text checked, or refused in one line.
+"""Types of the command line's arguments: each parses a text, or refuses it in one line.
 
-What checks is imported when there is something to check: `baton --help` needs none of it.
+Parsers are imported only when there is a text to parse: `baton --help` needs none of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def integer(low: int, high: int) -> type[int]:
-    """An argument's type: decimal digits within bounds."""
+    """An argument's type: an integer in decimal digits, within bounds."""
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and low <= int(text[:12]) <= high):
@@ -25,7 +25,7 @@ def integer(low: int, high: int) -> type[int]:
 
 
 def device(text: str) -> Device:
-    """An argument's type."""
+    """An argument's type: `cpu` or `cuda`."""
     from baton_control.worker_specs import Device
 
     if text not in set(Device):
@@ -37,10 +37,10 @@ def size(text: str) -> int:
     """An argument's type: bytes, as `100Gi`."""
     from pydantic_core import PydanticCustomError
 
-    from baton_control.spec.quantities import parse_memory
+    from baton_control.spec.quantities import MEMORY
 
     try:
-        return parse_memory(text)
+        return MEMORY.parse(text)
     except PydanticCustomError:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be a size such as 512Mi or 100Gi") from None
 
@@ -55,10 +55,10 @@ def volume(text: str) -> tuple[str, Path]:
 
 def seconds(text: str) -> float:
     """An argument's type: a time, as `500ms` or `30m`."""
-    from baton_control.spec.quantities import parse_duration
+    from baton_control.spec.quantities import DURATION
 
     try:
-        return float(parse_duration(text))
+        return DURATION.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not allowed: must be a time such as 500ms, 25ms or 30m"
@@ -67,18 +67,18 @@ def seconds(text: str) -> float:
 
 def some_seconds(text: str) -> float:
     """An argument's type: a time over 0."""
-    found = seconds(text)
-    if found <= 0.0:
+    value = seconds(text)
+    if value <= 0.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be a time over 0")
-    return found
+    return value
 
 
 def positive(text: str) -> float:
     """An argument's type: a number over 0, at most 100,000."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = 0.0
-    if not 0.0 < found <= 100_000.0:
+        value = 0.0
+    if not 0.0 < value <= 100_000.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be a number over 0, at most 100000")
-    return found
+    return value

@@ -1,7 +1,7 @@
-"""One client of a served model: plain and streamed requests, when each token came, and how each answer ended.
+"""The client of a served model: plain and streamed requests, the time of each token, and how each answer ended.
 
-`baton ask`, the benches, the fault campaigns and the Pods' load generator ask with it. Beside aiohttp it needs
-`errors` alone. Times are seconds of the monotonic clock.
+`baton ask`, the benchmarks, the fault campaigns and the load generator in Pods use it. It needs only aiohttp and
+`errors`. Times are seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ import aiohttp
 from baton_local.errors import LocalError
 
 SILENCE_S = 120.0
-"""Longest wait for the next bytes of an answer, where no time for the whole was given."""
+"""Longest wait for the next bytes of an answer that has no total timeout."""
 LINGER_S = 1.0
-"""For a server to close its answer after [DONE]: then the connection can be used again."""
+"""Time for a server to close its answer after [DONE], so that the connection can be reused."""
 MAX_LINE_BYTES = 1 << 20
 _JSON = {"Content-Type": "application/json"}
 
 
 class AnswerError(LocalError):
-    """The service refused or broke off; the message is the service's own."""
+    """The service refused the request or the answer broke off; the message is the service's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What is posted where."""
+    """A request: the path, and the body to post."""
 
     path: str
     body: Mapping[str, Any]
     encoded: bytes | None = None
-    """The whole body as JSON, when it was made ahead; `body` may then lack what only the server reads."""
+    """The whole body as JSON, if it was encoded ahead; `body` then lacks the prompt."""
 
-    def made_ahead(self) -> ClientRequest:
-        """The same request, that costs nothing to send: its prompt is kept as JSON alone."""
+    def encode_ahead(self) -> ClientRequest:
+        """The same request with its body already JSON, so that sending it costs nothing."""
         rest = {name: value for name, value in self.body.items() if name not in ("prompt", "messages")}
         return ClientRequest(self.path, rest, json.dumps(self.body).encode())
 
 
 def chat(model: str, text: str, *, stream: bool = True, **fields: object) -> ClientRequest:
-    """One message of a user; fields that are None are left out."""
+    """A chat request with one user message; fields that are None are omitted."""
     messages = [{"role": "user", "content": text}]
     return ClientRequest(
         "/v1/chat/completions", _body({"model": model, "messages": messages, "stream": stream}, fields)
@@ -55,7 +55,7 @@ def chat(model: str, text: str, *, stream: bool = True, **fields: object) -> Cli
 
 
 def completion(model: str, prompt: Sequence[int] | str, max_tokens: int, *, stream: bool = True) -> ClientRequest:
-    """Token ids or a text in, exactly `max_tokens` out, greedily."""
+    """A greedy completion request for exactly `max_tokens` tokens, from token ids or a text."""
     words = prompt if isinstance(prompt, str) else list(prompt)
     body: dict[str, object] = {
         "model": model,
@@ -77,64 +77,64 @@ class AnswerEnd(enum.Enum):
 
     WHOLE = "whole"
     REFUSED = "refused"
-    """The service said so: another status than 200, or an error inside the stream."""
+    """The service refused: another status than 200, or an error inside the stream."""
     BROKEN = "broken"
-    """Nobody answered, the connection broke, or the stream stopped before its end."""
+    """There was no answer, the connection broke, or the stream stopped before its end."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """One request as its client saw it. It is filled while the answer comes: what came before a break stays known."""
+    """One answer as its client saw it. It is filled while the answer arrives, so a broken one keeps its beginning."""
 
     due_s: float
-    """When it was to be sent: in an open loop that can be before `sent_s`."""
+    """When the request was due: in an open loop that can be before `sent_s`."""
     sent_s: float
     times_s: list[float] = field(default_factory=list)
-    """When each piece came: an event with text, thoughts or a part of a call, or with the end of a choice."""
+    """Arrival of each piece: an event with text, reasoning or a part of a call, or with the end of a choice."""
     bare_ends: int = 0
-    """Pieces that told nothing but the end of a choice."""
+    """Pieces with nothing but the end of a choice."""
     texts: dict[int, str] = field(default_factory=dict)
-    """By choice."""
+    """Text of each choice."""
     calls: dict[int, str] = field(default_factory=dict)
-    """By choice: the names and arguments of its calls, one behind the other."""
+    """Names and arguments of each choice's tool calls, concatenated."""
     finished: dict[int, str] = field(default_factory=dict)
     """The finish reason of each choice that has ended."""
     tokens: int = 0
-    """As the service counts them at the end; before that, pieces with something in them."""
+    """Output tokens as the service counts them at the end; until then, pieces with content."""
     is_counted: bool = False
-    """Whether `tokens` is the service's count."""
+    """True: `tokens` is the service's count."""
     prompt_tokens: int | None = None
-    """As the service counts them at the end; None: it did not say."""
+    """Prompt tokens as the service counts them at the end; None: not reported."""
     fingerprint: str = ""
     ended_s: float = 0.0
     end: AnswerEnd = AnswerEnd.BROKEN
     failure: str = ""
-    """In a word; empty for a whole answer."""
+    """Kind of failure in a word; empty for a whole answer."""
     retry_after_s: float | None = None
-    """When a refused one is to be asked again, as the service said; None: it did not say."""
+    """The service's Retry-After of a refused request; None: it sent none."""
     detail: str = ""
 
     @property
     def ttft_s(self) -> float:
-        """From when it was due: a client that is late does not make the service look better. Infinite: no token."""
+        """Time to the first token from when the request was due: a late client does not make the service look better.
+        Infinite: no token came."""
         return self.times_s[0] - self.due_s if self.times_s else float("inf")
 
     @property
     def tpot_s(self) -> float:
-        """Mean time between tokens; infinite for an answer that is not whole or came without a piece, 0 for one
-        token."""
+        """Mean time between tokens; infinite for an answer that is not whole or has no piece, 0 for one token."""
         if self.end is not AnswerEnd.WHOLE or not self.times_s:
             return float("inf")
         return (self.times_s[-1] - self.times_s[0]) / max(1, self.tokens - 1)
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between one piece with something in it and the next."""
+        """Times between each piece with content and the next."""
         pieces = self.times_s[: len(self.times_s) - self.bare_ends]
         return [later - earlier for earlier, later in pairwise(pieces)]
 
     def checked(self) -> Answer:
-        """Itself, when it is whole. Raises AnswerError."""
+        """The answer itself, if it is whole. Raises AnswerError."""
         if self.end is not AnswerEnd.WHOLE:
             raise AnswerError(self.detail)
         return self
@@ -148,9 +148,9 @@ def open_session(
     api_key: str | None = None,
     **connector: Any,
 ) -> aiohttp.ClientSession:
-    """For `send`, with as many connections as there are requests; `fresh` takes a new one for each.
+    """A session for `send`, without a limit on connections; `fresh` takes a new one for each request.
 
-    `total_s` bounds a whole answer. Without it only silence is bounded.
+    `total_s` is the timeout of a whole answer. Without it only silence is bounded.
     """
     silence_s = SILENCE_S if total_s is None else None
     timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=silence_s)
@@ -167,7 +167,7 @@ async def send(
     due_s: float | None = None,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> Answer:
-    """Carry out one request; `on_text` hears each piece of a stream. How it ended stands in the answer."""
+    """Send one request; `on_text` gets each piece of a stream. The answer says how it ended."""
     now = time.monotonic()
     answer = Answer(now if due_s is None else due_s, now)
     try:
@@ -194,17 +194,17 @@ def ask(
     on_text: Callable[[str], None] = lambda text: None,
     api_key: str | None = None,
 ) -> Answer:
-    """One request from a program without a loop. Raises AnswerError."""
+    """Send one request from a program without an event loop. Raises AnswerError."""
 
-    async def asked() -> Answer:
+    async def send_request() -> Answer:
         async with open_session(api_key=api_key) as session:
             return await send(session, endpoint, request, on_text=on_text)
 
-    return asyncio.run(asked()).checked()
+    return asyncio.run(send_request()).checked()
 
 
 async def _read_stream(content: aiohttp.StreamReader, answer: Answer, on_text: Callable[[str], None]) -> None:
-    """Raises ValueError for an event that is no object."""
+    """Read a stream of events into the answer. Raises ValueError for an event that is no object."""
     async for line in content:
         now = time.monotonic()
         data = line.removeprefix(b"data:").strip()
@@ -224,7 +224,7 @@ async def _read_stream(content: aiohttp.StreamReader, answer: Answer, on_text: C
 
 
 async def _close(content: aiohttp.StreamReader) -> None:
-    """Nothing after its end belongs to an answer, and a server that keeps the connection open is not waited for."""
+    """Skip what follows the end of an answer; a server that keeps it open is not waited for."""
     try:
         async with asyncio.timeout(LINGER_S):
             async for _ in content:
@@ -234,7 +234,7 @@ async def _close(content: aiohttp.StreamReader) -> None:
 
 
 def _note(choice: Mapping[str, Any], answer: Answer, now: float, on_text: Callable[[str], None]) -> None:
-    """A piece, if there is something in it."""
+    """Note an event of a choice as a piece, unless it is empty."""
     text, is_more = _take(choice, answer)
     if text or is_more:
         answer.times_s.append(now)
@@ -259,7 +259,7 @@ def _read_whole(reply: Mapping[str, Any], answer: Answer) -> None:
 
 
 def _count(answer: Answer, usage: object) -> None:
-    """What a `usage` says, where it does."""
+    """Take the token counts of a `usage` object."""
     if not isinstance(usage, dict):
         return
     if isinstance(tokens := usage.get("completion_tokens"), int):
@@ -269,36 +269,36 @@ def _count(answer: Answer, usage: object) -> None:
 
 
 def _take(choice: Mapping[str, Any], answer: Answer) -> tuple[str, bool]:
-    """Note what an event or a reply says of a choice; its text, and whether it has calls or thoughts."""
+    """Add an event's or a reply's choice to the answer; returns its text, and True if it has calls or reasoning."""
     index = choice.get("index", 0)
-    said = choice.get("delta") or choice.get("message")
-    said = said if isinstance(said, dict) else {}
-    text = str(said.get("content") or choice.get("text") or "")
-    parts = [call.get("function") or {} for call in _objects(said.get("tool_calls"))]
+    message = choice.get("delta") or choice.get("message")
+    message = message if isinstance(message, dict) else {}
+    text = str(message.get("content") or choice.get("text") or "")
+    parts = [call.get("function") or {} for call in _objects(message.get("tool_calls"))]
     called = "".join(str(part.get(name) or "") for part in parts for name in ("name", "arguments"))
     answer.texts[index] = answer.texts.get(index, "") + text
     if called:
         answer.calls[index] = answer.calls.get(index, "") + called
     if reason := choice.get("finish_reason"):
         answer.finished[index] = reason
-    return text, bool(called or said.get("reasoning_content") or said.get("reasoning"))
+    return text, bool(called or message.get("reasoning_content") or message.get("reasoning"))
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    """Raises ValueError."""
-    found = json.loads(data)
-    if not isinstance(found, dict):
+    """A JSON object. Raises ValueError."""
+    value = json.loads(data)
+    if not isinstance(value, dict):
         raise ValueError(f"{data[:80].decode(errors='replace')} is no object")
-    return found
+    return value
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
-    """Those of a list; none of what is no list."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    """The objects of a list; none for any other value."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _seconds(header: str) -> float | None:
-    """Of a Retry-After; dates are not read."""
+    """The seconds of a Retry-After header; None for a date."""
     return float(header) if header.isascii() and header.isdigit() else None
 
 

@@ -1,7 +1,7 @@
 """Errors of the local runtime.
 
 LocalError            one clear line for the user, non-zero exit
-├── StartError      what was asked cannot run here: bad options, port taken, already running
+├── StartError        the command cannot run here: bad options, port taken, already running
 └── NotRunningError   there is no running deployment to talk to
 """
 
@@ -13,7 +13,7 @@ class LocalError(Exception):
 
 
 class StartError(LocalError):
-    """What the user asked for cannot be started on this machine as it is."""
+    """The command cannot run on this machine with these options."""
 
 
 class NotRunningError(LocalError):

@@ -1,19 +1,17 @@
-"""The command line of `baton`: what can be asked, and what is wrong with what was asked."""
+"""The command line of `baton`: its commands, their options, and what argparse refuses."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from baton_local.argument_types import device, integer, size, volume
+from baton_local.argument_types import device, integer, volume
+from baton_local.shared_options import KEY_VARIABLE, add_fetch_options
 
 DEFAULT_PORT = 8000
-KEY_VARIABLE = "BATON_API_KEY"
-"""Environment variable with the key that clients need, for `up`, or have, for `ask`."""
-
-
 DISTRIBUTION = "baton-serving"
+AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -21,175 +19,216 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     return command_line(frozenset(arguments[:1])).parse_args(arguments)
 
 
-def command_line(filled: frozenset[str]) -> argparse.ArgumentParser:
-    """All commands. Some need numpy or torch for their options: only of those in `filled` they are all there."""
+def command_line(complete: frozenset[str]) -> argparse.ArgumentParser:
+    """The parser of all commands. `complete`: the names of commands whose options are added even if that imports numpy
+    or torch; the other such commands have none."""
     parser = argparse.ArgumentParser(
-        prog="baton", description="Serve a model through separate prefill and decode workers on this machine."
+        prog="baton", description="Serve a model with separate prefill and decode workers on this machine."
     )
-    parser.add_argument("--version", action="store_true", help="what is installed")
+    parser.add_argument("--version", action="store_true", help="print the installed version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    _add_up(commands.add_parser("up", help="run an LLMDeployment until Ctrl-C", allow_abbrev=False))
-    _add_demo(commands.add_parser("demo", help="run one, ask it a question, show what moved, stop", allow_abbrev=False))
-    _add_status(commands.add_parser("status", help="what runs, with its latencies", allow_abbrev=False))
-    _add_ask(commands.add_parser("ask", help="ask the running deployment", allow_abbrev=False))
-    _add_logs(commands.add_parser("logs", help="what its processes wrote", allow_abbrev=False))
-    batch = commands.add_parser("batch", help="answer a file of requests, without serving", allow_abbrev=False)
-    simulate = commands.add_parser(
-        "simulate", help="replay a load under a scaling policy, on paper", allow_abbrev=False
-    )
-    plan = commands.add_parser("plan", help="what a model can do on an accelerator, on paper", allow_abbrev=False)
-    quantise = commands.add_parser("quantise", help="a copy of a model with weights of 8 or 4 bits", allow_abbrev=False)
-    compiling = commands.add_parser(
-        "compile", help="a model's kernels for a GPU, ahead of any start; needs no GPU", allow_abbrev=False
-    )
-    bench = commands.add_parser(
-        "bench", help="a load on a server, and the latencies that clients saw", allow_abbrev=False
-    )
-    quality = commands.add_parser("quality", help="what a model loses against another, on a text", allow_abbrev=False)
-    commands.add_parser("version", help="what is installed", allow_abbrev=False)
-    completion = commands.add_parser("completion", help="for a shell: tab completes commands", allow_abbrev=False)
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
-    late = {
-        "batch": batch,
-        "simulate": simulate,
-        "plan": plan,
-        "quantise": quantise,
-        "compile": compiling,
-        "bench": bench,
-        "quality": quality,
-    }
-    _add_late({name: late[name] for name in filled & late.keys()})
+    for name, (summary, add_options) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, allow_abbrev=False)
+        if name in complete or name not in HEAVY_COMMANDS:
+            add_options(command)
     return parser
-
-
-def _add_late(filled: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Options of the commands that need numpy or torch, imported only when one of them was asked for."""
-    if "batch" in filled:
-        from baton_local.batch.command import add_options as add_batch
-
-        add_batch(filled["batch"])
-    if "simulate" in filled:
-        from baton_local.commands.simulate import add_options as add_simulate
-
-        add_simulate(filled["simulate"])
-    if "plan" in filled:
-        from baton_local.commands.plan import add_options as add_plan
-
-        add_plan(filled["plan"])
-    if "quantise" in filled:
-        from baton_local.commands.quantise import add_options as add_quantise
-
-        add_quantise(filled["quantise"])
-    if "compile" in filled:
-        from baton_local.commands.compile_kernels import add_options as add_compile
-
-        add_compile(filled["compile"])
-    if "bench" in filled:
-        from baton_local.commands.bench import add_options as add_bench
-
-        add_bench(filled["bench"])
-    if "quality" in filled:
-        from baton_local.quality.measuring import add_options as add_quality
-
-        add_quality(filled["quality"])
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "source", nargs="?", metavar="MODEL", help="a model's folder, hf://ORG/NAME[@REVISION], s3://… or oci://…"
+        "source", nargs="?", metavar="MODEL", help="model folder, hf://ORG/NAME[@REVISION], s3://… or oci://…"
     )
-    what.add_argument("-f", "--file", type=Path, metavar="FILE", help="an LLMDeployment (YAML) instead of MODEL")
-    parser.add_argument("--served-name", metavar="NAME", help="with MODEL: what clients write (default: its own name)")
+    what.add_argument(
+        "-f", "--file", type=Path, metavar="FILE", help="manifest of an LLMDeployment (YAML) instead of MODEL"
+    )
     parser.add_argument(
-        "--max-context-tokens", type=integer(16, 1 << 20), metavar="N", help="with MODEL (default: what fits)"
+        "--served-name", metavar="NAME", help="with MODEL: model name in requests (default: the model's own name)"
+    )
+    parser.add_argument(
+        "--max-context-tokens",
+        type=integer(16, 1 << 20),
+        metavar="N",
+        help="with MODEL: maximum tokens of prompt and answer together (default: what fits into memory)",
     )
     _add_serving(parser)
 
 
-def add_fetching(parser: argparse.ArgumentParser) -> None:
-    """Where models go that have to be fetched."""
-    parser.add_argument("--latest", action="store_true", help="with hf://: ask the hub again what a name means")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="of fetched models (default: ~/.cache/baton/models)")
-    parser.add_argument("--cache-size", type=size, metavar="SIZE", help="most that it may hold (default: 100Gi)")
-
-
 def _add_serving(parser: argparse.ArgumentParser) -> None:
-    """How to serve what was chosen."""
-    add_fetching(parser)
+    """Add the options that `up` and `demo` share."""
+    add_fetch_options(parser)
     parser.add_argument(
-        "--port", type=integer(0, 65_535), default=DEFAULT_PORT, metavar="N", help="of the gateway; 0: any free one"
+        "--port",
+        type=integer(0, 65_535),
+        default=DEFAULT_PORT,
+        metavar="N",
+        help="port of the gateway; 0: any free port (default: %(default)s)",
     )
     parser.add_argument(
-        "--host", default="127.0.0.1", metavar="IP", help="address of the gateway (default: %(default)s)"
+        "--host", default="127.0.0.1", metavar="IP", help="IP address of the gateway (default: %(default)s)"
     )
     parser.add_argument(
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="keys that clients need, one a line, or a folder of such files",
+        help="API keys that clients must send, one per line, or a folder of such files",
     )
     parser.add_argument(
-        "--api-key", metavar="KEY", help=f"the one key that clients need; {KEY_VARIABLE} keeps it out of process lists"
-    )
-    parser.add_argument("--open", action="store_true", help="serve without keys on an address that others can reach")
-    parser.add_argument(
-        "--volume", type=volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…"
+        "--api-key",
+        metavar="KEY",
+        help=f"API key that clients must send; the variable {KEY_VARIABLE} keeps it out of process lists",
     )
     parser.add_argument(
-        "--device", type=device, metavar="cpu|cuda", help="what both pools compute on, whatever the file asks for"
+        "--open", action="store_true", help="serve without API keys on an address that other machines can reach"
+    )
+    parser.add_argument(
+        "--volume",
+        type=volume,
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="folder that stands for pvc://NAME",
+    )
+    parser.add_argument(
+        "--device", type=device, metavar="cpu|cuda", help="device of both pools, whatever the manifest asks for"
     )
     parser.add_argument(
         "--no-generation-defaults",
         action="store_true",
-        help="sample as the API's defaults say, not as the model's generation_config.json does",
+        help="use the API's sampling defaults instead of the model's generation_config.json",
     )
     parser.add_argument(
         "--ignore-unknown-fields",
         action="store_true",
-        help="ignore fields of requests that Baton does not know, and name them in X-Baton-Ignored",
+        help="ignore request fields that Baton does not know, and list them in the X-Baton-Ignored header",
     )
-    parser.add_argument("--processes", type=integer(1, 64), metavar="N", help="gateway processes on the one port")
+    parser.add_argument("--processes", type=integer(1, 64), metavar="N", help="gateway processes that share the port")
     parser.add_argument(
         "--emulate",
         metavar="ACCELERATOR[xN]:MODEL[/SLOWER][@SECONDS]",
-        help="compute nothing: steps take SLOWER times as long as MODEL on N accelerators, a start SECONDS (30)",
+        help="compute nothing: a step takes SLOWER times as long as for MODEL on N accelerators, "
+        "the start of a worker takes SECONDS (default: 30)",
     )
     parser.add_argument(
         "--ready-timeout",
         type=integer(1, 86_400),
         default=600,
         metavar="SECONDS",
-        help="give up when not ready by then",
+        help="give up when the deployment is not ready by then (default: %(default)s)",
     )
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the LLMDeployment (YAML)")
+    parser.add_argument(
+        "-f", "--file", type=Path, required=True, metavar="FILE", help="manifest of an LLMDeployment (YAML)"
+    )
     _add_serving(parser)
     parser.set_defaults(port=0)
     parser.add_argument(
-        "--question", default="Tell me the fable of the fox and the lantern.", metavar="TEXT", help="what is asked"
+        "--question",
+        default="Tell me the fable of the fox and the lantern.",
+        metavar="TEXT",
+        help="the question (default: %(default)s)",
     )
-    parser.add_argument("--max-tokens", type=integer(2, 1 << 20), default=160, metavar="N", help="length of the answer")
+    parser.add_argument(
+        "--max-tokens",
+        type=integer(2, 1 << 20),
+        default=160,
+        metavar="N",
+        help="maximum tokens of the answer (default: %(default)s)",
+    )
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run")
-    parser.add_argument("--watch", action="store_true", help="again every two seconds, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME, when several deployments run")
+    parser.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
 
 
 def _add_ask(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("question", metavar="TEXT")
-    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run")
-    parser.add_argument("--model", metavar="NAME", help="default: the one that is served")
-    parser.add_argument("--max-tokens", type=integer(1, 1 << 20), metavar="N")
-    parser.add_argument("--temperature", type=float, metavar="T")
-    parser.add_argument("--no-stream", action="store_true", help="print the whole answer at the end")
+    parser.add_argument("question", metavar="TEXT", help="the question")
+    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME, when several deployments run")
+    parser.add_argument("--model", metavar="NAME", help="model name (default: the served model's)")
+    parser.add_argument("--max-tokens", type=integer(1, 1 << 20), metavar="N", help="maximum tokens of the answer")
+    parser.add_argument("--temperature", type=float, metavar="T", help="sampling temperature")
+    parser.add_argument("--no-stream", action="store_true", help="print the answer once it is complete")
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("process", nargs="?", metavar="PROCESS", help="one process, as `baton status` names it")
-    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run or ran")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("process", nargs="?", metavar="PROCESS", help="one process, by its name in `baton status`")
+    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME, when there are several deployments")
+    parser.add_argument("-f", "--follow", action="store_true", help="print new lines until Ctrl-C")
+
+
+def _add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+
+
+def _add_nothing(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+# Each of these imports its command only when its options are needed: numpy and torch make `baton --help` slow.
+
+
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    from baton_local.batch.command import add_options
+
+    add_options(parser)
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from baton_local.commands.simulate import add_options
+
+    add_options(parser)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    from baton_local.commands.plan import add_options
+
+    add_options(parser)
+
+
+def _add_quantise(parser: argparse.ArgumentParser) -> None:
+    from baton_local.commands.quantise import add_options
+
+    add_options(parser)
+
+
+def _add_compile(parser: argparse.ArgumentParser) -> None:
+    from baton_local.commands.compile_kernels import add_options
+
+    add_options(parser)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    from baton_local.commands.bench import add_options
+
+    add_options(parser)
+
+
+def _add_quality(parser: argparse.ArgumentParser) -> None:
+    from baton_local.quality.measuring import add_options
+
+    add_options(parser)
+
+
+HEAVY_COMMANDS = frozenset(("batch", "simulate", "plan", "quantise", "compile", "bench", "quality"))
+"""Commands whose options need numpy or torch."""
+COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
+    "up": ("run an LLMDeployment until Ctrl-C", _add_up),
+    "demo": ("start a deployment, ask it one question, show the KV transfers, stop it", _add_demo),
+    "status": ("show the running processes and their latencies", _add_status),
+    "ask": ("send one question to the running deployment", _add_ask),
+    "logs": ("print the logs of the deployment's processes", _add_logs),
+    "batch": ("answer a file of requests with one engine, without serving", _add_batch),
+    "simulate": ("replay a load under a scaling policy in the simulator", _add_simulate),
+    "plan": ("estimate what a model can do on an accelerator", _add_plan),
+    "quantise": ("copy a model with 8-bit or 4-bit weights", _add_quantise),
+    "compile": ("compile a model's kernels ahead of time; needs no GPU", _add_compile),
+    "bench": ("send a load to a server and report its latencies", _add_bench),
+    "quality": ("compare a model's answers with a reference model's", _add_quality),
+    "version": ("print the installed version", _add_nothing),
+    "completion": ("print a shell's completion script", _add_completion),
+}
+"""Each command with its one-line help and the function that adds its options."""

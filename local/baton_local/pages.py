@@ -1,4 +1,4 @@
-"""Pages that the processes serve about themselves, fetched by commands: a page that does not come is unknown."""
+"""Reads the state pages of processes over HTTP; a page that does not come is unknown."""
 
 from __future__ import annotations
 

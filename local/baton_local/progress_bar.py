@@ -1,6 +1,6 @@
-"""How far something is, on standard error: a bar on a terminal, a line now and then in a log. Its last line stands.
+"""Progress on standard error: a bar on a terminal, an occasional line in a log. The last state stays visible.
 
-tqdm writes both; where a line ends is decided here.
+tqdm formats both; this module decides when a line is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ BAR_EVERY_S = 0.1
 
 
 class ProgressBar:
-    """`unit`: what is counted; bytes are shown in powers of 1024. A context: its end writes the last state."""
+    """A progress bar. `unit`: the counted thing; bytes are shown in powers of 1024. Leaving the context writes the last
+    state."""
 
     def __init__(self, what: str, total: int, unit: str, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -43,7 +44,7 @@ class ProgressBar:
         self.close()
 
     def at(self, done: int, note: str = "") -> None:
-        """So much is done. What was done at the first call counts as there from the start: it says nothing of speed."""
+        """Set the progress. The first call sets the initial state, which does not count for the speed."""
         if self._initial is None:
             self._initial = done
             if self._bar is not None:
@@ -71,5 +72,5 @@ class ProgressBar:
             initial=self._initial or 0, bar_format="{desc}: {percentage:3.0f} %, {n_fmt} of {total_fmt}, "
             "{rate_fmt}, {remaining} left{postfix}", **self._scale,
         )  # fmt: skip
-        with contextlib.suppress(OSError):  # nobody may be reading any more
+        with contextlib.suppress(OSError):  # standard error may be closed
             print(line if self._what == PROGRAM else f"{PROGRAM}: {line}", file=self._stream, flush=True)

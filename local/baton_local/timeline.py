@@ -1,4 +1,4 @@
-"""Draws a replay over time: arrivals, workers, TTFT and TPOT. The only file that knows matplotlib; import it late."""
+"""Draws a replay over time: arrivals, workers, TTFT and TPOT. Imports matplotlib, so import this module late."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def draw_timeline(path: Path, workload: Workload, spec: SizingSpec, outcome: ReplayOutcome) -> None:
-    """Write a PNG or SVG, by the name's ending."""
+    """Draw one replay into a PNG or SVG, by the ending of the file name."""
     figure, axes = pyplot.subplots(4, 1, figsize=(10, 9), sharex=True)
     edges = np.arange(0.0, workload.duration_s + BUCKET_S, BUCKET_S)
     counts = np.histogram(workload.arrival_s, edges)[0] / BUCKET_S
@@ -65,8 +65,8 @@ def draw_timeline(path: Path, workload: Workload, spec: SizingSpec, outcome: Rep
 def draw_comparison(
     path: Path, workload: Workload, spec: SizingSpec, outcomes: Sequence[ReplayOutcome], costs: Sequence[float] | None
 ) -> None:
-    """Several policies: what each missed at which cost (the lower left is best), and all of them over time. Without
-    costs GPU-hours stand for them."""
+    """Draw several policies: the late requests of each over its cost (the lower left is best), and all of them over
+    time. Without costs, GPU-hours are drawn."""
     paid = [outcome.gpu_hours for outcome in outcomes] if costs is None else costs
     figure = pyplot.figure(figsize=(12, 9))
     grid = figure.add_gridspec(3, 2, width_ratios=(2, 3))
@@ -74,15 +74,15 @@ def draw_comparison(
     load, pools, late = (figure.add_subplot(grid[row, 1]) for row in range(3))
     bucket_s = max(BUCKET_S, workload.duration_s / MOST_BUCKETS)
     edges = np.arange(0.0, workload.duration_s + bucket_s, bucket_s)
-    unit_s, unit = next((each for each in TIME_UNITS if workload.duration_s >= 3 * each[0]), TIME_UNITS[-1])
+    unit_s, unit = next((entry for entry in TIME_UNITS if workload.duration_s >= 3 * entry[0]), TIME_UNITS[-1])
     load.step(edges[:-1] / unit_s, np.histogram(workload.arrival_s, edges)[0] / bucket_s, where="post", color="black")
     load.set_ylabel("arrivals, req/s")
-    each = [spec.bounds_of[role].accelerators for role in POOL_ROLES]
+    per_worker = [spec.bounds_of[role].accelerators for role in POOL_ROLES]
     for place, outcome in enumerate(outcomes):
         colour = f"C{place % 10}"
         front.plot(paid[place], outcome.misses * 100, "o", color=colour, label=outcome.policy)
         at = np.array([point.at_s for point in outcome.points]) / unit_s
-        held = [sum(n * a for n, a in zip(point.workers, each, strict=True)) for point in outcome.points]
+        held = [sum(n * a for n, a in zip(point.workers, per_worker, strict=True)) for point in outcome.points]
         pools.step(at, held, where="post", color=colour, label=outcome.policy)
         share = _late_share(workload.arrival_s, outcome, spec, edges) * 100
         late.plot(edges[:-1] / unit_s, share, color=colour, lw=1, label=outcome.policy)
@@ -105,14 +105,14 @@ def draw_comparison(
 
 
 def _late_share(at: Floats, outcome: ReplayOutcome, spec: SizingSpec, edges: Floats) -> Floats:
-    """Of the requests that arrived in each bucket; not a number where none did."""
+    """Share of late requests among those that arrived in each bucket; not a number for an empty bucket."""
     is_late = (outcome.ttft_s > spec.targets.ttft_s) | (outcome.tpot_s > spec.targets.tpot_s)
     came, late = (np.histogram(at[which], edges)[0] for which in (np.full(len(at), True), is_late))
     return np.asarray(np.divide(late, came, out=np.full(len(came), np.nan), where=came > 0))
 
 
 def _percentiles(at: Floats, values: Floats, edges: Floats, percentile: float) -> Floats:
-    """Of the requests that arrived in each bucket and ended; not a number where none did."""
+    """Percentile of the requests that arrived in each bucket and ended; not a number for an empty bucket."""
     place = np.digitize(at, edges) - 1
     result = np.full(len(edges) - 1, np.nan)
     for bucket in range(len(result)):

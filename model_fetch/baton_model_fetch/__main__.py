@@ -34,8 +34,8 @@ class _Noted(Watch):
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
-    def told(self, have: int, total: int, seconds: float) -> None:
-        super().told(have, total, seconds)
+    def progressed(self, have: int, total: int, seconds: float) -> None:
+        super().progressed(have, total, seconds)
         if self._path is not None:
             with suppress(OSError):  # nobody needs to know how far it is for it to go on
                 write(self._path, have, total)

@@ -72,7 +72,7 @@ class Watch:
     def described(self, config: Path) -> None:
         """The model's config.json, before anything large is fetched. May raise: then nothing more comes."""
 
-    def told(self, have: int, total: int, seconds: float) -> None:
+    def progressed(self, have: int, total: int, seconds: float) -> None:
         """Bytes that lie on the disk, of how many, `seconds` after the first look."""
         if have < total:
             _log.info("%.3f of %.3f GiB after %.0f s", have / (1 << 30), total / (1 << 30), seconds)
@@ -111,7 +111,7 @@ async def _watched(watch: Watch, places: Mapping[RemoteFile, Path], total: int) 
 
     def tell() -> None:
         have = sum(path.stat().st_size for path in places.values() if path.exists())
-        watch.told(have, total, time.monotonic() - began)
+        watch.progressed(have, total, time.monotonic() - began)
 
     async def telling() -> None:
         while True:

@@ -1,6 +1,6 @@
-"""`python -m baton_operator`: wait for the Lease, run until told to stop or until it is lost.
+"""`python -m baton_operator`: wait for the Lease, then run until a stop signal or until the Lease is lost.
 
-Exit status: 0 when told to stop, 1 when the Lease was lost or something else ended the work, 2 for unusable flags.
+Exit status: 0 after a stop signal, 1 when the Lease was lost or something else ended the work, 2 for unusable flags.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import health, metrics
 from baton_operator.gateway_links import DeploymentLinks
 from baton_operator.kube.claims import Claims, claim_name
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kopf.watch_stream import KopfStream
 from baton_operator.kube.kube_api import KubeApi
 from baton_operator.kube.kubeconfig import KubeConfigError, load
@@ -44,12 +44,12 @@ class StalledError(Exception):
     """This process makes no progress, and says why."""
 
 
-def _as_it_is(api: KubeApi) -> KubeApi:
+def _unchanged(api: KubeApi) -> KubeApi:
     return api
 
 
-async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_is) -> None:
-    """The whole life of one process; `adapt` stands between it and the API server. Raises LeaseLost, StalledError,
+async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchanged) -> None:
+    """Run one process from start to end; `adapt` wraps its API client. Raises LeaseLost, StalledError,
     MasterKeysError, KubeConfigError, TooManyNamespaces, SecretsUnguarded."""
     keys = MasterKeys(settings.master_keys)
     installation = Installation(lambda: settings.platform, keys)
@@ -71,34 +71,34 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
         metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))
         scopes: tuple[Scope, ...] = ()
         missing: tuple[str, ...] = ()
-        """What the server lacks."""
-        standing: Runtime | None = None
+        """Features that the server lacks."""
+        started: Runtime | None = None
 
         async def choose() -> None:
             nonlocal scopes, missing
             version = await look(session.version)
             missing = warnings(version)
-            metrics.server_lacks(each.name for each in lacks(version))
+            metrics.server_lacks(feature.name for feature in lacks(version))
             await check_secrets_guarded(api, settings.namespaces)
             scopes = await scopes_for(api, settings.namespaces, open_files)
 
         def waits() -> str | None:
-            return f"waits for the API server at {session.server}; the log says why" if standing is None else None
+            return f"waits for the API server at {session.server}; the log says why" if started is None else None
 
-        def troubles() -> list[str]:
-            closed = [f"namespace {name} cannot be read: {why}" for name, why in custom.reach.troubles().items()]
+        def problems() -> list[str]:
+            closed = [f"namespace {name} cannot be read: {why}" for name, why in custom.reach.problems().items()]
             others = claims.others() if claims is not None else {}
             return [
                 *missing,
                 *closed,
-                *(f"namespace {name} belongs to the operator {each}" for name, each in others.items()),
+                *(f"namespace {name} belongs to the operator {holder}" for name, holder in others.items()),
             ]
 
         def stalled() -> str | None:
-            return standing.stalled() if standing is not None else None
+            return started.stalled() if started is not None else None
 
-        await open_now.enter_async_context(health.serving(settings.listen, stalled, troubles, waits))
-        if not await _before(stop, choose()):
+        await open_now.enter_async_context(health.serving(settings.listen, stalled, problems, waits))
+        if not await _finishes_before(stop, choose()):
             return
         custom = CustomResources(settings.namespaces, scopes, settings.operator_class)
         lease = _lease(api, settings)
@@ -106,32 +106,32 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             custom, keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
         )
         metrics.REGISTRY.register(metrics.AlteredGatewayFrames(lambda: links.server.altered.count))
-        told = settings.routable_from is RoutableFrom.GATEWAY
+        hears_gateways = settings.routable_from is RoutableFrom.GATEWAY
         claims = _claims(api, settings)
         runtime = Runtime(
             api,
             custom,
             installation,
-            sizing=links.sizing if told else None,
-            telemetry=links.telemetry if told else None,
+            sizing=links.sizing if hears_gateways else None,
+            telemetry=links.telemetry if hears_gateways else None,
             measured=SizingMetrics(metrics.REGISTRY),
             claims=claims,
             reads_nodes=True,
             now=session.clock.now,
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )
-        standing = runtime
+        started = runtime
         if settings.gateway_listen is not None:
             await open_now.enter_async_context(links.serving(settings.gateway_listen))
         stream = KopfStream(api, session, custom, on_start=listen_to_signals)
         streaming = asyncio.create_task(stream.run(), name="the stream of custom resources")
-        open_now.push_async_callback(_ended, streaming)
-        if not await _before(stop, lease.acquire() if lease is not None else asyncio.sleep(0)):
+        open_now.push_async_callback(_end, streaming)
+        if not await _finishes_before(stop, lease.acquire() if lease is not None else asyncio.sleep(0)):
             return
         links.is_active = True
         metrics.is_active(True)
         try:
-            await _active(runtime, streaming, lease, keys, stop)
+            await _run_active(runtime, streaming, lease, keys, stop)
         finally:
             links.is_active = False
             metrics.is_active(False)
@@ -139,19 +139,19 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
                 await lease.release()
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _active(
+async def _run_active(
     runtime: Runtime, streaming: asyncio.Task[None], lease: Lease | None, keys: MasterKeys, stop: asyncio.Event
 ) -> None:
-    """Everything that only one process does. Ends when told to stop; raises what ended it otherwise."""
+    """Do everything that only the active process does. Ends at a stop signal; raises what ended it otherwise."""
     works: list[Coroutine[object, object, None]] = [
         runtime.run(),
-        _rotate(runtime, keys),
-        _watched(runtime),
+        _reload_keys(runtime, keys),
+        _watch_progress(runtime),
         *([lease.keep()] if lease is not None else []),
     ]
     tasks = [asyncio.create_task(work) for work in works]
@@ -170,7 +170,7 @@ async def _active(
         raise RuntimeError(f"{task.get_name()} ended by itself")
 
 
-async def _rotate(runtime: Runtime, keys: MasterKeys) -> None:
+async def _reload_keys(runtime: Runtime, keys: MasterKeys) -> None:
     while True:
         await asyncio.sleep(KEYS_S)
         try:
@@ -181,8 +181,8 @@ async def _rotate(runtime: Runtime, keys: MasterKeys) -> None:
             log.error("%s: the old keys stay in use", error)
 
 
-async def _watched(runtime: Runtime) -> None:
-    """Give the Lease back when no progress is made: another process may do better. Raises StalledError."""
+async def _watch_progress(runtime: Runtime) -> None:
+    """End the process when it makes no progress, so that another one gets the Lease. Raises StalledError."""
     while True:
         await asyncio.sleep(KEYS_S)
         why = runtime.stalled()
@@ -190,13 +190,13 @@ async def _watched(runtime: Runtime) -> None:
             raise StalledError(why)
 
 
-async def _before(stop: asyncio.Event, work: Coroutine[object, object, None]) -> bool:
-    """Whether the work was done before the process was told to stop."""
+async def _finishes_before(stop: asyncio.Event, work: Coroutine[object, object, None]) -> bool:
+    """Do the work, unless the process has to stop first. Returns whether the work was done."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
     is_done = task.done()
-    for each in (task, stopped):
-        each.cancel()
+    for waiter in (task, stopped):
+        waiter.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
     return is_done
@@ -211,7 +211,7 @@ def _lease(api: KubeApi, settings: Settings) -> Lease | None:
 
 
 def _claims(api: KubeApi, settings: Settings) -> Claims | None:
-    """Without a Lease there is but this process, as whoever started it says."""
+    """The claims of this process; None without a Lease, where it is the only process."""
     if settings.lease is None:
         return None
     return Claims(api, claim_name(settings.operator_class), f"{settings.own_namespace}/{settings.lease}")

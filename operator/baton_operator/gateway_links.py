@@ -1,8 +1,8 @@
-"""The links of all gateways as the operator's process holds them: one listener, and what is made of what it hears.
+"""The links of all gateways with the operator's process: one listener, and the telemetry and sizing behind it.
 
-A deployment's link keys follow from the operator's master keys and the deployment's uid, so that nothing of a former
-deployment of the same name is ever let in. A process that waits for the Lease listens too: it knows the deployments as
-well, and sends gateways to the process that holds the Lease.
+A deployment's link keys are derived from the operator's master keys and the deployment's uid, so that gateways of a
+former deployment of the same name cannot link. A process that waits for the Lease listens too: it knows the deployments
+as well, and redirects gateways to the process that holds the Lease.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import DerivedKeys, TelemetryServer, address
 from baton_operator.gateway_telemetry import GatewayTelemetry
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS
-from baton_operator.kube.kopf.custom_resources import CustomResources
-from baton_operator.kube.object_fields import is_leaving, uid_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, is_leaving, uid_of
 from baton_operator.sizing_on_demand import SizingOnDemand
 from baton_wire.listening.sockets import bind
 
@@ -29,8 +28,8 @@ BACKLOG = 1_024
 
 
 class DeploymentLinks:
-    """`masters`: the master keys as they are now. `offer`: a deployment has a reason to be looked at. `holder`: where
-    the process with the Lease listens, None when that is not known."""
+    """The links of every deployment. `masters`: the present master keys. `offer` queues a deployment for a pass.
+    `holder`: where the process with the Lease listens; None: unknown."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class DeploymentLinks:
     ) -> None:
         self._masters, self._holder = masters, holder
         self.is_active = False
-        """Whether this process holds the Lease."""
+        """True while this process holds the Lease."""
         self._deployments = custom.caches[DEPLOYMENTS]
         custom.listeners.append(self._changed)
         self.server = TelemetryServer(
@@ -56,15 +55,15 @@ class DeploymentLinks:
 
     @contextlib.asynccontextmanager
     async def serving(self, listen: tuple[str, int]) -> AsyncIterator[int]:
-        """Take links while the block runs; gives the port."""
+        """Accept links while the block runs; yields the port."""
         listening = bind(*listen)
         listening.listen(BACKLOG)
         async with self.server.serving(listening):
             yield int(listening.getsockname()[1])
 
     def _live(self, key: Key) -> Manifest | None:
-        found = self._deployments.get(*key)
-        return None if found is None or is_leaving(found) else found
+        live = self._deployments.get(*key)
+        return None if live is None or is_leaving(live) else live
 
     def _keys(self, key: Key) -> DerivedKeys | None:
         live = self._live(key)

@@ -1,4 +1,4 @@
-"""`telemetry.Telemetry` from what the gateways told over their links."""
+"""`telemetry.Telemetry` from the reports that gateways send over their links."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class GatewayTelemetry:
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
         self._order(key, flips)
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
-        """What is known now. Links are tied to the uid by their key, so that nothing of a namesake is in a store."""
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
+        """The present report. A link's key ties it to the uid, so that no store has reports of a namesake."""
         spec, now, store = sizing_spec(deployment), self._clock(), self._stores(key)
         routable = store.routable(now)
         if routable is None and not store.has_links:
@@ -80,7 +80,7 @@ def _rounded_ms(seconds: float) -> str:
 
 
 def _met(seen: Latencies, spec: SizingSpec) -> bool | None:
-    """Whether both targets are met; None without enough requests."""
+    """True if both targets are met; None without enough requests."""
     limits = {Role.PREFILL: spec.targets.ttft_s, Role.DECODE: spec.targets.tpot_s}
     shares = {role: seen.share_met(role, limit_s) for role, limit_s in limits.items()}
     if any(share is None or share[1] < MIN_JUDGED for share in shares.values()):

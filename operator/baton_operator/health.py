@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 128
 MAX_CONNECTIONS = 256
-"""Half of them from one address, so that the kubelet always gets in."""
+"""One address may have half of the connections, so that the kubelet always gets in."""
 SHUTDOWN_S = 1.0
 METHODS = ("GET", "HEAD")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -27,13 +27,13 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 async def serving(
     address: tuple[str, int],
     stalled: Callable[[], str | None],
-    troubles: Callable[[], Iterable[str]],
+    problems: Callable[[], Iterable[str]],
     waits: Callable[[], str | None],
 ) -> AsyncIterator[int]:
     """Serve while the block runs; gives the port. `stalled` says why the process should be ended, or None. A standby is
     ready too: it does what it is there for. `waits`: what the process cannot begin without, or None. It is alive then,
     and not ready: one that was ended would begin no earlier, and the kubelet's back-off could keep it away for minutes
-    more. `troubles`, not asked before it has begun: namespaces that are not worked on, and why, and what the server
+    more. `problems`, not asked before it has begun: namespaces that are not worked on, and why, and what the server
     lacks. Readiness names them; it does not fail for them, or the gateways of all other namespaces would lose the
     operator."""
 
@@ -43,7 +43,7 @@ async def serving(
 
     def ready() -> web.Response:
         why = stalled() or waits()
-        return web.Response(status=200 if why is None else 503, text=why or "\n".join(["ok", *sorted(troubles())]))
+        return web.Response(status=200 if why is None else 503, text=why or "\n".join(["ok", *sorted(problems())]))
 
     def show() -> web.Response:
         return web.Response(body=metrics.text(), headers={"Content-Type": METRICS_TYPE})

@@ -1,4 +1,4 @@
-"""The operator's master keys: files in a folder that somebody rotates, read again while the process runs."""
+"""The operator's master keys: files in a folder that others rotate, read again while the process runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus. Labels take values from closed sets only."""
+"""The operator's Prometheus metrics. Labels take values from closed sets only."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from baton_control.names import Key
-from baton_operator.passes.conditions import Truth
-from baton_operator.schema.status import ConditionType, DeploymentStatus
+from baton_operator.schema.status import ConditionType, DeploymentStatus, Truth
 from baton_wire.messages.values import Role
 
 REGISTRY = CollectorRegistry()
 _PASSES = Counter("baton_operator_passes", "Reconcile passes by how they ended", ["outcome"], registry=REGISTRY)
 NO_FAILURES = frozenset({"Done", "Held", "ClaimedElsewhere"})
-"""Outcomes of passes that did what they should: nothing, where the namespace cannot be read or is another operator's.
-Those have alerts of their own."""
+"""Outcomes of passes without a failure. Namespaces that cannot be read, or that another operator has, get no pass and
+have alerts of their own."""
 _SECONDS = Histogram(
     "baton_operator_pass_seconds",
     "Duration of a reconcile pass",
@@ -37,10 +36,10 @@ _UNREADABLE = Gauge(
 
 
 def unreadable(namespaces: frozenset[str]) -> None:
-    """These and no others. They come from the operator's flags, so they are few."""
+    """Set the unreadable namespaces. There are few, because they come from the operator's flags."""
     _UNREADABLE.clear()
-    for each in namespaces:
-        _UNREADABLE.labels(each).set(1)
+    for namespace in namespaces:
+        _UNREADABLE.labels(namespace).set(1)
 
 
 _CLAIMED = Gauge(
@@ -52,7 +51,7 @@ _CLAIMED = Gauge(
 
 
 def claimed_elsewhere(holders: Mapping[str, str]) -> None:
-    """By namespace, these and no others."""
+    """Set the holders of claimed namespaces."""
     _CLAIMED.clear()
     for namespace, holder in holders.items():
         _CLAIMED.labels(namespace, holder[:128]).set(1)
@@ -67,10 +66,10 @@ _LACKS = Gauge(
 
 
 def server_lacks(features: Iterable[str]) -> None:
-    """These and no others."""
+    """Set the missing features."""
     _LACKS.clear()
-    for each in features:
-        _LACKS.labels(each).set(1)
+    for feature in features:
+        _LACKS.labels(feature).set(1)
 
 
 def pass_ended(outcome: str, seconds: float, queued: int) -> None:
@@ -84,21 +83,21 @@ def is_active(value: bool) -> None:
 
 
 class DeploymentConditions(Collector):
-    """The conditions of each deployment as they were written last, and the reason that its column shows."""
+    """Shows the conditions of each deployment as they were written last, and the reason in its column."""
 
     def __init__(self) -> None:
         self._seen: dict[Key, DeploymentStatus] = {}
         self._most: dict[Key, Mapping[Role, int]] = {}
 
     def saw_bounds(self, key: Key, most: Mapping[Role, int]) -> None:
-        """How many workers pools may have at most; of those that can grow."""
+        """Note the most workers that each pool may have; pools that cannot grow are left out."""
         self._most[key] = most
 
     def saw(self, key: Key, status: DeploymentStatus) -> None:
         self._seen[key] = status
 
     def forget(self, key: Key) -> None:
-        """The deployment is gone, and its series with it."""
+        """Drop the series of a deployment that is gone."""
         self._seen.pop(key, None)
         self._most.pop(key, None)
 
@@ -111,11 +110,11 @@ class DeploymentConditions(Collector):
             "baton_deployment_reason", "1 for the worst that is true of a deployment", labels=[*labels, "reason"]
         )
         for key, status in sorted(self._seen.items()):
-            for each in status.conditions:
-                if each.type in set(ConditionType):
+            for condition in status.conditions:
+                if condition.type in set(ConditionType):
                     for truth in Truth:
-                        place = [*key, each.type, truth.value]
-                        conditions.add_metric(place, float(each.status == truth))
+                        place = [*key, condition.type, truth.value]
+                        conditions.add_metric(place, float(condition.status == truth))
             reasons.add_metric([*key, status.summary or "Unknown"], 1.0)
         yield conditions
         yield reasons
@@ -133,29 +132,29 @@ REGISTRY.register(CONDITIONS)
 
 
 class ApiCalls(Collector):
-    """Calls to the API server by verb and resource, read where they are counted."""
+    """Shows the calls to the API server by verb and resource. `counts` reads them where they are counted."""
 
     def __init__(self, counts: Callable[[], dict[tuple[str, str], int]]) -> None:
         self._counts = counts
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        found = CounterMetricFamily("baton_operator_api_calls", "Calls to the API server", labels=["verb", "resource"])
+        family = CounterMetricFamily("baton_operator_api_calls", "Calls to the API server", labels=["verb", "resource"])
         for (verb, resource), count in sorted(self._counts().items()):
-            found.add_metric([verb, resource], count)
-        yield found
+            family.add_metric([verb, resource], count)
+        yield family
 
 
 class AlteredGatewayFrames(Collector):
-    """Read where they are counted."""
+    """Shows the altered frames of gateways. `count` reads their number where they are counted."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         text = "Frames of gateways that did not arrive as they were sent; each ended its link"
-        found = CounterMetricFamily("baton_operator_altered_frames", text)
-        found.add_metric([], self._count())
-        yield found
+        family = CounterMetricFamily("baton_operator_altered_frames", text)
+        family.add_metric([], self._count())
+        yield family
 
 
 def text() -> bytes:

@@ -1,8 +1,8 @@
-"""The operator without its shell: caches are filled, changes queue keys, workers run passes. No kopf, no signals.
+"""The operator without its process: fills caches, queues the keys of changes, runs passes. No kopf, no signals.
 
-Passes over a namespace begin when every kind in it has been listed; one that cannot be read waits alone, and says so. A
-key is worked on by one pass at a time; every pass has a deadline, and one that takes long gives its place to another.
-Whatever one deployment or namespace makes go wrong is tried again later, and keeps no other one waiting.
+Passes over a namespace begin when every kind in it has been listed. A namespace that cannot be read waits alone, and
+its deployments say so. At most one pass at a time works on a key. Every pass has a deadline, and a slow pass gives up
+its slot to another one. A failure of one deployment or namespace is retried later and keeps no other one waiting.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import metrics
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.claims import Claims
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer, Turns
 from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, OWNED
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import KubeApi, KubeError, Resource, TooManyRequests
 from baton_operator.kube.nodes import Nodes
 from baton_operator.kube.reach import Scope
@@ -34,15 +34,15 @@ from baton_operator.telemetry import Telemetry
 log = logging.getLogger(__name__)
 PASS_S, STALL_S = 120.0, 300.0
 SLOW_S = 2.0
-"""A pass that takes longer does not count among those at a time: it waits for somebody."""
+"""A pass that takes longer gives up its slot: it waits for a server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often and how much at once."""
+    """How often the operator works, and on how much at once."""
 
     workers: int = 8
-    """Passes at a time, and in one namespace at most, slow ones included."""
+    """Most passes at a time, and most in one namespace including slow ones."""
     resync_s: float = 300.0
     """Every deployment gets a pass at least this often; one that finds nothing to do makes no request."""
     relist_s: float = RELIST_S
@@ -50,9 +50,9 @@ class Pace:
 
 
 class Runtime:
-    """One active operator, for the namespaces of `custom`, which somebody else feeds."""
+    """One active operator for the namespaces of `custom`, whose caches are fed elsewhere."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913 - keyword only: the sources, limits and clocks of one process
         self,
         api: KubeApi,
         custom: CustomResources,
@@ -79,23 +79,23 @@ class Runtime:
         self._turns = Turns()
         self._slots = asyncio.Semaphore(pace.workers)
         self._ended_at: float | None = None
-        """When a pass ended last, or the first could have begun."""
+        """When the last pass ended, or the first one could have begun."""
         self._saw_at = 0.0
-        """When anything could be read last."""
+        """When the operator could last read a namespace."""
         self._beats: dict[str, float] = {}
         self.caches: dict[Resource, Cache] = dict(custom.caches)
         self.reach = custom.reach
         custom.listeners.append(self.offer)
         self.synced = asyncio.Event()
-        """Set when every namespace has answered once, one way or the other."""
+        """Set when every list of every namespace has succeeded or failed once."""
 
     async def run(self) -> None:
-        """Until cancelled. Raises KubeError when the server cannot be asked what it serves."""
+        """Run until cancelled. Raises KubeError when the server does not say what it serves."""
         clock = asyncio.get_running_loop().time
         self._ended_at = self._saw_at = clock()
-        optional = frozenset([each for each in OPTIONAL if await self._is_served(each)])
+        optional = frozenset([kind for kind in OPTIONAL if await self._is_served(kind)])
         installation = replace(self._installation, served=lambda name: optional - self.reach.left_out(name))
-        watched = {each: Cache(each, self.offer, self._custom.namespaces) for each in (*OWNED, *optional)}
+        watched = {kind: Cache(kind, self.offer, self._custom.namespaces) for kind in (*OWNED, *optional)}
         self.caches |= watched
         reconciler = Reconciler(
             self._api,
@@ -110,7 +110,7 @@ class Runtime:
         )
         scopes = self._custom.scopes
         informers = [
-            self._informer(cache, each, cache.resource in optional) for cache in watched.values() for each in scopes
+            self._informer(cache, scope, cache.resource in optional) for cache in watched.values() for scope in scopes
         ]
         self.reach.listeners.append(self._reach_changed)
         async with asyncio.TaskGroup() as tasks:
@@ -130,12 +130,12 @@ class Runtime:
         return optional.plural in await self._api.served(optional.group, optional.version)
 
     def _reach_changed(self, scope: Scope) -> None:
-        """A namespace can be worked on, or cannot any more: its deployments get a pass that sees it."""
+        """Queue the deployments of a namespace that can be worked on now, or no longer can."""
         name = scope or "*"
-        troubles = self.reach.troubles()
-        metrics.unreadable(frozenset(troubles))
-        if name in troubles:
-            log.warning("namespace %s cannot be read, its deployments wait: %s", name, troubles[name])
+        problems = self.reach.problems()
+        metrics.unreadable(frozenset(problems))
+        if name in problems:
+            log.warning("namespace %s cannot be read, its deployments wait: %s", name, problems[name])
         for key in self.caches[DEPLOYMENTS].deployments():
             if scope in (None, key.namespace):
                 self.offer(key)
@@ -144,30 +144,30 @@ class Runtime:
         return frozenset(key.namespace for key in self.caches[DEPLOYMENTS].deployments())
 
     def _claim_changed(self, namespace: str) -> None:
-        assert self._claims is not None, "who calls"
+        assert self._claims is not None, "claims call this"
         metrics.claimed_elsewhere(self._claims.others())
         for key in self.caches[DEPLOYMENTS].deployments():
             if key.namespace == namespace:
                 self.offer(key)
 
     def offer(self, key: Key) -> None:
-        """Let a deployment have a pass soon."""
+        """Queue a pass over a deployment."""
         self._queue.offer(key, asyncio.get_running_loop().time())
         self._wake.set()
 
     def offer_all(self) -> None:
-        """The same for every deployment: something that all depend on has changed."""
+        """Queue a pass over every deployment, because something has changed that all depend on."""
         for key in self.caches[DEPLOYMENTS].deployments():
             self.offer(key)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is due now and nothing is being worked on; what is due later does not count."""
+        """True if no pass runs and none is due now; a pass that is due later does not count."""
         return self._queue.is_idle(asyncio.get_running_loop().time())
 
     def stalled(self) -> str | None:
-        """Why this process should be ended because it makes no progress; None: it does. A server that does not answer
-        is no such reason: that a pass fails is progress too."""
+        """Why this process should end, because it makes no progress; None: it makes progress. A server that does not
+        answer is no such reason: a failed pass counts as progress too."""
         now = asyncio.get_running_loop().time()
         late_s = now - self._queue.waiting_since(now)
         if self._ended_at is None:
@@ -177,8 +177,8 @@ class Runtime:
         if not self.reach.is_blind:
             self._saw_at = now
         if now - self._saw_at > STALL_S:
-            said = "; ".join(f"{name}: {why}" for name, why in list(self.reach.troubles().items())[:3])
-            return f"no namespace could be read for {now - self._saw_at:.0f} s: {said or 'no list came'}"
+            problems = "; ".join(f"{name}: {why}" for name, why in list(self.reach.problems().items())[:3])
+            return f"no namespace could be read for {now - self._saw_at:.0f} s: {problems or 'no list came'}"
         for name, at in self._beats.items():
             if now - at > 2 * self._pace.watch_s + STALL_S:
                 return f"the watch of {name} has been silent for {now - at:.0f} s"
@@ -205,14 +205,14 @@ class Runtime:
         )
 
     def _nodes_informer(self, nodes: Nodes) -> Informer:
-        """Of the whole cluster; without the right to read them a pass knows nothing of nodes."""
+        """The informer of nodes, for the whole cluster. Without the right to read nodes, `nodes` stays unknown."""
         pace = self._pace
         return Informer(
             self._api, nodes, None, relist_s=pace.relist_s, watch_s=pace.watch_s, rng=self._rng, is_optional=True
         )
 
     async def _dispatch(self, tasks: asyncio.TaskGroup, reconciler: Reconciler) -> None:
-        """Begin a pass whenever a key is due and few enough are under way."""
+        """Start a pass whenever a key is due and a slot is free."""
         while True:
             await self._slots.acquire()
             tasks.create_task(self._work(reconciler, await self._next()))
@@ -232,27 +232,27 @@ class Runtime:
         outcome = "Done" if is_known else "Held"
         try:
             async with asyncio.timeout(PASS_S):
-                again_s: float | None = None
+                next_s: float | None = None
                 other = await self._claims.other(key.namespace) if is_known and self._claims is not None else ""
                 if other:
                     outcome = "ClaimedElsewhere"
                     await reconciler.stay_out(key, other)
                 elif is_known:
-                    again_s = await reconciler.reconcile(key)
-                elif why := self.reach.trouble(key.namespace):
+                    next_s = await reconciler.reconcile(key)
+                elif why := self.reach.problem(key.namespace):
                     await reconciler.hold(key, why)
         except (KubeError, TimeoutError) as error:
-            at_least_s = error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
-            delay_s = self._queue.failed(key, clock(), at_least_s)
-            log.info("%s: %s: again in %.1f s", key, str(error) or "too slow", delay_s)
+            least_s = error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
+            delay_s = self._queue.failed(key, clock(), least_s)
+            log.info("%s: %s: retries in %.1f s", key, str(error) or "too slow", delay_s)
             outcome = type(error).__name__
         except Exception:  # one deployment must not end the work for all others
             delay_s = self._queue.failed(key, clock())
-            log.exception("%s: the pass failed: again in %.1f s", key, delay_s)
+            log.exception("%s: the pass failed: retries in %.1f s", key, delay_s)
             outcome = "Error"
         else:
-            self._queue.done(key, clock(), None if again_s is None else clock() + again_s)
-            if again_s is None and self.caches[DEPLOYMENTS].get(*key) is None:
+            self._queue.done(key, clock(), None if next_s is None else clock() + next_s)
+            if next_s is None and self.caches[DEPLOYMENTS].get(*key) is None:
                 self._queue.forget(key)
         self._ended_at = clock()
         self._wake.set()

@@ -1,4 +1,4 @@
-"""The flags of the operator's process, and what they mean together."""
+"""The flags of the operator's process, and the settings that follow from them together."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton_operator.kube.kopf.custom_resources import is_class
+from baton_operator.kube.custom_resources import is_class
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.pod_policy import parse_pod_policy
 
 DEFAULT_NAMESPACE = "baton-system"
-CLASS_HELP = "work on LLMDeployments with this spec.operatorClass alone; default: on those without one"
+CLASS_HELP = "work only on LLMDeployments with this spec.operatorClass; default: on those without one"
 
 
 class RoutableFrom(enum.StrEnum):
-    """Who says which workers can get requests."""
+    """The source of what is known about routable workers: gateways' reports, or readiness."""
 
     GATEWAY = "gateway"
     READINESS = "readiness"
@@ -27,16 +27,16 @@ class RoutableFrom(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Settings:
     namespaces: tuple[str, ...] | None
-    """Which are watched; None: all."""
+    """The namespaces to watch; None: all."""
     own_namespace: str
     platform: Platform
     master_keys: Path
     listen: tuple[str, int]
     """Health and metrics."""
     gateway_listen: tuple[str, int] | None
-    """Links from gateways; None: none are taken."""
+    """Address for links from gateways; None: no links are accepted."""
     operator_class: str | None
-    """LLMDeployments of which class are worked on; None: those without one."""
+    """The class of LLMDeployments to work on; None: those without a class."""
     lease: str | None
     """Name of the Lease; None: this process is the only one."""
     advertise: str
@@ -70,10 +70,10 @@ def parse(argv: list[str]) -> Settings:
         "--pod-policy",
         default="{}",
         metavar="JSON",
-        help="lists of what LLMDeployments may say about Pods: docs/security.md",
+        help="lists of what LLMDeployments may set on Pods: docs/security.md",
     )
     parser.add_argument("--listen", default="0.0.0.0:8080", help="HOST:PORT of health and metrics")
-    parser.add_argument("--gateway-listen", default="0.0.0.0:8443", help="HOST:PORT for gateways, or none")
+    parser.add_argument("--gateway-listen", default="0.0.0.0:8443", help="HOST:PORT for links from gateways, or none")
     parser.add_argument(
         "--operator-service", default="baton-operator", help="Service in the operator's namespace that gateways dial"
     )
@@ -82,7 +82,9 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--routable-from", type=RoutableFrom, choices=list(RoutableFrom), default=RoutableFrom.GATEWAY)
     parser.add_argument("--workers", type=int, default=8, help="passes at a time")
     parser.add_argument("--calls-per-s", type=float, default=200.0, help="calls to the API server")
-    parser.add_argument("--resync-s", type=float, default=300.0, help="every deployment has a pass this often")
+    parser.add_argument(
+        "--resync-s", type=float, default=300.0, help="every deployment gets a pass at least this often"
+    )
     parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
     given = parser.parse_args(argv)
     try:
@@ -109,7 +111,7 @@ def parse(argv: list[str]) -> Settings:
         given.routable_from = RoutableFrom.READINESS
     if given.operator_class is not None and not is_class(given.operator_class):
         parser.error(f"--class: {given.operator_class!r} is not allowed: must be a label such as team-a")
-    named = tuple(each.strip() for each in (given.namespaces or given.own_namespace).split(",") if each.strip())
+    named = tuple(name.strip() for name in (given.namespaces or given.own_namespace).split(",") if name.strip())
     return Settings(
         namespaces=None if given.all_namespaces else named,
         own_namespace=given.own_namespace,
@@ -119,7 +121,7 @@ def parse(argv: list[str]) -> Settings:
         gateway_listen=None
         if given.gateway_listen == "none"
         else _address(parser, "--gateway-listen", given.gateway_listen),
-        advertise=_advertised(given.gateway_listen),
+        advertise=_advertised_address(given.gateway_listen),
         operator_class=given.operator_class,
         lease=None if given.lease == "none" else given.lease or _lease_name(given.operator_class),
         routable_from=given.routable_from,
@@ -136,7 +138,7 @@ def _lease_name(operator_class: str | None) -> str:
 
 def _ports(text: str) -> tuple[int, ...]:
     """Raises ValueError."""
-    ports = tuple(int(each) if each.isascii() and each.isdigit() else 0 for each in text.split(","))
+    ports = tuple(int(port) if port.isascii() and port.isdigit() else 0 for port in text.split(","))
     if not all(0 < port < 65_536 for port in ports):
         raise ValueError(f"--fetch-ports: {text!r} is not allowed: must be ports from 1 to 65535")
     return ports
@@ -145,13 +147,13 @@ def _ports(text: str) -> tuple[int, ...]:
 def _networks(text: str) -> tuple[str, ...]:
     """Raises ValueError."""
     try:
-        return tuple(str(ipaddress.ip_network(each.strip())) for each in text.split(",") if each.strip())
+        return tuple(str(ipaddress.ip_network(network.strip())) for network in text.split(",") if network.strip())
     except ValueError as error:
         raise ValueError(f"--fetch-cidrs: {error}: must be networks such as 10.20.0.0/16") from error
 
 
-def _advertised(listen: str) -> str:
-    """The Pod's own address with the port that is listened on."""
+def _advertised_address(listen: str) -> str:
+    """The Pod's own address with the listening port."""
     host, port = os.environ.get("POD_IP", ""), listen.rpartition(":")[2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host and port.isdigit() else ""
 

@@ -1,10 +1,11 @@
-"""What gateways tell the operator about a deployment, as a reconcile pass reads it. Values only; the link fills them.
+"""Gateways' reports about a deployment, as a pass reads them. Values only; `gateway_telemetry` fills them.
 
-Nothing here waits: an answer is what was last heard, or None when nothing is known now.
+Reading a report never waits: the answer is the last report, or None when nothing is known now.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,36 +13,41 @@ from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.pairs import Pairs
 from baton_control.telemetry.store import FlexibleWorker
-from baton_operator.passes.observe import RoutableCounts
 from baton_operator.schema.status import LaneStatus, SloStatus
 from baton_wire.messages.operator_link import FlipOrder
+from baton_wire.messages.values import Role
+
+RoutableCounts = Mapping[tuple[Role, str], int]
+"""Routable workers by role and template hash, as the gateways report them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """What all gateways of a deployment told lately, merged."""
+    """The recent reports of all gateways of a deployment, merged."""
 
     routable: RoutableCounts | None
-    """Workers that gateways have linked and that fit a partner, by role and template hash; None: not known now. A
-    worker counts when *every* reporting gateway has it that has had the time to find it; templates that are left out
-    have none. For rollouts and counts."""
+    """Workers that gateways have linked and that fit a partner, by role and template hash; None: unknown now. A worker
+    counts once *every* reporting gateway that has had the time to find it has linked it; a template that is left out
+    has none. For rollouts and for the counts in the status."""
     slo: SloStatus | None = None
     """Measured against target, rounded; None: not measured."""
     slo_met: bool | None = None
     lane: LaneStatus | None = None
     transport_verified: bool | None = None
-    """Whether every measured lane reaches `spec.kvTransfer.minBandwidth`; None: nothing measured."""
+    """True if every measured lane reaches `spec.kvTransfer.minBandwidth`; None: nothing was measured."""
     transport_message: str = ""
     flexible: tuple[FlexibleWorker, ...] = ()
-    """Workers that can flip, as any gateway has heard of them last."""
+    """Workers that can flip, by the newest report of any gateway."""
     pairs: Pairs | None = None
-    """Whether requests are answered at every gateway; None: not known now. For the top line of the status."""
+    """The gateways with and without a pair of workers; None: unknown now. For the top line of the status."""
 
 
 class Telemetry(Protocol):
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
-        """What is known of the deployment with that name and uid, judged by this spec; None: no gateway has told
-        anything lately."""
+    """The operator's view of its gateways."""
+
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
+        """The report on the deployment with that name and uid, judged by its spec; None: no gateway has reported
+        lately."""
 
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
-        """What gateways are to have workers do, again and again until it is something else."""
+        """Send these flips to gateways, and repeat them until other ones are ordered."""

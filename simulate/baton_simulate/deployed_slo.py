@@ -1,5 +1,5 @@
-"""Mode SLO as an LLMDeployment has it: the object that the operator and `baton up` size with, told by summaries of a
-twin, and what a pool computes on where the file names several types of accelerators.
+"""Mode SLO of an LLMDeployment in a replay: the object that the operator and `baton up` size with, fed with summaries
+of the simulator, and the type of accelerator of each pool where the file names several.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from baton_control.accelerator_types import in_force, types_of
 from baton_control.names import Key
-from baton_control.sizing.decision.scaling import PoolNow
+from baton_control.sizing.decision.scaling import PoolNow, SizingRequest
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.slo_sizing import SloSizing
@@ -24,20 +24,20 @@ from baton_wire.messages.values import POOL_ROLES, Role
 KEY = Key("simulated", "deployment")
 EPOCH = bytes(16)
 PASS_S = 1.0
-"""Between two looks while workers of two types are there: the operator looks whenever one becomes ready."""
+"""Seconds between two passes while workers of two types run: the operator makes one whenever a worker becomes ready."""
 UNTYPED = "accelerator"
-"""What a pool computes on that names no type."""
+"""The type of a pool that names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeOfPool:
-    """What a pool may compute on."""
+    """A type of accelerator that a pool may compute on."""
 
     name: str
     price: float | None
-    """Of an accelerator and hour; None: the file has none."""
+    """Per accelerator and hour; None: the file has none."""
     model: WorkerModel
-    """Of a worker on it."""
+    """A worker on this type."""
 
 
 class DeployedSlo:
@@ -46,19 +46,19 @@ class DeployedSlo:
     def __init__(
         self, deployment: LLMDeployment, spec: SizingSpec, prior: Callable[[LLMDeployment], WorkerModel]
     ) -> None:
-        """`prior`: what is believed of a worker before a step of it was seen."""
+        """`prior`: a worker's step times before any was observed."""
         self._written = _with_one_gateway_process(deployment)
         self._spec = spec
-        self._now = self._told_s = 0.0
+        self._now = self._reported_s = 0.0
         self._store = TelemetryStore()
-        self._store.linked(EPOCH, GatewayHello("twin", 1), 0.0)
+        self._store.linked(EPOCH, GatewayHello("simulator", 1), 0.0)
         self._sizing = SloSizing(
-            lambda key: self._store, lambda: self._now, lambda each, config: prior(each), adjust=lambda each: spec
+            lambda key: self._store, lambda: self._now, lambda made, config: prior(made), adjust=lambda made: spec
         )
         self.types = {role: first_type(deployment, role) for role in POOL_ROLES}
-        """What each pool should compute on."""
+        """The type that each pool should compute on."""
         self.choices: dict[Role, str] = {}
-        """Why, of pools that may choose, once they did."""
+        """Why, for pools that chose a type."""
         self.reasons: dict[Role, str] = {}
         self.flips: None = None
         self._wanted: Sizes = {}
@@ -74,15 +74,15 @@ class DeployedSlo:
         self._now = now
         if metrics is None:
             return None
-        if now - self._told_s >= self._spec.interval_s or now == 0.0:
+        if now - self._reported_s >= self._spec.interval_s or now == 0.0:
             self._store.told(EPOCH, metrics.summary(), now)
-            self._told_s = now
+            self._reported_s = now
         kinds = {role: metrics.kinds(role) for role in POOL_ROLES}
         if not self._wanted:
             self._wanted = {role: sum(workers for workers, _ in kinds[role].values()) for role in POOL_ROLES}
         pools = {role: _pool_now(self._wanted[role], kinds[role], self.types[role]) for role in POOL_ROLES}
-        self._is_mixed = any(each.others for each in pools.values())
-        sized = self._sizing.decide(KEY, self._in_force, pools, None, now, gateways=1)
+        self._is_mixed = any(pool.others for pool in pools.values())
+        sized = self._sizing.decide(SizingRequest(KEY, self._in_force, pools, None, now, gateways=1))
         self.reasons = dict(sized.reasons)
         chosen = {role: choice.type for role, choice in sized.types.items()}
         if any(self.types[role] != name for role, name in chosen.items()):
@@ -95,7 +95,7 @@ class DeployedSlo:
 
 
 def first_type(deployment: LLMDeployment, role: Role) -> str:
-    """What the file names first for a pool."""
+    """The type that the file names first for a pool."""
     accelerator = pool_spec(deployment, role).accelerator
     if accelerator is None:
         return "CPU"
@@ -105,7 +105,7 @@ def first_type(deployment: LLMDeployment, role: Role) -> str:
 def pool_types(
     deployment: LLMDeployment, role: Role, prior: Callable[[LLMDeployment], WorkerModel]
 ) -> tuple[TypeOfPool, ...]:
-    """All that a pool may compute on, what its file names first in front."""
+    """All types that a pool may compute on, the one that its file names first in front."""
     pool = pool_spec(deployment, role)
     kinds = types_of(pool)
     if not kinds:
@@ -118,7 +118,7 @@ def pool_types(
 
 
 def _pool_now(wanted: int, kinds: Mapping[str, tuple[int, int]], own: str) -> PoolNow:
-    """`wanted`: by the decision before. Beside it are workers that come first, or have been told to go."""
+    """The pool as sizing sees it. `wanted`: by the decision before; more run while one type replaces another."""
     others = {name: workers for name, (workers, _) in kinds.items() if name != own}
     return PoolNow(
         workers=wanted,
@@ -129,6 +129,6 @@ def _pool_now(wanted: int, kinds: Mapping[str, tuple[int, int]], own: str) -> Po
 
 
 def _with_one_gateway_process(deployment: LLMDeployment) -> LLMDeployment:
-    """As the twin has it."""
+    """The deployment with one gateway process, as the simulator has."""
     gateway = deployment.spec.gateway.model_copy(update={"processes": 1})
     return deployment.model_copy(update={"spec": deployment.spec.model_copy(update={"gateway": gateway})})

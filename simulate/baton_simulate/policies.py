@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from baton_control.sizing.decision.capacity import Mix, SimulatedSizer
+from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_control.sizing.decision.flips import Flips
 from baton_control.sizing.decision.sizing_state import SizingState, fresh, learn_and_size
-from baton_control.sizing.inputs.observations import Observed, PoolSeen, StepSeen, Unknown
+from baton_control.sizing.inputs.mix import Mix
+from baton_control.sizing.inputs.observations import Measurements, ObservedPool, ObservedStep, Unknown
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
@@ -50,8 +51,8 @@ KNOBS = {
     "apa": TUNED_SHARE,
     "plain": HELD_S,
 }
-"""The one knob that who runs it would turn first, and its default. Mode SLO: the percentile that is asked for. HPA, KPA
-and APA: the share of a worker that is used. Dynamo: the part of both targets that it is told. llm-d: prompts queued,
+"""The one knob that a user would turn first, and its default. Mode SLO: the percentile that is asked for. HPA, KPA
+and APA: the share of a worker that is used. Dynamo: the part of both targets that it works with. llm-d: prompts queued,
 and the share of supply at which it grows. The plain rule: seconds that a need is held."""
 
 
@@ -64,7 +65,7 @@ class Slo:
     reasons: dict[Role, str] = field(default_factory=dict)
     last: Sizes = field(default_factory=dict)
     flips: Flips | None = None
-    """Of the last decision."""
+    """The flips of the last decision."""
 
     @property
     def interval_s(self) -> float:
@@ -74,14 +75,13 @@ class Slo:
         if metrics is None:
             if not self.last:
                 return None
-            seen = Observed(
-                Unknown("no report"), PoolSeen(self.last[Role.PREFILL], None), PoolSeen(self.last[Role.DECODE], None)
-            )
+            prefill, decode = (ObservedPool(self.last[role], None) for role in POOL_ROLES)
+            seen = Measurements(Unknown("no report"), prefill, decode)
         else:
             seen = metrics.observed()
         return self.decided(seen, [] if metrics is None else metrics.steps(), now)
 
-    def decided(self, seen: Observed, steps: list[StepSeen], now: float) -> Sizes:
+    def decided(self, seen: Measurements, steps: list[ObservedStep], now: float) -> Sizes:
         decision, self.state = learn_and_size(self.spec, self.state, seen, steps, now, epoch_s=now)
         self.reasons = {role: pool.reason for role, pool in decision.pools.items()}
         self.last = {role: pool.workers for role, pool in decision.pools.items()}
@@ -147,7 +147,7 @@ def player(
         "hpa-queue": lambda: Baseline(Hpa(spec, tuned)),
         "hpa-kv": lambda: Baseline(Hpa(spec, tuned, kv_target=max(0.02, tuned_share * share))),
         "kpa": lambda: Baseline(Kpa(spec, concurrency, value)),
-        "dynamo": lambda: Baseline(Dynamo(_told(spec, value), believed)),
+        "dynamo": lambda: Baseline(Dynamo(_tighten(spec, value), believed)),
         "llmd-v1": lambda: Baseline(LlmdV1(spec, value)),
         "llmd-v2": lambda: Baseline(LlmdV2(spec, believed, value)),
         "apa": lambda: Baseline(Apa(spec, tuned[Role.PREFILL], max(0.02, tuned_share * share))),
@@ -156,14 +156,14 @@ def player(
     return makers[name]()
 
 
-def _told(spec: SizingSpec, part: float) -> SizingSpec:
-    """With so much of both targets."""
+def _tighten(spec: SizingSpec, part: float) -> SizingSpec:
+    """The spec with a `part` of both targets."""
     targets = replace(spec.targets, ttft_s=part * spec.targets.ttft_s, tpot_s=part * spec.targets.tpot_s)
     return replace(spec, targets=targets)
 
 
 def fixed_sizes(name: str) -> Sizes | None:
-    """Of a policy such as `3+2`: prefill and decode workers that never change; None: it is another policy."""
+    """The pools of a policy such as `3+2`, which never change; None: it is another policy."""
     counts = [int(part) for part in name.split("+") if part.isdecimal() and 1 <= int(part) <= MOST_FIXED]
     return dict(zip(POOL_ROLES, counts, strict=True)) if len(counts) == 2 and name.count("+") == 1 else None
 
@@ -181,7 +181,7 @@ def tuned_concurrency(model: WorkerModel, spec: SizingSpec, shape: RequestShape)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a workload needs in each interval of `LOOK_S`, when everything is known."""
+    """The workers that a workload needs in each interval of `LOOK_S`, when everything is known."""
 
     prefill: tuple[int, ...]
     decode: tuple[int, ...]

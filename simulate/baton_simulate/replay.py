@@ -1,7 +1,7 @@
-"""Replays a workload against the twin at full detail while a policy resizes its pools: what `baton simulate` runs.
+"""Replays a workload in the simulator at full detail while a policy resizes its pools, as `baton simulate` does.
 
 Every worker is simulated, start-ups take their time, metrics can be lost and workers can die. Replaced workers
-follow the policy's last sizes, as a Deployment would. Policies see readings only, never the twin.
+follow the policy's last sizes, as a Deployment would. Policies see measurements only, never the simulator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton_control.rollout import Limits
-from baton_control.sizing.decision.capacity import latencies
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.inputs.workload import Floats, Workload
@@ -33,7 +32,7 @@ class Scenario:
     name: str
     workload: Workload
     model: WorkerModel
-    """What the workers really do; a policy may believe otherwise."""
+    """The workers as they really are; a policy may believe otherwise."""
     spec: SizingSpec
     startup_s: float
     initial: Sizes
@@ -44,9 +43,9 @@ class Scenario:
     in_turn: bool = False
     """Prompts wait in order of arrival, as in other systems, instead of by the target."""
     models: Mapping[tuple[Role, str], WorkerModel] = field(default_factory=dict)
-    """What workers really do by what they compute on, of a deployment's file; else they are all `model`."""
+    """Workers by type of accelerator, of a deployment's file; else all workers are `model`."""
     limits: Limits = Limits(1, 0)  # noqa: RUF009 - frozen
-    """Of the rollout from one type to another."""
+    """The limits of a rollout from one type to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Move:
     after: int
     reason: str
     type: str | None = None
-    """What the pool computes on from now on, where that is what changed."""
+    """The type that the pool computes on from now on, where that changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Point:
     routable: tuple[int, int]
     queued: int
     kinds: Mapping[tuple[Role, str], int]
-    """Workers by what they compute on."""
+    """Workers by type of accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +107,8 @@ def replay(
     """One run from the first arrival until everything ended; billed until the last arrival."""
     workload = scenario.workload
     ttft_s = None if scenario.in_turn else scenario.spec.targets.ttft_s
-    twin = Simulator(scenario.model, workload, patience_s=PATIENCE_S, ttft_s=ttft_s)
-    metrics = SimulatorMetrics(twin, scenario.startup_s, scenario.spec.targets)
+    simulator = Simulator(scenario.model, workload, patience_s=PATIENCE_S, ttft_s=ttft_s)
+    metrics = SimulatorMetrics(simulator, scenario.startup_s, scenario.spec.targets)
     random = np.random.default_rng(scenario.seed)
     wanted = dict(scenario.initial)
     moves: list[Move] = []
@@ -117,7 +116,7 @@ def replay(
     types = policy.types if isinstance(policy, DeployedSlo) else {}
     for role in POOL_ROLES:
         for _ in range(wanted[role]):
-            twin.add(role, 0.0, *_of_type(scenario, role, types.get(role, "")))
+            simulator.add(role, 0.0, *_of_type(scenario, role, types.get(role, "")))
     if isinstance(policy, DeployedSlo):
         policy.decide_from(metrics, 0.0)
     deaths = sorted(scenario.deaths, key=lambda death: death[0])
@@ -126,9 +125,9 @@ def replay(
         now = min(end, now + policy.interval_s)
         while deaths and deaths[0][0] <= now:
             at, role = deaths.pop(0)
-            twin.run_until(at)
-            twin.kill(role)
-        twin.run_until(now)
+            simulator.run_until(at)
+            simulator.kill(role)
+        simulator.run_until(now)
         is_lost = any(start <= now < stop for start, stop in scenario.lost)
         sizes = policy.decide_from(None if is_lost else metrics, now)
         if sizes is not None:
@@ -136,45 +135,45 @@ def replay(
             wanted = dict(sizes)
             if policy.flips is not None and scenario.spec.flip_s is not None:
                 for _ in range(policy.flips.workers):
-                    twin.flip(policy.flips.giver, scenario.spec.flip_s)
+                    simulator.flip(policy.flips.giver, scenario.spec.flip_s)
         if isinstance(policy, DeployedSlo):
             moves += _type_moves(now, types, policy, wanted)
             types = dict(policy.types)
-            _roll(twin, wanted, types, scenario, random)
+            _roll(simulator, wanted, types, scenario, random)
         else:
-            _resize(twin, wanted, scenario.startup_s, random)
+            _resize(simulator, wanted, scenario.startup_s, random)
         if not points or now - points[-1].at_s >= 10.0:
-            points.append(_point(twin, now))
+            points.append(_point(simulator, now))
         if on_tick is not None:
             on_tick(now / end)
-    billed = twin.billed_by_kind()
-    twin.run_out()
-    return _outcome(name, scenario, twin, billed, moves, points)
+    billed = simulator.billed_by_kind()
+    simulator.run_out()
+    return _outcome(name, scenario, simulator, billed, moves, points)
 
 
-def _resize(twin: Simulator, wanted: Sizes, startup_s: float, random: np.random.Generator) -> None:
+def _resize(simulator: Simulator, wanted: Sizes, startup_s: float, random: np.random.Generator) -> None:
     for role in POOL_ROLES:
-        have = twin.workers(role)
+        have = simulator.workers(role)
         for _ in range(wanted[role] - have):
-            twin.add(role, _ready_s(twin, startup_s, random))
+            simulator.add(role, _ready_s(simulator, startup_s, random))
         for _ in range(have - wanted[role]):
-            twin.remove(role)
+            simulator.remove(role)
 
 
-def _ready_s(twin: Simulator, startup_s: float, random: np.random.Generator) -> float:
+def _ready_s(simulator: Simulator, startup_s: float, random: np.random.Generator) -> float:
     """When a worker that is started now is routable."""
-    return twin.now + startup_s * float(np.exp(random.normal(0.0, 0.08)))
+    return simulator.now + startup_s * float(np.exp(random.normal(0.0, 0.08)))
 
 
 def _roll(
-    twin: Simulator, wanted: Sizes, types: Mapping[Role, str], scenario: Scenario, random: np.random.Generator
+    simulator: Simulator, wanted: Sizes, types: Mapping[Role, str], scenario: Scenario, random: np.random.Generator
 ) -> None:
     def start(role: Role, name: str) -> None:
-        twin.add(role, _ready_s(twin, scenario.startup_s, random), *_of_type(scenario, role, name))
+        simulator.add(role, _ready_s(simulator, scenario.startup_s, random), *_of_type(scenario, role, name))
 
     if scenario.spec.flip_s is not None:
-        exchange(twin, wanted, scenario.spec.flip_s)
-    roll(twin, wanted, types, scenario.limits, start)
+        exchange(simulator, wanted, scenario.spec.flip_s)
+    roll(simulator, wanted, types, scenario.limits, start)
 
 
 def _of_type(scenario: Scenario, role: Role, name: str) -> tuple[WorkerModel, str]:
@@ -191,35 +190,35 @@ def _moves(now: float, before: Sizes, after: Sizes, reasons: dict[Role, str]) ->
     return [Move(now, role, before[role], after[role], reasons.get(role, "")) for role in changed]
 
 
-def _point(twin: Simulator, now: float) -> Point:
-    workers, routable = ([count(role) for role in POOL_ROLES] for count in (twin.workers, twin.routable))
-    kinds = {(role, name): count for role in POOL_ROLES for name, (count, _) in twin.kinds(role).items() if name}
-    return Point(now, (workers[0], workers[1]), (routable[0], routable[1]), len(twin.gateway), kinds)
+def _point(simulator: Simulator, now: float) -> Point:
+    workers, routable = ([count(role) for role in POOL_ROLES] for count in (simulator.workers, simulator.routable))
+    kinds = {(role, name): count for role in POOL_ROLES for name, (count, _) in simulator.kinds(role).items() if name}
+    return Point(now, (workers[0], workers[1]), (routable[0], routable[1]), len(simulator.gateway), kinds)
 
 
 def _outcome(
     name: str,
     scenario: Scenario,
-    twin: Simulator,
+    simulator: Simulator,
     billed: Mapping[tuple[Role, str], float],
     moves: list[Move],
     points: list[Point],
 ) -> ReplayOutcome:
     billed_s = sum(billed.values())
-    ttft, tpot = latencies(twin, scenario.workload)
+    ttft, tpot = simulator.latencies()
     targets = scenario.spec.targets
-    first, each = ttft <= targets.ttft_s, tpot <= targets.tpot_s
-    good = int(np.sum(first & each))
+    ttft_met, tpot_met = ttft <= targets.ttft_s, tpot <= targets.tpot_s
+    good = int(np.sum(ttft_met & tpot_met))
     return ReplayOutcome(
         policy=name,
         requests=len(ttft),
         slo_attainment=good / max(1, len(ttft)),
-        ttft_attainment=float(np.mean(first)),
-        tpot_attainment=float(np.mean(each)),
+        ttft_attainment=float(np.mean(ttft_met)),
+        tpot_attainment=float(np.mean(tpot_met)),
         gpu_hours=billed_s / 3600.0,
         goodput_per_gpu=good / max(1.0, billed_s),
-        rejected=twin.rejected,
-        retries=twin.retries,
+        rejected=simulator.rejected,
+        retries=simulator.retries,
         decisions=tuple(moves),
         points=tuple(points),
         hours={key: seconds / 3600.0 for key, seconds in billed.items()},

@@ -11,37 +11,37 @@ from baton_simulate.baselines.signals import Sizes
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MOST_STEPS = 64
-"""At one moment; each starts or stops somebody."""
+"""Changes at one moment; each starts or stops a worker."""
 FIT = "one"
 """Workers of all types serve the same model, so they fit each other."""
 
 
 def roll(
-    twin: Simulator, wanted: Sizes, types: Mapping[Role, str], limits: Limits, start: Callable[[Role, str], None]
+    simulator: Simulator, wanted: Sizes, types: Mapping[Role, str], limits: Limits, start: Callable[[Role, str], None]
 ) -> None:
     """Do what the rollout allows now. `start`: has one worker of a pool and type come."""
     target = {role: Wanted(Revision(FIT, types[role]), wanted[role]) for role in POOL_ROLES}
     for _ in range(MOST_STEPS):
-        step = next_step(target, _groups(twin), limits)
+        step = next_step(target, _groups(simulator), limits)
         for change in step.changes:
             for _ in range(change.workers):
                 start(change.role, change.revision.template)
             for _ in range(-change.workers):
-                twin.remove(change.role, change.revision.template)
+                simulator.remove(change.role, change.revision.template)
         if not step.changes:
             return
 
 
-def exchange(twin: Simulator, wanted: Sizes, flip_s: float) -> None:
+def exchange(simulator: Simulator, wanted: Sizes, flip_s: float) -> None:
     """Workers that one pool has too many and the other lacks change their role."""
     for giver, taker in (POOL_ROLES, POOL_ROLES[::-1]):
-        for _ in range(min(twin.workers(giver) - wanted[giver], wanted[taker] - twin.workers(taker))):
-            twin.flip(giver, flip_s)
+        for _ in range(min(simulator.workers(giver) - wanted[giver], wanted[taker] - simulator.workers(taker))):
+            simulator.flip(giver, flip_s)
 
 
-def _groups(twin: Simulator) -> tuple[Group, ...]:
+def _groups(simulator: Simulator) -> tuple[Group, ...]:
     return tuple(
         Group(role, Revision(FIT, kind), workers, routable)
         for role in POOL_ROLES
-        for kind, (workers, routable) in twin.kinds(role).items()
+        for kind, (workers, routable) in simulator.kinds(role).items()
     )

@@ -1,10 +1,10 @@
-"""What a gateway would tell the operator of a running twin: summaries as they travel, for who sizes in earnest."""
+"""Summaries of a running simulator, as a gateway would send them to the operator."""
 
 from __future__ import annotations
 
 from math import isfinite
 
-from baton_control.sizing.inputs.observations import Arrivals, Known, Observed
+from baton_control.sizing.inputs.observations import Arrivals, Known, Measurements
 from baton_control.sizing.simulator.decode_worker import DecodeWorker
 from baton_control.sizing.simulator.prefill_worker import PrefillWorker
 from baton_control.sizing.simulator.simulator import Simulator
@@ -13,28 +13,29 @@ from baton_wire.messages.measures import (
     Backlog,
     RequestLengths,
     Served,
+    SketchData,
     StepTiming,
     WorkerCondition,
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import Summary
 from baton_wire.messages.values import Address, Role
-from baton_wire.sketch import Sketch, SketchData
+from baton_wire.sketch import Sketch
 
-STEPS_TOLD = 8
-"""A state frame has as many; fewer than the 64 that two summaries of 5 s may have."""
-NOWHERE = Address("twin", 1)
+STEPS_REPORTED = 8
+"""Steps of a worker in a summary, as many as in a state frame; two summaries of 5 s may have 64."""
+NOWHERE = Address("simulator", 1)
 NOTHING = SketchData()
 
 
 def present_step(worker: PrefillWorker | DecodeWorker, number: int = 0) -> StepTiming | None:
-    """The step that a worker computes now; None: none, or one that it shares with what it did before a flip."""
+    """The step that a worker computes now; None: none, or one that it shares with the work of before a flip."""
     if isinstance(worker, DecodeWorker):
         if not worker.active:
             return None
         seconds = worker.model.decode.seconds(len(worker.active), worker.kv_tokens)
         return StepTiming(number, 0, 0.0, len(worker.active), worker.kv_tokens, seconds)
-    if not worker.batch or not (worker.beside is None or worker.beside.is_dead):
+    if not worker.batch or not (worker.former is None or worker.former.is_dead):
         return None
     return StepTiming(number, worker.batch_tokens, worker.batch_pairs, 0, 0, worker.busy_until - worker.started_s)
 
@@ -45,50 +46,50 @@ class SimulatorSummaries:
     def __init__(self, startup_s: float) -> None:
         self._startup_s = startup_s
         self._number = self._steps = self._ended = self._rejected = 0
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self._epochs: dict[int, tuple[PrefillWorker | DecodeWorker, bytes]] = {}
-        """By the identity of workers that are there."""
+        """(worker, epoch) of running workers, by identity."""
         self._begun = 0
 
-    def following(self, seen: Observed, twin: Simulator) -> Summary:
+    def following(self, seen: Measurements, simulator: Simulator) -> Summary:
         """Everything since the last one. `seen`: demand since then."""
         self._number += 1
-        seconds, self._told_s = twin.now - self._told_s, twin.now
-        waiting = len(twin.gateway)
+        seconds, self._reported_s = simulator.now - self._reported_s, simulator.now
+        waiting = len(simulator.gateway)
         queued = seen.queued_tokens.value if isinstance(seen.queued_tokens, Known) else 0.0
-        sleeps = not (twin.routable_prefill and twin.routable_decode)
+        sleeps = not (simulator.routable_prefill and simulator.routable_decode)
         return Summary(
             number=self._number,
-            at_s=twin.now,
+            at_s=simulator.now,
             seconds=seconds,
             arrived=_arrived(seen),
-            served=self._served(twin),
+            served=self._served(simulator),
             backlog=Backlog(waiting, waiting if sleeps else 0, 0.0, int(queued)),
-            workers=self._workers(twin),
+            workers=self._workers(simulator),
             workers_left_out=0,
             config_hash="",
         )
 
-    def _served(self, twin: Simulator) -> Served:
+    def _served(self, simulator: Simulator) -> Served:
         ttft, tpot = Sketch(), Sketch()
-        for i in twin.finished[self._ended :]:
-            if isfinite(twin.first_s[i]):
-                ttft.add(twin.first_s[i] - twin.arrival_s[i])
-                if twin.output[i] > 1:
-                    tpot.add((twin.done_s[i] - twin.first_s[i]) / (twin.output[i] - 1))
-        self._ended = len(twin.finished)
-        unserved, self._rejected = twin.rejected - self._rejected, twin.rejected
+        for i in simulator.finished[self._ended :]:
+            if isfinite(simulator.first_s[i]):
+                ttft.add(simulator.first_s[i] - simulator.arrival_s[i])
+                if simulator.output[i] > 1:
+                    tpot.add((simulator.done_s[i] - simulator.first_s[i]) / (simulator.output[i] - 1))
+        self._ended = len(simulator.finished)
+        unserved, self._rejected = simulator.rejected - self._rejected, simulator.rejected
         return Served(ttft.data(), tpot.data(), unserved)
 
-    def _workers(self, twin: Simulator) -> tuple[WorkerMeasures, ...]:
-        there = [
+    def _workers(self, simulator: Simulator) -> tuple[WorkerMeasures, ...]:
+        running = [
             worker
-            for pool in (twin.prefill, twin.decode)
+            for pool in (simulator.prefill, simulator.decode)
             for worker in pool
-            if worker.ready_s <= twin.now and not worker.is_dead
+            if worker.ready_s <= simulator.now and not worker.is_dead
         ]
-        self._epochs = {id(each): (each, self._epoch(each)) for each in there}
-        return tuple(self._measures(each) for each in there)
+        self._epochs = {id(worker): (worker, self._epoch(worker)) for worker in running}
+        return tuple(self._measures(worker) for worker in running)
 
     def _epoch(self, worker: PrefillWorker | DecodeWorker) -> bytes:
         known = self._epochs.get(id(worker))
@@ -100,7 +101,7 @@ class SimulatorSummaries:
     def _measures(self, worker: PrefillWorker | DecodeWorker) -> WorkerMeasures:
         is_prefill = isinstance(worker, PrefillWorker)
         steps = []
-        for _ in range(STEPS_TOLD):
+        for _ in range(STEPS_REPORTED):
             self._steps += 1
             step = present_step(worker, self._steps)
             steps += [] if step is None else [step]
@@ -123,10 +124,10 @@ class SimulatorSummaries:
         )
 
 
-def _arrived(seen: Observed) -> ArrivalCounts:
+def _arrived(seen: Measurements) -> ArrivalCounts:
     if not isinstance(seen.arrivals, Arrivals):
         return ArrivalCounts(0, 0, 0, NOTHING, NOTHING, NOTHING)
     lengths = tuple(
-        RequestLengths(each.prompt_tokens, each.output_tokens, each.cached_tokens) for each in seen.arrivals.sample
+        RequestLengths(shape.prompt_tokens, shape.output_tokens, shape.cached_tokens) for shape in seen.arrivals.sample
     )
     return ArrivalCounts(seen.arrivals.count, 0, 0, NOTHING, NOTHING, NOTHING, lengths)

@@ -46,12 +46,12 @@ def synthetic(
 ) -> Workload:
     """Poisson arrivals. `prompt` and `output`: median and sigma of log-normals, unless `lengths` gives requests."""
     times = np.sort(random.uniform(0.0, duration_s, random.poisson(rate * duration_s)))
-    kept = times[random.uniform(0.0, rate, len(times)) < rate_at(shape, rate, times, duration_s)]
-    count = len(kept)
+    arrival_s = times[random.uniform(0.0, rate, len(times)) < rate_at(shape, rate, times, duration_s)]
+    count = len(arrival_s)
     if lengths is not None:
         index = random.integers(0, len(lengths), count)
         columns = (lengths.prompt_tokens[index], lengths.output_tokens[index], lengths.cached_tokens[index])
-        return Workload(kept, *columns, name=shape.value)
+        return Workload(arrival_s, *columns, name=shape.value)
     prompts = np.clip(random.lognormal(np.log(prompt[0]), prompt[1], count), 1, 32_768).astype(np.int64)
     outputs = np.clip(random.lognormal(np.log(output[0]), output[1], count), 1, 4096).astype(np.int64)
-    return Workload(kept, prompts, outputs, np.zeros(count, dtype=np.int64), shape.value)
+    return Workload(arrival_s, prompts, outputs, np.zeros(count, dtype=np.int64), shape.value)

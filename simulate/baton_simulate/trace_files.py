@@ -15,13 +15,13 @@ from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.workload import Workload, workload_of
 
 BLOCK_TOKENS = 512
-"""Of Mooncake's hash ids."""
+"""Tokens of a block with one of Mooncake's hash ids."""
 MAX_ROWS = 5_000_000
 MAX_TOKENS = 1 << 21
 
 
 def read_trace(path: Path) -> Workload:
-    """A workload from a file, packed by gzip when its name ends in .gz; the format is told by its first line.
+    """A workload from a file, packed by gzip when its name ends in .gz; its first line tells the format.
 
     Raises ManifestError, OSError.
     """

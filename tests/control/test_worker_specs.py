@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.errors import ManifestError, UnsupportedError
-from baton_control.spec.named_formats import ReasoningFormat, ToolFormat
 from baton_control.worker_specs import Device, Site, WorkerSpec, gateway_spec, instance_arguments, worker_spec
-from baton_gateway.answers.formats import CALL_NAMES, THOUGHT_NAMES, FormatNames
+from baton_gateway.answers.formats import FormatNames
 from baton_gateway.settings import parse_settings
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -77,8 +75,6 @@ def test_formats_of_answers_reach_the_gateway_and_no_worker() -> None:
     assert parse_settings(list(arguments)).formats == FormatNames("pythonic", "none")
     for role in POOL_ROLES:
         assert worker_spec(named, role, SITE) == worker_spec(plain, role, SITE)
-    assert get_args(ToolFormat) == CALL_NAMES
-    assert get_args(ReasoningFormat) == THOUGHT_NAMES
 
 
 def test_aliases_reach_the_gateway_and_no_worker() -> None:

@@ -16,7 +16,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("lab/*.md")),
 ]
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?:\]\(|^\[[\w-]+\]: )([^)\s]+)", re.MULTILINE)
 TREE = (
     "bench|charts|control|crds|decode_worker|docs|e2e|engine|examples|gateway|images|kernels|kv_transfer|lab|local"
     "|model_fetch|operator|prefill_worker|scripts|simulate|tests|wire|worker"

@@ -19,7 +19,7 @@ LIMITED = (
 
 
 def test_a_process_apart_starts_under_a_lower_limit_of_memory_than_its_own() -> None:
-    """Whoever is not root may not raise a hard limit: the process ended, and every chat with it."""
+    """Only root may raise a hard limit: the process ended, and every chat with it."""
     done = subprocess.run([sys.executable, "-c", LIMITED], input=b"\0\0\0\1?", capture_output=True, check=True)
     assert done.stdout[4:] == str(1 << 30).encode()
 

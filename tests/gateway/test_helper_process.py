@@ -1,4 +1,4 @@
-"""A process apart ends when it is to end, whatever it was at and whoever leaves, and leaves nothing behind."""
+"""A helper process ends when it should, whatever it was doing, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from baton_gateway.errors import ProcessNotStartedError
-from baton_gateway.helper_processes import piped_process as apart_pipes
-from baton_gateway.helper_processes.helper_process import NoAnswer, ProcessApart
+from baton_gateway.helper_processes import piped_process
+from baton_gateway.helper_processes.helper_process import HelperProcess, NoAnswer
 from baton_gateway.helper_processes.processor_time import ProcessorAllowance
 from baton_testing.gateway.apart_bytes import at_byte
 from baton_testing.gateway.gateway_process import until
@@ -34,20 +34,20 @@ def _forked() -> Iterator[None]:
     support = os.pathsep.join([str(Path(processes.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch, Prepared([MODULE], extra={"PYTHONPATH": support}) as prepared:
         patch.setenv("PYTHONPATH", support)
-        run = apart_pipes.run_module
+        run = piped_process.run_module
 
-        def run_module(module: str, stdin: int, stdout: int, stderr: int) -> apart_pipes.StartedProcess:
+        def run_module(module: str, stdin: int, stdout: int, stderr: int) -> piped_process.StartedProcess:
             if module == MODULE and prepared.can_start(("-m", module)):
                 return prepared.start(("-m", module), stdout, stderr, given=stdin)
             return run(module, stdin, stdout, stderr)
 
-        patch.setattr(apart_pipes, "run_module", run_module)
+        patch.setattr(piped_process, "run_module", run_module)
         yield
 
 
 @pytest.fixture
-async def apart() -> AsyncIterator[ProcessApart]:
-    apart = ProcessApart(MODULE, b"hello")
+async def apart() -> AsyncIterator[HelperProcess]:
+    apart = HelperProcess(MODULE, b"hello")
     yield apart
     await apart.kill()
 
@@ -57,10 +57,10 @@ def descriptors() -> int:
 
 
 async def test_an_answer_is_cancelled_at_every_64_kib_and_nothing_is_left(
-    apart: ProcessApart, monkeypatch: pytest.MonkeyPatch
+    apart: HelperProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python 3.11's own processes are waited for through their pipes: of one that nobody reads for ever."""
-    monkeypatch.setattr(apart_pipes, "BUFFER_BYTES", CHUNK)
+    """Python 3.11's own processes are waited for through their pipes: for ever, if no one reads them."""
+    monkeypatch.setattr(piped_process, "BUFFER_BYTES", CHUNK)
     await apart.start()
     before, tasks, pids = descriptors(), asyncio.all_tasks(), []
     for place in range(1, 1_000_000, CHUNK):
@@ -72,14 +72,14 @@ async def test_an_answer_is_cancelled_at_every_64_kib_and_nothing_is_left(
         assert asked.cancelled()
         assert not apart.is_running
         assert await apart.ask(b"bytes 3", 30.0) == b"xxx"
-        assert await apart.hear(30.0) == b"done"
+        assert await apart.read_answer(30.0) == b"done"
     await until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     await until(lambda: descriptors() <= before)
     assert asyncio.all_tasks() == tasks
 
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
-async def test_a_process_is_killed_in_the_middle_of_an_answer(apart: ProcessApart, is_read: bool) -> None:
+async def test_a_process_is_killed_in_the_middle_of_an_answer(apart: HelperProcess, is_read: bool) -> None:
     await apart.start()
     process = apart._process
     assert process is not None
@@ -106,7 +106,7 @@ async def test_a_process_is_killed_in_the_middle_of_an_answer(apart: ProcessApar
     ],
 )
 async def test_a_question_without_an_answer_says_why(
-    apart: ProcessApart, question: bytes, limit_s: float, expected: NoAnswer
+    apart: HelperProcess, question: bytes, limit_s: float, expected: NoAnswer
 ) -> None:
     await apart.start()
     pid = apart.pid
@@ -117,7 +117,7 @@ async def test_a_question_without_an_answer_says_why(
     assert await apart.ask(b"hello", 30.0) == b"done"
 
 
-async def test_a_process_that_died_while_nobody_asked_is_reaped_and_replaced(apart: ProcessApart) -> None:
+async def test_a_process_that_died_while_nobody_asked_is_reaped_and_replaced(apart: HelperProcess) -> None:
     await apart.start()
     pid = apart.pid
     assert pid is not None
@@ -129,13 +129,13 @@ async def test_a_process_that_died_while_nobody_asked_is_reaped_and_replaced(apa
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
 async def test_a_process_that_cannot_be_forked_leaves_no_descriptor(
-    apart: ProcessApart, number: int, monkeypatch: pytest.MonkeyPatch
+    apart: HelperProcess, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> apart_pipes.StartedProcess:
+    def refused(*_: object) -> piped_process.StartedProcess:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(apart_pipes, "run_module", refused)
+        patch.setattr(piped_process, "run_module", refused)
         before = descriptors()
         with pytest.raises(ProcessNotStartedError, match=os.strerror(number)):
             await apart.ask(b"hello", 30.0)
@@ -143,7 +143,7 @@ async def test_a_process_that_cannot_be_forked_leaves_no_descriptor(
     assert await apart.ask(b"hello", 30.0) == b"done"
 
 
-async def test_without_descriptors_no_process_starts_and_afterwards_one_does(apart: ProcessApart) -> None:
+async def test_without_descriptors_no_process_starts_and_afterwards_one_does(apart: HelperProcess) -> None:
     before, limits = descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, limits[1]))
     taken: list[int] = []
@@ -164,34 +164,34 @@ async def test_without_descriptors_no_process_starts_and_afterwards_one_does(apa
 
 
 async def test_a_module_that_does_not_come_up_is_no_process() -> None:
-    apart = ProcessApart("baton_testing.no_such_module", b"hello")
+    apart = HelperProcess("baton_testing.no_such_module", b"hello")
     with pytest.raises(ProcessNotStartedError, match="it ended"):
         await apart.start()
     assert apart.pid is None
 
 
 async def test_what_a_process_writes_is_said_once_a_second(
-    apart: ProcessApart, caplog: pytest.LogCaptureFixture
+    apart: HelperProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
     for _ in range(3):
         assert await apart.ask(b"write 500", 30.0) == b"written"
-        assert await apart.hear(30.0) == b"done"
+        assert await apart.read_answer(30.0) == b"done"
     await until(lambda: bool(caplog.messages))
-    await asyncio.sleep(2 * apart_pipes.QUOTE_AFTER_S)
+    await asyncio.sleep(2 * piped_process.QUOTE_AFTER_S)
     [message] = caplog.messages
     assert f"{MODULE} writes: " in message
     assert message.count("panicked") > 1
-    assert len(message) < 2 * apart_pipes.QUOTED_CHARS
+    assert len(message) < 2 * piped_process.QUOTED_CHARS
 
 
-def judged(spent_s: Callable[[float], float | None]) -> tuple[float, bool]:
-    """When a process is given up that may compute for 1 s, and whether for being slow."""
+def judge(spent_s: Callable[[float], float | None]) -> tuple[float, bool]:
+    """The time at which a process that may compute for 1 s is given up, and whether for being slow."""
     now, allowance = 0.0, ProcessorAllowance(1.0, 0.0, 0.0)
     more_s: float | None = 1.0
     while more_s is not None:
         now += more_s
-        more_s = allowance.more_s(now, spent_s(now))
+        more_s = allowance.next_check_s(now, spent_s(now))
     return now, allowance.is_used_up
 
 
@@ -210,5 +210,5 @@ def judged(spent_s: Callable[[float], float | None]) -> tuple[float, bool]:
 def test_a_process_has_its_limit_in_processor_time(
     spent_s: Callable[[float], float | None], expected: tuple[float, bool]
 ) -> None:
-    at_s, is_used_up = judged(spent_s)
+    at_s, is_used_up = judge(spent_s)
     assert (round(at_s, 1), is_used_up) == expected

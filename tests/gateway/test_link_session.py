@@ -1,4 +1,4 @@
-"""The client that dials internal links keeps no connection behind a bad upgrade, and has no bound on links."""
+"""The client that dials internal links keeps no connection after a bad upgrade, and has no bound on links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiohttp import web
 from baton_gateway.link_session import link_session
 
 MANY = 130
-"""More than the library allows without a word."""
+"""More than the library allows by default."""
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def test_a_refused_upgrade_leaves_no_connection_to_dial_over_again() -> No
         with pytest.raises(aiohttp.WSServerHandshakeError):
             await session.ws_connect(url)
         async with asyncio.timeout(60):
-            while server.connections:  # noqa: ASYNC110 - the library tells nobody
+            while server.connections:  # noqa: ASYNC110 - the library does not report it
                 await asyncio.sleep(0.01)
 
 

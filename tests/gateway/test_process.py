@@ -64,7 +64,7 @@ async def until_told(http: aiohttp.ClientSession, port: int, path: str, holds: C
 async def until_linked(http: aiohttp.ClientSession, admin_port: int, processes: int) -> Any:
     linked = [2] * processes
     return await until_told(
-        http, admin_port, "/state", lambda page: [each["workers_linked"] for each in page["processes"]] == linked
+        http, admin_port, "/state", lambda page: [child["workers_linked"] for child in page["processes"]] == linked
     )
 
 
@@ -81,7 +81,7 @@ async def test_one_process_serves_drains_when_told_to_and_ends_with_0(
         assert at["pid"] == state["processes"][0]["pid"] == process.pid
         for worker in pool.workers:
             worker.script = lambda request: ids_of("word " * 20)
-        pool.decode[0].hold = True  # behind the first token, so that the stream outlasts what is asked meanwhile
+        pool.decode[0].hold = True  # after the first token, so that the stream outlasts the requests meanwhile
         url = f"http://127.0.0.1:{at['port']}{CHAT}"
         async with http.post(url, json=BODY | {"stream": True, "max_tokens": 20}) as got:
             await got.content.readuntil(b"\n\n")
@@ -145,8 +145,8 @@ async def _kill_one_child(
     os.kill(pids[0], signal.SIGKILL)
 
     def is_whole(page: Any) -> bool:
-        found = {child["pid"] for child in page["processes"] if child["workers_linked"] == 2}
-        return len(found) == 2 and pids[0] not in found
+        pids_linked = {child["pid"] for child in page["processes"] if child["workers_linked"] == 2}
+        return len(pids_linked) == 2 and pids[0] not in pids_linked
 
     assert pids[1] in pids_of(await until_told(http, at["admin_port"], "/state", is_whole))
     await until_told(http, at["port"], "/metrics", lambda page: FINISHED in page)

@@ -36,7 +36,7 @@ async def test_a_changed_file_is_applied_and_a_wrong_one_changes_nothing(tmp_pat
     await server.start(listening)
     port = listening.getsockname()[1]
     try:
-        assert await _status(port) == (503, "no_routable_workers"), "nobody waits while park_s is 0"
+        assert await _status(port) == (503, "no_routable_workers"), "no request waits while park_s is 0"
         config.write_text(json.dumps({"park_s": 0.2, "max_queued": 5}))
         wanted = config_hash(parse_settings(argv))
         await until(lambda: server.applied == wanted)

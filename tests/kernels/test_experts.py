@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton_kernels.experts.experts import choose_experts, choose_experts_reference, experts_reference, grouped_experts
+from baton_kernels.experts.expert_inputs import PlainStacks
+from baton_kernels.experts.experts import choose_experts, choose_experts_reference, experts, experts_reference
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 def test_the_greatest_are_chosen_and_of_equals_the_lowest_number() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0]])
-    shares, experts = choose_experts(logits, 2, normalised=True)
-    assert experts.tolist() == [[1, 3], [0, 1]]
+    shares, chosen = choose_experts(logits, 2, normalised=True)
+    assert chosen.tolist() == [[1, 3], [0, 1]]
     torch.testing.assert_close(shares, torch.full((2, 2), 0.5))
     shares, _ = choose_experts(logits, 2, normalised=False)
     torch.testing.assert_close(shares[1], torch.full((2,), 0.25))
@@ -27,9 +28,9 @@ def test_the_routing_kernel_equals_the_formula(
     from baton_kernels.experts.gpu.experts import choose_experts_triton
 
     logits = torch.randint(-9, 9, (7, count), generator=torch.Generator().manual_seed(1)).float().to(triton_device)
-    shares, experts = choose_experts_triton(logits, per_token, normalised)
+    shares, chosen = choose_experts_triton(logits, per_token, normalised)
     expected_shares, expected = choose_experts_reference(logits, per_token, normalised)
-    assert torch.equal(experts, expected)
+    assert torch.equal(chosen, expected)
     torch.testing.assert_close(shares, expected_shares)
 
 
@@ -51,8 +52,8 @@ def test_a_token_alone_is_routed_as_the_formula_says(
     expected_shares, expected = choose_experts_reference(logits, per_token, True)
     arrived = torch.zeros(1, dtype=torch.int32, device=triton_device)
     for _ in range(2):
-        shares, experts = route_token_triton(x / 64, weight, bias / 64 if biased else None, per_token, True, arrived)
-        assert torch.equal(experts, expected)
+        shares, chosen = route_token_triton(x / 64, weight, bias / 64 if biased else None, per_token, True, arrived)
+        assert torch.equal(chosen, expected)
         torch.testing.assert_close(shares, expected_shares)
         assert arrived.item() == 0
 
@@ -71,20 +72,20 @@ def test_the_kernel_of_few_tokens_equals_the_formula(
     gate_up = torch.randn(count, 2 * inner, hidden, generator=generator).to(triton_device) * hidden**-0.5
     down = torch.randn(count, hidden, inner, generator=generator).to(triton_device) * inner**-0.5
     logits = torch.randn(tokens, count, generator=generator).to(triton_device)
-    shares, experts = choose_experts_reference(logits, per_token, True)
-    got = few_experts_triton(x, gate_up, down, shares, experts)
-    torch.testing.assert_close(got, experts_reference(x, gate_up, down, shares, experts), atol=1e-4, rtol=1e-4)
+    stacks, routing = PlainStacks(gate_up, down), choose_experts_reference(logits, per_token, True)
+    got = few_experts_triton(x, stacks, routing)
+    torch.testing.assert_close(got, experts_reference(x, stacks, routing), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
-@pytest.mark.parametrize(("experts", "per_token", "hidden", "inner"), [(8, 2, 64, 96), (128, 8, 256, 64)])
+@pytest.mark.parametrize(("count", "per_token", "hidden", "inner"), [(8, 2, 64, 96), (128, 8, 256, 64)])
 @pytest.mark.parametrize("tokens", [1, 4, 5, 64, 300])
 @pytest.mark.parametrize("streams", [True, False])
 def test_grouped_products_equal_the_formula(
-    experts: int, per_token: int, hidden: int, inner: int, tokens: int, streams: bool, monkeypatch: pytest.MonkeyPatch
+    count: int, per_token: int, hidden: int, inner: int, tokens: int, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every token's experts; one of them is nobody's. Products are streamed, or the library's."""
+    """One expert is taken by no token. Products are streamed, or the library's."""
     if not streams:
         monkeypatch.setattr("baton_kernels.experts.gpu.streamed_experts.LIBRARY_BEYOND", 0)
     generator = torch.Generator("cuda").manual_seed(tokens)
@@ -93,14 +94,15 @@ def test_grouped_products_equal_the_formula(
         values = torch.randn(*shape, generator=generator, device="cuda").mul_(float(shape[-1]) ** -0.5)
         return values.bfloat16()
 
-    x, gate_up, down = draw(tokens, hidden) * 8, draw(experts, 2 * inner, hidden), draw(experts, hidden, inner)
-    logits = torch.randn(tokens, experts, generator=generator, device="cuda")
+    x = draw(tokens, hidden) * 8
+    stacks = PlainStacks(draw(count, 2 * inner, hidden), draw(count, hidden, inner))
+    logits = torch.randn(tokens, count, generator=generator, device="cuda")
     logits[:, 0] = -100.0
-    shares, chosen = choose_experts(logits, per_token, normalised=True)
-    expected = experts_reference(x, gate_up, down, shares, chosen)
-    got = grouped_experts(x, gate_up, down, shares, chosen)
+    routing = choose_experts(logits, per_token, normalised=True)
+    expected = experts_reference(x, stacks, routing)
+    got = experts(x, stacks, routing)
     torch.testing.assert_close(got.float(), expected.float(), atol=2e-2, rtol=2**-6)
-    assert torch.equal(got, grouped_experts(x, gate_up, down, shares, chosen))
+    assert torch.equal(got, experts(x, stacks, routing))
 
 
 @pytest.mark.gpu
@@ -115,11 +117,12 @@ def test_small_and_large_tiles_give_the_same_sums_each_time(tokens: int, monkeyp
         for shape in ((tokens, 1000), (8, 2 * 760, 1000), (8, 1000, 760))
     )
     monkeypatch.setattr(streamed_experts, "LIBRARY_BEYOND", 1 << 20)
-    shares, chosen = choose_experts(torch.randn(tokens, 8, generator=generator, device="cuda"), 3, normalised=True)
+    stacks = PlainStacks(gate_up, down)
+    routing = choose_experts(torch.randn(tokens, 8, generator=generator, device="cuda"), 3, normalised=True)
     first: torch.Tensor | None = None
     for few in (1 << 20, 0):
         monkeypatch.setattr(streamed_experts, "LARGE_TILES_FROM", few)
         for _ in range(10):
-            got = grouped_experts(x, gate_up, down, shares, chosen)
+            got = experts(x, stacks, routing)
             first = got if first is None else first
             assert torch.equal(got, first)

@@ -58,7 +58,8 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 def test_biased_experts_equal_the_reference(tokens: int, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not streams:
         monkeypatch.setattr("baton_kernels.experts.gpu.expert_sort.MAX_PAIRS", 0)
-    from baton_kernels.experts.experts import BiasedStacks, biased_experts, biased_experts_reference, choose_experts
+    from baton_kernels.experts.expert_inputs import BiasedStacks
+    from baton_kernels.experts.experts import choose_experts, experts, experts_reference
 
     generator = torch.Generator().manual_seed(2)
 
@@ -66,13 +67,12 @@ def test_biased_experts_equal_the_reference(tokens: int, streams: bool, monkeypa
         return torch.randn(*shape, generator=generator).mul_(0.2).to("cuda", torch.bfloat16)
 
     hidden, inner, count = 96, 64, 8
-    stacks = BiasedStacks(
-        draw(count, 2 * inner, hidden), draw(count, 2 * inner), draw(count, hidden, inner), draw(count, hidden)
-    )
+    tensors = (draw(count, 2 * inner, hidden), draw(count, 2 * inner), draw(count, hidden, inner), draw(count, hidden))
+    stacks = BiasedStacks(*tensors, limit=1.0, alpha=1.702)
     x = draw(tokens, hidden) * 5
-    chosen = choose_experts(draw(tokens, count), 3, True)
-    got = biased_experts(x, stacks, *chosen, 1.0, 1.702)
-    expected = biased_experts_reference(x, stacks, *chosen, 1.0, 1.702)
+    routing = choose_experts(draw(tokens, count), 3, True)
+    got = experts(x, stacks, routing)
+    expected = experts_reference(x, stacks, routing)
     torch.testing.assert_close(got.float(), expected.float(), atol=2e-2, rtol=2e-2)
 
 
@@ -84,12 +84,13 @@ def test_experts_that_no_kernel_has_chosen_stop_no_device(streams: bool, monkeyp
     if not streams:
         monkeypatch.setattr("baton_kernels.experts.gpu.expert_sort.MAX_PAIRS", 0)
     from baton_kernels.ahead.compiling import compiled_together
-    from baton_kernels.experts.experts import BiasedStacks, biased_experts
+    from baton_kernels.experts.expert_inputs import BiasedStacks, Routing
+    from baton_kernels.experts.experts import experts
 
     def draw(*shape: int) -> Tensor:
         return torch.ones(*shape, dtype=torch.bfloat16, device="cuda")
 
-    stacks = BiasedStacks(draw(8, 128, 96), draw(8, 128), draw(8, 96, 64), draw(8, 96))
+    stacks = BiasedStacks(draw(8, 128, 96), draw(8, 128), draw(8, 96, 64), draw(8, 96), 1.0, 1.702)
     with compiled_together():
-        biased_experts(draw(40, 96), stacks, draw(40, 3).float(), torch.full((40, 3), 1 << 50).cuda(), 1.0, 1.702)
+        experts(draw(40, 96), stacks, Routing(draw(40, 3).float(), torch.full((40, 3), 1 << 50).cuda()))
         torch.cuda.synchronize()

@@ -108,28 +108,30 @@ for weight in (pack_int4(codes, scale), pack_int4(codes, scale, torch.zeros(8192
     ),
     "experts with rows of 8 bits, one scale a channel of floats": (
         """
+from baton_kernels.experts.expert_inputs import QuantisedStacks, Routing
 from baton_kernels.experts.gpu.rounded_stacks import rounded_experts_gluon
 from baton_kernels.dense.quantised_stack import QuantisedStack
 gate_up = QuantisedStack(rows(8, 1024, 256, dtype=torch.uint8), torch.ones(8, 1024), 256)
 down = QuantisedStack(rows(8, 256, 512, dtype=torch.uint8), torch.ones(8, 256), 512)
-chosen = rows(3, 2, dtype=torch.float32), rows(3, 2, dtype=torch.int64)
-rounded_experts_gluon(rows(3, 256), gate_up, down, *chosen)
+routing = Routing(rows(3, 2, dtype=torch.float32), rows(3, 2, dtype=torch.int64))
+rounded_experts_gluon(rows(3, 256), QuantisedStacks(gate_up, down), routing)
 """,
         {"_rounded_stack_kernel", "_rows_kernel", "_sort_kernel", "_sum_kernel"},
     ),
     "experts of 8 and 4 bits": (
         """
+from baton_kernels.experts.expert_inputs import QuantisedStacks, Routing
 from baton_kernels.experts.gpu.streamed_stacks import quantised_experts_gluon
 from baton_kernels.dense.quantised_stack import QuantisedStack
 channels, blocks = ((8, 1024), (8, 256)), ((8, 8, 2), (8, 2, 4))
 for dtype, scales, tokens in ((torch.int8, channels, 700), (torch.uint8, blocks, 40)):
     gate_up = QuantisedStack(rows(8, 1024, 256, dtype=dtype), torch.ones(scales[0]), 256)
     down = QuantisedStack(rows(8, 256, 512, dtype=dtype), torch.ones(scales[1]), 512)
-    chosen = rows(tokens, 2, dtype=torch.float32), rows(tokens, 2, dtype=torch.int64)
-    quantised_experts_gluon(rows(tokens, 256), gate_up, down, *chosen)
+    routing = Routing(rows(tokens, 2, dtype=torch.float32), rows(tokens, 2, dtype=torch.int64))
+    quantised_experts_gluon(rows(tokens, 256), QuantisedStacks(gate_up, down), routing)
 gate_up = QuantisedStack(rows(8, 1024, 128, dtype=torch.uint8), rows(8, 2, 1024), 256, 4, rows(8, 2, 1024))
 down = QuantisedStack(rows(8, 256, 256, dtype=torch.uint8), rows(8, 4, 256), 512, 4)
-quantised_experts_gluon(rows(40, 256), gate_up, down, *(each[:40] for each in chosen))
+quantised_experts_gluon(rows(40, 256), QuantisedStacks(gate_up, down), routing)
 """,
         {"_stack_kernel", "_sum_kernel"},
     ),

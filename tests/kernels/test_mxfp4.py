@@ -55,7 +55,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 )
 @pytest.mark.parametrize("tokens", [1, 7, 30, 130, 700, 1500, 5000])
 def test_streamed_experts_equal_the_formula(count: int, per_token: int, hidden: int, inner: int, tokens: int) -> None:
-    from baton_kernels.experts.experts import Mxfp4Stacks, biased_experts, choose_experts
+    from baton_kernels.experts.expert_inputs import Mxfp4Stacks
+    from baton_kernels.experts.experts import choose_experts, experts
 
     def small(*shape: int) -> Tensor:
         generator = torch.Generator("cuda").manual_seed(len(shape) + tokens)
@@ -64,18 +65,19 @@ def test_streamed_experts_equal_the_formula(count: int, per_token: int, hidden: 
     gate_codes, gate_scales, gate_up = draw(count, 2 * inner, hidden, "cuda")
     down_codes, down_scales, down = draw(count, hidden, inner, "cuda")
     biases = small(count, 2 * inner), small(count, hidden)
-    stacks = Mxfp4Stacks(pack_mxfp4(gate_codes, gate_scales), biases[0], pack_mxfp4(down_codes, down_scales), biases[1])
+    packed_gate_up, packed_down = pack_mxfp4(gate_codes, gate_scales), pack_mxfp4(down_codes, down_scales)
+    stacks = Mxfp4Stacks(packed_gate_up, biases[0], packed_down, biases[1], 7.0, 1.702)
     x = small(tokens, hidden)
-    shares, experts = choose_experts(small(tokens, count).float(), per_token, normalised=True)
-    got = biased_experts(x, stacks, shares, experts, 7.0, 1.702)
-    assert torch.equal(got, biased_experts(x, stacks, shares, experts, 7.0, 1.702))
+    routing = choose_experts(small(tokens, count).float(), per_token, normalised=True)
+    got = experts(x, stacks, routing)
+    assert torch.equal(got, experts(x, stacks, routing))
     total = torch.zeros(tokens, hidden, device="cuda", dtype=torch.float64)
     for expert in range(count):
         gate, up = (x.double() @ gate_up[expert].t() + biases[0][expert].double()).bfloat16().double().chunk(2, -1)
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
         inside = (gate * torch.sigmoid(1.702 * gate) * (up + 1)).bfloat16().double()
         out = (inside @ down[expert].t() + biases[1][expert].double()).bfloat16().double()
-        total += out * (shares.double() * (experts == expert)).sum(1)[:, None]
+        total += out * (routing.shares.double() * (routing.experts == expert)).sum(1)[:, None]
     assert (got.double() - total).norm() <= 8e-3 * total.norm()
 
 
@@ -84,7 +86,8 @@ def test_streamed_experts_equal_the_formula(count: int, per_token: int, hidden: 
 @pytest.mark.parametrize("tokens", [300, 2000])
 def test_every_tile_gives_the_same_sums_each_time(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers of an operand that is still being multiplied must not be used again: that showed in some runs only."""
-    from baton_kernels.experts.experts import Mxfp4Stacks, biased_experts, choose_experts
+    from baton_kernels.experts.expert_inputs import Mxfp4Stacks
+    from baton_kernels.experts.experts import choose_experts, experts
     from baton_kernels.experts.gpu import streamed_mxfp4
     from baton_kernels.experts.gpu.streamed_mxfp4 import LARGE_TILES, WIDE_TILES, Mxfp4Config
 
@@ -95,12 +98,12 @@ def test_every_tile_gives_the_same_sums_each_time(tokens: int, monkeypatch: pyte
     generator = torch.Generator("cuda").manual_seed(tokens)
     x = torch.randn(tokens, hidden, generator=generator, device="cuda").bfloat16()
     biases = [torch.zeros(count, features, device="cuda").bfloat16() for features in (2 * inner, hidden)]
-    stacks = Mxfp4Stacks(gate_up, biases[0], down, biases[1])
-    shares, experts = choose_experts(torch.randn(tokens, count, generator=generator, device="cuda"), 4, True)
+    stacks = Mxfp4Stacks(gate_up, biases[0], down, biases[1], 7.0, 1.702)
+    routing = choose_experts(torch.randn(tokens, count, generator=generator, device="cuda"), 4, True)
     first: Tensor | None = None
     for config in (Mxfp4Config(64, 64, 2, 128), Mxfp4Config(64, 128, 1, 168), *WIDE_TILES.values(), LARGE_TILES):
         monkeypatch.setattr(streamed_mxfp4, "mxfp4_config", lambda pairs, count, config=config: config)
         for _ in range(10):
-            got = biased_experts(x, stacks, shares, experts, 7.0, 1.702)
+            got = experts(x, stacks, routing)
             first = got if first is None else first
             assert torch.equal(got, first)

@@ -72,6 +72,7 @@ def test_streamed_experts_equal_the_formula(
     form: str, count: int, per_token: int, hidden: int, inner: int, tokens: int
 ) -> None:
     """With rows of 16 bits, whatever their number: `test_rounded_stacks.py` has those of 8."""
+    from baton_kernels.experts.expert_inputs import QuantisedStacks
     from baton_kernels.experts.experts import choose_experts
     from baton_kernels.experts.gpu.streamed_stacks import quantised_experts_gluon, stack_config
 
@@ -82,12 +83,12 @@ def test_streamed_experts_equal_the_formula(
     generator = torch.Generator("cuda").manual_seed(tokens)
     x = torch.randn(tokens, hidden, generator=generator, device="cuda").bfloat16()
     logits = torch.randn(tokens, count, generator=generator, device="cuda")
-    shares, experts = choose_experts(logits, per_token, normalised=True)
-    config = stack_config(experts.numel(), count, gate_up.has_blocks, min(gate_up.bits, down.bits))
-    got = quantised_experts_gluon(x, gate_up, down, shares, experts, config)
+    stacks, routing = QuantisedStacks(gate_up, down), choose_experts(logits, per_token, normalised=True)
+    config = stack_config(routing.pairs, count, gate_up.has_blocks, min(gate_up.bits, down.bits))
+    got = quantised_experts_gluon(x, stacks, routing, config)
     for _ in range(5):
-        assert torch.equal(got, quantised_experts_gluon(x, gate_up, down, shares, experts, config))
-    assert_formula(got, x, gate_up, down, shares, experts)
+        assert torch.equal(got, quantised_experts_gluon(x, stacks, routing, config))
+    assert_formula(got, x, gate_up, down, *routing)
 
 
 def assert_formula(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton_kernels.dense.quantised_stack import QuantisedStack, dequantise_stack, stacked
 from baton_kernels.dense.quantised_weight import GROUP, QuantisedWeight, column_order, pack_fp8, pack_int8
+from baton_kernels.experts.expert_inputs import QuantisedStacks, Routing
 from baton_kernels.experts.experts import rounded_experts_reference
 from baton_testing.kernels.rounded_products import (
     SHORT,
@@ -92,7 +93,7 @@ def kernel_parts(
     from baton_kernels.experts.gpu import rounded_stacks
 
     found = list[tuple[Tensor, Tensor, Tensor]]()
-    launch = rounded_stacks._launch
+    launch = rounded_stacks.multiply_codes
 
     def noted(codes: Tensor, scales: Tensor, table: Tensor, stack: QuantisedStack, out: Tensor, *rest: Tensor,
               gated: bool) -> None:  # fmt: skip
@@ -100,8 +101,8 @@ def kernel_parts(
         found.append((codes, scales.reshape(-1, len(codes)), out))
 
     with monkeypatch.context() as patched:
-        patched.setattr(rounded_stacks, "_launch", noted)
-        got = rounded_stacks.rounded_experts_gluon(x, gate_up, down, shares, experts)
+        patched.setattr(rounded_stacks, "multiply_codes", noted)
+        got = rounded_stacks.rounded_experts_gluon(x, QuantisedStacks(gate_up, down), Routing(shares, experts))
     (rows, row_scales, _), (codes, scales, out) = found
     return got, Parts(rows, row_scales, codes, scales, out)
 
@@ -112,7 +113,7 @@ def test_the_reference_equals_the_formula(form: str, routing: str) -> None:
     gate_up, down = stacks(form, 5, 256, 384, "cpu")
     x = torch.randn(60, 256, generator=torch.Generator().manual_seed(2)).bfloat16()
     shares, experts = chosen(routing, 60, 5, 2, "cpu")
-    got = rounded_experts_reference(x, gate_up, down, shares, experts).double()
+    got = rounded_experts_reference(x, QuantisedStacks(gate_up, down), Routing(shares, experts)).double()
     expected = formula(form, x, gate_up, down, shares, experts)
     assert float((got - expected).norm() / expected.norm()) < 4e-3
     # Rounding is not nothing: a way with rows of 16 bits is further off than this.
@@ -164,17 +165,17 @@ def test_rows_are_rounded_where_the_checkpoint_says_so_and_pairs_are_many() -> N
     pytest.importorskip("triton")
     from baton_kernels.experts.gpu.rounded_stacks import ROUNDED_FROM, rounds
 
-    block, channel, int8 = (stacks(form, 4, 256, 128, "cpu") for form in FORMS)
+    block, channel, int8 = (QuantisedStacks(*stacks(form, 4, 256, 128, "cpu")) for form in FORMS)
     border = 4 * (ROUNDED_FROM or 1 << 40)
     for pair in (block, channel, int8):
-        assert not rounds(*pair, border - 1)
-        assert rounds(*pair, border) == (ROUNDED_FROM is not None)
+        assert not rounds(pair, border - 1)
+        assert rounds(pair, border) == (ROUNDED_FROM is not None)
     # W8A16: integers whose activations keep 16 bits, in one of the two at least.
-    wide = replace(int8[1], rounds_inputs=False)
-    assert not rounds(int8[0], wide, border)
-    assert not rounds(replace(int8[0], rounds_inputs=False), wide, border)
-    assert not rounds(block[0], channel[1], border)
-    assert not rounds(channel[0], int8[1], border)
+    wide = replace(int8.down, rounds_inputs=False)
+    assert not rounds(replace(int8, down=wide), border)
+    assert not rounds(QuantisedStacks(replace(int8.gate_up, rounds_inputs=False), wide), border)
+    assert not rounds(QuantisedStacks(block.gate_up, channel.down), border)
+    assert not rounds(QuantisedStacks(channel.gate_up, int8.down), border)
 
 
 FAULTS = ["gate's scale", "down's scale", "column", "row", "sum"]
@@ -236,9 +237,10 @@ def test_rounded_experts_equal_the_formula(  # noqa: PLR0913
     x[tokens // 2] = 0
     shares, experts = chosen(routing, tokens, count, per_token, "cuda")
     poison(monkeypatch)
-    got = rounded_experts_gluon(x, gate_up, down, shares, experts)
+    both, taken = QuantisedStacks(gate_up, down), Routing(shares, experts)
+    got = rounded_experts_gluon(x, both, taken)
     for _ in range(9):
-        assert torch.equal(got, rounded_experts_gluon(x, gate_up, down, shares, experts))
+        assert torch.equal(got, rounded_experts_gluon(x, both, taken))
     monkeypatch.undo()
     again, parts = kernel_parts(x, gate_up, down, shares, experts, monkeypatch)
     assert torch.equal(got, again)
@@ -254,7 +256,7 @@ def test_rounded_experts_equal_the_formula(  # noqa: PLR0913
 @pytest.mark.parametrize("pairs", [-1, 0, 70_000])
 def test_the_border_is_the_one_that_is_written_down(form: str, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of pairs more than the border, or altogether: more than are sorted at once go in pieces."""
-    from baton_kernels.experts.experts import quantised_experts
+    from baton_kernels.experts.experts import experts as multiply
     from baton_kernels.experts.gpu import rounded_stacks
 
     monkeypatch.setattr(rounded_stacks, "ROUNDED_FROM", 20)
@@ -262,7 +264,7 @@ def test_the_border_is_the_one_that_is_written_down(form: str, pairs: int, monke
     tokens = pairs if pairs > 0 else 8 * 20 + pairs
     x = torch.randn(tokens, 256, generator=torch.Generator().manual_seed(5)).bfloat16().cuda()
     shares, experts = chosen("any", tokens, 8, 1, "cuda")
-    got = quantised_experts(x, gate_up, down, shares, experts).double()
+    got = multiply(x, QuantisedStacks(gate_up, down), Routing(shares, experts)).double()
     plain = [dequantise_stack(stack, torch.float32) for stack in (gate_up, down)]
     expected = formula(form, x, gate_up, down, shares, experts)
     apart = float((got - expected).norm() / expected.norm())
@@ -288,7 +290,7 @@ def test_sizes_that_no_tile_divides(form: str, hidden: int, inner: int) -> None:
     gate_up, down = stacks(form, 7, hidden, inner, "cuda")
     x = torch.randn(500, hidden, generator=torch.Generator().manual_seed(1)).bfloat16().cuda()
     shares, experts = chosen("any", 500, 7, 2, "cuda")
-    got = rounded_experts_gluon(x, gate_up, down, shares, experts).double()
+    got = rounded_experts_gluon(x, QuantisedStacks(gate_up, down), Routing(shares, experts)).double()
     expected = formula(form, x, gate_up, down, shares, experts)
     assert float((got - expected).norm() / expected.norm()) < APART[form]
 
@@ -301,7 +303,7 @@ def test_sizes_that_no_tile_divides(form: str, hidden: int, inner: int) -> None:
 def test_a_product_of_codes_equals_the_formula(form: str, sizes: tuple[int, ...], features: int, columns: int) -> None:
     """Of experts with so many rows each: element by element, before anything is rounded twice."""
     from baton_kernels.experts.gpu.expert_sort import sort_by_expert
-    from baton_kernels.experts.gpu.rounded_stacks import ROWS, _launch, codes_of
+    from baton_kernels.experts.gpu.rounded_stacks import ROWS, codes_of, multiply_codes
 
     stack = stacked(draw(form, len(sizes), features, columns, "cuda"), 1)
     assert stack is not None
@@ -310,7 +312,7 @@ def test_a_product_of_codes_equals_the_formula(form: str, sizes: tuple[int, ...]
     plan = sort_by_expert(x, experts, len(sizes), ROWS, codes_of(stack), stack.has_blocks)
     assert plan.scales is not None
     out = torch.full((len(experts) + 200, features), float("nan"), dtype=torch.bfloat16, device="cuda")
-    _launch(plan.x, plan.scales, plan.table, stack, out[: len(experts)], plan.scales, gated=False)
+    multiply_codes(plan.x, plan.scales, plan.table, stack, out[: len(experts)], plan.scales, gated=False)
     codes = column_order(plan.x.view(torch.uint8)).view(plan.x.dtype).double()
     width = GROUP if stack.has_blocks else columns
     rows = codes * plan.scales.t().repeat_interleave(width, 1)[:, :columns].double()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.dense.mxfp4_weight import Mxfp4Stack, pack_mxfp4
-from baton_kernels.experts.experts import (
-    Mxfp4Stacks,
-    biased_experts,
-    biased_experts_reference,
-    choose_experts_reference,
-)
+from baton_kernels.dense.mxfp4_stack import Mxfp4Stack
+from baton_kernels.dense.mxfp4_weight import pack_mxfp4
+from baton_kernels.experts.expert_inputs import Mxfp4Stacks, Routing
+from baton_kernels.experts.experts import choose_experts_reference, experts, experts_reference
 from baton_testing.processes.prepared import Prepared
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -54,7 +52,7 @@ def stack(count: int, features: int, columns: int, generator: torch.Generator) -
 def layer(count: int, hidden: int, inner: int, generator: torch.Generator) -> Mxfp4Stacks:
     gate_up, down = stack(count, 2 * inner, hidden, generator), stack(count, hidden, inner, generator)
     up_bias, down_bias = (torch.randn(count, n, generator=generator).bfloat16() for n in (2 * inner, hidden))
-    return Mxfp4Stacks(gate_up, up_bias, down, down_bias)
+    return Mxfp4Stacks(gate_up, up_bias, down, down_bias, LIMIT, ALPHA)
 
 
 def moved(stacks: Mxfp4Stacks, device: str) -> Mxfp4Stacks:
@@ -62,7 +60,8 @@ def moved(stacks: Mxfp4Stacks, device: str) -> Mxfp4Stacks:
         Mxfp4Stack(packed.values.to(device), packed.scales.to(device), packed.columns)
         for packed in (stacks.gate_up, stacks.down)
     )
-    return Mxfp4Stacks(gate_up, stacks.gate_up_bias.to(device), down, stacks.down_bias.to(device))
+    biases = stacks.gate_up_bias.to(device), stacks.down_bias.to(device)
+    return replace(stacks, gate_up=gate_up, down=down, gate_up_bias=biases[0], down_bias=biases[1])
 
 
 def drawn(tokens: int, count: int, per_token: int, hidden: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -71,10 +70,9 @@ def drawn(tokens: int, count: int, per_token: int, hidden: int, generator: torch
     return x, *choose_experts_reference(torch.randn(tokens, count, generator=generator), per_token, True)
 
 
-def distance(got: Tensor, stacks: Mxfp4Stacks, x: Tensor, shares: Tensor, experts: Tensor) -> float:
-    """From the formula, by its norm."""
-    wide = stacks.dequantised(torch.float32)
-    expected = biased_experts_reference(x, wide, shares, experts, LIMIT, ALPHA).double()
+def distance(got: Tensor, stacks: Mxfp4Stacks, x: Tensor, shares: Tensor, chosen: Tensor) -> float:
+    """Measure how far a result is from the formula's, by norms."""
+    expected = experts_reference(x, stacks.dequantised(torch.float32), Routing(shares, chosen)).double()
     return float((got.cpu().double() - expected).norm() / expected.norm())
 
 
@@ -85,13 +83,12 @@ def relative_error(shape: Shape, device: str) -> float:
     generator = torch.Generator().manual_seed(hidden)
     stacks = layer(count, hidden, inner, generator)
     given = drawn(tokens, count, per_token, hidden, generator)
-    x, shares, experts = (each.to(device) for each in given)
-    there = moved(stacks, device)
+    x, shares, chosen = (tensor.to(device) for tensor in given)
+    there, routing = moved(stacks, device), Routing(shares, chosen)
     if warps == SERVED:
-        got = biased_experts(x, there, shares, experts, LIMIT, ALPHA)
+        got = experts(x, there, routing)
     else:
-        config, biases = TokenConfig(warps, 128, warps, 128), (there.gate_up_bias, there.down_bias)
-        got = token_experts_mxfp4(x, there.gate_up, there.down, biases, shares, experts, LIMIT, ALPHA, config)
+        got = token_experts_mxfp4(x, there, routing, TokenConfig(warps, 128, warps, 128))
     return distance(got, stacks, *given)
 
 
@@ -127,11 +124,11 @@ def test_a_graph_computes_what_it_is_given_later(tokens: int) -> None:
     count, hidden, inner = 32, 320, 160
     generator = torch.Generator().manual_seed(tokens)
     stacks = [layer(count, hidden, inner, generator) for _ in range(2)]
-    there = [moved(each, "cuda") for each in stacks]
-    held = tuple(each.cuda() for each in drawn(tokens, count, 4, hidden, generator))
+    there = [moved(one, "cuda") for one in stacks]
+    held = tuple(tensor.cuda() for tensor in drawn(tokens, count, 4, hidden, generator))
 
     def work() -> list[Tensor]:
-        return [biased_experts(held[0], each, held[1], held[2], LIMIT, ALPHA) for each in there]
+        return [experts(held[0], one, Routing(held[1], held[2])) for one in there]
 
     work()
     torch.cuda.synchronize()
@@ -140,8 +137,8 @@ def test_a_graph_computes_what_it_is_given_later(tokens: int) -> None:
         out = work()
     for _ in range(3):
         given = drawn(tokens, count, 4, hidden, generator)
-        for place, each in zip(held, given, strict=True):
-            place.copy_(each)
+        for place, tensor in zip(held, given, strict=True):
+            place.copy_(tensor)
         graph.replay()
         torch.cuda.synchronize()
-        assert max(distance(got, each, *given) for got, each in zip(out, stacks, strict=True)) < 4e-3
+        assert max(distance(got, one, *given) for got, one in zip(out, stacks, strict=True)) < 4e-3

@@ -6,10 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from baton_kv_transfer.decode.verification import first_bad_piece, seal_fault, stream_fault
 from baton_kv_transfer.handover import Verify
 from baton_kv_transfer.layout import CHECKSUM_BYTES, StreamLayout
-from baton_kv_transfer.sealed_checksums import STRETCH_PIECES, sealed_bytes, sealed_checksums
+from baton_kv_transfer.sealed_checksums import (
+    STRETCH_PIECES,
+    first_bad_piece,
+    seal_fault,
+    sealed_bytes,
+    sealed_checksums,
+    stream_fault,
+)
 from baton_testing.kv_transfer.builders import first_tokens
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.codec import decode, encode

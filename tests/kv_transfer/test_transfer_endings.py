@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton_kv_transfer.handover import Reservation
 from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually
 from baton_testing.kv_transfer.transfer_pair import Decode, Pair, Request, soon
 from baton_wire.messages.values import Address, PeerRef, Reason
@@ -126,7 +127,7 @@ async def test_nobody_at_the_address_is_told_when_the_wait_for_a_link_is_over(pa
         request = Request(p, d, tokens=24)
         nowhere = PeerRef(address=Address(host="127.0.0.1", port=1), epoch=secrets.token_bytes(16))
         p.transfer.opened(request.key, nowhere, 24, soon())
-        d.transfer.expected(request.key, secrets.token_bytes(16), 24, 0, request.target, (0,), soon())
+        d.transfer.expected(request.key, secrets.token_bytes(16), Reservation(24, 0, request.target, (0,), soon()))
         await eventually(lambda: p.record.released and d.record.failed, timeout_s=15.0)
         assert p.record.reports[0][1] is Reason.PEER_LOST
         assert d.record.failed[0][1] is Reason.PEER_LOST

@@ -131,7 +131,7 @@ def test_lines_that_are_no_requests_are_answered_once_and_the_others_go_on(
     lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert {line["custom_id"] for line in lines if line["response"]["status_code"] == 200} == {"first", "last"}
     assert sorted(line["error"]["line"] for line in lines if line["error"]) == [2, 3, 4, 5]
-    assert "4 lines are no requests" in capsys.readouterr().err
+    assert "4 lines are not valid requests" in capsys.readouterr().err
     assert main(arguments(tmp_path)) == 0
     assert "has an answer for each of the 6 requests" in capsys.readouterr().err
     assert len((tmp_path / "out").read_text().splitlines()) == 6

@@ -96,7 +96,7 @@ def test_what_cannot_be_read_again_is_named(tmp_path: Path, source: Path) -> Non
     for out in (pipe, Path("/dev/null"), tmp_path):
         with pytest.raises(StartError, match=f"{out}: not a file: OUT is read again"):
             Answers(out, source)
-    with pytest.raises(StartError, match="pipe: not a file: IN is read more than once"):
+    with pytest.raises(StartError, match="pipe: not a file: IN is read twice"):
         Answers(tmp_path / "out", pipe)
     with pytest.raises(StartError, match="none: No such file"):
         Answers(tmp_path / "out", tmp_path / "none")
@@ -168,7 +168,7 @@ def test_a_file_system_that_cannot_keep_what_it_took_is_named(
     answers.write(A)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
-        with pytest.raises(LocalError, match="out: Input/output error; look at its last answers"):
+        with pytest.raises(LocalError, match="out: Input/output error; check its last answers"):
             answers.__exit__(None, None, None)
 
 

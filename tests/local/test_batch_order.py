@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_local.batch.lines import BatchLine
-from baton_local.batch.order import LEAST_ROWS, WINDOW, WINDOW_BYTES, Asked, Balance, asked, windows
+from baton_local.batch.order import LEAST_ROWS, WINDOW, WINDOW_BYTES, Balance, TokenDemand, demand_of, windows
 
 
 def line(name: str, url: str = "/v1/completions", **body: Any) -> BatchLine:
@@ -17,26 +17,26 @@ def line(name: str, url: str = "/v1/completions", **body: Any) -> BatchLine:
 @pytest.mark.parametrize(
     ("url", "body", "expected"),
     [
-        ("/v1/completions", {}, Asked(16, 1)),
-        ("/v1/completions", {"max_tokens": 40, "n": 3, "prompt": ["a", "b"]}, Asked(40, 6)),
-        ("/v1/completions", {"max_tokens": 40, "max_completion_tokens": 9, "prompt": [1, 2]}, Asked(40, 1)),
-        ("/v1/completions", {"max_tokens": 5_000, "prompt": [[1, 2], [3]]}, Asked(512, 2)),
-        ("/v1/chat/completions", {}, Asked(512, 1)),
-        ("/v1/chat/completions", {"max_tokens": 40, "max_completion_tokens": 9}, Asked(9, 1)),
-        ("/v1/chat/completions", {"max_tokens": "many", "n": True}, Asked(512, 1)),
+        ("/v1/completions", {}, TokenDemand(16, 1)),
+        ("/v1/completions", {"max_tokens": 40, "n": 3, "prompt": ["a", "b"]}, TokenDemand(40, 6)),
+        ("/v1/completions", {"max_tokens": 40, "max_completion_tokens": 9, "prompt": [1, 2]}, TokenDemand(40, 1)),
+        ("/v1/completions", {"max_tokens": 5_000, "prompt": [[1, 2], [3]]}, TokenDemand(512, 2)),
+        ("/v1/chat/completions", {}, TokenDemand(512, 1)),
+        ("/v1/chat/completions", {"max_tokens": 40, "max_completion_tokens": 9}, TokenDemand(9, 1)),
+        ("/v1/chat/completions", {"max_tokens": "many", "n": True}, TokenDemand(512, 1)),
     ],
 )
-def test_a_line_says_how_much_it_may_draw(url: str, body: dict[str, Any], expected: Asked) -> None:
-    assert asked(line("a", url, **body), 512) == expected
+def test_a_line_says_how_much_it_may_draw(url: str, body: dict[str, Any], expected: TokenDemand) -> None:
+    assert demand_of(line("a", url, **body), 512) == expected
 
 
 def test_the_longest_of_a_window_come_first_and_equals_keep_their_order() -> None:
     lines = [line(f"{number}", max_tokens=number // 2 % 5 + 1) for number in range(WINDOW + 3)]
     first, second = windows(lines, 512)
     assert (len(first), len(second)) == (WINDOW, 3)
-    assert [asked.tokens for asked, _ in first] == sorted((asked.tokens for asked, _ in first), reverse=True)
+    assert [demand.tokens for demand, _ in first] == sorted((demand.tokens for demand, _ in first), reverse=True)
     for tokens in range(1, 6):
-        numbers = [int(each.custom_id or "") for asked, each in first if asked.tokens == tokens]
+        numbers = [int(entry.custom_id or "") for demand, entry in first if demand.tokens == tokens]
         assert numbers == sorted(numbers)
     assert {each.custom_id for _, each in first + second} == {each.custom_id for each in lines}
 

@@ -45,14 +45,14 @@ def test_a_full_disk_is_said_once_and_everything_is_written_when_there_is_room(t
         books.keep(one, ["new", now], float(now))
         books.keep(two, {}, float(now))
         books.retry(float(now))
-    assert said == [f"{one}: No space left on device; going on, and trying again"]
+    assert said == [f"{one}: No space left on device; going on and retrying"]
     assert json.loads(one.read_text()) == ["old"], "readers find the former content"
     assert [path.name for path in tmp_path.iterdir()] == ["one.json"], "no draft takes room"
     disk.room = 1 << 30
     books.retry(5.0 + RETRY_S)
     assert json.loads(one.read_text()) == ["new", 4]
     assert json.loads(two.read_text()) == {}
-    assert said[1:] == ["what could not be written is written now"]
+    assert said[1:] == ["all files are written again"]
 
 
 def test_the_reserve_lets_addresses_through_a_full_disk(tmp_path: Path, disk: Disk) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from baton_local.__main__ import main
 from baton_local.commands.plan import three_digits
-from baton_local.commands.status import HOME_AND_CLEAR, watched
+from baton_local.commands.status import HOME_AND_CLEAR, watch
 
 HEAVY = ("torch", "numpy", "aiohttp", "pydantic", "msgspec", "yaml", "tokenizers")
 
@@ -53,7 +53,7 @@ def test_a_watched_page_is_written_until_something_ends_it() -> None:
     for is_clearing, expected in ((False, "one\ntwo\n"), (True, f"{HOME_AND_CLEAR}one\n{HOME_AND_CLEAR}two\n")):
         pages, out = iter(["one", "two"]), io.StringIO()
         with pytest.raises(StopIteration):
-            watched(lambda pages=pages: next(pages), out, is_clearing=is_clearing, every_s=0.0)  # type: ignore[misc]
+            watch(lambda pages=pages: next(pages), out, is_clearing=is_clearing, every_s=0.0)  # type: ignore[misc]
         assert out.getvalue() == expected
 
 

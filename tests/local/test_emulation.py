@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from baton_local.errors import StartError
-from baton_local.fleet.emulation import emulated, write_paced
+from baton_local.fleet.emulation import parse_emulation, write_paced
 from baton_testing.kube.manifests import deployment
 from baton_wire.rules.prompt_order import BUSY_S
 from baton_worker.building.paced import read_times
 
 
 def test_workers_take_the_time_that_sizing_believes_in(tmp_path: Path) -> None:
-    emulation = emulated("h200x2:llama-3.1-70b/4@12.5", deployment())
-    plain = emulated("h200x2:llama-3.1-70b", deployment())
+    emulation = parse_emulation("h200x2:llama-3.1-70b/4@12.5", deployment())
+    plain = parse_emulation("h200x2:llama-3.1-70b", deployment())
     path = tmp_path / "paced.json"
     write_paced(path, emulation)
     times = read_times(path)
@@ -31,4 +31,4 @@ def test_workers_take_the_time_that_sizing_believes_in(tmp_path: Path) -> None:
 )
 def test_what_is_not_known_is_refused_by_option(text: str) -> None:
     with pytest.raises(StartError, match="--"):
-        emulated(text, deployment())
+        parse_emulation(text, deployment())

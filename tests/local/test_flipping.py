@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton_control.worker_specs import Device, Site
-from baton_local.fleet.desired_processes import Fleet, PostSpec, new_posts, plan_fleet
-from baton_local.fleet.flipping import FlipsUnderWay, posts_to_flip
+from baton_local.fleet.desired_processes import Fleet, SlotSpec, new_slots, plan_fleet
+from baton_local.fleet.flipping import FlipsUnderWay, slots_to_flip
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import POOL_ROLES
@@ -21,23 +21,23 @@ def fleet(*, flips: bool = True, **changes: object) -> Fleet:
     return plan_fleet(deployment(prefill=POOL, decode=POOL, autoscaling={"flips": flips}, **changes), SITE)
 
 
-def posts(made: Fleet, prefill: int, decode: int) -> tuple[PostSpec, ...]:
+def slots(made: Fleet, prefill: int, decode: int) -> tuple[SlotSpec, ...]:
     revision = made.templates[P].revision
     counts = zip(POOL_ROLES, (prefill, decode), strict=True)
     return tuple(
-        post
+        slot
         for role, count in counts
         if count
-        for post in new_posts(made, role, made.templates[role].revision or revision, count, frozenset())
+        for slot in new_slots(made, role, made.templates[role].revision or revision, count, frozenset())
     )
 
 
-def flipped(made: Fleet, running: tuple[PostSpec, ...], prefill: int, decode: int, idle: int = 0) -> list[str]:
+def flipped(made: Fleet, running: tuple[SlotSpec, ...], prefill: int, decode: int, idle: int = 0) -> list[str]:
     """Ordinals with their pools, of what flips when all but `idle` of each pool can be used; later ones are younger."""
-    usable = frozenset(post.name for post in running if int(post.name[-1]) >= idle)
-    started = {post.name: float(post.name[-1]) for post in running}
-    chosen = posts_to_flip(made, {P: prefill, D: decode}, running, usable, started)
-    return [f"{'p' if '-prefill-' in post.name else 'd'}{post.name[-1]}>{role[0]}" for post, role in chosen]
+    usable = frozenset(slot.name for slot in running if int(slot.name[-1]) >= idle)
+    started = {slot.name: float(slot.name[-1]) for slot in running}
+    chosen = slots_to_flip(made, {P: prefill, D: decode}, running, usable, started)
+    return [f"{'p' if '-prefill-' in slot.name else 'd'}{slot.name[-1]}>{role[0]}" for slot, role in chosen]
 
 
 @pytest.mark.parametrize(
@@ -58,21 +58,21 @@ def test_what_one_pool_lacks_and_the_other_has_too_much_flips(
     have: tuple[int, int], want: tuple[int, int], expected: list[str]
 ) -> None:
     made = fleet()
-    assert flipped(made, posts(made, *have), *want) == expected
+    assert flipped(made, slots(made, *have), *want) == expected
 
 
 def test_only_workers_that_gateways_can_use_flip() -> None:
     made = fleet()
-    running = posts(made, 3, 1)
+    running = slots(made, 3, 1)
     assert flipped(made, running, 1, 3, idle=2) == ["p2>d"]
     assert flipped(made, running, 1, 3, idle=3) == []
 
 
 def test_nobody_flips_where_it_is_not_allowed_or_while_templates_change() -> None:
     made, plain = fleet(), fleet(flips=False)
-    assert flipped(plain, posts(plain, 2, 1), 1, 2) == []
+    assert flipped(plain, slots(plain, 2, 1), 1, 2) == []
     other = fleet(model__servedName="other")
-    assert flipped(other, posts(made, 2, 1), 1, 2) == []
+    assert flipped(other, slots(made, 2, 1), 1, 2) == []
 
 
 def test_orders_are_repeated_until_they_are_carried_out() -> None:
@@ -83,7 +83,7 @@ def test_orders_are_repeated_until_they_are_carried_out() -> None:
     assert flips.follow({"a": ONE}, {ONE: 0}) == ()
     assert flips.orders == (FlipOrder(ONE, 1, D),)
     (done,) = flips.follow({"a": ONE}, {ONE: 1})
-    assert (done.post, done.role, done.since_s) == ("a", D, 1.0)
+    assert (done.slot, done.role, done.since_s) == ("a", D, 1.0)
     assert not flips.orders
 
 

@@ -52,7 +52,7 @@ async def polled(gateway: Gateway, *, routable: bool) -> AsyncIterator[tuple[Sup
             supervisor.add(str(number), role, 0.0)
             supervisor.announced(str(number), Announcement(1, "127.0.0.1", server.port, None, None), 0.0)
         if routable:
-            supervisor.heard_routable(True)
+            supervisor.observed_routable(True)
 
         def act(actions: Iterable[Action]) -> None:
             followed.extend(actions)

@@ -11,7 +11,7 @@ import pytest
 from baton_control.errors import UnsupportedError
 from baton_control.worker_specs import Device
 from baton_local.errors import StartError
-from baton_local.fleet.host import devices, gpu_ids, held_port, model_argument, model_directory
+from baton_local.fleet.host import devices, gpu_ids, model_directory, model_flag, reserve_port
 from baton_testing.kube.manifests import deployment
 from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import Role
@@ -38,10 +38,10 @@ def test_a_file_source_is_relative_to_the_manifest(tmp_path: Path, model: Path) 
 
 def test_a_random_model_is_its_configuration(tmp_path: Path, model: Path) -> None:
     wanted = deployment(model__source="random://models/tiny/config.json")
-    assert model_argument(wanted, tmp_path / "file.yaml", {}) == f"random://{model / 'config.json'}"
-    assert model_argument(deployment(model__source="file://models/tiny"), tmp_path / "file.yaml", {}) == str(model)
+    assert model_flag(wanted, tmp_path / "file.yaml", {}) == f"random://{model / 'config.json'}"
+    assert model_flag(deployment(model__source="file://models/tiny"), tmp_path / "file.yaml", {}) == str(model)
     with pytest.raises(UnsupportedError, match=r"spec\.model\.source: .*/none\.json is not a file"):
-        model_argument(deployment(model__source="random://none.json"), tmp_path / "file.yaml", {})
+        model_flag(deployment(model__source="random://none.json"), tmp_path / "file.yaml", {})
 
 
 def test_a_claim_is_a_volume(tmp_path: Path, model: Path) -> None:
@@ -106,13 +106,13 @@ def test_a_taken_port_is_refused_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=rf"--port {port}: 127\.0\.0\.1:{port} cannot be used: Address already"):
-            held_port("127.0.0.1", port)
+            reserve_port("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_held_port_is_the_gateways_as_often_as_it_starts_and_nobody_elses(shared: bool) -> None:
     """Others were given the port between the look at it and the gateway's start, or its next start."""
-    with held_port("127.0.0.1", 0) as held:
+    with reserve_port("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
         for _ in range(2):
             with pytest.raises(ConnectionRefusedError):
@@ -120,7 +120,7 @@ def test_a_held_port_is_the_gateways_as_often_as_it_starts_and_nobody_elses(shar
             with bind("127.0.0.1", port, shared=shared) as gateway:
                 gateway.listen()
                 with pytest.raises(StartError, match="Address already in use"):
-                    held_port("127.0.0.1", port)
+                    reserve_port("127.0.0.1", port)
         with pytest.raises(OSError, match="Address already in use"):
             _any_port_if_only(port)
     assert _any_port_if_only(port) == port
@@ -140,6 +140,6 @@ def _any_port_if_only(port: int) -> int:
 
 def test_a_host_that_is_no_address_of_this_machine_is_refused() -> None:
     with pytest.raises(StartError, match="--host example: must be an IP address"):
-        held_port("example", 0)
+        reserve_port("example", 0)
     with pytest.raises(StartError, match="cannot be used"):
-        held_port("203.0.113.7", 0)
+        reserve_port("203.0.113.7", 0)

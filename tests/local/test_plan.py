@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton_local.commands.plan import shape_named
 from baton_local.errors import StartError
+from baton_local.hardware_arguments import shape_named
 
 LLAMA = {
     "model_type": "llama",

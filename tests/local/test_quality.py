@@ -15,7 +15,7 @@ import torch
 from baton_engine.model.quantising import quantise_model
 from baton_local.errors import LocalError, StartError
 from baton_local.quality.comparison import Place, compare, compare_answers, divergence
-from baton_local.quality.measuring import _passages, as_text, judged
+from baton_local.quality.measuring import _passages, as_text, compare_scores
 from baton_local.quality.scoring import AnswerLogprobs, PromptEntry, Scored, answer_places, passages_of, prompt_places
 from baton_testing.engine import tiny_llama
 
@@ -90,7 +90,7 @@ def test_places_whose_texts_do_not_tell_tokens_apart_are_left_out_of_the_diverge
 
 
 def test_nothing_compared_is_unknown_and_not_zero() -> None:
-    nothing = judged([Scored((), ())], [Scored((), ())])
+    nothing = compare_scores([Scored((), ())], [Scored((), ())])
     assert nothing.prompts.perplexity is None
     assert nothing.answers.divergence is None
     assert as_text(nothing).splitlines()[2].split()[-2:] == ["-", "-"]
@@ -99,8 +99,8 @@ def test_nothing_compared_is_unknown_and_not_zero() -> None:
 def test_models_that_make_other_tokens_of_a_text_are_not_compared() -> None:
     told = [None, {"7": PromptEntry(-1.0), "8": PromptEntry(-0.5)}]
     other = [None, {"9": PromptEntry(-1.0)}]
-    with pytest.raises(LocalError, match="passage 1: model and reference make different tokens"):
-        judged([Scored(prompt_places(told), ())], [Scored(prompt_places(other), ())])
+    with pytest.raises(LocalError, match="passage 1: model and reference tokenise it differently"):
+        compare_scores([Scored(prompt_places(told), ())], [Scored(prompt_places(other), ())])
 
 
 def test_a_text_is_cut_at_white_space_and_nothing_of_it_is_lost() -> None:

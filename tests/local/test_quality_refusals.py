@@ -49,13 +49,13 @@ async def asked(models: tuple[int, bytes], completion: tuple[int, bytes]) -> lis
 @pytest.mark.parametrize(
     ("models", "completion", "message"),
     [
-        ((200, b"<html>"), (200, b""), "/v1/models: is not what a gateway of Baton answers: JSON is malformed"),
+        ((200, b"<html>"), (200, b""), "/v1/models: is no answer of a Baton gateway: JSON is malformed"),
         ((200, b'{"x": 1}'), (200, b""), "missing required field `data`"),
         ((200, b'{"data": [{"id": "a"}, {"id": "b"}]}'), (200, b""), "serves 2 models: a, b"),
         ((401, b'{"error": {"message": "no key"}}'), (200, b""), "/v1/models: HTTP 401: no key"),
         ((200, MODELS), (500, b'{"error": "boom"}'), 'completions: HTTP 500: {"error": "boom"}'),
         ((200, MODELS), (502, b"bad\ngateway \xff"), "completions: HTTP 502: bad gateway \ufffd"),
-        ((200, MODELS), (200, b"[]"), "completions: is not what a gateway of Baton answers"),
+        ((200, MODELS), (200, b"[]"), "completions: is no answer of a Baton gateway"),
         ((200, MODELS), (200, b'{"choices": []}'), "of length >= 1"),
         ((200, MODELS), (200, b'{"choices": [{"logprobs": null, ' + PROMPT + b"}]}"), "logprobs"),
         (

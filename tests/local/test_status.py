@@ -12,12 +12,12 @@ from baton_local.commands.demo import report
 from baton_local.commands.status import as_json, as_text
 from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedWorker, Transfer
 from baton_local.fleet.own_deployment import OwnDeploymentError, check_moved, is_paired, is_settled
-from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
+from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_wire.sketch import Sketch
 
-GATEWAY = PostRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, 9000)
-PREFILL = PostRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)
-DECODE = PostRecord("chat-decode-b-0", "decode", "ready", "f-b", 2, 12, "127.0.0.1", 8002)
+GATEWAY = ProcessRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, 9000)
+PREFILL = ProcessRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)
+DECODE = ProcessRecord("chat-decode-b-0", "decode", "ready", "f-b", 2, 12, "127.0.0.1", 8002)
 RECORD = RunRecord(
     name="chat",
     namespace="default",
@@ -28,7 +28,7 @@ RECORD = RunRecord(
     decision="hold",
     ttft=TargetRecord(0.5, 95),
     tpot=TargetRecord(0.025, 95),
-    posts=(GATEWAY, PREFILL, DECODE),
+    processes=(GATEWAY, PREFILL, DECODE),
 )
 FAST = Sketch()
 for _milliseconds in range(1, 101):
@@ -148,7 +148,7 @@ def test_a_demo_is_settled_when_both_ends_counted_the_same(
 
 def test_a_demo_waits_for_a_pair_and_not_for_a_decode_worker_alone() -> None:
     seen = observation(SENT, RECEIVED)
-    addresses = [str(post.address) for post, _ in seen.workers]
+    addresses = [str(process.address) for process, _ in seen.workers]
     linked = replace(SENT, transfer=replace(SENT.transfer, links=(Link("d", "tcp"),)))
     live = GatewayState(dict.fromkeys(addresses, "live"))
     assert not is_paired(Observation(RECORD, seen.workers, GATEWAY, live)), "no way from the prefill worker"

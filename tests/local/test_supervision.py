@@ -46,9 +46,9 @@ def started() -> Supervisor:
 def running() -> Supervisor:
     """The same, serving since second 10."""
     supervisor = started()
-    for port, name in enumerate(supervisor.posts, 1):
+    for port, name in enumerate(supervisor.slots, 1):
         supervisor.announced(name, at(port), 10.0)
-    assert supervisor.heard_routable(True) == [Ready()]
+    assert supervisor.observed_routable(True) == [Ready()]
     return supervisor
 
 
@@ -62,40 +62,42 @@ def test_a_ready_worker_is_published_with_the_others_of_its_role() -> None:
 
 def test_ready_is_said_once_and_a_later_loss_is_told() -> None:
     supervisor = running()
-    assert supervisor.heard_routable(True) == []
-    assert supervisor.heard_routable(False) == [Say("not routable: no prefill and decode worker that fit are linked")]
-    assert supervisor.heard_routable(True) == [Say("routable again")]
+    assert supervisor.observed_routable(True) == []
+    assert supervisor.observed_routable(False) == [
+        Say("not routable: no fitting pair of prefill and decode worker is linked")
+    ]
+    assert supervisor.observed_routable(True) == [Say("routable again")]
 
 
 def test_a_gateway_that_says_nothing_is_as_routable_as_it_was() -> None:
     supervisor = running()
-    assert supervisor.heard_routable(None) == []
+    assert supervisor.observed_routable(None) == []
     assert supervisor.routable
-    supervisor.heard_routable(False)
-    assert supervisor.heard_routable(None) == []
+    supervisor.observed_routable(False)
+    assert supervisor.observed_routable(None) == []
     assert not supervisor.routable
 
 
 def test_why_it_is_not_routable_is_told() -> None:
     supervisor = running()
     supervisor.exited("gw", 1, "", 20.0)
-    assert supervisor.heard_routable(False) == [Say("not routable: no gateway is ready")]
+    assert supervisor.observed_routable(False) == [Say("not routable: no gateway is ready")]
 
 
 def test_ready_waits_for_a_worker_of_each_pool_though_one_pool_answers_alone() -> None:
     supervisor = started()
     supervisor.announced("gw", at(1), 1.0)
     supervisor.announced("p0", at(2), 10.0)
-    assert supervisor.heard_routable(True) == []
+    assert supervisor.observed_routable(True) == []
     supervisor.announced("d0", at(3), 12.0)
-    assert supervisor.heard_routable(True) == [Ready()]
+    assert supervisor.observed_routable(True) == [Ready()]
 
 
 def test_a_worker_that_refuses_ends_the_first_start_though_another_answers_already() -> None:
     supervisor = started()
     supervisor.announced("gw", at(1), 1.0)
     supervisor.announced("p0", at(2), 10.0)
-    supervisor.heard_routable(True)
+    supervisor.observed_routable(True)
     assert Signal("gw", signal.SIGTERM) in supervisor.exited("d0", 2, "argument --kv-cache-bytes: too few", 11.0)
     assert (supervisor.stopping, supervisor.cause) == (True, "argument --kv-cache-bytes: too few")
 
@@ -105,7 +107,7 @@ def test_a_worker_more_that_refuses_ends_nothing_once_its_pool_serves() -> None:
     supervisor.add("d1", Role.DECODE, 0.0)
     for port, name in enumerate(("gw", "p0", "d0"), 1):
         supervisor.announced(name, at(port), 10.0)
-    assert supervisor.heard_routable(True) == [Ready()]
+    assert supervisor.observed_routable(True) == [Ready()]
     assert quiet(supervisor.exited("d1", 2, "no room", 11.0)) == []
     assert not supervisor.stopping
 
@@ -116,7 +118,7 @@ def test_a_dead_worker_is_unpublished_and_started_again_after_a_growing_pause() 
     for incarnation in range(2, 8):
         actions = supervisor.exited("p0", -9, "", now)
         assert Publish(Role.PREFILL, ()) in actions
-        due = supervisor.posts["p0"].since_s
+        due = supervisor.slots["p0"].since_s
         pauses.append(due - now)
         assert supervisor.tick(due - 0.01) == []
         assert supervisor.tick(due) == [Start("p0", incarnation)]
@@ -126,8 +128,8 @@ def test_a_dead_worker_is_unpublished_and_started_again_after_a_growing_pause() 
 
 
 def asked(supervisor: Supervisor, name: str, is_live: bool, *times: float) -> list[Action]:
-    incarnation = supervisor.posts[name].incarnation
-    return [action for now in times for action in supervisor.asked_live(name, incarnation, is_live, now)]
+    incarnation = supervisor.slots[name].incarnation
+    return [action for now in times for action in supervisor.checked_live(name, incarnation, is_live, now)]
 
 
 def test_a_process_that_does_not_answer_for_so_long_is_killed_and_comes_back() -> None:
@@ -139,7 +141,7 @@ def test_a_process_that_does_not_answer_for_so_long_is_killed_and_comes_back() -
     assert asked(supervisor, "d0", False, 46.0) == [], "once is enough"
     assert Publish(Role.DECODE, ()) in supervisor.exited("d0", -9, "", 46.0)
     assert supervisor.tick(47.0) == [Start("d0", 2)]
-    assert supervisor.asked_live("d0", 1, False, 48.0) == [], "an answer about its predecessor"
+    assert supervisor.checked_live("d0", 1, False, 48.0) == [], "an answer about its predecessor"
     supervisor.announced("d0", at(7), 50.0)
     assert asked(supervisor, "d0", False, 51.0, 80.9) == [], "its silence counts anew"
 
@@ -163,7 +165,7 @@ def test_who_is_told_to_stop_is_not_asked_any_more() -> None:
     supervisor = running()
     supervisor.remove("p0", 20.0)
     assert asked(supervisor, "p0", False, 21.0, 99.0) == []
-    assert supervisor.asked_live("nobody", 1, False, 99.0) == []
+    assert supervisor.checked_live("nobody", 1, False, 99.0) == []
 
 
 def test_every_start_has_a_limit_not_only_the_first() -> None:
@@ -184,7 +186,7 @@ def test_what_cannot_be_started_is_tried_again_and_ends_nothing_once_it_served()
     for incarnation, (now, pause) in enumerate([(21.0, 2), (23.0, 4), (27.0, 8), (35.0, 8), (43.0, 8)], 2):
         assert supervisor.tick(now) == [Start("d0", incarnation)]
         (said,) = supervisor.not_started("d0", "Cannot allocate memory", now)
-        assert said == Say(f"d0: cannot be started: Cannot allocate memory; starting it again in {pause} s")
+        assert said == Say(f"d0: cannot be started: Cannot allocate memory; restarting it in {pause} s")
     assert not supervisor.stopping
 
 
@@ -202,7 +204,7 @@ def test_a_worker_that_was_stable_starts_over_with_the_shortest_pause() -> None:
     supervisor = running()
     for now in (20.0, 100.0, 200.0):
         supervisor.exited("p0", 1, "", now)
-        assert supervisor.posts["p0"].since_s == now + 1
+        assert supervisor.slots["p0"].since_s == now + 1
         supervisor.tick(now + 1)
         supervisor.announced("p0", at(9), now + 2)
 
@@ -220,7 +222,7 @@ def test_bad_configuration_before_the_first_ready_ends_everything_with_its_line(
 def test_bad_configuration_after_it_is_tried_again() -> None:
     supervisor = running()
     supervisor.exited("d0", 2, "no model", 20.0)
-    assert supervisor.posts["d0"].phase is Phase.WAITING
+    assert supervisor.slots["d0"].phase is Phase.WAITING
     assert not supervisor.stopping
 
 
@@ -285,7 +287,7 @@ def test_a_worker_that_is_not_wanted_any_more_stops_and_stays_away() -> None:
     supervisor = running()
     assert supervisor.remove("p0", 20.0) == [Signal("p0", signal.SIGTERM)]
     assert quiet(supervisor.exited("p0", 0, "", 21.0)) == [Publish(Role.PREFILL, ())]
-    assert "p0" not in supervisor.posts
+    assert "p0" not in supervisor.slots
     assert supervisor.add("p0", Role.PREFILL, 22.0) == [Start("p0", 1)]
 
 
@@ -293,7 +295,7 @@ def test_a_worker_that_is_not_wanted_any_more_stops_and_stays_away() -> None:
 def test_a_clean_end_that_nobody_asked_for_is_a_failure_too(status: int) -> None:
     supervisor = running()
     actions = supervisor.exited("gw", status, "bye", 20.0)
-    assert any(isinstance(action, Say) and "starting it again in 1 s" in action.text for action in actions)
+    assert any(isinstance(action, Say) and "restarting it in 1 s" in action.text for action in actions)
 
 
 def test_a_worker_that_leaves_finishes_first_unless_everything_stops() -> None:

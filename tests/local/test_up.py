@@ -99,8 +99,10 @@ class Rig:
 
     def pids(self, role: str) -> list[int]:
         """Of the running processes of a role, from the run record."""
-        posts = read_record(self.up.run_dir).posts
-        return [post.pid for post in posts if post.pid and post.role == role and post.phase == "ready"]
+        processes = read_record(self.up.run_dir).processes
+        return [
+            process.pid for process in processes if process.pid and process.role == role and process.phase == "ready"
+        ]
 
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.up.child.pid).children(recursive=True)
@@ -219,7 +221,7 @@ def test_a_full_disk_ends_nothing_and_what_is_missing_is_written_later(rig: Rig)
     assert rig.progress().count("No space left") == 1, "said once"
     (rig.troubles / "full").unlink()
     eventually(lambda: rig.pids("decode") not in ([pid], []), rig.progress())
-    eventually(lambda: "what could not be written is written now" in rig.progress(), rig.progress())
+    eventually(lambda: "all files are written again" in rig.progress(), rig.progress())
     assert rig.pids("gateway") == [gateway]
 
 

@@ -25,7 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[int, UnknownFie
 
     monkeypatch.setattr(up, "run_up", run)
     assert main(["up", "-f", EXAMPLE, *flags]) == 0
-    spec = up.as_asked(deployment(), seen[0]).spec
+    spec = up.apply_options(deployment(), seen[0]).spec
     return spec.gateway.processes, spec.gateway.unknown_fields, spec.model.generation_defaults
 
 

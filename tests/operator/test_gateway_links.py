@@ -1,4 +1,4 @@
-"""What the operator's process makes of links: keys that follow from the uid, standbys that point to the holder."""
+"""Links of gateways with the operator: keys derived from the uid, standbys that redirect to the holder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import DerivedKeys, address
 from baton_operator.gateway_links import DeploymentLinks
 from baton_operator.kube.cache import Cache
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import Change, WatchEvent
 from baton_testing.kube.manifests import manifest
 from baton_wire.keys import KeySet, derived_key
@@ -29,10 +29,10 @@ def live(uid: str = "u1", version: int = 1, **fields: object) -> dict[str, Any]:
 def links(holder: str | None = None) -> tuple[DeploymentLinks, Cache]:
     """Links, and the deployments that they know."""
     custom = CustomResources(None)
-    made = DeploymentLinks(custom, lambda: MASTERS, lambda key: None, lambda: holder)
+    opened = DeploymentLinks(custom, lambda: MASTERS, lambda key: None, lambda: holder)
     known = custom.caches[DEPLOYMENTS]
-    known.heard(WatchEvent(Change.ADDED, live()))
-    return made, known
+    known.apply_event(WatchEvent(Change.ADDED, live()))
+    return opened, known
 
 
 def test_keys_follow_from_the_masters_and_the_uid_and_rotate_with_them() -> None:
@@ -45,21 +45,21 @@ def test_keys_follow_from_the_masters_and_the_uid_and_rotate_with_them() -> None
 
 
 def test_a_deployment_that_is_gone_or_was_made_anew_lets_no_old_link_in() -> None:
-    made, known = links()
-    first = made._keys(KEY)
+    opened, known = links()
+    first = opened._keys(KEY)
     assert first is not None
-    known.heard(WatchEvent(Change.DELETED, live(version=2)))
-    assert made._keys(KEY) is None
-    known.heard(WatchEvent(Change.ADDED, live("u2", 3)))
-    second = made._keys(KEY)
+    known.apply_event(WatchEvent(Change.DELETED, live(version=2)))
+    assert opened._keys(KEY) is None
+    known.apply_event(WatchEvent(Change.ADDED, live("u2", 3)))
+    second = opened._keys(KEY)
     assert second is not None
     assert second.current() != first.current()
 
 
 async def test_an_unknown_deployment_is_turned_away_before_anything_is_read() -> None:
-    made, _ = links()
+    opened, _ = links()
     async with (
-        made.serving(("127.0.0.1", 0)) as port,
+        opened.serving(("127.0.0.1", 0)) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/gateways/team/other") as answer,
     ):

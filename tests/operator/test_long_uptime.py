@@ -18,14 +18,18 @@ BOUNDED = {
     "Applier._ours": f"{apply.MAX_OURS} places",
     "Renderings._kept": "the last few",
 }
-"""What may grow with every deployment, and what bounds it."""
+"""Containers that may grow with every deployment, each with its bound."""
 
 
 def held_by_operator(world: World) -> Counter[str]:
-    """What the running operator holds; its passes' object belongs to a coroutine alone."""
+    """The sizes of everything that the running operator holds; its Reconciler belongs to a coroutine alone."""
     assert world.runtime is not None
-    found = (each for each in gc.get_objects() if isinstance(each, Reconciler))
-    return held_sizes(world.runtime, *(each for each in found if each._caches is world.runtime.caches), closed=BOUNDED)
+    reconcilers = (item for item in gc.get_objects() if isinstance(item, Reconciler))
+    return held_sizes(
+        world.runtime,
+        *(reconciler for reconciler in reconcilers if reconciler._caches is world.runtime.caches),
+        closed=BOUNDED,
+    )
 
 
 async def one_life(world: World, number: int) -> None:

@@ -22,7 +22,7 @@ def test_a_run_is_kept_by_the_servers_version(tmp_path: Path) -> None:
     record.ended("ends badly", "teardown", "failed", 1.0)
     path = record.write({"scaled": {"lost": 0}}, tmp_path)
     assert path == tmp_path / "e2e-v1.33.2.json"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert (found["passed"], found["failed"], found["skipped"]) == (1, 2, 1)
-    assert found["tests"]["serves"] == {"outcome": "passed", "seconds": 2.0}
-    assert (found["server"], found["nodes"], found["measured"]) == ("v1.33.2", 2, {"scaled": {"lost": 0}})
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert (written["passed"], written["failed"], written["skipped"]) == (1, 2, 1)
+    assert written["tests"]["serves"] == {"outcome": "passed", "seconds": 2.0}
+    assert (written["server"], written["nodes"], written["measured"]) == ("v1.33.2", 2, {"scaled": {"lost": 0}})

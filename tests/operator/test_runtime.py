@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from baton_control.names import Key
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import Forbidden, Listing, Resource, Unavailable, WatchEvent
 from baton_operator.objects.cluster import Platform
 from baton_operator.passes.reconcile import Installation, Reconciler
@@ -195,7 +195,7 @@ def test_a_kind_that_the_operator_may_not_list_is_left_out_and_holds_nothing_up(
         await asyncio.sleep(10.0)
         assert rig.times[GOOD]
         assert rig.runtime.reach.left_out("team") == {MONITORS}
-        assert rig.runtime.reach.troubles() == {}
+        assert rig.runtime.reach.problems() == {}
 
     scene(monkeypatch, work, after, unreadable=frozenset({MONITORS}))
 
@@ -207,12 +207,12 @@ async def _nothing(key: Key) -> None:
     return None
 
 
-@pytest.mark.parametrize("trouble", ["closed", "hangs"])
+@pytest.mark.parametrize("problem", ["closed", "hangs"])
 def test_a_namespace_that_cannot_be_read_is_its_own_trouble_and_comes_back(
-    monkeypatch: pytest.MonkeyPatch, trouble: str
+    monkeypatch: pytest.MonkeyPatch, problem: str
 ) -> None:
     def lose(rig: Rig) -> None:
-        getattr(rig.api, trouble).add(OTHER.namespace)
+        getattr(rig.api, problem).add(OTHER.namespace)
 
     async def after(rig: Rig) -> None:
         await asyncio.sleep(30.0)
@@ -220,12 +220,12 @@ def test_a_namespace_that_cannot_be_read_is_its_own_trouble_and_comes_back(
         assert rig.times[GOOD][0] < 5.0
         await asyncio.sleep(STALL_S + 60.0)
         assert rig.times[OTHER] == []
-        assert set(rig.runtime.reach.troubles()) == {OTHER.namespace}
+        assert set(rig.runtime.reach.problems()) == {OTHER.namespace}
         assert rig.runtime.stalled() is None
-        getattr(rig.api, trouble).clear()
+        getattr(rig.api, problem).clear()
         await asyncio.sleep(120.0)
         assert rig.times[OTHER]
-        assert rig.runtime.reach.troubles() == {}
+        assert rig.runtime.reach.problems() == {}
 
     scene(monkeypatch, _nothing, after, spaces=BOTH, before=lose)
 
@@ -234,8 +234,8 @@ def test_rights_that_are_revoked_hold_that_namespace_and_its_deployments_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def condition(rig: Rig, key: Key) -> Any:
-        found = rig.store.read(DEPLOYMENTS, key.namespace, key.name).get("status", {}).get("conditions", [])
-        return next((each["reason"] for each in found if each["type"] == "Degraded"), None)
+        conditions = rig.store.read(DEPLOYMENTS, key.namespace, key.name).get("status", {}).get("conditions", [])
+        return next((condition["reason"] for condition in conditions if condition["type"] == "Degraded"), None)
 
     async def after(rig: Rig) -> None:
         await asyncio.sleep(30.0)

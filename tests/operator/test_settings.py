@@ -20,11 +20,11 @@ def parsed(*flags: str) -> Settings:
 def test_by_default_it_watches_its_own_namespace_and_listens_to_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAMESPACE", "mine")
     monkeypatch.setenv("POD_IP", "10.0.0.7")
-    found = parsed()
-    assert (found.namespaces, found.own_namespace, found.lease) == (("mine",), "mine", "baton-operator")
-    assert (found.gateway_listen, found.advertise) == (("0.0.0.0", 8443), "10.0.0.7:8443")
-    assert found.routable_from is RoutableFrom.GATEWAY
-    assert found.platform.operator_service == "baton-operator"
+    settings = parsed()
+    assert (settings.namespaces, settings.own_namespace, settings.lease) == (("mine",), "mine", "baton-operator")
+    assert (settings.gateway_listen, settings.advertise) == (("0.0.0.0", 8443), "10.0.0.7:8443")
+    assert settings.routable_from is RoutableFrom.GATEWAY
+    assert settings.platform.operator_service == "baton-operator"
 
 
 def test_namespaces_can_be_named_or_be_all() -> None:
@@ -39,9 +39,9 @@ def test_a_class_has_a_lease_of_its_own() -> None:
 
 
 def test_without_links_workers_are_judged_by_readiness() -> None:
-    found = parsed("--gateway-listen=none")
-    assert found.routable_from is RoutableFrom.READINESS
-    assert found.platform.operator_service is None
+    settings = parsed("--gateway-listen=none")
+    assert settings.routable_from is RoutableFrom.READINESS
+    assert settings.platform.operator_service is None
     assert parsed("--lease=none").lease is None
 
 

@@ -6,15 +6,14 @@ import subprocess
 import sys
 
 from baton_control.names import Key
-from baton_control.sizing.decision.scaling import PoolNow, Sized
+from baton_control.sizing.decision.scaling import PoolNow, Sized, SizingRequest
 from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.telemetry.store import TelemetryStore
 from baton_operator.sizing_on_demand import SizingOnDemand
 from baton_testing.kube.manifests import deployment
-from baton_wire.messages.measures import ArrivalCounts, Backlog, RequestLengths, Served
+from baton_wire.messages.measures import ArrivalCounts, Backlog, RequestLengths, Served, SketchData
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import POOL_ROLES
-from baton_wire.sketch import SketchData
 
 KEY = Key("default", "chat")
 GATEWAY = b"g" * 16
@@ -24,8 +23,8 @@ EMPTY = SketchData()
 
 def test_numpy_is_not_imported_at_the_start() -> None:
     loaded = "import sys, baton_operator.__main__; print('numpy' in sys.modules, 'baton_control' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=60)
-    assert found.stdout.split() == ["False", "True"]
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def decisions(kind: type[SizingOnDemand] | type[SloSizing]) -> list[Sized]:
@@ -36,22 +35,22 @@ def decisions(kind: type[SizingOnDemand] | type[SloSizing]) -> list[Sized]:
     pool = {"min": 1, "max": 20}
     spec = deployment(prefill__replicas=pool, decode__replicas=pool)
     sizing.forget(KEY)
-    found: list[Sized] = []
+    sizes: list[Sized] = []
     memory: str | None = None
     for number in range(1, 9):
         clock[0] += 10.0
         arrived = ArrivalCounts(40 * number, 0, 0, EMPTY, EMPTY, EMPTY, (RequestLengths(1000, 100, 0),) * 8)
-        told = Summary(number, 1e9, 10.0, arrived, Served(EMPTY, EMPTY, 0), Backlog(0, 0, 0.0, 0), (), 0, "")
-        store.told(GATEWAY, told, clock[0])
+        summary = Summary(number, 1e9, 10.0, arrived, Served(EMPTY, EMPTY, 0), Backlog(0, 0, 0.0, 0), (), 0, "")
+        store.told(GATEWAY, summary, clock[0])
         if number == 5:
             sizing.forget(KEY)
             memory = None
-        found.append(sizing.decide(KEY, spec, POOLS, memory, 1.7e9 + clock[0]))
-        memory = found[-1].memory
-    return found
+        sizes.append(sizing.decide(SizingRequest(KEY, spec, POOLS, memory, 1.7e9 + clock[0])))
+        memory = sizes[-1].memory
+    return sizes
 
 
 def test_it_decides_and_forgets_as_what_it_imports() -> None:
-    found = decisions(SizingOnDemand)
-    assert found == decisions(SloSizing)
-    assert any(sized.inputs is not None and "arrivals_per_s" in sized.inputs for sized in found)
+    sizes = decisions(SizingOnDemand)
+    assert sizes == decisions(SloSizing)
+    assert any(sized.inputs is not None and "arrivals_per_s" in sized.inputs for sized in sizes)

@@ -1,4 +1,4 @@
-"""What a set-up on real Pods says when they do not come up."""
+"""The report of a set-up on real Pods that do not start."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from baton_testing.pods.trouble_report import (
 
 
 def test_a_part_of_the_cluster_that_has_ended_is_told_with_its_last_words(tmp_path: Path) -> None:
-    for each in ("run", "log"):
-        (tmp_path / each).mkdir()
+    for name in ("run", "log"):
+        (tmp_path / name).mkdir()
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as alive:
         with subprocess.Popen(["true"], start_new_session=True) as gone:
             gone.wait(30)
@@ -26,9 +26,9 @@ def test_a_part_of_the_cluster_that_has_ended_is_told_with_its_last_words(tmp_pa
         (tmp_path / "run" / "kube-proxy.pid").write_text(f"{gone.pid}\n", encoding="ascii")
         log = "Version: v1.20.2\nF1 the configuration file was updated\ngoroutine 1 [running]:\n" + "\tat x\n" * 50
         (tmp_path / "log" / "kube-proxy.log").write_text(log, encoding="utf-8")
-        told = ended_parts(tmp_path)
+        ended = ended_parts(tmp_path)
         alive.kill()
-    assert told == [
+    assert ended == [
         "PART kube-proxy OF THE CLUSTER HAS ENDED",
         "kube-proxy: Version: v1.20.2",
         "kube-proxy: F1 the configuration file was updated",

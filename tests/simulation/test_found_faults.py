@@ -99,7 +99,7 @@ def test_kept_kv_is_let_go_when_the_request_goes_on_with_another_revision() -> N
     """Seeds 387, 393, 397: the prefill worker kept it for a decode worker that could not come any more."""
     drive = started()
     assert drive.feed(WorkerLost(D1)) == ["pick"]  # P1 keeps the KV
-    no_route = NoRoute(drive.picks.pop(0).run, errors.no_workers(), is_outlived=True)
+    no_route = NoRoute(drive.picks.pop(0).run, errors.no_workers(), is_superseded=True)
     assert drive.feed(no_route) == ["cancel P1/1", "prepare"]
 
 

@@ -76,7 +76,7 @@ def test_prompts_and_answers_go_everywhere_in_some_world() -> None:
     seen: Counter[str] = Counter()
     for seed in range(30):
         seen += ran(seed).placed
-    assert set(seen) == {"handed over", "here", "kept"}
+    assert set(seen) == {"disaggregated", "decode local", "prefill local"}
 
 
 def test_requests_are_served_in_spite_of_the_faults() -> None:

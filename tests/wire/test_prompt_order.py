@@ -95,7 +95,7 @@ def taken(order: PromptOrder[int], workers: int) -> list[int]:
 def test_as_few_as_have_to_be_are_set_aside(waiting: Waiting, workers: int) -> None:
     order = ordered(waiting)
     order.first(0.0, workers)
-    aside = len(order._set_aside)
+    aside = len(order._deferred)
     found = taken(order, workers)
     in_time, later = found[: len(found) - aside], found[len(found) - aside :]
     assert sorted(found) == list(range(len(waiting))), "nobody is lost"
@@ -126,7 +126,7 @@ def test_who_was_set_aside_is_late_in_the_end() -> None:
 def test_of_all_who_became_late_unseen_the_first_to_be_late_goes_first() -> None:
     order = ordered([(0.05, 0.20), (0.10, 0.1), (0.15, 0.1)])
     order.first(0.0, 1)
-    assert len(order._set_aside) == 1
+    assert len(order._deferred) == 1
     assert [(order.first(0.5, 1), order.pop())[1] for _ in range(len(order))] == [0, 1, 2]
 
 
@@ -172,7 +172,7 @@ def test_the_longest_of_whoever_has_most_in_line_goes(waiting: list[tuple[float,
             work = {name: sum(waiting[each][1] for each in kept if waiting[each][2] == name) for name in weights}
             most = min(weights, key=lambda name: (-work[name] / weights[name], name))
             kept.remove(max((waiting[each][1], each) for each in kept if waiting[each][2] == most)[1])
-    order._set_longest_aside(0.0, 1.0)
+    order._defer_longest(0.0, 1.0)
     assert [each.number for each in order._in_time] == kept
     assert len(order) == len(waiting)
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.sketch import MAX_BINS, RELATIVE_ERROR, Sketch, SketchData, merged
+from baton_wire.messages.measures import MAX_BINS, SketchData
+from baton_wire.sketch import RELATIVE_ERROR, Sketch, merged
 
 VALUES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60)
 
@@ -63,7 +64,7 @@ def test_the_number_of_bins_is_bounded() -> None:
 
 def test_what_was_taken_is_not_told_again() -> None:
     made = sketch([0.1, 0.2])
-    assert made.taken() == sketch([0.1, 0.2]).data()
+    assert made.take() == sketch([0.1, 0.2]).data()
     assert made.data() == SketchData()
 
 

@@ -37,12 +37,12 @@
   resources: [podmonitors, prometheusrules]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
-  resources: [pods] # patched are labels of workers that flip (autoscaling.flips), nothing else
+  resources: [pods] # patches only the labels of workers that flip (autoscaling.flips)
   verbs: [get, list, watch, patch]
 - apiGroups: [""]
   resources: [secrets] # written, never read
   verbs: [create, patch]
-- apiGroups: [coordination.k8s.io] # which operator has the namespace
+- apiGroups: [coordination.k8s.io] # claims of operators to the namespace
   resources: [leases]
   verbs: [create]
 - apiGroups: [coordination.k8s.io]
@@ -50,6 +50,6 @@
   resourceNames: [baton-claim{{ with .Values.operatorClass }}-{{ . }}{{ end }}]
   verbs: [get, update]
 - apiGroups: [""]
-  resources: [events] # told of a deployment; those about a Pod that is stuck are asked for
+  resources: [events] # written about deployments; read about stuck Pods
   verbs: [list, create, patch]
 {{- end }}

@@ -20,7 +20,7 @@ class SizingMetrics:
         labels = ("namespace", "deployment", "role")
         self._workers = Gauge(
             "baton_pool_workers",
-            "Workers of a pool: wanted, running (started and not told to stop), routable",
+            "Workers of a pool: wanted, running (started and not asked to stop), routable",
             (*labels, "state"),
             registry=registry,
         )
@@ -36,7 +36,7 @@ class SizingMetrics:
         self._last: dict[Key, Sized] = {}
 
     def saw(self, key: Key, sized: Sized, pools: Mapping[Role, PoolNow]) -> None:
-        """An answer of sizing, and the pools that it was about. The same answer again counts no decision."""
+        """Report an answer of sizing and its pools. The same answer again counts no decision."""
         is_new = self._last.get(key) != sized
         before = self._last.get(key)
         self._last[key] = sized
@@ -50,7 +50,7 @@ class SizingMetrics:
                 self._decisions.labels(key.namespace, key.name, role.value, DIRECTIONS[place]).inc()
 
     def saw_pools(self, key: Key, wanted: Mapping[Role, int], pools: Mapping[Role, PoolNow]) -> None:
-        """Pools that somebody else sizes."""
+        """Report pools that Baton does not size."""
         for role in POOL_ROLES:
             states = {"wanted": wanted[role], "running": pools[role].workers, "routable": pools[role].routable}
             for state, count in states.items():
@@ -58,7 +58,7 @@ class SizingMetrics:
                 gauge.set(float("nan") if count is None else count)
 
     def forget(self, key: Key) -> None:
-        """The deployment is gone, and its series with it."""
+        """Drop the series of a deployment that is gone."""
         self._last.pop(key, None)
         for role in POOL_ROLES:
             for state in ("wanted", "running", "routable"):

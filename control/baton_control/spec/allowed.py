@@ -1,4 +1,4 @@
-"""What a field allows, in words: read from the API types, so that messages and reference cannot drift from them."""
+"""The allowed values of a field, in words: derived from the API types, so that messages and reference stay true."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pydantic.fields import FieldInfo
 
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.base_model import Model
-from baton_control.spec.quantities import Allowed, Unit, show_quantity
+from baton_control.spec.quantities import Allowed, Quantity
 
 KEY_WORDS = "named by a Kubernetes key such as example.com/tier"
 
 
 def allowed_at(location: tuple[int | str, ...]) -> str:
-    """What is allowed at a place in an LLMDeployment, in words that fit after "must be"."""
+    """The allowed values at a place in an LLMDeployment, in words that fit after "must be"."""
     annotation: object = LLMDeployment
     metadata: tuple[object, ...] = ()
     for part in location:
-        if part == "[key]":  # what pydantic puts after the key of a mapping when the key itself is refused
+        if part == "[key]":  # pydantic adds this part when it refuses the key of a mapping
             return KEY_WORDS
         annotation, metadata = _inside(annotation, part)
     return describe(annotation, metadata)
@@ -38,9 +38,9 @@ def known_at(location: tuple[int | str, ...]) -> str:
 
 
 def words_of(field: FieldInfo) -> str:
-    """What a field means: its own words, or those of the model that it holds; empty where nobody wrote any.
+    """The description of a field: its own docstring, or that of its model; empty if there is none.
 
-    The definitions for `kubectl explain` and the reference page take them from here.
+    `kubectl explain` and the reference page show it.
     """
     model = model_of(field.annotation)
     return " ".join((field.description or (model and model.__doc__) or "").split())
@@ -52,7 +52,7 @@ def fields_of(model: type[Model]) -> dict[str, FieldInfo]:
 
 
 def describe(annotation: object, metadata: Iterable[object] = ()) -> str:
-    """What a type with its annotations allows, in words."""
+    """The allowed values of a type with its annotations, in words."""
     annotation, metadata = unwrapped(annotation, tuple(metadata))
     words = next((item.text for item in metadata if isinstance(item, Allowed)), None)
     if words is None:
@@ -61,7 +61,7 @@ def describe(annotation: object, metadata: Iterable[object] = ()) -> str:
 
 
 def model_of(annotation: object) -> type[Model] | None:
-    """The API model that an annotation means (None allowed or not), or None when it is no model."""
+    """The API model in an annotation, with or without `| None`; None: it is no model."""
     annotation, _ = unwrapped(annotation, ())
     return annotation if isinstance(annotation, type) and issubclass(annotation, Model) else None
 
@@ -81,7 +81,7 @@ def _inside(annotation: object, part: int | str) -> tuple[object, tuple[object, 
 
 
 def unwrapped(annotation: object, metadata: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
-    """Strip `Annotated` and `| None`, collecting what is annotated; the outermost first."""
+    """Strip `Annotated` and `| None`, and collect the metadata, the outermost first."""
     while True:
         arguments = typing.get_args(annotation)
         if typing.get_origin(annotation) is typing.Annotated:
@@ -118,18 +118,18 @@ def _plain(annotation: object) -> str:
 
 def _bounds(metadata: Iterable[object]) -> str:
     items = tuple(metadata)
-    unit = next((item.name for item in items if isinstance(item, Unit)), None)
+    quantity = next((item for item in items if isinstance(item, Quantity)), None)
     low = next((item.ge for item in items if isinstance(item, Ge)), None)
     high = next((item.le for item in items if isinstance(item, Le)), None)
     most = next((item.max_length for item in items if isinstance(item, MaxLen)), None)
     if low is not None and high is not None:
-        return f" from {_number(low, unit)} to {_number(high, unit)}"
+        return f" from {_number(low, quantity)} to {_number(high, quantity)}"
     if most is not None and not any(isinstance(item, Allowed) for item in items):
         least = next((item.min_length for item in items if isinstance(item, MinLen)), 0)
         return f" of {least} to {most} entries" if least else f" of at most {most} entries"
     return ""
 
 
-def _number(value: object, unit: str | None) -> str:
+def _number(value: object, quantity: Quantity[float] | None) -> str:
     assert isinstance(value, int | float)
-    return show_quantity(value, unit) if unit else f"{value}"
+    return quantity.show(value) if quantity else f"{value}"

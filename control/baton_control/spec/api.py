@@ -1,7 +1,7 @@
 """The LLMDeployment: every field with its type, default and bounds, and the rules that span fields.
 
-The only source of the schema: files, live objects, CRDs and the reference page follow from it. Values here are parsed
-(seconds, bytes), never text; how a file becomes one is `manifest`'s business. What a field does is said at the field.
+It is the only source of the schema: manifests, live objects, CRDs and the reference page follow from it. Values are
+parsed (seconds, bytes), never text; `manifest` parses files. The docstring of a field is its public description.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ KIND = "LLMDeployment"
 
 
 class TransportMode(enum.StrEnum):
+    """KV transport."""
+
     AUTO = "Auto"
     UCX = "UCX"
     TCP = "TCP"
@@ -66,62 +68,62 @@ class TargetSpec(Model):
     """A latency target: `percentile` percent of the requests stay at or under `target`."""
 
     target: Annotated[Duration, Field(ge=0.001, le=3600)]
-    """The latency that is promised."""
+    """Latency target."""
     percentile: Annotated[float, Field(ge=50, le=99.9)] = 95.0
     """Percent of the requests that have to meet the target."""
 
 
 class SloSpec(Model):
-    """The latencies that the pools are sized for."""
+    """Latency targets that the pools are sized for."""
 
     ttft: TargetSpec = TargetSpec.model_construct(target=0.5)
-    """Time to the first token; sizes the prefill pool."""
+    """Target for the time to the first token (TTFT), which sizes the prefill pool."""
     tpot: TargetSpec = TargetSpec.model_construct(target=0.05)
-    """Time per output token after the first; sizes the decode pool."""
+    """Target for the time per output token after the first (TPOT), which sizes the decode pool."""
 
 
 class KvTransferSpec(Model):
-    """How KV travels from prefill to decode workers."""
+    """Transfer of KV from prefill to decode workers."""
 
     transport: Annotated[TransportMode, Field(strict=False)] = TransportMode.AUTO
-    """`UCX` writes into the peer's memory, by RDMA where there is any. `Auto`: UCX where both have it, else TCP."""
+    """Transport for KV. `UCX` uses RDMA if the nodes have it. `Auto`: UCX if both workers support it, else TCP."""
     min_bandwidth: Annotated[Rate, Field(ge=1e6, le=1e13)] | None = None
-    """A lane measured slower than this makes the condition TransportVerified false; unset: no least rate."""
+    """Minimum measured bandwidth; slower lanes set TransportVerified to False. Unset: no minimum."""
     verify: Annotated[Verify, Field(strict=False)] = Verify.FULL
-    """`full` compares a checksum of every piece of KV; `stamps` only its bookkeeping."""
+    """Verification of transfers: `full` compares a checksum of every piece of KV, `stamps` only its metadata."""
 
 
 class RoutingSpec(Model):
-    """Which workers a request is sent to."""
+    """Routing of requests to workers."""
 
     disaggregation: Annotated[Disaggregation, Field(strict=False)] = Disaggregation.AUTO
-    """Which prompts the prefill pool computes: all, none, or those where it serves the targets better."""
+    """Prompts that the prefill pool computes: `Always` all, `Never` none, `Auto` those that meet the targets better."""
     keep_answers: bool = True
-    """With `Auto`, prefill workers also decode what they computed, where that serves the targets better."""
+    """Whether prefill workers also decode an answer if that meets the targets better; only with `Auto`."""
     prefill_unavailable: Annotated[PrefillUnavailable, Field(strict=False)] = PrefillUnavailable.DECODE_LOCALLY
-    """Without a prefill worker: decode workers compute prompts, or requests get 503 after 10 s."""
+    """Effect of having no prefill worker: decode workers compute prompts, or requests fail with 503 after 10 s."""
 
 
 class BudgetSpec(Model):
-    """What scaling may spend."""
+    """Budget of both pools together."""
 
     max_accelerators: Annotated[int, Field(ge=1, le=MAX_REPLICAS * 64)] | None = None
-    """Most accelerators of both pools together; unset: bounded by `replicas.max` alone."""
+    """Maximum number of accelerators of both pools together. Unset: only `replicas.max` limits them."""
 
 
 class ScheduleSpec(Model):
-    """A daily window, in UTC, in which mode SLO keeps more workers than `replicas.min`."""
+    """Daily window, in UTC, in which mode SLO keeps more workers than `replicas.min`."""
 
     start: TimeOfDay
-    """When the window begins, in UTC."""
+    """Start of the window, in UTC."""
     end: TimeOfDay
-    """When it ends, not included; a window that ends before it starts ends on the next day."""
+    """End of the window, exclusive, in UTC. An end before the start is on the next day."""
     days: Annotated[tuple[Annotated[Weekday, Field(strict=False)], ...], Field(max_length=7, strict=False)] = ()
-    """Days on which the window starts; none: every day."""
+    """Days on which the window starts. Empty: every day."""
     prefill: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
-    """At least so many prefill workers; unset: `replicas.min`."""
+    """Minimum number of prefill workers in the window. Unset: `replicas.min`."""
     decode: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
-    """At least so many decode workers; unset: `replicas.min`."""
+    """Minimum number of decode workers in the window. Unset: `replicas.min`."""
 
     @model_validator(mode="after")
     def _says_something(self) -> ScheduleSpec:
@@ -132,47 +134,50 @@ class ScheduleSpec(Model):
         return self
 
 
+IGNORED_SCALE_TO_ZERO = "autoscaling.scaleToZero is ignored and the pools stay awake: scaleToZeroAfter lets them sleep"
+
+
 class ScaleToZeroSpec(Model):
-    """Sleep of both pools, when it is cheaper than staying awake."""
+    """Ignored, and removed in the next version: `scaleToZeroAfter` lets both pools sleep."""
 
     cost_of_miss: Annotated[float, Field(ge=0, le=100_000)]
-    """What a request that is late for a wake costs you, in the currency of `costPerHour`."""
+    """Ignored. It was the cost of a request that waits for a start."""
 
 
 class AutoscalingSpec(Model):
-    """Who sizes the pools, and within what."""
+    """Autoscaling of the pools."""
 
     mode: Annotated[ScalingMode, Field(strict=False)] = ScalingMode.SLO
-    """Who sizes the pools: Baton, another autoscaler, or nobody. Quote "Off": YAML reads a bare Off as false."""
+    """What sizes the pools: Baton, another autoscaler, or nothing. Quote "Off": YAML reads a bare Off as false."""
     budget: BudgetSpec = BudgetSpec()
-    """What both pools together may take."""
+    """Budget of both pools together."""
     scale_to_zero_after: Annotated[Duration, Field(ge=60, le=7 * 86_400)] | None = None
-    """Quiet time after which both pools sleep; needs `replicas.min` 0 in both. Unset: they never sleep."""
+    """Time without requests after which both pools scale to zero. Needs `replicas.min` 0 in both. Unset: never."""
     scale_to_zero: ScaleToZeroSpec | None = None
-    """Sleep by cost, by the gaps that were seen. Needs `replicas.min` 0 and `accelerator.costPerHour` in both pools."""
+    """Ignored, and removed in the next version: pools sleep after `scaleToZeroAfter`."""
     schedules: Annotated[tuple[ScheduleSpec, ...], Field(max_length=16, strict=False)] = ()
-    """Daily windows with more workers; pools do not sleep in them."""
+    """Daily windows with more workers, in which the pools do not scale to zero."""
     flips: bool = False
-    """Workers may change pools without a restart. Both pools are alike but for `replicas`."""
+    """Whether workers may change pools without a restart. The pools must be equal except for `replicas`."""
 
-    @model_validator(mode="after")
-    def _sleeps_by_one_rule(self) -> AutoscalingSpec:
-        if self.scale_to_zero is not None and self.scale_to_zero_after is not None:
-            raise broken_rule("scaleToZero", "not allowed: must be absent while scaleToZeroAfter is given")
-        return self
+    @property
+    def is_kept_awake(self) -> bool:
+        """Whether Baton keeps the pools awake only because it ignores `scale_to_zero`."""
+        is_slo = self.mode is ScalingMode.SLO
+        return is_slo and self.scale_to_zero is not None and self.scale_to_zero_after is None
 
 
 class RolloutSpec(Model):
-    """How workers of a new template take over."""
+    """Rollout of a new worker template."""
 
     max_surge: Annotated[int, Field(ge=0, le=64)] = 1
-    """Workers above the wanted number, per pool, while templates change."""
+    """Maximum number of workers above the desired number, per pool, during a rollout."""
     max_unavailable: Annotated[int, Field(ge=0, le=64)] = 0
-    """Workers below the wanted number, per pool, while templates change."""
+    """Maximum number of workers below the desired number, per pool, during a rollout."""
     canary: Annotated[int, Field(ge=0, le=100)] = 0
-    """Percent of a pool that a new template takes before the rest follows; 0: no stop."""
+    """Percent of a pool that a new template gets before the rollout holds. 0: it does not hold."""
     paused: bool = False
-    """New templates wait; pools still follow their size, and one where nothing runs starts."""
+    """Whether new templates wait. The pools are still sized, and an empty pool still starts."""
 
     @model_validator(mode="after")
     def _can_move(self) -> RolloutSpec:
@@ -182,12 +187,12 @@ class RolloutSpec(Model):
 
 
 class PodMetadataSpec(Model):
-    """What all Pods of the deployment are marked with."""
+    """Labels and annotations of all Pods of the deployment."""
 
     labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
-    """Labels of the Pods, beside Baton's own. The installation lists which keys with a domain are allowed."""
+    """Labels of the Pods, besides Baton's own. The installation lists the allowed keys that have a domain."""
     annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
-    """Annotations of the Pods; the installation lists which are allowed."""
+    """Annotations of the Pods. The installation lists the allowed keys."""
 
     @model_validator(mode="after")
     def _not_reserved(self) -> PodMetadataSpec:
@@ -197,24 +202,24 @@ class PodMetadataSpec(Model):
 
 
 class DeploymentSpec(Model):
-    """What is served, how fast, and by how many workers."""
+    """Desired state: the model, its latency targets and its workers."""
 
     model: ModelSpec
     slo: SloSpec = SloSpec()
     prefill: PoolSpec = PoolSpec()
-    """The pool that computes prompts; sized by the TTFT target."""
+    """Pool of prefill workers, which compute prompts. The TTFT target sizes it."""
     decode: PoolSpec = PoolSpec()
-    """The pool that generates; sized by the TPOT target."""
+    """Pool of decode workers, which generate answers. The TPOT target sizes it."""
     kv_transfer: KvTransferSpec = KvTransferSpec()
     routing: RoutingSpec = RoutingSpec()
     autoscaling: AutoscalingSpec = AutoscalingSpec()
     rollout: RolloutSpec = RolloutSpec()
     gateway: GatewaySpec = GatewaySpec()
     image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=8, strict=False)] = ()
-    """Secrets in the same namespace with which the images are pulled."""
+    """Secrets in the same namespace for pulling the images."""
     pod_metadata: PodMetadataSpec = PodMetadataSpec()
     operator_class: Label | None = None
-    """Which of several operators in a cluster works on it, as its --class says; unset: the one without a class."""
+    """Class of the operator that manages this deployment (its --class). Unset: the operator without a class."""
 
     @model_validator(mode="after")
     def _pools_sleep_together(self) -> DeploymentSpec:
@@ -224,19 +229,10 @@ class DeploymentSpec(Model):
             raise broken_rule(field, "0 is not allowed: must be 0 in both pools or in neither, they sleep together")
         if self.autoscaling.scale_to_zero_after is not None and prefill > 0:
             raise broken_rule("autoscaling.scaleToZeroAfter", "not allowed: needs replicas.min 0 in both pools")
-        if self.autoscaling.scale_to_zero is not None and prefill > 0:
-            raise broken_rule("autoscaling.scaleToZero", "not allowed: needs replicas.min 0 in both pools")
         return self
 
     @model_validator(mode="after")
-    def _sleep_by_cost_has_prices(self) -> DeploymentSpec:
-        if self.autoscaling.scale_to_zero is not None and not (self.prefill.has_price and self.decode.has_price):
-            message = "not allowed: needs accelerator.costPerHour in both pools"
-            raise broken_rule("autoscaling.scaleToZero", message)
-        return self
-
-    @model_validator(mode="after")
-    def _who_flips_has_one_type(self) -> DeploymentSpec:
+    def _flipping_pools_have_one_type(self) -> DeploymentSpec:
         for role, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if self.autoscaling.flips and pool.accelerator is not None and pool.accelerator.alternatives:
                 message = "not allowed: must be absent while autoscaling.flips is true, workers that flip are alike"
@@ -281,12 +277,12 @@ class DeploymentSpec(Model):
 
 
 class MetadataSpec(Model):
-    """The standard metadata of Kubernetes, as far as files may have it."""
+    """Standard object metadata, as far as a manifest may set it."""
 
     name: DeploymentName
-    """Names of all objects begin with it."""
+    """Name of the deployment, and prefix of the names of its objects."""
     namespace: Label = "default"
-    """Where the objects live; on a laptop a part of the name."""
+    """Namespace of all objects; on a laptop, part of the deployment's name."""
     labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=64)] = {}  # noqa: RUF012 - pydantic copies it
     """Labels of the LLMDeployment itself."""
     annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=64)] = {}  # noqa: RUF012 - pydantic copies it
@@ -297,8 +293,8 @@ class LLMDeployment(Model):
     """One model served by a prefill pool, a decode pool and a gateway."""
 
     api_version: Annotated[Literal["baton.dev/v1alpha1"], Allowed(f"'{API_VERSION}'")]
-    """Version of the schema that this object follows."""
+    """Version of the API schema of this object."""
     kind: Annotated[Literal["LLMDeployment"], Allowed(f"'{KIND}'")]
-    """What kind of object this is."""
+    """Kind of this object."""
     metadata: MetadataSpec
     spec: DeploymentSpec

@@ -1,4 +1,4 @@
-"""What all API types have in common."""
+"""The base of all API types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 
 def broken_rule(field: str, message: str) -> PydanticCustomError:
-    """A rule over several fields does not hold; `field` is relative to the model that checks it."""
+    """The error for a broken rule over several fields; `field` is relative to the model that checks it."""
     return PydanticCustomError("rule", "{message}", {"field": field, "message": message})
 
 

@@ -10,30 +10,29 @@ from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.quantities import Memory
 
 STEP_TOKENS = 8192
-"""What a worker takes for `maxStepTokens` by itself."""
+"""Default of a worker for `maxStepTokens`."""
 
 
 class EngineSpec(Model):
-    """Sizes of one worker; unset ones are chosen by the worker from the model and the memory it finds."""
+    """Engine sizes of one worker. The worker chooses unset ones from the model and its memory."""
 
     kv_cache_memory: Annotated[Memory, Field(ge=1 << 20, le=1 << 44)] | None = None
-    """Memory for KV; unset: a share of what is free once the weights are loaded."""
+    """Memory for the KV cache. Unset: a share of the memory that is free once the weights are loaded."""
     block_tokens: Annotated[int, Field(ge=8, le=256)] | None = None
-    """Tokens whose KV shares a block, the unit of allocation and reuse; unset: 16 on CPUs, 64 on GPUs."""
+    """Tokens per KV block, the unit of allocation and reuse. Unset: 16 on CPUs, 64 on GPUs."""
     max_sequences: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Most sequences that are computed together; unset: 64."""
+    """Maximum number of sequences that are computed together. Unset: 64."""
     max_step_tokens: Annotated[int, Field(ge=16, le=1 << 18)] | None = None
-    """Most prompt tokens in one step: more use the accelerator better, fewer delay others less; unset: 8192."""
+    """Maximum number of prompt tokens per step. More raise throughput, fewer delay other requests less. Unset: 8192."""
     chunk_tokens: Annotated[int, Field(ge=16, le=1 << 18)] | None = None
-    """Most tokens of one prompt in a step, at most `maxStepTokens`; unset: as many."""
+    """Maximum number of tokens of one prompt per step, at most `maxStepTokens`. Unset: `maxStepTokens`."""
     max_waiting: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    """Most sequences that wait at the worker; more are refused, and sent elsewhere. Unset: 1024."""
+    """Maximum number of sequences that wait at the worker; further ones go to another worker. Unset: 1024."""
 
     offloaded_layers: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Layers whose weights stay in the node's memory and are copied in every step; for steps of many tokens. Unset: 0.
-    """
+    """Layers whose weights stay in the node's memory and are copied in every step, for large steps. Unset: 0."""
     offload_decode: bool = False
-    """Whether decode workers may have such layers too: each of their steps waits for all copies."""
+    """Whether decode workers may have offloaded layers too. Each of their steps then waits for all copies."""
 
     @model_validator(mode="after")
     def _chunks_fit_into_a_step(self) -> EngineSpec:

@@ -1,4 +1,4 @@
-"""The fields of `spec.gateway`: who reaches it, with what key, and what a request may take."""
+"""The fields of `spec.gateway`: its Service, access, size and limits."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class UnknownFieldsPolicy(enum.StrEnum):
 
 
 class ServiceSpec(Model):
-    """The Service that clients use."""
+    """Service of the gateway, which clients use."""
 
     type: Annotated[ServiceType, Field(strict=False)] = ServiceType.CLUSTER_IP
-    """`NodePort` and `LoadBalancer` can be reached from outside of the cluster."""
+    """Type of the Service. `NodePort` and `LoadBalancer` can be reached from outside the cluster."""
     port: Annotated[int, Field(ge=1, le=65_535)] = 80
     """TCP port of the Service."""
     annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
-    """Annotations of the Service, such as those of a cloud's load balancers; the installation lists which."""
+    """Annotations of the Service, for cloud load balancers for example. The installation lists the allowed keys."""
 
     @model_validator(mode="after")
     def _not_reserved(self) -> ServiceSpec:
@@ -41,50 +41,50 @@ class ServiceSpec(Model):
 
 
 class TlsSpec(Model):
-    """The certificate of the gateway."""
+    """TLS certificate of the gateway."""
 
     secret_name: ObjectName
-    """Secret of type kubernetes.io/tls in the same namespace; a renewed certificate is taken without a restart."""
+    """Secret of type kubernetes.io/tls in the same namespace. A renewed certificate is used without a restart."""
 
 
 class ApiKeysSpec(Model):
-    """The keys with which clients may ask."""
+    """API keys of the clients."""
 
     secret_name: ObjectName
-    """Secret in the same namespace. Each entry holds a key a line; its name is the tenant's. Re-read on change."""
+    """Secret in the same namespace. Each entry has one key per line and is named after a tenant. Re-read on change."""
 
 
 class RouteSpec(Model):
-    """An HTTPRoute to the gateway's Service, where the cluster serves the Gateway API."""
+    """HTTPRoute to the gateway's Service, for clusters with the Gateway API."""
 
     parent: ObjectName
-    """Gateway that the route attaches to."""
+    """Name of the Gateway that the route attaches to."""
     parent_namespace: Label | None = None
-    """Its namespace; unset: that of the LLMDeployment."""
+    """Namespace of that Gateway. Unset: the namespace of the LLMDeployment."""
     hostnames: Annotated[tuple[ObjectName, ...], Field(max_length=16, strict=False)] = ()
-    """Host names of requests that the route takes; none: all that reach the Gateway."""
+    """Host names of the requests that the route matches. Empty: all requests that reach the Gateway."""
 
 
 class LimitSpec(Model):
-    """What one request may take, and how many may wait."""
+    """Limits of requests."""
 
     max_queue_duration: Annotated[Duration, Field(ge=0.001, le=3600)] | None = None
-    """Longest predicted wait; beyond it 429. By default ten TTFT targets, and half of one if that lasts."""
+    """Maximum predicted wait; longer gets 429. Unset: ten TTFT targets, half of one under lasting overload."""
     max_queued: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """Sequences (prompts × n) that may wait in a gateway process; more get 429. By default 4096."""
+    """Maximum number of sequences (prompts × n) that wait in a gateway process; more get 429. Unset: 4096."""
     max_request_duration: Annotated[Duration, Field(ge=1, le=86_400)] = 600.0
-    """From arrival to last token; later a request ends with an error. Pods get this long to finish when told to go."""
+    """Maximum time from arrival to last token; then a request fails. Stopping Pods get this long for their requests."""
 
 
 class GatewayAutoscalingSpec(Model):
-    """A HorizontalPodAutoscaler that sizes the gateway."""
+    """HorizontalPodAutoscaler that sizes the gateway."""
 
     min: Annotated[int, Field(ge=1, le=64)] = 1
-    """Fewest Pods, also while the pools sleep: requests wait in them."""
+    """Minimum number of Pods, also while the pools are scaled to zero and requests wait."""
     max: Annotated[int, Field(ge=1, le=64)]
-    """Most Pods."""
+    """Maximum number of Pods."""
     target_cpu: Annotated[int, Field(ge=1, le=100)] = 70
-    """Percent of a CPU that each of a Pod's processes is to use on average; more of it adds Pods."""
+    """Target CPU utilisation of each process of a Pod, in percent of one CPU. Higher utilisation adds Pods."""
 
     @model_validator(mode="after")
     def _ordered(self) -> GatewayAutoscalingSpec:
@@ -94,34 +94,33 @@ class GatewayAutoscalingSpec(Model):
 
 
 class GatewaySpec(Model):
-    """The processes that speak HTTP with clients."""
+    """Gateway, which serves the HTTP API."""
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    """Pods of the gateway; 1 where `autoscaling` says how many."""
+    """Number of Pods. Must be 1 with `autoscaling`."""
     autoscaling: GatewayAutoscalingSpec | None = None
-    """Let a HorizontalPodAutoscaler size the gateway by its use of CPUs; unset: `replicas` Pods."""
+    """HorizontalPodAutoscaler that sizes the gateway by its CPU utilisation. Unset: `replicas` Pods."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes of each Pod, sharing one port; one uses one CPU."""
+    """Number of processes per Pod, which share one port. Each uses one CPU."""
     service: ServiceSpec = ServiceSpec()
     tls: TlsSpec | None = None
-    """Serve HTTPS; unset: plain HTTP."""
+    """Certificate for HTTPS. Unset: plain HTTP."""
     route: RouteSpec | None = None
-    """Attach an HTTPRoute of the Gateway API; unset: none."""
+    """HTTPRoute of the Gateway API. Unset: none."""
     api_keys: ApiKeysSpec | None = None
-    """Who may ask; unset: Pods of the same namespace, without a key."""
+    """API keys that clients must send. Unset: Pods of the same namespace need none, others have no access."""
     open_access: bool = False
-    """Whoever reaches the gateway may ask without a key; only without `apiKeys`."""
+    """Whether every client that reaches the gateway has access without a key. Only without `apiKeys`."""
     allowed_origins: Annotated[tuple[Origin, ...], Field(max_length=16, strict=False)] = ()
-    """Origins whose pages in browsers may call the API (CORS), such as https://chat.example, or * for any; none: no
-    page may."""
+    """Origins of web pages that may call the API (CORS), such as https://chat.example; * allows all. Empty: none."""
     unknown_fields: Annotated[UnknownFieldsPolicy, Field(strict=False)] = UnknownFieldsPolicy.REFUSE
-    """Fields of requests that Baton does not know: `Refuse` (400), or `Ignore` and name them in X-Baton-Ignored."""
+    """Treatment of unknown request fields: `Refuse` (400), or `Ignore` and list them in X-Baton-Ignored."""
     limits: LimitSpec = LimitSpec()
     resources: ResourceSpec = ResourceSpec()
-    """What one Pod asks for; unset: 250m and 512Mi, with a limit of 4Gi."""
+    """Resource requests of one Pod. Unset: 250m and 512Mi, with a memory limit of 4Gi."""
     placement: PlacementSpec = PlacementSpec()
     priority_class_name: ObjectName | None = None
-    """PriorityClass of the gateway's Pods, one that the installation lists; unset: the cluster's default."""
+    """PriorityClass of the gateway's Pods, from the installation's list. Unset: the cluster's default."""
 
     @model_validator(mode="after")
     def _has_one_size(self) -> GatewaySpec:
@@ -138,7 +137,7 @@ class GatewaySpec(Model):
             raise broken_rule("openAccess", "true is not allowed: must be false while apiKeys is given")
         if self.open_access or self.api_keys is not None:
             return self
-        needed = "needs gateway.apiKeys, or gateway.openAccess: true to let anybody ask"
+        needed = "needs gateway.apiKeys, or gateway.openAccess: true to give every client access"
         if self.service.type is not ServiceType.CLUSTER_IP:
             raise broken_rule("service.type", f"{self.service.type} is not allowed: {needed}")
         if self.route is not None:
@@ -146,5 +145,5 @@ class GatewaySpec(Model):
         return self
 
     def replicas_at(self, ready: int) -> int:
-        """Pods whose reports make a whole, while `ready` of them are Ready."""
+        """Number of Pods that have to report, while `ready` of them are Ready."""
         return self.replicas if self.autoscaling is None else max(self.autoscaling.min, ready)

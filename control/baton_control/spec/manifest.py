@@ -1,8 +1,8 @@
-"""From the text of a file, or a live object, to an LLMDeployment: or every problem with its path and what is allowed.
+"""Parses a manifest or a live object into an LLMDeployment, or reports every problem with its path and allowed values.
 
-Files are read strictly. Live objects are read leniently: fields that this version does not know are dropped and
+Manifests are parsed strictly. Live objects are parsed leniently: fields that this version does not know are dropped and
 reported, because another version may have written them. YAML is plain data: no tags, no aliases, no duplicate keys,
-capped in size and depth.
+limited in size and depth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Location = tuple[int | str, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses what makes two readers of one file disagree."""
+    """SafeLoader that refuses YAML which two parsers may read differently."""
 
     depth = 0
 
@@ -77,7 +77,17 @@ def read_manifest(path: Path) -> LLMDeployment:
 
 
 def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
-    """The one LLMDeployment in YAML text, strictly. Raises ManifestError; `name` stands for the text in messages."""
+    """The one LLMDeployment in a YAML text, parsed strictly. Raises ManifestError, whose messages call the text `name`.
+
+    >>> deployment = parse_manifest('''
+    ... apiVersion: baton.dev/v1alpha1
+    ... kind: LLMDeployment
+    ... metadata: {name: chat}
+    ... spec: {model: {source: "pvc://models/chat", servedName: chat, maxContextTokens: 4096}}
+    ... ''')
+    >>> deployment.spec.slo.ttft.target, deployment.spec.decode.replicas.max
+    (0.5, 1)
+    """
     try:
         documents = _documents(text)
     except yaml.YAMLError as error:
@@ -92,17 +102,17 @@ def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
 
 
 def _documents(text: str) -> list[object]:
-    """The documents that are not empty: none, one, or two for any larger number. What follows is not read."""
-    found: list[object] = []
+    """The documents that are not empty: none, one, or two for any larger number. The rest is not read."""
+    documents: list[object] = []
     for number, document in enumerate(yaml.load_all(text, Loader=_Loader), 1):
-        found += [] if document is None else [document]
-        if len(found) > 1 or number > MAX_DOCUMENTS:
-            return (found * 2)[:2] or [None, None]
-    return found
+        documents += [] if document is None else [document]
+        if len(documents) > 1 or number > MAX_DOCUMENTS:
+            return (documents * 2)[:2] or [None, None]
+    return documents
 
 
 def parse_object(raw: object) -> LLMDeployment:
-    """The LLMDeployment in plain data, strictly. Raises ManifestError with every problem."""
+    """The LLMDeployment in plain data, parsed strictly. Raises ManifestError with every problem."""
     try:
         return LLMDeployment.model_validate(raw)
     except ValidationError as error:
@@ -110,7 +120,7 @@ def parse_object(raw: object) -> LLMDeployment:
 
 
 def parse_live(raw: Mapping[str, object]) -> tuple[LLMDeployment, tuple[str, ...]]:
-    """A live object's LLMDeployment and the paths of its unknown fields, which are left out. Raises ManifestError."""
+    """A live object's LLMDeployment without its unknown fields, and the paths of those. Raises ManifestError."""
     kept = {key: raw[key] for key in ("apiVersion", "kind", "spec") if key in raw}
     metadata = raw.get("metadata")
     names = ("name", "namespace", "labels", "annotations")
@@ -128,7 +138,7 @@ def parse_live(raw: Mapping[str, object]) -> tuple[LLMDeployment, tuple[str, ...
 
 
 def _without(value: object, location: Location) -> dict[str, object]:
-    """A copy of a mapping without the field at `location`; everything off the way is shared."""
+    """A copy of a mapping without the field at `location`; all other values are shared."""
     assert isinstance(value, Mapping)
     head, rest = location[0], location[1:]
     copy = dict(value)
@@ -148,7 +158,7 @@ def _problems(error: ValidationError) -> tuple[FieldProblem, ...]:
 
 
 def _is_echo(detail: ErrorDetails) -> bool:
-    """Whether a list counts as too short only because of entries that are refused by themselves."""
+    """True for a list that counts as too short only because its entries were refused."""
     given = detail["input"]
     return detail["type"] == "too_short" and isinstance(given, Sized) and len(given) >= detail["ctx"]["min_length"]
 

@@ -1,6 +1,6 @@
-"""Where a model comes from: `file://`, `pvc://`, `hf://`, `s3://`, `oci://` and `random://`, taken apart once.
+"""Model sources: `file://`, `pvc://`, `hf://`, `s3://`, `oci://` and `random://` URLs, parsed in one place.
 
-Deciding whether a site can reach a source is the site's business; here is only what the text means.
+The site decides which sources it can reach; this module only parses them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from baton_control.spec.quantities import Allowed
 
 
 class Scheme(enum.StrEnum):
+    """Scheme of a model source."""
+
     FILE = "file"
     RANDOM = "random"
-    """Random weights of the shape that a config.json has, to measure with."""
+    """Random weights for the shape in a config.json, for measurements."""
     PVC = "pvc"
     HF = "hf"
     S3 = "s3"
@@ -49,18 +51,24 @@ class ModelSource:
     place: str | None
     """Claim, bucket, repository or image; None for `file://` and `random://`."""
     path: str | None
-    """Path inside the place, or on the file system; None where the place is all."""
+    """Path inside the place, or on the file system; None: the whole place."""
     revision: str | None
-    """Pinned commit or digest; None where the scheme has none."""
+    """Pinned commit or digest; None: the scheme has none."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether it has to be fetched before a worker can read it."""
+        """True when the model has to be fetched before a worker can read it."""
         return self.scheme in (Scheme.HF, Scheme.S3, Scheme.OCI)
 
 
 def parse_source(text: str) -> ModelSource:
-    """The parts of a model source. Raises ValueError when it is not one of the allowed forms."""
+    """The parts of a model source. Raises ValueError when it has none of the allowed forms.
+
+    >>> parse_source("pvc://models/llama-3.1-8b")
+    ModelSource(scheme=<Scheme.PVC: 'pvc'>, place='models', path='llama-3.1-8b', revision=None)
+    >>> parse_source("s3://bucket/llama").is_remote
+    True
+    """
     name, separator, rest = text.partition("://")
     if not separator or name not in set(Scheme):
         raise ValueError(f"must be {ALLOWED}")
@@ -72,7 +80,7 @@ def parse_source(text: str) -> ModelSource:
 
 
 def source_pattern() -> str:
-    """One regular expression for all forms, without the rule that a path has no '..'; for readers other than Python."""
+    """One regular expression for all forms, for the CRD; it does not express that a path must not have '..'."""
     shapes = "|".join(f"{scheme}://{shape.pattern}" for scheme, shape in _SHAPES.items())
     return f"^({re.sub(r'[?]P<[a-z]+>', '', shapes)})$"
 

@@ -1,4 +1,4 @@
-"""Fields that every kind of Pod has: its nodes, how equal Pods are spread, and what one asks for."""
+"""Fields of every kind of Pod: its nodes, the spread of equal Pods, and its resources."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from baton_control.spec.quantities import CpuQuantity, LabelValue, MemoryText, Q
 
 
 class TolerationSpec(Model):
-    """A taint that workers tolerate."""
+    """Toleration of a taint."""
 
     key: QualifiedName
-    """Key of the taint that is tolerated; the installation lists which may be."""
+    """Key of the tolerated taint, from the installation's list."""
     operator: Literal["Exists", "Equal"] = "Exists"
-    """`Exists` tolerates every value of the key, `Equal` the one in `value`."""
+    """Comparison: `Exists` tolerates every value of the key, `Equal` the one in `value`."""
     value: LabelValue | None = None
-    """Value of the taint; only with operator `Equal`."""
+    """Value of the tolerated taint. Only with operator `Equal`."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; unset: all effects."""
+    """Effect of the tolerated taint. Unset: all effects."""
 
     @model_validator(mode="after")
     def _exists_has_no_value(self) -> TolerationSpec:
@@ -32,48 +32,48 @@ class TolerationSpec(Model):
 
 
 class NodesSpec(Model):
-    """Onto which nodes Pods go."""
+    """Nodes that Pods may run on."""
 
     node_selector: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
     """Labels that a node must have."""
     tolerations: Annotated[tuple[TolerationSpec, ...], Field(max_length=16, strict=False)] = ()
-    """Taints of nodes that the Pods may run on nevertheless."""
+    """Taints that the Pods tolerate."""
 
 
 class ResourceSpec(Model):
-    """What one Pod asks of its node."""
+    """Resource requests of one Pod."""
 
     cpu: CpuQuantity | None = None
-    """CPUs requested, not limited; on CPU pools also how many threads compute. Unset: none requested, one thread."""
+    """CPU request, without a limit; on CPU pools also the number of compute threads. Unset: no request, one thread."""
     memory: MemoryText | None = None
-    """Memory requested, and the limit; unset: neither."""
+    """Memory request and limit. Unset: neither."""
 
 
 class PlacementSpec(NodesSpec):
-    """Onto which nodes equal Pods go, near whom, and how they are spread."""
+    """Placement of equal Pods: nodes, affinity and spread."""
 
     node_affinity: Annotated[tuple[NodeTermSpec, ...], Field(max_length=8, strict=False)] = ()
-    """Nodes by their labels, where `nodeSelector` does not say enough."""
+    """Node affinity by labels, for rules that `nodeSelector` cannot express."""
     pod_affinity: Annotated[tuple[PodTermSpec, ...], Field(max_length=8, strict=False)] = ()
-    """Pods of the same namespace that these Pods are to be near to."""
+    """Pods of the same namespace to be placed near to."""
     pod_anti_affinity: Annotated[tuple[PodTermSpec, ...], Field(max_length=8, strict=False)] = ()
-    """Pods of the same namespace that these Pods are to keep away from."""
+    """Pods of the same namespace to be placed away from."""
 
     topology_key: QualifiedName | None = None
-    """Pods are spread over the values of this node label; unset: over nodes."""
+    """Node label over whose values the Pods are spread. Unset: they are spread over nodes."""
     spread: Literal["Preferred", "Required"] = "Preferred"
-    """`Required` leaves a Pod without a node rather than spread them unevenly."""
+    """Strictness of the spread. `Required` leaves a Pod unscheduled rather than spread unevenly."""
 
 
 def node_keys(placement: NodesSpec) -> Iterator[tuple[str, str]]:
-    """Every label of nodes that a placement names, with its path below the placement."""
+    """Every node label that a placement names, with its path below the placement."""
     yield from ((f"nodeSelector.{key}", key) for key in placement.node_selector)
     if not isinstance(placement, PlacementSpec):
         return
     for i, node in enumerate(placement.node_affinity):
         at = f"nodeAffinity[{i}].matchExpressions"
-        yield from ((f"{at}[{j}].key", each.key) for j, each in enumerate(node.match_expressions))
-    for field, pods in (("podAffinity", placement.pod_affinity), ("podAntiAffinity", placement.pod_anti_affinity)):
-        yield from ((f"{field}[{i}].topologyKey", each.topology_key) for i, each in enumerate(pods))
+        yield from ((f"{at}[{j}].key", expression.key) for j, expression in enumerate(node.match_expressions))
+    for field, terms in (("podAffinity", placement.pod_affinity), ("podAntiAffinity", placement.pod_anti_affinity)):
+        yield from ((f"{field}[{i}].topologyKey", term.topology_key) for i, term in enumerate(terms))
     if placement.topology_key is not None:
         yield "topologyKey", placement.topology_key

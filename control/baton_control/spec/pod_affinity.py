@@ -1,6 +1,6 @@
-"""Near which nodes and Pods a Pod goes, in the terms of Kubernetes and without what another namespace could feel.
+"""Node and Pod affinity, as in Kubernetes but within one namespace.
 
-A term with a weight is a wish, one without must be met. Kubernetes has a list of either kind; here it is one.
+A term with a weight is preferred, one without is required. Kubernetes has a list for each; here it is one list.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ VALUES = "entries with operator In and NotIn, one whole number with Gt and Lt, a
 
 
 class NodeExpressionSpec(Model):
-    """What a label of a node must be."""
+    """Requirement on a label of a node."""
 
     key: QualifiedName
-    """Key of the node's label; the installation lists which may be."""
+    """Key of the node label, from the installation's list."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = "In"
-    """How the label is compared with `values`."""
+    """Comparison of the label with `values`."""
     values: Annotated[tuple[LabelValue, ...], Field(max_length=16, strict=False)] = ()
-    """Entries for `In` and `NotIn`, one whole number for `Gt` and `Lt`, none for `Exists` and `DoesNotExist`."""
+    """Values: at least one for `In` and `NotIn`, one integer for `Gt` and `Lt`, none for the other operators."""
 
     @model_validator(mode="after")
     def _compares_with_what_it_has(self) -> NodeExpressionSpec:
-        found = self.values
+        values = self.values
         if self.operator in ("In", "NotIn"):
-            fits = len(found) > 0
+            fits = len(values) > 0
         elif self.operator in ("Gt", "Lt"):
-            fits = len(found) == 1 and found[0].isascii() and found[0].isdecimal()
+            fits = len(values) == 1 and values[0].isascii() and values[0].isdecimal()
         else:
-            fits = not found
+            fits = not values
         if not fits:
-            raise broken_rule("values", f"{list(found)} is not allowed: must be {VALUES}")
+            raise broken_rule("values", f"{list(values)} is not allowed: must be {VALUES}")
         return self
 
 
 class NodeTermSpec(Model):
-    """Nodes of which all expressions hold."""
+    """Node affinity term, which matches nodes that meet all its requirements."""
 
     weight: Weight | None = None
-    """How much better such nodes are; unset: one of the terms without a weight must hold."""
+    """Weight of the preference for these nodes. Unset: a node must match one of the terms without a weight."""
     match_expressions: Annotated[tuple[NodeExpressionSpec, ...], Field(min_length=1, max_length=8, strict=False)]
-    """What the labels of a node must be, all of it."""
+    """Requirements on the labels of a node; all have to be met."""
 
 
 class PodTermSpec(Model):
-    """Pods of the same namespace, by their labels."""
+    """Pod affinity term, which matches Pods of the same namespace by their labels."""
 
     weight: Weight | None = None
-    """How much better such a place is; unset: it must be one."""
+    """Weight of the preference. Unset: the term is required."""
     match_labels: Annotated[dict[QualifiedName, LabelValue], Field(min_length=1, max_length=8)]
-    """Labels that these Pods have, such as baton.dev/role: prefill."""
+    """Labels of the matching Pods, such as baton.dev/role: prefill."""
     topology_key: QualifiedName
-    """Near is on nodes with the same value of this label, kubernetes.io/hostname for instance."""
+    """Node label that defines near: nodes with the same value, such as of kubernetes.io/hostname."""

@@ -1,6 +1,6 @@
-"""What a deployment may add to its Pods beyond what Baton needs: environment, volumes, shared memory, huge pages.
+"""Options that a deployment may add to its Pods: environment, flags, volumes, shared memory, huge pages.
 
-No embedded PodSpec: each option is bounded here and rendered by Baton, so that none can replace what Baton sets.
+There is no embedded PodSpec: each option is bounded here and rendered by Baton, so that none can override Baton's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RESERVED_ARGUMENTS: Final = (
     "chunk-tokens", "max-waiting", "offloaded-layers", "offload-decode", "keep-answers", "threads", "decode-discovery",
     "drain-s", "paced", "template-hash", "listen", "announce", "pair-listen", "help",
 )  # fmt: skip
-"""Flags of workers that Baton sets, or that have fields of their own."""
+"""Worker flags that Baton sets, or that have fields of their own."""
 
 EnvName = Annotated[
     str,
@@ -41,12 +41,12 @@ MountPath = Annotated[
 
 
 class EnvSpec(Model):
-    """A variable of the environment of workers."""
+    """Environment variable of workers."""
 
     name: EnvName
-    """Name of the variable, one that the installation lists; never one that is reserved."""
+    """Name of the variable, from the installation's list. Reserved names are not allowed."""
     value: AnnotationValue
-    """Its value, taken literally. Never a secret: whoever reads the object reads it."""
+    """Literal value of the variable. Not for secrets: every reader of the object sees it."""
 
     @model_validator(mode="after")
     def _not_reserved(self) -> EnvSpec:
@@ -56,12 +56,12 @@ class EnvSpec(Model):
 
 
 class ArgumentSpec(Model):
-    """A flag of workers that has no field of its own."""
+    """Worker flag that has no field of its own."""
 
     name: ArgumentName
-    """Name of the flag without its dashes, one that the installation lists; never one that Baton sets."""
+    """Name of the flag without its dashes, from the installation's list. Flags that Baton sets are not allowed."""
     value: AnnotationValue | None = None
-    """Its value, one argument together with the flag; unset: a flag that takes none."""
+    """Value of the flag. Unset: the flag has no value."""
 
     @model_validator(mode="after")
     def _not_reserved(self) -> ArgumentSpec:
@@ -71,18 +71,18 @@ class ArgumentSpec(Model):
 
 
 class VolumeSpec(Model):
-    """A volume that workers get beside Baton's own."""
+    """Additional volume of workers."""
 
     name: Label
-    """Name of the volume within the Pod; names differ within a pool."""
+    """Name of the volume in the Pod, unique within the pool."""
     mount_path: MountPath
-    """Where it is mounted; paths differ within a pool."""
+    """Path at which the volume is mounted, unique within the pool."""
     claim_name: ObjectName | None = None
-    """PersistentVolumeClaim in the same namespace; either this or `configMapName`."""
+    """PersistentVolumeClaim in the same namespace. Exactly one of this and `configMapName` is set."""
     config_map_name: ObjectName | None = None
     """ConfigMap in the same namespace, mounted read-only."""
     read_only: bool = True
-    """Whether workers may only read the claim."""
+    """Whether the claim is mounted read-only."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> VolumeSpec:
@@ -96,9 +96,9 @@ class VolumeSpec(Model):
 
 
 class HugepagesSpec(Model):
-    """Huge pages of the node, mounted at /dev/hugepages."""
+    """Huge pages, mounted at /dev/hugepages."""
 
     page_size: Literal["2Mi", "1Gi"] = "2Mi"
-    """Size of a page."""
+    """Size of one page."""
     size: MemoryText
-    """Pages of one worker together, requested and the limit; a multiple of `pageSize`."""
+    """Request and limit for the pages of one worker, a multiple of `pageSize`."""

@@ -26,12 +26,12 @@ MAX_REPLICAS = 1024
 
 
 class ReplicaSpec(Model):
-    """How many workers a pool may have."""
+    """Bounds on the number of workers of a pool."""
 
     min: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
-    """Fewest workers. 0 in both pools lets them sleep (`autoscaling.scaleToZero`, `autoscaling.scaleToZeroAfter`)."""
+    """Fewest workers. 0 in both pools lets them sleep (`autoscaling.scaleToZeroAfter`)."""
     max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
-    """Most workers, whoever sizes the pool."""
+    """Maximum number of workers, in every scaling mode."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ReplicaSpec:
@@ -41,7 +41,7 @@ class ReplicaSpec(Model):
 
 
 class AcceleratorType(enum.StrEnum):
-    """Accelerators whose speed is known before a step was seen."""
+    """Accelerator types with a performance model, so that sizing needs no measured steps."""
 
     H200 = "H200"
     H100 = "H100"
@@ -52,31 +52,31 @@ NodeLabels = Annotated[dict[QualifiedName, LabelValue], Field(max_length=8)]
 
 
 class AlternativeSpec(Model):
-    """Another type of accelerator that a pool may compute on instead."""
+    """Alternative accelerator type of a pool."""
 
     resource: ResourceName
-    """Extended resource of the node that each rank of a worker takes one of."""
+    """Extended resource of the node; each rank of a worker takes one."""
     type: Annotated[AcceleratorType, Field(strict=False)]
-    """What it is; types of a pool differ."""
+    """Type of the accelerator, unique within the pool."""
     cost_per_hour: Annotated[float, Field(ge=0, le=100_000)]
-    """What one of them costs an hour, in the currency of the others."""
+    """Cost of one accelerator per hour, in the same currency as the other types'."""
     node_selector: NodeLabels = {}  # noqa: RUF012 - pydantic copies it
-    """Labels that its nodes have, beside `placement.nodeSelector`; with `resource` they tell the types apart."""
+    """Labels of the nodes with this type, besides `placement.nodeSelector`. With `resource` they identify the type."""
 
 
 class AcceleratorSpec(Model):
-    """What a pool computes on."""
+    """Accelerator of a pool."""
 
     resource: ResourceName
-    """Extended resource of the node that each rank of a worker takes one of."""
+    """Extended resource of the node; each rank of a worker takes one."""
     type: Annotated[AcceleratorType, Field(strict=False)] | None = None
-    """What it is, for the first guess of its speed; unset: an H100, until steps were seen."""
+    """Type of the accelerator, for sizing until steps were measured. Unset: sized like an H100 until then."""
     cost_per_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None
-    """What one of them costs an hour, in a currency of your own; told with each decision. Unset: no cost is told."""
+    """Cost of one accelerator per hour, in any currency. Unset: sizing decisions report no cost."""
     node_selector: NodeLabels = {}  # noqa: RUF012 - pydantic copies it
-    """Labels that its nodes have, beside `placement.nodeSelector`."""
+    """Labels of the nodes with this accelerator, besides `placement.nodeSelector`."""
     alternatives: Annotated[tuple[AlternativeSpec, ...], Field(max_length=3, strict=False)] = ()
-    """Types that mode SLO may choose instead, on a cluster, when they keep the targets for less. All have a price."""
+    """Types that mode SLO chooses instead, on a cluster, when they meet the targets at lower cost."""
 
     @model_validator(mode="after")
     def _can_be_compared(self) -> AcceleratorSpec:
@@ -85,59 +85,59 @@ class AcceleratorSpec(Model):
         for field, value in (("type", self.type), ("costPerHour", self.cost_per_hour)):
             if value is None:
                 raise broken_rule(field, "is missing: alternatives are compared by it")
-        types = [self.type, *(each.type for each in self.alternatives)]
+        types = [self.type, *(alternative.type for alternative in self.alternatives)]
         if len(set(types)) < len(types):
             raise broken_rule("alternatives", "not allowed: types must differ, also from the accelerator's own")
         own = (self.resource, *sorted(self.node_selector.items()))
-        nodes = [own, *((each.resource, *sorted(each.node_selector.items())) for each in self.alternatives)]
+        nodes = [own, *((other.resource, *sorted(other.node_selector.items())) for other in self.alternatives)]
         if len(set(nodes)) < len(nodes):
             raise broken_rule("alternatives", "not allowed: each type needs a resource or a nodeSelector of its own")
         return self
 
 
 class ResourceClaimSpec(Model):
-    """A claim of dynamic resource allocation that each worker gets."""
+    """ResourceClaim of each worker (dynamic resource allocation)."""
 
     name: Label
-    """Name of the claim within the Pod; names differ within a pool."""
+    """Name of the claim in the Pod, unique within the pool."""
     resource_claim_template_name: ObjectName
-    """ResourceClaimTemplate in the same namespace that the claim is made from."""
+    """ResourceClaimTemplate in the same namespace for the claim."""
 
 
 class PoolSpec(Model):
-    """One pool of equal workers."""
+    """Pool of equal workers."""
 
     replicas: ReplicaSpec = ReplicaSpec()
-    """How many workers the pool may have."""
+    """Bounds on the number of workers."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
-    """Accelerators that share one worker's model; only 1 is supported yet."""
+    """Number of accelerators that share one worker's model. Only 1 is supported yet."""
     accelerator: AcceleratorSpec | None = None
-    """What the pool computes on; unset: CPUs."""
+    """Accelerator of the workers. Unset: they compute on CPUs."""
     engine: EngineSpec = EngineSpec()
     placement: PlacementSpec = PlacementSpec()
     resources: ResourceSpec = ResourceSpec()
     priority_class_name: ObjectName | None = None
-    """PriorityClass of the pool's Pods, one that the installation lists; unset: the cluster's default."""
+    """PriorityClass of the pool's Pods, from the installation's list. Unset: the cluster's default."""
     scheduler_name: ObjectName | None = None
-    """Scheduler that places the pool's Pods, one that the installation lists; unset: the cluster's default."""
+    """Scheduler of the pool's Pods, from the installation's list. Unset: the cluster's default."""
     runtime_class_name: ObjectName | None = None
-    """RuntimeClass of the pool's Pods, one that the installation lists; unset: the node's default."""
+    """RuntimeClass of the pool's Pods, from the installation's list. Unset: the node's default."""
     resource_claims: Annotated[tuple[ResourceClaimSpec, ...], Field(max_length=8, strict=False)] = ()
-    """Claims of dynamic resource allocation that every worker gets."""
+    """ResourceClaims of each worker (dynamic resource allocation)."""
     queue: Label | None = None
-    """Kueue queue that admits the pool's Pods; unset: none has to."""
+    """Kueue LocalQueue that admits the pool's Pods. Unset: they need no admission."""
     env: Annotated[tuple[EnvSpec, ...], Field(max_length=32, strict=False)] = ()
-    """Variables for the libraries that workers use, such as UCX_NET_DEVICES."""
+    """Environment variables for the libraries of workers, such as UCX_NET_DEVICES."""
     arguments: Annotated[tuple[ArgumentSpec, ...], Field(max_length=16, strict=False)] = ()
-    """Flags of workers that have no field of their own; a worker that does not know one does not start."""
+    """Worker flags that have no field of their own. A worker does not start with an unknown flag."""
     volumes: Annotated[tuple[VolumeSpec, ...], Field(max_length=8, strict=False)] = ()
-    """Volumes that workers get beside Baton's own."""
+    """Additional volumes of the workers."""
     shared_memory: MemoryText | None = None
-    """Size of /dev/shm, which counts towards the memory of the Pod; unset: the container runtime's, often 64Mi."""
+    """Size of /dev/shm, which counts as memory of the Pod. Unset: the container runtime's default, often 64Mi."""
     hugepages: HugepagesSpec | None = None
-    """Huge pages of each worker; unset: none."""
+    """Huge pages of each worker. Unset: none."""
     service_account_annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=8)] = {}  # noqa: RUF012 - pydantic copies it
-    """Annotations of the workers' ServiceAccount; the installation lists which. Workers that start later have them."""
+    """Annotations of the workers' ServiceAccount, from the installation's list. They apply to workers started later."""
 
     @model_validator(mode="after")
     def _claims_differ(self) -> PoolSpec:
@@ -177,11 +177,6 @@ class PoolSpec(Model):
             message = f"{self.engine.offloaded_layers} is not allowed: needs an accelerator"
             raise broken_rule("engine.offloadedLayers", message)
         return self
-
-    @property
-    def has_price(self) -> bool:
-        """Whether it was said what a worker costs."""
-        return self.accelerator is not None and self.accelerator.cost_per_hour is not None
 
     @property
     def accelerators_at_min(self) -> int:

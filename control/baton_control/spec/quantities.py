@@ -1,30 +1,24 @@
 """Scalar types of the API: names, durations, sizes and rates, each with the sentence that says what is allowed.
 
 A quantity is text in a manifest and a plain number in Baton: durations become seconds, sizes bytes, rates bytes per
-second. The bounds of a particular field stand with that field in `api`.
+second. The bounds of a field are in `api`, with the field.
 """
 
 from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
-from pydantic import BeforeValidator, StringConstraints
-from pydantic_core import PydanticCustomError
-
-DURATION_PATTERN = r"^[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)$"
-MEMORY_PATTERN = r"^[0-9]{1,12}(Ki|Mi|Gi|Ti)?$"
-RATE_PATTERN = r"^[0-9]{1,9}(\.[0-9]{1,3})?(MB|GB)/s$"
-PATTERNS = {"duration": DURATION_PATTERN, "memory": MEMORY_PATTERN, "rate": RATE_PATTERN}
+from pydantic import GetCoreSchemaHandler, StringConstraints
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _KEY = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_BYTES = {"": 1.0, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-_RATES = {"MB": 1e6, "GB": 1e9}
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,47 +29,68 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """Annotates a quantity with how its numbers read in a manifest, so that bounds can be shown in the user's terms."""
+class Quantity(Allowed, Generic[Number]):
+    """Annotates a number that a manifest writes as text with a unit."""
 
     name: str
+    pattern: str
+    """Regular expression of the whole text, for readers other than Python too."""
+    units: tuple[tuple[str, float], ...]
+    """Each ending of the text, with the factor that it stands for."""
+    number: Callable[[float], Number]
+    """Type of the number in Baton."""
+
+    def parse(self, value: object) -> Number:
+        """The number that a text means. Raises PydanticCustomError for anything else.
+
+        >>> DURATION.parse("1.5s"), MEMORY.parse("2Ki"), RATE.parse("10GB/s")
+        (1.5, 2048, 10000000000.0)
+        """
+        if not isinstance(value, str) or re.fullmatch(self.pattern[1:-1], value) is None:
+            raise PydanticCustomError("quantity", "not a quantity")
+        digits = re.match(r"[0-9.]+", value)
+        assert digits is not None
+        return self.number(float(digits.group()) * dict(self.units)[value[digits.end() :]])
+
+    def show(self, value: float) -> str:
+        """A number as a manifest would write it.
+
+        >>> DURATION.show(3600), MEMORY.show(64 << 20), RATE.show(1.5e9)
+        ('1h', '64Mi', '1.5GB/s')
+        """
+        fitting = [(factor, unit) for unit, factor in self.units if factor <= value]
+        factor, unit = max(fitting, default=(1.0, ""))
+        return f"{value / factor:g}{unit}"
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.parse, handler(source))
 
 
-def _parse(value: object, pattern: str, units: dict[str, float]) -> float:
-    if not isinstance(value, str) or re.fullmatch(pattern[1:-1], value) is None:
-        raise PydanticCustomError("quantity", "not a quantity")
-    number = re.match(r"[0-9.]+", value)
-    assert number is not None
-    return float(number.group()) * units[value[number.end() :].removesuffix("/s")]
+DURATION = Quantity(
+    "a duration such as 500ms, 1.5s, 2m or 1h",
+    "duration",
+    r"^[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)$",
+    (("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)),
+    float,
+)
+MEMORY = Quantity(
+    "a size such as 512Mi or 2Gi",
+    "memory",
+    r"^[0-9]{1,12}(Ki|Mi|Gi|Ti)?$",
+    (("", 1.0), ("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30), ("Ti", 1 << 40)),
+    int,
+)
+RATE = Quantity(
+    "a rate such as 500MB/s or 10GB/s",
+    "rate",
+    r"^[0-9]{1,9}(\.[0-9]{1,3})?(MB|GB)/s$",
+    (("MB/s", 1e6), ("GB/s", 1e9)),
+    float,
+)
 
-
-def parse_duration(value: object) -> float:
-    """Seconds of `500ms`, `1.5s`, `2m` or `1h`. Raises PydanticCustomError for anything else."""
-    return _parse(value, DURATION_PATTERN, _SECONDS)
-
-
-def parse_memory(value: object) -> int:
-    """Bytes of `512Mi` or `1073741824`. Raises PydanticCustomError for anything else."""
-    return int(_parse(value, MEMORY_PATTERN, _BYTES))
-
-
-def parse_rate(value: object) -> float:
-    """Bytes per second of `10GB/s`. Raises PydanticCustomError for anything else."""
-    return _parse(value, RATE_PATTERN, _RATES)
-
-
-def show_quantity(value: float, unit: str) -> str:
-    """A bound as a manifest would write it: seconds → `1h`, bytes → `64Mi`, bytes per second → `1GB/s`."""
-    table = {"duration": _SECONDS, "memory": _BYTES, "rate": _RATES}[unit]
-    name, factor = max(((n, f) for n, f in table.items() if f <= value), key=lambda item: item[1], default=("", 1))
-    return f"{value / factor:g}{name}" + ("/s" if unit == "rate" else "")
-
-
-Duration = Annotated[
-    float, BeforeValidator(parse_duration), Allowed("a duration such as 500ms, 1.5s, 2m or 1h"), Unit("duration")
-]
-Memory = Annotated[int, BeforeValidator(parse_memory), Allowed("a size such as 512Mi or 2Gi"), Unit("memory")]
-Rate = Annotated[float, BeforeValidator(parse_rate), Allowed("a rate such as 500MB/s or 10GB/s"), Unit("rate")]
+Duration = Annotated[float, DURATION]
+Memory = Annotated[int, MEMORY]
+Rate = Annotated[float, RATE]
 
 DeploymentName = Annotated[
     str,

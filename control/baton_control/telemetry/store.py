@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from baton_control.sizing.inputs.observations import (
     MAX_SAMPLE,
     STARTUPS,
-    ArrivalReading,
-    ParsePlan,
-    StepSeen,
+    MeasuredArrivals,
+    Measurement,
+    ObservedStep,
     Unknown,
-    arrivals_reading,
-    merged_arrivals,
-    number_reading,
+    measure_arrivals,
+    measure_number,
+    merge_arrivals,
     slow_start_s,
 )
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.telemetry.pairs import PairMemory, Pairs
-from baton_wire.messages.measures import Lanes, WorkerCondition, WorkerMeasures
+from baton_wire.messages.measures import SKETCH_RATIO, Lanes, SketchData, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Role
-from baton_wire.sketch import RATIO, Sketch, SketchData, merged
+from baton_wire.sketch import Sketch, merged
 
 FRESH_S = 16.0
 """Three summaries may be missing before a gateway counts as silent."""
@@ -118,7 +118,7 @@ class TelemetryStore:
 
     _gateways: dict[bytes, _Gateway] = field(default_factory=dict)
     _served: deque[_Served] = field(default_factory=deque)
-    _steps: dict[tuple[bytes, int], StepSeen] = field(default_factory=dict)
+    _steps: dict[tuple[bytes, int], ObservedStep] = field(default_factory=dict)
     _startups: dict[Role, deque[float]] = field(default_factory=dict)
     _prompts: deque[tuple[float, float]] = field(default_factory=deque)
     """When gateways told of prompts, and of how many tokens."""
@@ -195,7 +195,7 @@ class TelemetryStore:
             self._known[worker.epoch] = now
         for timing in worker.timings:
             if len(self._steps) < MAX_STEPS:
-                self._steps[worker.epoch, timing.step] = StepSeen(role, worker.epoch.hex(), timing)
+                self._steps[worker.epoch, timing.step] = ObservedStep(role, worker.epoch.hex(), timing)
 
     @property
     def has_links(self) -> bool:
@@ -208,7 +208,7 @@ class TelemetryStore:
         told = [each for each in self._gateways.values() if each.heard_s is not None and each.heard_s > self._taken_s]
         return len(told) >= max(1, expected) and len(told) == len(self._gateways)
 
-    def take_arrivals(self, now: float, expected: int) -> ArrivalReading:
+    def take_arrivals(self, now: float, expected: int) -> MeasuredArrivals:
         """Demand since the last call; `expected` gateway processes should report."""
         self._taken_s, self.parked = now, 0
         gateways = list(self._gateways.values())
@@ -218,7 +218,7 @@ class TelemetryStore:
         missing = self._missing(now, expected)
         if missing:
             return Unknown(missing)
-        readings: list[ArrivalReading] = []
+        readings: list[MeasuredArrivals] = []
         for each, window in windows:
             if each.heard_s is None or window.seconds <= 0:
                 return Unknown("a gateway has told nothing since the last decision")
@@ -226,15 +226,15 @@ class TelemetryStore:
                 return Unknown("a summary of a gateway was lost")
             count, sample = float(window.count), window.sample[:MAX_SAMPLE]
             self._late += [] if count else sample
-            readings.append(arrivals_reading(count, max(0.1, window.seconds), sample, each.heard_s, now))
-        return merged_arrivals(readings)
+            readings.append(measure_arrivals(count, max(0.1, window.seconds), sample, each.heard_s, now))
+        return merge_arrivals(readings)
 
     def take_late(self) -> tuple[RequestShape, ...]:
         """Lengths told since the last call in intervals without an arrival: of requests that came before."""
         late, self._late = tuple(self._late[:MAX_SAMPLE]), []
         return late
 
-    def take_steps(self) -> list[StepSeen]:
+    def take_steps(self) -> list[ObservedStep]:
         """Steps told since the last call; one that several gateways told of counts once."""
         taken, self._steps = list(self._steps.values()), {}
         return taken
@@ -245,7 +245,7 @@ class TelemetryStore:
         ttft, tpot = _understood(each.ttft for each in served), _understood(each.tpot for each in served)
         return Latencies(ttft, tpot, sum(each.unserved for each in served))
 
-    def queued_tokens(self, now: float, expected: int) -> ParsePlan:
+    def queued_tokens(self, now: float, expected: int) -> Measurement:
         """Prompt tokens that wait for a prefill step, at gateways and at prefill workers."""
         missing = self._missing(now, expected)
         if missing:
@@ -262,9 +262,9 @@ class TelemetryStore:
                 if worker.waiting_tokens > came + UNPROVEN_TOKENS:
                     return Unknown("more tokens are said to wait at a worker than came")
                 total += worker.waiting_tokens
-        return number_reading(float(total), "queued tokens")
+        return measure_number(float(total), "queued tokens")
 
-    def running(self, now: float, expected: int) -> ParsePlan:
+    def running(self, now: float, expected: int) -> Measurement:
         """Sequences at work in the workers."""
         missing = self._missing(now, expected)
         if missing:
@@ -272,7 +272,7 @@ class TelemetryStore:
         counts = [worker.running for worker in self._workers().values()]
         if any(count is None for count in counts):
             return Unknown("a worker has not told what it works on")
-        return number_reading(float(sum(count or 0 for count in counts)), "running sequences")
+        return measure_number(float(sum(count or 0 for count in counts)), "running sequences")
 
     def routable(self, now: float, expected: int = 0) -> Mapping[tuple[Role, str], int] | None:
         """Live workers with a fitting partner by role and template hash; only those that every gateway process has that
@@ -374,4 +374,4 @@ def _usable(summary: Summary) -> set[bytes]:
 
 def _understood(told: Iterable[SketchData]) -> Sketch:
     """A gateway that counts in other bins is not understood: its latencies count as none."""
-    return merged(each for each in told if each.ratio == RATIO)
+    return merged(each for each in told if each.ratio == SKETCH_RATIO)

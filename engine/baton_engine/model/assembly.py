@@ -11,7 +11,7 @@ from torch import Tensor
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.formats.stored_weight import StoredWeight, join_weights
 from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack, unpack_mxfp4
-from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, Router, SeparateExperts, StackedExperts
+from baton_engine.model.layers.experts import Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm, read_by
@@ -19,10 +19,11 @@ from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.offloading import assemble_layers
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention.attention_inputs import HeadNorms
-from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
+from baton_kernels.dense.mxfp4_stack import Mxfp4Stack
 from baton_kernels.dense.quantised_stack import QuantisedStack, stacked
 from baton_kernels.dense.quantised_weight import QuantisedWeight
-from baton_kernels.experts.experts import BiasedStacks, Mxfp4Stacks, streams_mxfp4
+from baton_kernels.experts.expert_inputs import BiasedStacks, Mxfp4Stacks, PlainStacks, QuantisedStacks
+from baton_kernels.experts.experts import streams_mxfp4
 from baton_kernels.kv.kv_scales import GREATEST
 from baton_wire.kv_shape import KvGroup, layer_places
 from baton_wire.models.decoder_spec import (
@@ -332,21 +333,24 @@ def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
     if isinstance(names, StackedTensors):
         if is_fast and isinstance(experts.gate, ClampedGate):
             streams = streams_mxfp4(reader.device, router.weight.shape[1], experts.inner)
-            stack = _mxfp4_stacks if reader.formats.stacks is not None and streams else _stacks
-            return BiasedExperts(router, stack(names, reader, prefix), experts.gate)
-        stacks = _stacks(names, reader, prefix)
+            if reader.formats.stacks is not None and streams:
+                return StackedExperts(router, _mxfp4_stacks(names, reader, prefix, experts.gate))
+            stacks = BiasedStacks(*_stacks(names, reader, prefix), experts.gate.limit, experts.gate.alpha)
+            return StackedExperts(router, stacks)
+        gate_up, gate_up_bias, down, down_bias = _stacks(names, reader, prefix)
         pack = reader.method.pack
         return SeparateExperts(
             router,
-            tuple(_with_gate(pack(stacks.gate_up[n], stacks.gate_up_bias[n]), experts.gate) for n in numbers),
-            tuple(pack(stacks.down[n], stacks.down_bias[n]) for n in numbers),
+            tuple(_with_gate(pack(gate_up[n], gate_up_bias[n]), experts.gate) for n in numbers),
+            tuple(pack(down[n], down_bias[n]) for n in numbers),
         )
     if is_fast:
         stored = _quantised_stacks(names, numbers, reader, prefix)
         if stored is not None:
-            return QuantisedExperts(router, *stored)
+            return StackedExperts(router, stored)
         gate_up = torch.stack([reader.weight(prefix, *names.gate_up(number)) for number in numbers])
-        return StackedExperts(router, gate_up, torch.stack([reader.weight(prefix, names.down(n)) for n in numbers]))
+        down = torch.stack([reader.weight(prefix, names.down(number)) for number in numbers])
+        return StackedExperts(router, PlainStacks(gate_up, down))
     return SeparateExperts(
         router,
         tuple(reader.linear(prefix, *names.gate_up(n), has_bias=False, gated=True) for n in numbers),
@@ -356,7 +360,7 @@ def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
 
 def _quantised_stacks(
     names: ExpertTensors, numbers: Sequence[int], reader: _Reader, prefix: str
-) -> tuple[QuantisedStack, QuantisedStack] | None:
+) -> QuantisedStacks | None:
     """Expert stacks in their stored format; None if they are not quantised, or the device has no product for them."""
 
     def stack(sides: int, layers: Sequence[tuple[str, ...]]) -> QuantisedStack | None:
@@ -372,20 +376,20 @@ def _quantised_stacks(
         return None
     gate_up = stack(2, [names.gate_up(number) for number in numbers])
     down = stack(1, [(names.down(number),) for number in numbers]) if gate_up is not None else None
-    return None if gate_up is None or down is None else (gate_up, down)
+    return None if gate_up is None or down is None else QuantisedStacks(gate_up, down)
 
 
-def _stacks(names: StackedTensors, reader: _Reader, prefix: str) -> BiasedStacks:
-    """With gate and up, which the file has in turn, one below the other."""
+def _stacks(names: StackedTensors, reader: _Reader, prefix: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Read gate_up, its bias, down and its bias. Gate and up alternate in the file; here gate comes first."""
     gate_up, down = reader.stack(prefix + names.gate_up), reader.stack(prefix + names.down)
     gate_up_bias, down_bias = _biases(names, reader, prefix)
-    return BiasedStacks(torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), 1), gate_up_bias, down, down_bias)
+    return torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), 1), gate_up_bias, down, down_bias
 
 
-def _mxfp4_stacks(names: StackedTensors, reader: _Reader, prefix: str) -> Mxfp4Stacks:
+def _mxfp4_stacks(names: StackedTensors, reader: _Reader, prefix: str, gate: ClampedGate) -> Mxfp4Stacks:
     gate_up, down = reader.mxfp4_stack(prefix + names.gate_up, in_turn=True), reader.mxfp4_stack(prefix + names.down)
     gate_up_bias, down_bias = _biases(names, reader, prefix)
-    return Mxfp4Stacks(gate_up, gate_up_bias, down, down_bias)
+    return Mxfp4Stacks(gate_up, gate_up_bias, down, down_bias, gate.limit, gate.alpha)
 
 
 def _biases(names: StackedTensors, reader: _Reader, prefix: str) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import LastRows, StepRows
-from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, StackedExperts
+from baton_engine.model.layers.experts import StackedExperts
 from baton_engine.model.layers.linear import Projection
 from baton_engine.running.sampler import Sampler
 from baton_engine.scheduling.step_plan import OpenSlot
@@ -81,7 +81,7 @@ def _run_penalties(vocab_size: int, device: torch.device) -> None:
 
 def run_experts(block: Projection, most_tokens: int) -> None:
     """Launch all kernels that a mixture may use for up to `most_tokens` tokens."""
-    if not isinstance(block, StackedExperts | QuantisedExperts | BiasedExperts):
+    if not isinstance(block, StackedExperts):
         return
     router = block.router
     for tokens in launched_tokens(router.weight.shape[0], router.per_token, most_tokens):

@@ -1,6 +1,7 @@
-"""The formats that are known, by name, and how a model's own files tell which it uses.
+"""The known formats of model output by name, and how a chat template reveals which of them its model uses.
 
-A further format is a row here. One with a new shape of its calls needs a reader beside those of `call_formats`.
+A new format is a row here and a name in `baton_wire.rules.answer_formats`. A new syntax of calls also needs a class
+like those in `call_formats`.
 """
 
 from __future__ import annotations
@@ -13,35 +14,38 @@ from baton_gateway.answers.call_formats import BareJsonCalls, CallFormat, JsonCa
 from baton_gateway.answers.harmony import CHANNEL, ENDS, MESSAGE, START
 from baton_gateway.answers.python_calls import PythonCalls
 from baton_gateway.answers.tagged_calls import TaggedCalls
-
-HARMONY = "harmony"
-"""Names a format of calls and of thoughts at once."""
-NONE = "none"
-"""Nothing is read: neither calls nor thoughts."""
+from baton_wire.rules.answer_formats import (
+    AUTO,
+    HARMONY,
+    NONE,
+    REASONING_FORMAT_NAMES,
+    TOOL_FORMAT_NAMES,
+    are_compatible,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtMarks:
-    """Between what a model thinks, before it answers."""
+class ReasoningMarks:
+    """The marks around a model's reasoning, which comes before its answer."""
 
     start: str
     end: str
 
 
-THOUGHTS: Mapping[str, ThoughtMarks] = {
-    "think": ThoughtMarks("<think>", "</think>"),
-    "mistral": ThoughtMarks("[THINK]", "[/THINK]"),
-    "seed": ThoughtMarks("<seed:think>", "</seed:think>"),
+REASONING_FORMATS: Mapping[str, ReasoningMarks] = {
+    "think": ReasoningMarks("<think>", "</think>"),
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+    "seed": ReasoningMarks("<seed:think>", "</seed:think>"),
 }
-HARMONY_THOUGHTS = ThoughtMarks(f"{CHANNEL}analysis{MESSAGE}", ENDS[0])
-CALLS: Mapping[str, CallFormat] = {
+HARMONY_REASONING = ReasoningMarks(f"{CHANNEL}analysis{MESSAGE}", ENDS[0])
+TOOL_CALL_FORMATS: Mapping[str, CallFormat] = {
     "hermes": JsonCalls(("<tool_call>",), "</tool_call>"),
     "llama3_json": BareJsonCalls(("<|python_tag|>",), (";", ",")),
     "pythonic": PythonCalls(("<|python_start|>",), ("<|python_end|>",)),
     "mistral": MistralCalls(),
     "mistral_args": MistralCalls(),
     "qwen3_coder": TaggedCalls(
-        opens=("<tool_call>",),
+        openers=("<tool_call>",),
         before_name="<function=",
         after_name=">",
         key_open="<parameter=",
@@ -53,7 +57,7 @@ CALLS: Mapping[str, CallFormat] = {
         close="</tool_call>",
     ),
     "glm": TaggedCalls(
-        opens=("<tool_call>",),
+        openers=("<tool_call>",),
         before_name="",
         after_name="",
         key_open="<arg_key>",
@@ -65,23 +69,23 @@ CALLS: Mapping[str, CallFormat] = {
         close="</tool_call>",
     ),
     "deepseek_v3": NamedJsonCalls(
-        opens=("<｜tool▁call▁begin｜>",),
+        openers=("<｜tool▁call▁begin｜>",),
         before="function<｜tool▁sep｜>",
         between="\n```json\n",
         after="```",
         close="<｜tool▁call▁end｜>",
-        silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ignored=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ),
     "deepseek_v31": NamedJsonCalls(
-        opens=("<｜tool▁call▁begin｜>",),
+        openers=("<｜tool▁call▁begin｜>",),
         before="",
         between="<｜tool▁sep｜>",
         after="",
         close="<｜tool▁call▁end｜>",
-        silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ignored=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ),
 }
-_IN_TEMPLATES: tuple[tuple[tuple[str, ...], str], ...] = (
+_TEMPLATE_TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((CHANNEL, "to=functions."), HARMONY),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
@@ -94,82 +98,77 @@ _IN_TEMPLATES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("[func_name1(",), "pythonic"),
     (("tools", '"parameters"', "<|eot_id|>"), "llama3_json"),
 )
-"""What templates of a format have in them; the first row counts."""
+"""Texts that a format's templates contain, all of them; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How one model writes thoughts and calls. None: it is not known, or it does not."""
+    """The format of one model's output. None: the model writes no reasoning or calls, or their format is unknown."""
 
     thoughts: str | None = None
     calls: str | None = None
     tokens: tuple[tuple[str, int], ...] = ()
-    """Special tokens among its marks, which become text, with their ids."""
+    """The marks that are special tokens, with their ids. They become text."""
 
     @property
     def is_harmony(self) -> bool:
         return HARMONY in (self.thoughts, self.calls)
 
     def marks(self, with_calls: bool) -> frozenset[str]:
-        """Everything that the reader looks for, in pieces that are told apart by special tokens."""
+        """Return all texts that the parser looks for."""
         if self.is_harmony:
             return frozenset((START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS))
-        found = set(_texts(THOUGHTS[self.thoughts])) if self.thoughts is not None else set()
-        if with_calls:  # calls that must come may be written as Hermes
-            found |= {text for name in (self.calls, "hermes") if name for text in _texts(CALLS[name])}
-        return frozenset(found)
+        marks = set(_texts(REASONING_FORMATS[self.thoughts])) if self.thoughts is not None else set()
+        if with_calls:  # required calls may be written as Hermes
+            marks |= {text for name in (self.calls, "hermes") if name for text in _texts(TOOL_CALL_FORMATS[name])}
+        return frozenset(marks)
 
 
 UNKNOWN_FORMAT = AnswerFormat()
-AUTO = "auto"
-"""The model's template tells."""
-CALL_NAMES = (AUTO, NONE, *CALLS, HARMONY)
-THOUGHT_NAMES = (AUTO, NONE, *THOUGHTS, HARMONY)
 
 
 @dataclass(frozen=True, slots=True)
 class FormatNames:
-    """What somebody says of a model's answers, where its template does not tell it or tells it wrong."""
+    """The formats that a user names for a model whose template reveals none, or the wrong ones."""
 
     calls: str = AUTO
     thoughts: str = AUTO
 
     def __post_init__(self) -> None:
-        """Raises ValueError for names that are not known, and for Harmony with another one."""
-        for value, allowed in ((self.calls, CALL_NAMES), (self.thoughts, THOUGHT_NAMES)):
-            if value not in allowed:
-                raise ValueError(f"{value[:64]!r} is none of {', '.join(allowed)}")
-        others = {self.calls, self.thoughts} - {AUTO}
-        if HARMONY in others and len(others) > 1:
-            raise ValueError(f"'{HARMONY}' is the format of calls and of thoughts at once")
+        """Raises ValueError for unknown names, and for Harmony together with another format."""
+        for name, allowed in ((self.calls, TOOL_FORMAT_NAMES), (self.thoughts, REASONING_FORMAT_NAMES)):
+            if name not in allowed:
+                raise ValueError(f"{name[:64]!r} is none of {', '.join(allowed)}")
+        if not are_compatible(self.calls, self.thoughts):
+            raise ValueError(f"'{HARMONY}' is the format of calls and of reasoning at once")
 
-    def of(self, template: str) -> AnswerFormat:
-        """The format of a model with this chat template."""
-        found = find_format(template)
+    def resolve(self, template: str) -> AnswerFormat:
+        """Return the format of a model with this chat template."""
+        detected = detect_format(template)
         if HARMONY in (self.calls, self.thoughts):
             return AnswerFormat(HARMONY, HARMONY)
-        if found.is_harmony and (self.calls, self.thoughts) != (AUTO, AUTO):
-            found = UNKNOWN_FORMAT
-        calls = found.calls if self.calls == AUTO else self.calls
-        thoughts = found.thoughts if self.thoughts == AUTO else self.thoughts
+        if detected.is_harmony and (self.calls, self.thoughts) != (AUTO, AUTO):
+            detected = UNKNOWN_FORMAT
+        calls = detected.calls if self.calls == AUTO else self.calls
+        thoughts = detected.thoughts if self.thoughts == AUTO else self.thoughts
         return AnswerFormat(None if thoughts == NONE else thoughts, None if calls == NONE else calls)
 
 
-AS_FOUND = FormatNames()
+DETECTED_FORMATS = FormatNames()
 
 
-def find_format(template: str) -> AnswerFormat:
-    """What a chat template tells of its model's answers."""
-    calls = next((name for marks, name in _IN_TEMPLATES if all(mark in template for mark in marks)), None)
+def detect_format(template: str) -> AnswerFormat:
+    """Detect the format of a model's output from its chat template."""
+    calls = next((name for marks, name in _TEMPLATE_TEXTS if all(mark in template for mark in marks)), None)
     if CHANNEL in template:
         return AnswerFormat(HARMONY, HARMONY)
-    thoughts = next((name for name, marks in THOUGHTS.items() if marks.end in template), None)
+    thoughts = next((name for name, marks in REASONING_FORMATS.items() if marks.end in template), None)
     return AnswerFormat(thoughts, calls)
 
 
-def known_marks() -> frozenset[str]:
-    """Marks of thoughts of all formats: workers may be told their ids."""
-    return frozenset(text for marks in (*THOUGHTS.values(), HARMONY_THOUGHTS) for text in _texts(marks))
+def reasoning_marks() -> frozenset[str]:
+    """Return the marks of reasoning of all formats: workers may need their ids."""
+    return frozenset(text for marks in (*REASONING_FORMATS.values(), HARMONY_REASONING) for text in _texts(marks))
 
 
 def _texts(row: object) -> Iterator[str]:

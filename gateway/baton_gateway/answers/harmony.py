@@ -1,6 +1,6 @@
-"""Harmony, the format of gpt-oss: an answer is messages, each on a channel, a call is a message to a recipient.
+"""Harmony, the format of gpt-oss: an answer is a list of messages on channels, and a call is a message to a recipient.
 
-Written from the format's public description; nothing is fetched.
+Written from the format's public description.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ NAMESPACE = "functions."
 
 @dataclass(frozen=True, slots=True)
 class Harmony:
-    """The whole answer in one format: thoughts on `analysis`, calls by recipient, content on all else."""
+    """Reads a whole answer: reasoning on `analysis`, calls by their recipient, everything else as content."""
 
     has_calls: bool
 
-    def read(self, feed: TextFeed, single: bool) -> Steps[bool]:
-        """All messages. Whether it ended with the one call that there may be."""
-        is_begun = yield from feed.starts(TO)
+    def read(self, feed: TextFeed, single_call: bool) -> Steps[bool]:
+        """Read all messages. True: the only call that is allowed has ended."""
+        is_begun = yield from feed.starts_with(TO)
         while True:
-            if not is_begun and (yield from feed.pass_until((START, CHANNEL), SpanKind.CONTENT)) is None:
+            if not is_begun and (yield from feed.stream_until((START, CHANNEL), SpanKind.CONTENT)) is None:
                 return False
             is_begun = False
-            header = yield from feed.until((MESSAGE,), MAX_HEADER_CHARS)
-            found = _HEADER.fullmatch(header) if header is not None else None
-            if header is None or found is None or (found["early"] and found["late"]):  # nobody writes to two at once
-                mark = yield from feed.next_of((START, CHANNEL, TO))
+            header = yield from feed.read_until((MESSAGE,), MAX_HEADER_CHARS)
+            match = _HEADER.fullmatch(header) if header is not None else None
+            if header is None or match is None or (match["early"] and match["late"]):  # a message has one recipient
+                mark = yield from feed.next_mark((START, CHANNEL, TO))
                 feed.take(mark or "", SpanKind.CONTENT)
                 continue
-            is_call = self._header(feed, header, found)
+            is_call = self._take_header(feed, header, match)
             kind = SpanKind.CONTENT
             if is_call:
                 kind = SpanKind.ARGUMENTS
-            elif found["channel"] == "analysis" and not (found["early"] or found["late"]):
+            elif match["channel"] == "analysis" and not (match["early"] or match["late"]):
                 kind = SpanKind.REASONING
             feed.is_thinking = kind is SpanKind.REASONING
-            if is_call and (yield from feed.next_of((*ENDS, START))) is not None:
-                feed.tell("{}")
-            end = yield from feed.pass_until((*ENDS, START), kind)
+            if is_call and (yield from feed.next_mark((*ENDS, START))) is not None:
+                feed.emit("{}")
+            end = yield from feed.stream_until((*ENDS, START), kind)
             feed.is_thinking = False
             if end in ENDS:
                 feed.take(end, SpanKind.MARK)
-            if is_call and end is not None and single:
+            if is_call and end is not None and single_call:
                 return True
 
-    def _header(self, feed: TextFeed, header: str, found: re.Match[str]) -> bool:
-        """Take the header; whether it begins a call."""
-        group = "early" if found["early"] else "late"
-        name = found[group]
+    def _take_header(self, feed: TextFeed, header: str, match: re.Match[str]) -> bool:
+        """Take the header. True: it begins a call."""
+        group = "early" if match["early"] else "late"
+        name = match[group]
         if name is None:
             feed.take(header, SpanKind.MARK)
         elif not self.has_calls:
             feed.take(header + MESSAGE, SpanKind.CONTENT)
             return False
         else:
-            begin, end = found.span(group)
-            own = len(NAMESPACE) if name.startswith(NAMESPACE) and name != NAMESPACE else 0
-            feed.take(header[: begin + own], SpanKind.MARK)
-            feed.take(header[begin + own : end], SpanKind.NAME)
+            begin, end = match.span(group)
+            prefix = len(NAMESPACE) if name.startswith(NAMESPACE) and name != NAMESPACE else 0
+            feed.take(header[: begin + prefix], SpanKind.MARK)
+            feed.take(header[begin + prefix : end], SpanKind.NAME)
             feed.take(header[end:], SpanKind.MARK)
         feed.take(MESSAGE, SpanKind.MARK)
         return name is not None

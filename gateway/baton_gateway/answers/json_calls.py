@@ -1,4 +1,4 @@
-"""Readers of calls that are JSON: an object of name and arguments, or a name with JSON behind it."""
+"""Readers of tool calls in JSON: objects of name and arguments, JSON values, JSON strings."""
 
 from __future__ import annotations
 
@@ -11,40 +11,32 @@ from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 
 MAX_NAME_CHARS = 512
 _ARGUMENTS = ("arguments", "parameters")
-_BESIDE = ("id", "type")
-"""Members that some models add, and that say nothing new."""
+_IGNORED = ("id", "type")
+"""Members that some models add and that mean nothing here."""
 _INSIDE = re.compile(r"[\s,:0-9A-Za-z+.-]*")
 _SCALAR = re.compile(r"[0-9A-Za-z+.-]*")
 
 
-def call_object(feed: TextFeed, names: Collection[str] | None = None) -> Steps[bool]:  # noqa: C901
-    """One call as an object of `name` and `arguments` or `parameters`, in any order. Whether it was one to its end.
+def read_call_object(feed: TextFeed, names: Collection[str] | None = None) -> Steps[bool]:
+    """Read one call: an object of `name` and `arguments` or `parameters`, in any order. True: it was one to its end.
 
-    The feed holds; it is committed once the name is known and arguments begin. `names`: others are no calls.
+    The feed holds; it is committed once the name is known and arguments begin. `names`: no other name is a call.
     """
     if not (yield from feed.expect("{")):
         return False
     is_named = has_arguments = False
     while True:
-        key = yield from _key(feed)
+        key = yield from _read_key(feed)
         if key == "name" and not is_named:
-            name = yield from feed.string(MAX_NAME_CHARS)
-            told = decoded(name)
-            if name is None or not told or (names is not None and told not in names):
-                return False
-            feed.take(name, SpanKind.NAME, told)
-            is_named = True
+            is_named = is_valid = yield from _read_name(feed, names)
         elif key in _ARGUMENTS and not has_arguments:
             if is_named:
                 feed.commit()
             has_arguments = True
-            if not (yield from arguments(feed)):
-                return False
-        elif key in _BESIDE:
-            if (beside := (yield from feed.string(MAX_NAME_CHARS))) is None:
-                return False
-            feed.take(beside, SpanKind.MARK)
+            is_valid = yield from read_arguments(feed)
         else:
+            is_valid = key in _IGNORED and (yield from _skip_string(feed))
+        if not is_valid:
             return False
         if (yield from feed.expect("}")):
             break
@@ -54,26 +46,45 @@ def call_object(feed: TextFeed, names: Collection[str] | None = None) -> Steps[b
         return False
     feed.commit()
     if not has_arguments:
-        feed.tell("{}")
+        feed.emit("{}")
     return True
 
 
-def _key(feed: TextFeed) -> Steps[str]:
-    """Take a member's key with its colon; empty: none of those that a call has."""
-    yield from feed.blanks()
-    raw = yield from feed.string(MAX_NAME_CHARS)
-    key = decoded(raw)
-    if raw is None or key not in ("name", *_ARGUMENTS, *_BESIDE):
+def _read_name(feed: TextFeed, names: Collection[str] | None) -> Steps[bool]:
+    """Take the value of `name`. False: it is no name, or not one of `names`."""
+    raw = yield from feed.read_string(MAX_NAME_CHARS)
+    name = decode_string(raw)
+    if raw is None or not name or (names is not None and name not in names):
+        return False
+    feed.take(raw, SpanKind.NAME, name)
+    return True
+
+
+def _skip_string(feed: TextFeed) -> Steps[bool]:
+    """Take a string that means nothing. False: there is none."""
+    raw = yield from feed.read_string(MAX_NAME_CHARS)
+    if raw is None:
+        return False
+    feed.take(raw, SpanKind.MARK)
+    return True
+
+
+def _read_key(feed: TextFeed) -> Steps[str]:
+    """Take a member's key with its colon; empty: no key that a call has."""
+    yield from feed.skip_blanks()
+    raw = yield from feed.read_string(MAX_NAME_CHARS)
+    key = decode_string(raw)
+    if raw is None or key not in ("name", *_ARGUMENTS, *_IGNORED):
         return ""
     feed.take(raw, SpanKind.MARK)
     if not (yield from feed.expect(":")):
         return ""
-    yield from feed.blanks()
+    yield from feed.skip_blanks()
     return key
 
 
-def decoded(raw: str | None) -> str | None:
-    """The text of a JSON string; None: it is none."""
+def decode_string(raw: str | None) -> str | None:
+    """Return the text of a JSON string; None: it is not one."""
     if raw is None:
         return None
     try:
@@ -83,7 +94,7 @@ def decoded(raw: str | None) -> str | None:
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is one JSON value, with blanks around it or not."""
+    """Return True if a text is one JSON value, perhaps with blanks around it."""
     try:
         msgspec.json.decode(text.strip())
     except (msgspec.DecodeError, RecursionError):
@@ -91,25 +102,25 @@ def is_json(text: str) -> bool:
     return True
 
 
-def arguments(feed: TextFeed) -> Steps[bool]:
-    """A call's arguments as they are; those that the model wrote as a JSON string are told without its quotes."""
-    if not (yield from feed.starts('"')):
-        return (yield from json_value(feed))
-    raw = yield from feed.string()
-    text = decoded(raw)
+def read_arguments(feed: TextFeed) -> Steps[bool]:
+    """Stream a call's arguments. A model may write them as a JSON string: then its content is emitted."""
+    if not (yield from feed.starts_with('"')):
+        return (yield from stream_json_value(feed))
+    raw = yield from feed.read_string()
+    text = decode_string(raw)
     if raw is None or text is None:
-        return (yield from json_value(feed))
+        return (yield from stream_json_value(feed))
     feed.take(raw, SpanKind.ARGUMENTS, text or "{}")
     return True
 
 
-def json_value(feed: TextFeed) -> Steps[bool]:
-    """Tell one JSON value as arguments while it comes. False: it stops being JSON here, or the text ends in it."""
+def stream_json_value(feed: TextFeed) -> Steps[bool]:
+    """Stream one JSON value as arguments while it comes. False: it is not JSON from here on, or the text ends in it."""
     depth = 0
     while True:
-        character = yield from feed.character()
+        character = yield from feed.peek()
         if character == '"':
-            if not (yield from _string(feed)):
+            if not (yield from _stream_string(feed)):
                 return False
         elif character in ("{", "["):
             depth += 1
@@ -118,20 +129,20 @@ def json_value(feed: TextFeed) -> Steps[bool]:
             depth -= 1
             feed.take(character, SpanKind.ARGUMENTS)
         else:
-            if not (yield from feed.pass_matching(_INSIDE if depth else _SCALAR, SpanKind.ARGUMENTS)):
+            if not (yield from feed.stream_matching(_INSIDE if depth else _SCALAR, SpanKind.ARGUMENTS)):
                 return False
         if depth == 0:
             return True
 
 
-def _string(feed: TextFeed) -> Steps[bool]:
+def _stream_string(feed: TextFeed) -> Steps[bool]:
     feed.take('"', SpanKind.ARGUMENTS)
     while True:
-        mark = yield from feed.pass_until(('"', "\\"), SpanKind.ARGUMENTS)
+        mark = yield from feed.stream_until(('"', "\\"), SpanKind.ARGUMENTS)
         if mark is None:
             return False
         feed.take(mark, SpanKind.ARGUMENTS)
         if mark == '"':
             return True
-        escaped = yield from feed.character()
+        escaped = yield from feed.peek()
         feed.take(escaped, SpanKind.ARGUMENTS)

@@ -1,4 +1,4 @@
-"""The parts of an answer in the order in which they come: what every API writes in its own form."""
+"""The parts of an answer in their order, which every API writes in its own form."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class ContentPart:
-    """What is meant for the reader."""
+    """Text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """What the model thought."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A call of a tool begins. `number` counts the calls of one choice from 0."""
+    """The beginning of a tool call. `number` counts the calls of one choice from 0."""
 
     number: int
     id: str
@@ -42,7 +42,7 @@ AnswerPart = ContentPart | ReasoningPart | CallPart | ArgumentsPart
 
 @dataclass(slots=True)
 class WholeCall:
-    """One call of a tool. `arguments` is JSON text as the model wrote it, which need not be valid."""
+    """One tool call. `arguments` is JSON text as the model wrote it, which need not be valid."""
 
     id: str
     name: str
@@ -51,7 +51,7 @@ class WholeCall:
 
 @dataclass(slots=True)
 class WholeAnswer:
-    """All parts of one choice. An absent thought is None, not empty."""
+    """All parts of one choice. Absent reasoning is None, not empty."""
 
     content: str = ""
     reasoning: str | None = None
@@ -59,7 +59,7 @@ class WholeAnswer:
 
 
 def whole_answer(parts: Iterable[AnswerPart]) -> WholeAnswer:
-    """The parts put together."""
+    """Put the parts of one choice together."""
     answer = WholeAnswer()
     content: list[str] = []
     reasoning: list[str] = []
@@ -81,21 +81,21 @@ def whole_answer(parts: Iterable[AnswerPart]) -> WholeAnswer:
     return answer
 
 
-def joined(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
-    """The same parts, neighbours of one kind as one."""
-    found: list[AnswerPart] = []
+def merge_parts(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+    """Return the same parts, with neighbours of one kind merged."""
+    merged: list[AnswerPart] = []
     for begin, end in _runs(parts):
         first = parts[begin]
         if end == begin + 1 or isinstance(first, CallPart):
-            found += parts[begin:end]
+            merged += parts[begin:end]
         else:
             text = "".join(part.text for part in parts[begin:end] if not isinstance(part, CallPart))
-            found.append(replace(first, text=text))
-    return found
+            merged.append(replace(first, text=text))
+    return merged
 
 
 def _runs(parts: Sequence[AnswerPart]) -> Iterator[tuple[int, int]]:
-    """Where neighbours of one kind begin and end."""
+    """Yield where neighbours of one kind begin and end."""
     begin = 0
     for place in range(1, len(parts) + 1):
         if place == len(parts) or _kind(parts[place]) != _kind(parts[begin]):
@@ -104,5 +104,5 @@ def _runs(parts: Sequence[AnswerPart]) -> Iterator[tuple[int, int]]:
 
 
 def _kind(part: AnswerPart) -> tuple[type, int]:
-    """Equal for parts that may be one."""
+    """Return a key that is equal for parts that may be merged."""
     return type(part), part.number if isinstance(part, CallPart | ArgumentsPart) else 0

@@ -1,4 +1,4 @@
-"""Calls written as Python: `[f(a=1, b='x'), g()]`, at the beginning of an answer. Their arguments are told as JSON."""
+"""Tool calls written as Python: `[f(a=1, b='x'), g()]`, at the beginning of an answer. Arguments become JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton_gateway.answers.call_formats import Tools, call_name
+from baton_gateway.answers.call_formats import Tools, read_call_name
 from baton_gateway.answers.json_calls import MAX_NAME_CHARS
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 
@@ -28,28 +28,28 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 
 @dataclass(frozen=True, slots=True)
 class PythonCalls:
-    """A list of calls with named arguments. Only the request's tools are calls."""
+    """A list of calls with named arguments. Only names of the request's tools are calls."""
 
-    opens: tuple[str, ...]
-    silent: tuple[str, ...]
-    bare: str = "["
+    openers: tuple[str, ...]
+    ignored: tuple[str, ...]
+    bare_prefix: str = "["
 
-    def read(self, feed: TextFeed, mark: str, tools: Tools, single: bool) -> Steps[None]:
+    def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
         yield from feed.expect(mark)
-        if mark == self.bare or (yield from feed.expect(self.bare)):
-            while (yield from self._call(feed, tools)):
-                if (yield from feed.expect("]")) or single:
+        if mark == self.bare_prefix or (yield from feed.expect(self.bare_prefix)):
+            while (yield from self._read_call(feed, tools)):
+                if (yield from feed.expect("]")) or single_call:
                     return
-                if not (yield from feed.starts(",")):
+                if not (yield from feed.starts_with(",")):
                     return
                 feed.hold()
                 yield from feed.expect(",")
         if feed.is_holding:
-            feed.give_back()
+            feed.roll_back()
 
-    def _call(self, feed: TextFeed, tools: Tools) -> Steps[bool]:
-        if not (yield from call_name(feed, ("(",))) or feed.held_name not in tools:
+    def _read_call(self, feed: TextFeed, tools: Tools) -> Steps[bool]:
+        if not (yield from read_call_name(feed, ("(",))) or feed.held_name not in tools:
             return False
         feed.take("(", SpanKind.MARK)
         feed.commit()
@@ -58,29 +58,29 @@ class PythonCalls:
             if count and not (yield from feed.expect(",")):
                 break
             if count and (yield from feed.expect(")")):
-                feed.tell("}")
+                feed.emit("}")
                 return True
-            yield from feed.blanks()
-            key = yield from feed.until(("=",), MAX_NAME_CHARS)
+            yield from feed.skip_blanks()
+            key = yield from feed.read_until(("=",), MAX_NAME_CHARS)
             if key is None or not _KEY.fullmatch(key):
                 break
             feed.take(key, SpanKind.ARGUMENTS, f"{', ' if count else '{'}{json.dumps(key.strip())}: ")
             feed.take("=", SpanKind.MARK)
-            literal = yield from _literal(feed)
+            literal = yield from _read_literal(feed)
             if literal is None:
-                yield from feed.pass_until((), SpanKind.ARGUMENTS)
+                yield from feed.stream_until((), SpanKind.ARGUMENTS)
                 return False
             feed.take(literal, SpanKind.ARGUMENTS, as_json(literal))
             count += 1
         else:
-            feed.tell("}" if count else "{}")
+            feed.emit("}" if count else "{}")
             return True
-        feed.tell("}" if count else "{}")
+        feed.emit("}" if count else "{}")
         return False
 
 
-def _literal(feed: TextFeed) -> Steps[str | None]:
-    """The text up to the comma or bracket that ends a value, strings and brackets within it respected."""
+def _read_literal(feed: TextFeed) -> Steps[str | None]:
+    """Return the text up to the comma or bracket that ends a value; those within strings and brackets do not."""
     place, quote, depth = 0, "", 0
     while True:
         text = feed.unread
@@ -108,24 +108,24 @@ def _literal(feed: TextFeed) -> Steps[str | None]:
 
 
 def as_json(literal: str) -> str:
-    """A Python literal as JSON; what is none as a string."""
+    """Translate a Python literal to JSON; other text becomes a JSON string."""
     try:
-        text = "".join(_translated(literal))
+        text = "".join(_translate(literal))
         msgspec.json.decode(text)
     except (ValueError, msgspec.DecodeError, RecursionError):
         return json.dumps(literal.strip(), ensure_ascii=False)
     return text
 
 
-def _translated(literal: str) -> Iterator[str]:
+def _translate(literal: str) -> Iterator[str]:
     place = 0
     comma = ""
     while place < len(literal):
-        found = _TOKEN.match(literal, place)
-        if found is None:
-            raise ValueError("no Python literal")
-        place = found.end()
-        kind, text = found.lastgroup, found[0]
+        match = _TOKEN.match(literal, place)
+        if match is None:
+            raise ValueError("not a Python literal")
+        place = match.end()
+        kind, text = match.lastgroup, match[0]
         if kind == "blank":
             continue
         if not (comma and text in (")", "]", "}")):
@@ -153,9 +153,9 @@ def _number(text: str) -> str:
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = found[1]
+def _escape(match: re.Match[str]) -> str:
+    code = match[1]
     if code[0] in "xuU" and len(code) > 1:
         point = int(code[1:], 16)
-        return chr(point) if point <= 0x10FFFF and not 0xD800 <= point <= 0xDFFF else found[0]
-    return _ESCAPES.get(code, code if code in "\\'\"" else found[0])
+        return chr(point) if point <= 0x10FFFF and not 0xD800 <= point <= 0xDFFF else match[0]
+    return _ESCAPES.get(code, code if code in "\\'\"" else match[0])

@@ -1,4 +1,4 @@
-"""What a request says of tools: which there are, and whether and how they are to be called."""
+"""The tools of a request, and whether and how they may be called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ToolMode(enum.StrEnum):
-    """Who decides whether a tool is called."""
+    """Modes of calling tools: never, at the model's choice, or always."""
 
     NONE = "none"
     AUTO = "auto"
@@ -23,12 +23,12 @@ class Tool:
     name: str
     description: str | None
     parameters: Mapping[str, Any] | None
-    """JSON Schema of the arguments; None: not said, so any object."""
+    """JSON Schema of the arguments; None: any object."""
     strict: bool
-    """The arguments keep to `parameters`, whatever the model would rather write."""
+    """True if the arguments are constrained to `parameters`."""
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates know it. `strict` is between client and gateway; models were not trained with it."""
+        """Return the tool as chat templates expect it, without `strict`, which models do not know."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -39,18 +39,18 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools and how they may be called. Without tools the mode is NONE."""
+    """Tools, and how they may be called. Without tools the mode is NONE."""
 
     tools: tuple[Tool, ...] = ()
     mode: ToolMode = ToolMode.NONE
     named: str | None = None
-    """With REQUIRED: the only tool that may be called."""
+    """The only tool that may be called, with mode REQUIRED."""
     parallel: bool = True
-    """Whether one answer may have several calls."""
+    """True if one answer may have several calls."""
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """Tools that this answer may call."""
+        """The tools that the answer may call."""
         if self.mode is ToolMode.NONE:
             return ()
         return tuple(tool for tool in self.tools if self.named is None or tool.name == self.named)

@@ -1,6 +1,6 @@
-"""Answers of `/v1/messages` (Anthropic's): a message of blocks, its events, its errors.
+"""Answers of Anthropic's `/v1/messages`: a message of blocks, its events, its errors.
 
-A stream is message_start, then for each block its start, deltas and stop, then message_delta and message_stop.
+A stream is message_start, then the start, deltas and stop of each block, then message_delta and message_stop.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 
 from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
-from baton_gateway.apis.chat_body import renamed
+from baton_gateway.apis.chat_body import rename_field
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.answer_forms import AnswerForm, EventWriter
-from baton_gateway.http_api.collected_answer import GrowingAnswer
-from baton_gateway.http_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
-from baton_gateway.http_api.logprob_json import LogprobsJson
-from baton_gateway.http_api.response_encoding import AnswerHead, FinishedChoice, Usage, message_and_param
+from baton_gateway.openai_api.answer_forms import AnswerForm, EventWriter
+from baton_gateway.openai_api.collected_message import CollectedMessage
+from baton_gateway.openai_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
+from baton_gateway.openai_api.logprob_json import LogprobsJson
+from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage, message_and_param
 
 _encode = msgspec.json.Encoder().encode
 
 UNPARSED = "unparsed_arguments"
-"""The key of a call's input whose arguments are no JSON object, as when the answer was cut within them."""
+"""The key in a call's input for arguments that are not a JSON object, as when the answer was cut within them."""
 _NAMES = {
     r"stop(?=\[|$)": "stop_sequences",
     r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
@@ -34,7 +34,7 @@ _NAMES = {
     r"max_thinking_tokens": "thinking.budget_tokens",
     r"continue_final_message": "messages",
 }
-"""Fields of chats that are called otherwise here."""
+"""Names of this API for fields of chats."""
 _ERROR_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
@@ -43,12 +43,12 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")} | {
     "tool_use": ("input_json_delta", "partial_json")
 }
-"""By the type of the block: of its deltas the type, and the field with the text."""
+"""The type of a block's deltas and their field with the text, by the block's type."""
 
 
 def message_error_body(problem: Problem, request_id: str | None = None) -> bytes:
-    """The error object of that API, with the field and code of ours beside it."""
-    problem = renamed(problem, _NAMES)
+    """Encode an error in Anthropic's form, with our `param` and `code` added."""
+    problem = rename_field(problem, _NAMES)
     kind = _ERROR_TYPES.get(problem.status, "api_error" if problem.status >= 500 else "invalid_request_error")
     message, param = message_and_param(problem)
     error = {"type": kind, "message": message, "param": param, "code": problem.code}
@@ -56,12 +56,12 @@ def message_error_body(problem: Problem, request_id: str | None = None) -> bytes
 
 
 class _MessagesForm:
-    """One choice; its parts are blocks."""
+    """The form of Anthropic's messages: one choice, whose parts are blocks."""
 
     def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
         [choice] = choices
-        message = _message(answer, _blocks(choice.answer), _usage(usage))
-        return json_pieces(message | _ended(choice.finish, choice.stop))
+        message = _message(answer, _blocks(choice.message), _usage(usage))
+        return json_pieces(message | _ending(choice.finish, choice.stop))
 
     def writer(self, answer: AnswerHead) -> EventWriter:
         return MessageWriter(answer)
@@ -70,10 +70,10 @@ class _MessagesForm:
 MESSAGES: AnswerForm = _MessagesForm()
 
 
-def _blocks(answer: GrowingAnswer) -> list[dict[str, Any]]:
-    blocks = [] if answer.reasoning is None else [_thinking(answer.reasoning)]
-    blocks += [_text(answer.content)] if answer.content else []
-    return blocks + [_tool_use(call.id, call.name, _input(call.arguments)) for call in answer.calls]
+def _blocks(message: CollectedMessage) -> list[dict[str, Any]]:
+    blocks = [] if message.reasoning is None else [_thinking(message.reasoning)]
+    blocks += [_text(message.content)] if message.content else []
+    return blocks + [_tool_use(call.id, call.name, _input(call.arguments)) for call in message.calls]
 
 
 def _text(text: str | GrowingText) -> dict[str, Any]:
@@ -81,12 +81,12 @@ def _text(text: str | GrowingText) -> dict[str, Any]:
 
 
 def _thinking(text: str | GrowingText) -> dict[str, Any]:
-    """Thoughts are not signed: they may be resent as they came."""
+    """Build a thinking block. Its signature is empty: reasoning may be resent unchanged."""
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
-def _tool_use(call_id: str, name: str, given: EncodedJson | dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+def _tool_use(call_id: str, name: str, arguments: EncodedJson | dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 def _input(arguments: GrowingText) -> EncodedJson | dict[str, Any]:
@@ -110,40 +110,41 @@ def _message(answer: AnswerHead, content: list[dict[str, Any]], usage: dict[str,
     }
 
 
-def _ended(finish: str, stop: str | None) -> dict[str, Any]:
+def _ending(finish: str, stop: str | None) -> dict[str, Any]:
     reason = "stop_sequence" if stop is not None else _STOP_REASONS[finish]
     return {"stop_reason": reason, "stop_sequence": stop}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Of the prompt, `input_tokens` counts what was not read from a cache, as in Anthropic's API. What is not known is
-    left out.
+    """Return the fields of `usage`. As in Anthropic's API, `input_tokens` excludes tokens that were cached.
+
+    Unknown details are left out.
     """
-    cached, thought = usage.cached_tokens, usage.reasoning_tokens
+    cached, reasoning = usage.cached_tokens, usage.reasoning_tokens
     fields: dict[str, Any] = {"input_tokens": usage.prompt_tokens - (cached or 0)}
     if cached is not None:
         fields["cache_read_input_tokens"] = cached
     fields["output_tokens"] = usage.completion_tokens
-    if thought is not None:
-        fields["output_tokens_details"] = {"thinking_tokens": thought}
+    if reasoning is not None:
+        fields["output_tokens_details"] = {"thinking_tokens": reasoning}
     return fields
 
 
 class MessageWriter:
-    """Events of one streamed message."""
+    """Encodes the events of one streamed message."""
 
     def __init__(self, answer: AnswerHead) -> None:
         self._answer = answer
         self._number = -1
-        """Of the last block that was begun."""
+        """The number of the last block."""
         self._open: str | None = None
-        """The type of the block that is not ended."""
+        """The type of the open block; None: no block is open."""
         self._delta = b""
-        """Of this block's deltas what stands before the text."""
-        self._ended: dict[str, Any] = {}
+        """The open block's deltas, up to the text."""
+        self._ending: dict[str, Any] = {}
 
     def usage_so_far(self, usage: Usage) -> None:
-        """There is no place for it: the last event says the usage."""
+        """Ignore it: only the last event has the usage."""
 
     def beginning(self, index: int) -> Sequence[JsonBytes]:
         message = _message(self._answer, [], _usage(Usage(self._answer.prompt_tokens, 0)))
@@ -161,16 +162,16 @@ class MessageWriter:
                 return (self._piece(text),)
 
     def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
-        """This API has none."""
+        """Encode the parts alone: this API has no logprobs."""
         return [event for part in parts for event in self.part(index, part)]
 
     def finish(self, index: int, reason: str, stop: str | None) -> Sequence[JsonBytes]:
-        self._ended = _ended(reason, stop)
+        self._ending = _ending(reason, stop)
         return (self._stop(),)
 
     def closing(self, usage: Usage) -> Sequence[JsonBytes]:
-        ended = {"delta": self._ended, "usage": _usage(usage)}
-        return _event("message_delta", ended), _event("message_stop", {})
+        event = {"delta": self._ending, "usage": _usage(usage)}
+        return _event("message_delta", event), _event("message_stop", {})
 
     def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> Sequence[JsonBytes]:
         return b"event: error\ndata: ", message_error_body(problem, request_id), b"\n\n"

@@ -1,7 +1,7 @@
-"""Bodies of `/v1/messages` (Anthropic's) to chat requests.
+"""Translates bodies of Anthropic's `/v1/messages` to chat requests.
 
-Turns that follow each other on one side are one turn, as that API has it; results of tools become messages of their
-own. docs/api-http.md lists the fields.
+Consecutive turns of one side are merged, as in Anthropic's API. Tool results become messages of their own.
+docs/api-http.md lists the fields.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from baton_gateway.apis.chat_body import ChatBody, text_part
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.http_api.chat_messages import MAX_MESSAGES, MAX_PARTS
-from baton_gateway.http_api.openai_fields import (
+from baton_gateway.openai_api.chat_messages import MAX_MESSAGES, MAX_PARTS
+from baton_gateway.openai_api.openai_fields import (
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
     Fields,
@@ -21,24 +21,24 @@ from baton_gateway.http_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.http_api.openai_types import MAX_STOPS, MAX_TOKEN_ID, MAX_TOKENS, ChatRequest
+from baton_gateway.openai_api.openai_types import MAX_STOPS, MAX_TOKEN_ID, MAX_TOKENS, ChatRequest
 
 _IGNORED = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",
     "diagnostics",
 )  # fmt: skip
-"""Accepted without effect: they steer the provider's side, not the answer."""
+"""Fields that are accepted without effect: they concern the provider's side, not the answer."""
 _KEEPS_ALL = "clear_thinking_20251015"
 _NO_EDITS = ({"edits": []}, *({"edits": [{"type": _KEEPS_ALL, "keep": keep}]} for keep in ("all", {"type": "all"})))
-"""What agents send to have nothing of a conversation left out."""
+"""Values with which agents ask for the whole conversation to be kept."""
 _MAX_WORD = 64
 
 
 def parse_message(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
-    """Raises RefusedError that names the offending field."""
+    """Parse the body of a message. Raises RefusedError that names the offending field."""
     fields, body = Fields(raw), ChatBody()
     max_tokens = check_integer(fields.require("max_tokens"), "max_tokens", 1, MAX_TOKENS)
-    body.give(
+    body.set_fields(
         max_tokens=max_tokens,
         stream=fields.flag("stream", False),
         temperature=fields.number("temperature", 0, 2),
@@ -49,25 +49,25 @@ def parse_message(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.RE
     return _parse(fields, body, unknown, max_tokens)
 
 
-def parse_counted(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
-    """The body of `count_tokens`: the same, without what is about the answer. Raises RefusedError as above."""
+def parse_token_count(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
+    """Parse the body of `count_tokens`: a message without options of the answer. Raises RefusedError as above."""
     return _parse(Fields(raw), ChatBody(), unknown)
 
 
 def _parse(fields: Fields, body: ChatBody, unknown: UnknownFields, max_tokens: int | None = None) -> ChatRequest:
-    """`max_tokens`: None where nothing is answered."""
-    body.give(model=fields.require("model"))
+    """Parse the fields that both bodies have. `max_tokens`: None if nothing is generated."""
+    body.set_fields(model=fields.require("model"))
     _read_system(fields.take("system"), body)
     _read_messages(fields.require("messages"), body)
-    body.give_tools(fields.take("tools"), _tool)
+    body.set_tools(fields.take("tools"), _tool)
     _read_tool_choice(fields.take("tool_choice"), body)
     _read_thinking(fields.take("thinking"), body, max_tokens)
     _read_output(fields.take("output_config"), body)
     fields.refuse("container", "tools run at the client")
     fields.refuse("mcp_servers", "tools run at the client", harmless=([],))
-    fields.refuse("context_management", "a conversation is taken as it is sent", harmless=_NO_EDITS)
+    fields.refuse("context_management", "a conversation is used as it was sent", harmless=_NO_EDITS)
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
-    return body.request(fields.end(unknown))
+    return body.parse(fields.end(unknown))
 
 
 def _stop_sequences(value: Any) -> list[Any] | None:
@@ -78,7 +78,7 @@ def _stop_sequences(value: Any) -> list[Any] | None:
 
 def _read_system(value: Any, body: ChatBody) -> None:
     if value is not None and value != "":
-        body.say("system", "system", _texts(value, "system"))
+        body.add_text("system", "system", _texts(value, "system"))
 
 
 def _read_messages(value: Any, body: ChatBody) -> None:
@@ -86,10 +86,10 @@ def _read_messages(value: Any, body: ChatBody) -> None:
         raise wrong_type("messages", "a list of messages")
     if not 1 <= len(value) <= MAX_MESSAGES:
         raise invalid("messages", f"'messages' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
-    for place, entry in enumerate(value):
-        _read_message(entry, f"messages[{place}]", body)
-    if body.last is not None and body.last["role"] == "assistant":  # the client has begun the answer
-        body.give(continue_final_message=True)
+    for index, entry in enumerate(value):
+        _read_message(entry, f"messages[{index}]", body)
+    if body.last is not None and body.last["role"] == "assistant":  # the client wrote the beginning of the answer
+        body.set_fields(continue_final_message=True)
 
 
 def _read_message(value: Any, path: str, body: ChatBody) -> None:
@@ -101,10 +101,10 @@ def _read_message(value: Any, path: str, body: ChatBody) -> None:
     if role not in ("user", "assistant", "system"):
         raise invalid(f"{path}.role", f"'{path}.role' must be one of user, assistant, system.")
     if isinstance(content, str):
-        body.say(path, role, [text_part(check_text(content, f"{path}.content", MAX_TEXT_CHARS))])
+        body.add_text(path, role, [text_part(check_text(content, f"{path}.content", MAX_TEXT_CHARS))])
         return
-    for place, block in enumerate(_blocks(content, f"{path}.content")):
-        _read_block(block, role, f"{path}.content[{place}]", body)
+    for index, block in enumerate(_blocks(content, f"{path}.content")):
+        _read_block(block, role, f"{path}.content[{index}]", body)
 
 
 def _blocks(value: Any, path: str) -> list[Any]:
@@ -121,20 +121,20 @@ def _read_block(value: Any, role: str, path: str, body: ChatBody) -> None:
     fields = Fields(value, f"{path}.")
     match (role, fields.require("type")):
         case (_, "text"):
-            body.say(path, role, [text_part(_text(fields, path))])
+            body.add_text(path, role, [text_part(_text(fields, path))])
         case ("assistant", "thinking"):
-            body.think(path, check_text(fields.require("thinking"), f"{path}.thinking", MAX_TEXT_CHARS))
+            body.add_reasoning(path, check_text(fields.require("thinking"), f"{path}.thinking", MAX_TEXT_CHARS))
             fields.text("signature", MAX_TEXT_CHARS)
         case ("assistant", "tool_use"):
-            given = fields.require("input")
-            if not isinstance(given, dict):
+            arguments = fields.require("input")
+            if not isinstance(arguments, dict):
                 raise wrong_type(f"{path}.input", "an object")
-            body.call(path, fields.require("id"), fields.require("name"), json.dumps(given, ensure_ascii=False))
+            body.add_call(path, fields.require("id"), fields.require("name"), json.dumps(arguments, ensure_ascii=False))
             fields.ignore("caller", max_bytes=MAX_IGNORED_BYTES)
         case ("user", "tool_result"):
             content = fields.take("content")
             parts = [] if content is None else _texts(content, f"{path}.content")
-            body.answer_call(path, fields.require("tool_use_id"), parts)
+            body.add_result(path, fields.require("tool_use_id"), parts)
             fields.flag("is_error", False)
         case (_, kind):
             raise unsupported(f"{path}.type", f"blocks of type {str(kind)[:32]!r} are not available for {role}")
@@ -143,17 +143,17 @@ def _read_block(value: Any, role: str, path: str, body: ChatBody) -> None:
 
 
 def _text(fields: Fields, path: str) -> str:
-    fields.refuse("citations", "answers cite nothing", harmless=([],))
+    fields.refuse("citations", "answers have no citations", harmless=([],))
     return check_text(fields.require("text"), f"{path}.text", MAX_TEXT_CHARS)
 
 
 def _texts(value: Any, path: str) -> list[dict[str, Any]]:
-    """A string, or blocks that are all text."""
+    """Read a string, or blocks that are all text."""
     if isinstance(value, str):
         return [text_part(check_text(value, path, MAX_TEXT_CHARS))]
     if value == []:
         return []
-    return [_text_block(block, f"{path}[{place}]") for place, block in enumerate(_blocks(value, path))]
+    return [_text_block(block, f"{path}[{index}]") for index, block in enumerate(_blocks(value, path))]
 
 
 def _text_block(value: Any, path: str) -> dict[str, Any]:
@@ -199,9 +199,9 @@ def _read_tool_choice(value: Any, body: ChatBody) -> None:
     if not isinstance(kind, str) or kind not in choices:
         raise invalid("tool_choice.type", "'tool_choice.type' must be one of auto, any, tool, none.")
     if fields.flag("disable_parallel_tool_use", False):
-        body.give(parallel_tool_calls=False)
+        body.set_fields(parallel_tool_calls=False)
     fields.end()
-    body.give(tool_choice=choices[kind])
+    body.set_fields(tool_choice=choices[kind])
 
 
 def _read_thinking(value: Any, body: ChatBody, max_tokens: int | None) -> None:
@@ -218,9 +218,9 @@ def _read_thinking(value: Any, body: ChatBody, max_tokens: int | None) -> None:
         if max_tokens is not None and budget >= max_tokens:
             message = f"'thinking.budget_tokens' ({budget}) must be less than 'max_tokens' ({max_tokens})."
             raise invalid("thinking.budget_tokens", message, "out_of_range")
-        body.give(max_thinking_tokens=budget)
+        body.set_fields(max_thinking_tokens=budget)
     if kind == "disabled":
-        body.give(reasoning_effort="none")
+        body.set_fields(reasoning_effort="none")
     fields.text("display", _MAX_WORD)
     fields.end()
 
@@ -232,9 +232,9 @@ def _read_output(value: Any, body: ChatBody) -> None:
         raise wrong_type("output_config", "an object")
     fields = Fields(value, "output_config.")
     effort = fields.text("effort", _MAX_WORD)
-    body.give(reasoning_effort="xhigh" if effort == "max" else effort)
+    body.set_fields(reasoning_effort="xhigh" if effort == "max" else effort)
     if (form := fields.take("format")) is not None:
-        body.give(response_format=_format(form, "output_config.format"))
+        body.set_fields(response_format=_format(form, "output_config.format"))
     fields.end()
 
 

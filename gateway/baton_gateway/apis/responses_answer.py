@@ -1,7 +1,7 @@
-"""Answers of `/v1/responses` (OpenAI's): a response of items, its events in their order, its errors.
+"""Answers of OpenAI's `/v1/responses`: a response of items, its events in their order, its errors.
 
-Every event has the next sequence number. An item is added, its parts grow, the item is done; the last event has the
-whole response.
+Every event has the next sequence number. An item is added, its parts grow, and it is done. The last event has the whole
+response.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
-from baton_gateway.apis.chat_body import renamed
+from baton_gateway.apis.chat_body import rename_field
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.answer_forms import EventWriter
-from baton_gateway.http_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
-from baton_gateway.http_api.logprob_json import ChatLogprobs, LogprobsJson
-from baton_gateway.http_api.response_encoding import AnswerHead, FinishedChoice, Usage, error_body, message_and_param
+from baton_gateway.openai_api.answer_forms import EventWriter
+from baton_gateway.openai_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
+from baton_gateway.openai_api.logprob_json import ChatLogprobs, LogprobsJson
+from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage, error_body, message_and_param
 
 _encode = msgspec.json.Encoder().encode
 
@@ -34,20 +34,20 @@ _NAMES = {
     r"response_format": "text.format",
     r"reasoning_effort": "reasoning.effort",
 }
-"""Fields of chats that are called otherwise here."""
+"""Names of this API for fields of chats."""
 
 
 def response_error_body(problem: Problem, request_id: str | None = None) -> bytes:
-    """As everywhere in OpenAI's API, with the names of this endpoint's fields."""
-    return error_body(renamed(problem, _NAMES), request_id)
+    """Encode an error in OpenAI's form, with the names of this endpoint's fields."""
+    return error_body(rename_field(problem, _NAMES), request_id)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesForm:
-    """One choice; its parts are items."""
+    """The form of OpenAI's responses: one choice, whose parts are items."""
 
     echo: Mapping[str, EncodedJson]
-    """What the answer repeats of the request, encoded once: a stream repeats it three times."""
+    """The request's fields that the answer repeats, encoded once: a stream repeats them three times."""
 
     def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
         [choice] = choices
@@ -58,7 +58,7 @@ class ResponsesForm:
         return ResponseWriter(self, answer)
 
     def response(self, answer: AnswerHead, status: str, output: list[Item], usage: Usage | None) -> dict[str, Any]:
-        """The response as it is now; `usage` is None until it has ended."""
+        """Return the response so far; `usage`: None until it has ended."""
         return {
             "id": _id("resp", answer),
             "object": "response",
@@ -82,9 +82,7 @@ def _status(finish: str) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """That API requires the details: where nobody has told them there is none to tell of. No request orders a cache to
-    be written.
-    """
+    """Return the fields of `usage`. The API requires the details: unknown ones are 0. No request writes a cache."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
@@ -99,19 +97,19 @@ def _id(kind: str, answer: AnswerHead, place: int | None = None) -> str:
 
 
 def _output(answer: AnswerHead, choice: FinishedChoice) -> list[Item]:
-    """The items of a whole answer; the last one has what ended the answer."""
-    whole, output = choice.answer, list[Item]()
-    if whole.reasoning is not None:
-        output.append(_thoughts(answer, len(output), whole.reasoning, "completed"))
-    if whole.content or not (output or whole.calls):
-        output.append(_message(answer, len(output), whole.content, _entries(choice.logprobs), "completed"))
-    for call in whole.calls:
+    """Return the items of a whole answer; the last one has the status of the answer's end."""
+    message, output = choice.message, list[Item]()
+    if message.reasoning is not None:
+        output.append(_reasoning(answer, len(output), message.reasoning, "completed"))
+    if message.content or not (output or message.calls):
+        output.append(_message(answer, len(output), message.content, _entries(choice.logprobs), "completed"))
+    for call in message.calls:
         output.append(_call(answer, len(output), call.id, call.name, call.arguments, "completed"))
     output[-1]["status"] = _status(choice.finish)
     return output
 
 
-def _thoughts(answer: AnswerHead, place: int, text: GrowingText | None, status: str) -> Item:
+def _reasoning(answer: AnswerHead, place: int, text: GrowingText | None, status: str) -> Item:
     content = [] if text is None else [{"type": "reasoning_text", "text": text}]
     return {
         "id": _id("rs", answer, place), "type": "reasoning", "summary": [], "content": content, "status": status,
@@ -144,24 +142,24 @@ def _entries(logprobs: LogprobsJson | None) -> EncodedJson:
 
 
 class ResponseWriter:
-    """Events of one streamed response. What they repeat is encoded once."""
+    """Encodes the events of one streamed response. What they repeat is encoded once."""
 
     def __init__(self, form: ResponsesForm, answer: AnswerHead) -> None:
         self._form = form
         self._answer = answer
         self._events = 0
         self._output: list[Item] = []
-        """Items that are done."""
+        """The items that are done."""
         self._open: Item | None = None
-        """The item that grows, as it began."""
+        """The open item, as it began."""
         self._text = GrowingText()
-        """Its text."""
-        self._told: LogprobsJson | None = None
+        """The open item's text."""
+        self._logprobs: LogprobsJson | None = None
         """Log probabilities of its tokens."""
         self._status = "completed"
 
     def usage_so_far(self, usage: Usage) -> None:
-        """There is no place for it: the last event says the usage."""
+        """Ignore it: only the last event has the usage."""
 
     def beginning(self, index: int) -> Sequence[JsonBytes]:
         begun = self._form.response(self._answer, "in_progress", [], None)
@@ -169,14 +167,14 @@ class ResponseWriter:
         return [*created, *self._event("response.in_progress", response=begun)]
 
     def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
-        return self._grown(part, None)
+        return self._extend(part, None)
 
     def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
-        """They stand with the last piece of content."""
-        last = max((place for place, part in enumerate(parts) if isinstance(part, ContentPart)), default=None)
+        """Encode parts; the last piece of content has the log probabilities."""
+        last = max((index for index, part in enumerate(parts) if isinstance(part, ContentPart)), default=None)
         events: list[JsonBytes] = []
-        for place, part in enumerate(parts):
-            events += self._grown(part, logprobs if place == last else None)
+        for index, part in enumerate(parts):
+            events += self._extend(part, logprobs if index == last else None)
         return events
 
     def finish(self, index: int, reason: str, stop: str | None) -> Sequence[JsonBytes]:
@@ -184,41 +182,41 @@ class ResponseWriter:
         begun: Sequence[JsonBytes] = ()
         if self._open is None and not self._output:  # an empty answer is an empty message
             begun = self._begin_message()
-        return [*begun, *self._done(self._status)]
+        return [*begun, *self._close(self._status)]
 
     def closing(self, usage: Usage) -> Sequence[JsonBytes]:
         response = self._form.response(self._answer, self._status, self._output, usage)
         return self._event(f"response.{self._status}", response=response)
 
     def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> Sequence[JsonBytes]:
-        """The events end as they must: the item that grew is done, but incomplete."""
-        ended = self._done("incomplete")
+        """Encode an error: the open item is done, but incomplete."""
+        ended = self._close("incomplete")
         response = self._form.response(self._answer, "failed", self._output, usage)
         code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
         message, _ = message_and_param(problem)
         response["error"] = {"code": code, "message": f"{message} ({problem.code}; {request_id})"}
         return [*ended, *self._event("response.failed", response=response)]
 
-    def _grown(self, part: AnswerPart, logprobs: LogprobsJson | None) -> Sequence[JsonBytes]:
+    def _extend(self, part: AnswerPart, logprobs: LogprobsJson | None) -> Sequence[JsonBytes]:
         match part:
             case ContentPart(text):
-                before = () if self._grows("message") else [*self._done("completed"), *self._begin_message()]
-                if isinstance(logprobs, ChatLogprobs) and isinstance(self._told, ChatLogprobs):
-                    self._told.add_encoded(logprobs)
-                told: EncodedJson | list[Any] = [] if logprobs is None else _entries(logprobs)
-                return [*before, *self._delta("output_text", text, logprobs=told)]
+                before = () if self._has_open("message") else [*self._close("completed"), *self._begin_message()]
+                if isinstance(logprobs, ChatLogprobs) and isinstance(self._logprobs, ChatLogprobs):
+                    self._logprobs.add_encoded(logprobs)
+                entries: EncodedJson | list[Any] = [] if logprobs is None else _entries(logprobs)
+                return [*before, *self._delta("output_text", text, logprobs=entries)]
             case ReasoningPart(text):
-                before = () if self._grows("reasoning") else [*self._done("completed"), *self._begin_thoughts()]
+                before = () if self._has_open("reasoning") else [*self._close("completed"), *self._begin_reasoning()]
                 return [*before, *self._delta("reasoning_text", text)]
             case CallPart(_, call_id, name):
                 item = _call(
                     self._answer, len(self._output) + (self._open is not None), call_id, name, "", "in_progress"
                 )
-                return [*self._done("completed"), *self._begin(item)]
+                return [*self._close("completed"), *self._begin(item)]
             case ArgumentsPart(_, text):
                 return self._delta("function_call_arguments", text)
 
-    def _grows(self, kind: str) -> bool:
+    def _has_open(self, kind: str) -> bool:
         return self._open is not None and self._open["type"] == kind
 
     def _begin_message(self) -> Sequence[JsonBytes]:
@@ -226,13 +224,13 @@ class ResponseWriter:
         part = _text(GrowingText(), _NO_LOGPROBS)
         return [*added, *self._within("response.content_part.added", content_index=0, part=part)]
 
-    def _begin_thoughts(self) -> Sequence[JsonBytes]:
-        added = self._begin(_thoughts(self._answer, len(self._output), None, "in_progress"))
+    def _begin_reasoning(self) -> Sequence[JsonBytes]:
+        added = self._begin(_reasoning(self._answer, len(self._output), None, "in_progress"))
         part = {"type": "reasoning_text", "text": ""}
         return [*added, *self._within("response.content_part.added", content_index=0, part=part)]
 
     def _begin(self, item: Item) -> Sequence[JsonBytes]:
-        self._open, self._text, self._told = item, GrowingText(), self._answer.logprobs()
+        self._open, self._text, self._logprobs = item, GrowingText(), self._answer.logprobs()
         return self._event("response.output_item.added", output_index=len(self._output), item=item)
 
     def _delta(self, kind: str, text: str, **fields: Any) -> Sequence[JsonBytes]:
@@ -240,20 +238,20 @@ class ResponseWriter:
         place = {} if kind == "function_call_arguments" else {"content_index": 0}
         return self._within(f"response.{kind}.delta", **place, delta=text, **fields)
 
-    def _done(self, status: str) -> Sequence[JsonBytes]:
-        """End the item that grows."""
+    def _close(self, status: str) -> Sequence[JsonBytes]:
+        """Close the open item."""
         if self._open is None:
             return ()
         item, text, place = self._open, self._text, len(self._output)
         match item["type"]:
             case "message":
-                whole = _message(self._answer, place, text, _entries(self._told), status)
+                whole = _message(self._answer, place, text, _entries(self._logprobs), status)
                 done = self._within(
-                    "response.output_text.done", content_index=0, text=text, logprobs=_entries(self._told)
+                    "response.output_text.done", content_index=0, text=text, logprobs=_entries(self._logprobs)
                 )
                 part = self._within("response.content_part.done", content_index=0, part=whole["content"][0])
             case "reasoning":
-                whole = _thoughts(self._answer, place, text, status)
+                whole = _reasoning(self._answer, place, text, status)
                 done = self._within("response.reasoning_text.done", content_index=0, text=text)
                 part = self._within("response.content_part.done", content_index=0, part=whole["content"][0])
             case _:
@@ -265,13 +263,13 @@ class ResponseWriter:
         return [*done, *part, *ended]
 
     def _within(self, kind: str, **fields: Any) -> Sequence[JsonBytes]:
-        """An event of the item that grows."""
+        """Encode an event of the open item."""
         assert self._open is not None
         return self._event(kind, item_id=self._open["id"], output_index=len(self._output), **fields)
 
     def _event(self, kind: str, **fields: Any) -> Sequence[JsonBytes]:
         event = {"type": kind, "sequence_number": self._events, **fields}
         self._events += 1
-        if kind.endswith(".delta") and not isinstance(fields.get("logprobs"), EncodedJson):  # as a rule
+        if kind.endswith(".delta") and not isinstance(fields.get("logprobs"), EncodedJson):  # the usual case
             return (b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(event)),)
         return [b"event: %b\ndata: " % kind.encode(), *json_pieces(event), b"\n\n"]

@@ -1,7 +1,7 @@
-"""Bodies of `/v1/responses` (OpenAI's) to chat requests and the form of their answers.
+"""Translates bodies of OpenAI's `/v1/responses` to chat requests and the form of their answers.
 
-Nothing is kept between requests: what would need it is refused, and answers say `store: false`. Items that follow each
-other on the assistant's side are one turn of it. docs/api-http.md lists the fields.
+Nothing is stored between requests: fields that would need it are refused, and answers have `store: false`. Consecutive
+items of the assistant are merged into one turn. docs/api-http.md lists the fields.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from baton_gateway.apis.chat_body import ChatBody, text_part
 from baton_gateway.apis.responses_answer import ResponsesForm
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.http_api.chat_messages import MAX_MESSAGES, MAX_PARTS
-from baton_gateway.http_api.json_pieces import EncodedJson
-from baton_gateway.http_api.openai_fields import (
+from baton_gateway.openai_api.chat_messages import MAX_MESSAGES, MAX_PARTS
+from baton_gateway.openai_api.json_pieces import EncodedJson
+from baton_gateway.openai_api.openai_fields import (
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
     Fields,
@@ -24,57 +24,57 @@ from baton_gateway.http_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.http_api.openai_types import MAX_LOGPROBS, MAX_TOKENS, ChatRequest, check_held
+from baton_gateway.openai_api.openai_types import MAX_LOGPROBS, MAX_TOKENS, ChatRequest, check_held
 
 _encode = msgspec.json.Encoder().encode
-_KEPT = "answers are not kept: send the whole conversation as 'input'"
+_NOT_STORED = "answers are not stored: send the whole conversation as 'input'"
 _IGNORED = (
     "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier",
     "max_tool_calls",
 )  # fmt: skip
-"""Accepted without effect: they steer the provider's side or the tools that run there, not the answer."""
+"""Fields that are accepted without effect: they concern the provider's side or its tools, not the answer."""
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
-"""Thoughts come in plain text: there is nothing to encrypt."""
+"""Reasoning is plain text: there is nothing to encrypt."""
 _MAX_WORD = 64
 
 
 def parse_response(
     raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE
 ) -> tuple[ChatRequest, ResponsesForm]:
-    """Raises RefusedError that names the offending field."""
+    """Parse the body of a response. Raises RefusedError that names the offending field."""
     fields, body = Fields(raw), ChatBody()
     echo = _echo(raw)
-    body.give(model=fields.require("model"))
+    body.set_fields(model=fields.require("model"))
     instructions = fields.text("instructions", MAX_TEXT_CHARS)
     if instructions:
-        body.say("instructions", "system", [text_part(instructions)])
+        body.add_text("instructions", "system", [text_part(instructions)])
     _read_input(fields.require("input"), body)
-    body.give(
+    body.set_fields(
         max_completion_tokens=fields.integer("max_output_tokens", 1, MAX_TOKENS),
         stream=fields.flag("stream", False),
         temperature=fields.number("temperature", 0, 2),
         top_p=fields.number("top_p", 0, 1, above_low=True),
     )
     _read_stream_options(fields.take("stream_options"))
-    body.give_tools(fields.take("tools"), _tool)
+    body.set_tools(fields.take("tools"), _tool)
     _read_tool_choice(fields.take("tool_choice"), body)
-    body.give(parallel_tool_calls=fields.flag("parallel_tool_calls", True))
+    body.set_fields(parallel_tool_calls=fields.flag("parallel_tool_calls", True))
     _read_text(fields.take("text"), body)
     _read_reasoning(fields.take("reasoning"), body)
     _read_logprobs(fields, body)
-    fields.flag("store", False)  # the answer says that it is not
-    fields.refuse("background", "answers are not kept: wait for it, or stream it", harmless=(False,))
-    fields.refuse("previous_response_id", _KEPT)
-    fields.refuse("conversation", _KEPT)
+    fields.flag("store", False)  # the answer has `store: false`
+    fields.refuse("background", "answers are not stored: wait for the answer, or stream it", harmless=(False,))
+    fields.refuse("previous_response_id", _NOT_STORED)
+    fields.refuse("conversation", _NOT_STORED)
     fields.refuse("prompt", "there are no stored prompts")
     fields.refuse("truncation", "a prompt that is too long is refused", harmless=("disabled",))
-    fields.refuse("context_management", "a conversation is taken as it is sent", harmless=([],))
+    fields.refuse("context_management", "a conversation is used as it was sent", harmless=([],))
     fields.refuse("moderation", "nothing is moderated here")
     fields.ignore("metadata", *_IGNORED, max_bytes=MAX_IGNORED_BYTES)
-    request = body.request(fields.end(unknown))
-    options = replace(request.options, is_held=True)  # also of a stream: its last events repeat all of it
+    request = body.parse(fields.end(unknown))
+    options = replace(request.options, is_held=True)  # a stream's too: its last events repeat it
     check_held("max_output_tokens", options)
     return replace(request, options=options), ResponsesForm(echo)
 
@@ -84,12 +84,12 @@ _ECHOED: dict[str, Any] = {
     "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": None,
     "reasoning": {"effort": None, "summary": None}, "user": None,
 }  # fmt: skip
-"""What an answer repeats of its request, with what stands there for what was not said."""
+"""The request's fields that an answer repeats, with their defaults."""
 
 
 def _echo(raw: dict[str, Any]) -> dict[str, EncodedJson]:
-    told = {name: default if raw.get(name) is None else raw[name] for name, default in _ECHOED.items()}
-    return {name: EncodedJson(_encode(value)) for name, value in told.items()}
+    values = {name: default if raw.get(name) is None else raw[name] for name, default in _ECHOED.items()}
+    return {name: EncodedJson(_encode(value)) for name, value in values.items()}
 
 
 # Input ----------------------------------------------------------------------------------------------------------------
@@ -97,14 +97,14 @@ def _echo(raw: dict[str, Any]) -> dict[str, EncodedJson]:
 
 def _read_input(value: Any, body: ChatBody) -> None:
     if isinstance(value, str):
-        body.say("input", "user", [text_part(check_text(value, "input", MAX_TEXT_CHARS))])
+        body.add_text("input", "user", [text_part(check_text(value, "input", MAX_TEXT_CHARS))])
         return
     if not isinstance(value, list):
         raise wrong_type("input", "a string or a list of items")
     if not 1 <= len(value) <= MAX_MESSAGES:
         raise invalid("input", f"'input' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
-    for place, item in enumerate(value):
-        _read_item(item, f"input[{place}]", body)
+    for index, item in enumerate(value):
+        _read_item(item, f"input[{index}]", body)
     if body.last is None:
         raise invalid("input", "'input' has nothing to answer.")
 
@@ -118,12 +118,12 @@ def _read_item(value: Any, path: str, body: ChatBody) -> None:
         case "message":
             _read_message(fields, path, body)
         case "function_call":
-            body.call(path, fields.require("call_id"), fields.require("name"), fields.require("arguments"))
+            body.add_call(path, fields.require("call_id"), fields.require("name"), fields.require("arguments"))
         case "function_call_output":
             call_id, output = fields.require("call_id"), fields.require("output")
-            body.answer_any_call(path, call_id, _texts(output, f"{path}.output"))
+            body.add_late_result(path, call_id, _texts(output, f"{path}.output"))
         case "reasoning":
-            _read_thoughts(fields, path, body)
+            _read_reasoning_item(fields, path, body)
         case _:
             raise unsupported(f"{path}.type", f"items of type {str(kind)[:32]!r} are not available")
     fields.ignore("id", "status", "phase", max_bytes=MAX_IGNORED_BYTES)
@@ -134,15 +134,15 @@ def _read_message(fields: Fields, path: str, body: ChatBody) -> None:
     role = fields.require("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise invalid(f"{path}.role", f"'{path}.role' must be one of {', '.join(_ROLES)}.")
-    body.say(path, _ROLES[role], _texts(fields.require("content"), f"{path}.content"))
+    body.add_text(path, _ROLES[role], _texts(fields.require("content"), f"{path}.content"))
 
 
-def _read_thoughts(fields: Fields, path: str, body: ChatBody) -> None:
-    """Thoughts as an answer of ours told them; a summary of hidden ones says nothing to another model."""
+def _read_reasoning_item(fields: Fields, path: str, body: ChatBody) -> None:
+    """Read reasoning from an answer of ours. A summary of hidden reasoning is of no use to another model."""
     content = fields.take("content")
-    thoughts = [] if content is None else _texts(content, f"{path}.content")
-    if thoughts:
-        body.think(path, "\n".join(part["text"] for part in thoughts))
+    parts = [] if content is None else _texts(content, f"{path}.content")
+    if parts:
+        body.add_reasoning(path, "\n".join(part["text"] for part in parts))
     fields.ignore("summary", "encrypted_content", max_bytes=MAX_TEXT_CHARS)
 
 
@@ -153,7 +153,7 @@ def _texts(value: Any, path: str) -> list[dict[str, Any]]:
         raise wrong_type(path, "a string or a list of text parts")
     if len(value) > MAX_PARTS:
         raise invalid(path, f"'{path}' has {len(value)} parts; at most {MAX_PARTS} are allowed.", "too_long")
-    return [_text(part, f"{path}[{place}]") for place, part in enumerate(value)]
+    return [_text(part, f"{path}[{index}]") for index, part in enumerate(value)]
 
 
 def _text(value: Any, path: str) -> dict[str, Any]:
@@ -186,19 +186,19 @@ def _tool(value: Any, path: str) -> dict[str, Any]:
     if (kind := fields.require("type")) != "function":
         raise unsupported(f"{path}.type", f"tools run at the client; {str(kind)[:32]!r} would run here")
     function = {name: fields.take(name) for name in ("name", "description", "parameters", "strict")}
-    fields.refuse("defer_loading", "all tools are told at once", harmless=(False,))
+    fields.refuse("defer_loading", "all tools are sent at once", harmless=(False,))
     fields.end()
-    return {"type": "function", "function": {name: given for name, given in function.items() if given is not None}}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
 def _read_tool_choice(value: Any, body: ChatBody) -> None:
     if value is None or isinstance(value, str):
-        body.give(tool_choice=value)
+        body.set_fields(tool_choice=value)
         return
     fields = _object(value, "tool_choice")
     if (kind := fields.require("type")) != "function":
         raise unsupported("tool_choice.type", f"only 'function' is available, not {str(kind)[:32]!r}")
-    body.give(tool_choice={"type": "function", "function": {"name": fields.require("name")}})
+    body.set_fields(tool_choice={"type": "function", "function": {"name": fields.require("name")}})
     fields.end()
 
 
@@ -207,29 +207,29 @@ def _read_text(value: Any, body: ChatBody) -> None:
         return
     fields = _object(value, "text")
     form = fields.take("format")
-    fields.refuse("verbosity", "models do not know it; ask for it in words", harmless=("medium",))
+    fields.refuse("verbosity", "models do not know it; ask for it in the prompt", harmless=("medium",))
     fields.end()
     if form is not None:
-        body.give(response_format=_format(form))
+        body.set_fields(response_format=_format(form))
 
 
 def _format(value: Any) -> dict[str, Any]:
-    """The same as chat's, which has what is about a schema in an object of its own."""
+    """Read a format. A chat's is the same, except that the schema is in an object of its own."""
     fields = _object(value, "text.format")
     if (kind := fields.require("type")) != "json_schema":
         fields.end()
         return {"type": kind}
     schema = {name: fields.take(name) for name in ("name", "description", "schema", "strict")}
     fields.end()
-    return {"type": kind, "json_schema": {name: given for name, given in schema.items() if given is not None}}
+    return {"type": kind, "json_schema": {name: value for name, value in schema.items() if value is not None}}
 
 
 def _read_reasoning(value: Any, body: ChatBody) -> None:
-    """Thoughts are told as they are: whatever summary is wanted, there is none."""
+    """Read the options of reasoning. It is returned in full: a requested summary has no effect."""
     if value is None:
         return
     fields = _object(value, "reasoning")
-    body.give(reasoning_effort=fields.text("effort", _MAX_WORD))
+    body.set_fields(reasoning_effort=fields.text("effort", _MAX_WORD))
     for name in ("summary", "generate_summary"):
         fields.text(name, _MAX_WORD)
     fields.end()
@@ -241,11 +241,11 @@ def _read_logprobs(fields: Fields, body: ChatBody) -> None:
         include = []
     if not isinstance(include, list):
         raise wrong_type("include", "a list of strings")
-    for place, name in enumerate(include):
+    for index, name in enumerate(include):
         if name not in INCLUDABLE:
-            raise unsupported(f"include[{place}]", f"must be one of {', '.join(INCLUDABLE)}")
+            raise unsupported(f"include[{index}]", f"must be one of {', '.join(INCLUDABLE)}")
     if _LOGPROBS in include or top:
-        body.give(logprobs=True, top_logprobs=top)
+        body.set_fields(logprobs=True, top_logprobs=top)
 
 
 def _object(value: Any, path: str) -> Fields:

@@ -1,4 +1,4 @@
-"""Questions that ended a process apart: nobody's process is ended by the same one again."""
+"""Inputs that ended a helper process: no process is ended by the same input again."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import hashlib
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-MAX_KEPT = 1_024
+MAX_INPUTS = 1_024
 
 V = TypeVar("V")
 
 
 class FatalInputs(Generic[V]):
-    """By digest, the latest ones, with what is to be said of each."""
+    """The latest fatal inputs by digest, each with what its clients are answered."""
 
-    def __init__(self, max_kept: int = MAX_KEPT) -> None:
-        self._max_kept = max_kept
-        self._verdicts: OrderedDict[bytes, V] = OrderedDict()
+    def __init__(self, max_inputs: int = MAX_INPUTS) -> None:
+        self._max_inputs = max_inputs
+        self._answers: OrderedDict[bytes, V] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._verdicts)
+        return len(self._answers)
 
-    def verdict(self, *parts: bytes) -> V | None:
-        """None: nothing bad is known."""
-        return self._verdicts.get(_digest(parts)) if self._verdicts else None
+    def get(self, *parts: bytes) -> V | None:
+        """Return the answer for an input, given in parts; None: the input is not known to be fatal."""
+        return self._answers.get(_digest(parts)) if self._answers else None
 
-    def keep(self, verdict: V, *parts: bytes) -> None:
-        self._verdicts[_digest(parts)] = verdict
-        if len(self._verdicts) > self._max_kept:
-            self._verdicts.popitem(last=False)
+    def add(self, answer: V, *parts: bytes) -> None:
+        """Remember that this input is fatal; the oldest one is forgotten beyond `max_inputs`."""
+        self._answers[_digest(parts)] = answer
+        if len(self._answers) > self._max_inputs:
+            self._answers.popitem(last=False)
 
 
 def _digest(parts: tuple[bytes, ...]) -> bytes:

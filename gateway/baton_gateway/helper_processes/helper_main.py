@@ -1,6 +1,6 @@
-"""A process apart's own side: answers what the gateway's side (`helper_process`) asks, until stdin ends.
+"""The helper process's own side: answers the questions of the gateway's side (`helper_process`) until stdin ends.
 
-A file of its own, since importing asyncio is half of what such a process takes to start.
+This is a separate file because importing asyncio would take half of the time that such a process needs to start.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from baton_gateway.parent_death import die_with_parent
 
 
 def answer_questions(answer: Callable[[bytes], Iterable[bytes]], max_memory_bytes: int) -> None:
-    """Answer until stdin ends. Each part of an answer is sent before the next is asked for."""
+    """Answer questions until stdin ends. Each part of an answer is sent before the next part is computed."""
     die_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the gateway, which still drains
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the gateway, which still drains
         signal.signal(number, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = max_memory_bytes if hard == resource.RLIM_INFINITY else min(max_memory_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))  # more than the hard limit is not allowed, and would end it
+    limit = max_memory_bytes if hard == resource.RLIM_INFINITY else min(max_memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))  # raising the hard limit would fail
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while length := source.read(4):

@@ -1,6 +1,6 @@
-"""A process that answers one question at a time for the event loop, and is killed when an answer takes too long.
+"""A helper process: answers one question at a time for the event loop, and is killed when an answer takes too long.
 
-Frames on its stdin and stdout: four bytes of length, then the content. Its own side is in `helper_main`.
+Its stdin and stdout carry frames: four bytes of length, then the content. The process's own side is in `helper_main`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import signal
 
 from baton_gateway.errors import ProcessNotStartedError
-from baton_gateway.helper_processes import piped_process as apart_pipes
+from baton_gateway.helper_processes import piped_process
 from baton_gateway.helper_processes.piped_process import PipedProcess
 from baton_gateway.helper_processes.processor_time import ProcessorAllowance, processor_s
 from baton_wire.listening.complaints import Complaints
@@ -20,36 +20,36 @@ _log = logging.getLogger("baton.gateway.processes")
 
 START_S = 20.0
 KILL_S = 1.0
-"""How long `kill` waits at most until the kernel has ended a process."""
+"""The longest that `kill` waits until the kernel has ended a process."""
 MAX_ANSWER_BYTES = 256 << 20
 
 
 class NoAnswer(enum.Enum):
-    """Why a question has no answer. The process is gone then, and the next question starts another."""
+    """Why a question has no answer. The process has ended by then, and the next question starts another."""
 
-    TOO_SLOW = "it computed for as long as it may"
+    TOO_SLOW = "it used up its processor time"
     STALLED = "it was stopped, or got no processor time"
     KILLED = "it was killed"
-    """By somebody else: the machine may have no memory left."""
+    """Killed from outside: the machine may be out of memory."""
     ENDED = "it ended"
 
     @property
-    def is_others_fault(self) -> bool:
-        """It says nothing of the question."""
+    def is_external(self) -> bool:
+        """True if the cause is external: it says nothing about the question."""
         return self in (NoAnswer.STALLED, NoAnswer.KILLED)
 
 
-class ProcessApart:
-    """Runs a module whose `main` calls `answer_questions`. Whoever asks sees to it that nobody else asks meanwhile."""
+class HelperProcess:
+    """Runs a module whose `main` calls `answer_questions`. Callers take turns: one question at a time."""
 
-    def __init__(self, module: str, hello: bytes) -> None:
-        """`hello` is a question that any process of this kind answers: then it is ready."""
+    def __init__(self, module: str, probe: bytes) -> None:
+        """`probe`: a question that any ready process of this kind answers."""
         self._module = module
-        self._hello = hello
+        self._probe = probe
         self._complaints = Complaints(_log)
         self._process: PipedProcess | None = None
         self._ending: PipedProcess | None = None
-        """The one before, which was killed."""
+        """The previous process, which was killed."""
 
     @property
     def is_running(self) -> bool:
@@ -60,52 +60,52 @@ class ProcessApart:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Start the process unless it runs. Raises ProcessNotStartedError when it does not come up."""
+        """Start the process unless it runs. Raises ProcessNotStartedError if it does not come up."""
         if self.is_running:
             return
         try:
-            process = self._process = apart_pipes.start(self._module, self._complaints)
+            process = self._process = piped_process.start(self._module, self._complaints)
         except OSError as error:
             raise ProcessNotStartedError(error.strerror or type(error).__name__) from error
         try:
             await process.connect()
         except BaseException:
-            self.end()
+            self.kill_nowait()
             raise
-        answer = await self._exchange(process, self._hello, START_S)
+        answer = await self._exchange(process, self._probe, START_S)
         if isinstance(answer, NoAnswer):
             raise ProcessNotStartedError(answer.value)
 
     async def ask(self, question: bytes, within_s: float) -> bytes | NoAnswer:
-        """The answer; `within_s` counts its processor time. Raises ProcessNotStartedError."""
+        """Return the answer to a question; `within_s` limits its processor time. Raises ProcessNotStartedError."""
         await self.start()
         assert self._process is not None
         return await self._exchange(self._process, question, within_s)
 
-    async def hear(self, within_s: float) -> bytes | NoAnswer:
-        """One more answer to the question that was asked last."""
+    async def read_answer(self, within_s: float) -> bytes | NoAnswer:
+        """Return one more answer to the last question."""
         if self._process is None:
             return NoAnswer.ENDED
         return await self._exchange(self._process, None, within_s)
 
-    async def say_hello(self) -> bool:
-        """Whether it answers, if need be after a start. Raises ProcessNotStartedError."""
-        return not isinstance(await self.ask(self._hello, START_S), NoAnswer)
+    async def ping(self) -> bool:
+        """Return True if the process answers, after a start if it does not run. Raises ProcessNotStartedError."""
+        return not isinstance(await self.ask(self._probe, START_S), NoAnswer)
 
-    def end(self) -> None:
+    def kill_nowait(self) -> None:
         """Kill the process without waiting for its end."""
         if self._process is not None:
             self._process.kill()
             self._process, self._ending = None, self._process
 
     async def kill(self) -> None:
-        """The process is killed at once, also where the caller is cancelled; waits at most KILL_S for its end."""
-        self.end()
+        """Kill the process at once, even if the caller is cancelled, and wait at most KILL_S for its end."""
+        self.kill_nowait()
         if self._ending is not None:
             await self._ending.wait(KILL_S)
 
     async def _exchange(self, process: PipedProcess, question: bytes | None, within_s: float) -> bytes | NoAnswer:
-        limit = _KillingLimit(process, within_s)
+        deadline = _Deadline(process, within_s)
         is_answered = False
         try:
             if question is not None:
@@ -118,33 +118,33 @@ class ProcessApart:
         except (EOFError, OSError):
             pass
         finally:
-            limit.end()
-            if not is_answered:  # whatever it still writes would be taken for another answer, also after a cancellation
+            deadline.cancel()
+            if not is_answered:  # after a cancellation too: a late answer would be taken for the next question's
                 process.kill()
                 if self._process is process:
-                    self.end()
+                    self.kill_nowait()
         await process.wait(KILL_S)
-        is_killed = limit.reason is NoAnswer.ENDED and process.returncode == -signal.SIGKILL
-        return NoAnswer.KILLED if is_killed else limit.reason
+        is_killed = deadline.reason is NoAnswer.ENDED and process.returncode == -signal.SIGKILL
+        return NoAnswer.KILLED if is_killed else deadline.reason
 
 
-class _KillingLimit:
-    """Kills a process that has used up its time, or gets none: its pipes end then, and with them all that waits."""
+class _Deadline:
+    """Kills a process that has used up its processor time or gets none. Its pipes close, which ends all waits on it."""
 
     def __init__(self, process: PipedProcess, within_s: float) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._allowance = ProcessorAllowance(within_s, self._loop.time(), processor_s(process.pid))
-        self._timer = self._loop.call_later(within_s, self._look)
+        self._timer = self._loop.call_later(within_s, self._check)
         self.reason = NoAnswer.ENDED
 
-    def end(self) -> None:
+    def cancel(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
-        more_s = self._allowance.more_s(self._loop.time(), processor_s(self._process.pid))
-        if more_s is not None:
-            self._timer = self._loop.call_later(more_s, self._look)
+    def _check(self) -> None:
+        wait_s = self._allowance.next_check_s(self._loop.time(), processor_s(self._process.pid))
+        if wait_s is not None:
+            self._timer = self._loop.call_later(wait_s, self._check)
             return
         self.reason = NoAnswer.TOO_SLOW if self._allowance.is_used_up else NoAnswer.STALLED
         self._process.kill()

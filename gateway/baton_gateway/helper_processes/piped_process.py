@@ -1,7 +1,7 @@
-"""A process with pipes to its stdin and from its stdout and stderr, whose end waits for no pipe.
+"""A process with pipes to its stdin and from its stdout and stderr, reaped without waiting for its pipes.
 
-`asyncio.subprocess` is not used: its `wait()` returns only when all pipes are closed, which a pipe that nobody reads
-never is (Python 3.11), and it needs a thread for each process.
+`asyncio.subprocess` is not used: its `wait()` returns only when all pipes are closed, and an unread pipe never is
+(Python 3.11). It also needs a thread for each process.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from baton_gateway.parent_death import PARENT_VARIABLE
 from baton_wire.listening.complaints import Complaints
 
 BUFFER_BYTES = 1 << 20
-"""Of an answer, before reading it pauses."""
+"""Bytes of an answer that are buffered before reading pauses."""
 REAP_S = (0.001, 1.0)
-"""How soon it is looked whether a killed process is gone, and how often later."""
+"""The first and the longest interval between checks whether a killed process has ended."""
 QUOTED_CHARS = 2_000
 QUOTE_AFTER_S = 0.2
-"""What a process writes in so long is one message."""
+"""Everything that a process writes to stderr within this time becomes one log message."""
 
 
 class StartedProcess(Protocol):
-    """What is needed of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that is used here."""
 
     @property
     def pid(self) -> int: ...
@@ -35,14 +35,14 @@ class StartedProcess(Protocol):
 
 
 def run_module(module: str, stdin: int, stdout: int, stderr: int) -> StartedProcess:
-    """`python -m module` with these descriptors, killed when this process dies. Raises OSError."""
+    """Start `python -m module` with these descriptors; it is killed when this process dies. Raises OSError."""
     environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "RUST_BACKTRACE": "0"}
     command = [sys.executable, "-m", module]
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment)
 
 
 class PipedProcess:
-    """One process that was started. `kill` is the end of it, and must be called once."""
+    """One started process. Its owner must call `kill` in the end."""
 
     def __init__(self, started: StartedProcess, pipes: tuple[int, int, int], name: str, complaints: Complaints) -> None:
         """`pipes`: our ends of its stdin, stdout and stderr."""
@@ -63,29 +63,29 @@ class PipedProcess:
 
     @property
     def is_running(self) -> bool:
-        """As far as its pipes tell: it may have ended this moment."""
+        """True if its pipes are open; the process may have ended a moment ago."""
         return not self._is_killed
 
     @property
     def returncode(self) -> int | None:
-        """None: it is not reaped yet."""
+        """The exit status; None: the process is not reaped yet."""
         return self._started.poll()
 
     async def write(self, data: bytes) -> None:
-        """Raises OSError when the process does not take it."""
+        """Write to stdin. Raises OSError when the process does not read it."""
         assert self._stdin is not None
         self._stdin.write(data)
         await self._stdin.drain()
 
     def kill(self) -> None:
-        """End the process and close its pipes. The event loop sees to it that it is reaped; nobody need wait."""
+        """Kill the process and close its pipes. The event loop reaps it; no caller has to wait."""
         if self._is_killed:
             return
         self._is_killed = True
         self._started.kill()
         for transport in self._transports:
             if transport.is_closing():
-                continue  # it closed by itself when the process ended: once more would be an error
+                continue  # it closed when the process ended; closing it again would be an error
             if isinstance(transport, asyncio.WriteTransport):
                 transport.abort()
             else:
@@ -95,29 +95,29 @@ class PipedProcess:
         self._reap(REAP_S[0])
 
     async def wait(self, within_s: float) -> None:
-        """Until it is reaped, but no longer than this."""
+        """Wait until the process is reaped, at most `within_s`."""
         await asyncio.wait([self._ended], timeout=within_s)
 
-    def _reap(self, again_s: float) -> None:
+    def _reap(self, retry_s: float) -> None:
         if self._started.poll() is None:
-            self._loop.call_later(again_s, self._reap, min(2 * again_s, REAP_S[1]))
+            self._loop.call_later(retry_s, self._reap, min(2 * retry_s, REAP_S[1]))
         elif not self._ended.done():
             self._ended.set_result(None)
 
     async def connect(self) -> None:
-        """Read and write its pipes, once."""
+        """Connect the pipes to the event loop. Called once."""
         stdin, stdout, stderr = self._pipes
         flow = asyncio.StreamReaderProtocol(asyncio.StreamReader())
         writing, _ = await self._loop.connect_write_pipe(lambda: flow, stdin)
         self._transports.append(writing)
         self._stdin = asyncio.StreamWriter(writing, flow, None, self._loop)
-        for pipe, protocol in ((stdout, _Answers(self)), (stderr, _Quoted(self._name, self._complaints))):
+        for pipe, protocol in ((stdout, _Answers(self)), (stderr, _StderrLog(self._name, self._complaints))):
             reading, _ = await self._loop.connect_read_pipe(lambda protocol=protocol: protocol, pipe)  # type: ignore[misc]
             self._transports.append(reading)
 
 
 class _Answers(asyncio.StreamReaderProtocol):
-    """What a process answers. One that answers no more is ended, so that it is reaped though nobody asks it."""
+    """Reads answers. A process that closed its stdout is killed, so that it is reaped although no question waits."""
 
     def __init__(self, process: PipedProcess) -> None:
         super().__init__(process.stdout)
@@ -128,8 +128,8 @@ class _Answers(asyncio.StreamReaderProtocol):
         self._process.kill()
 
 
-class _Quoted(asyncio.Protocol):
-    """What a process writes to stderr goes into the log: its end, once a second."""
+class _StderrLog(asyncio.Protocol):
+    """Logs the tail of what a process writes to stderr, at most once a second."""
 
     def __init__(self, name: str, complaints: Complaints) -> None:
         self._name = name
@@ -140,20 +140,20 @@ class _Quoted(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-QUOTED_CHARS:]
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(QUOTE_AFTER_S, self._say)
+            self._timer = asyncio.get_running_loop().call_later(QUOTE_AFTER_S, self._log)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._say()
+            self._log()
 
-    def _say(self) -> None:
+    def _log(self) -> None:
         self._timer, tail, self._tail = None, self._tail, b""
         self._complaints.say(f"{self._name} writes", tail.decode(errors="replace").strip())
 
 
 def start(module: str, complaints: Complaints) -> PipedProcess:
-    """Start `python -m module`, which is to be connected. Raises OSError, and leaves nothing then."""
+    """Start `python -m module`; the caller connects it. Raises OSError, and then leaves nothing open."""
     pipes: list[int] = []
     with contextlib.ExitStack() as open_pipes:
         for _ in range(3):

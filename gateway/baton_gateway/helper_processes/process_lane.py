@@ -1,4 +1,4 @@
-"""A process apart, whose turn it is to ask it, and whether it serves."""
+"""A helper process with the lock that shares it among clients, and its health."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from baton_gateway.errors import ProcessNotStartedError, TurnTimeoutError
-from baton_gateway.helper_processes.helper_process import ProcessApart
-from baton_gateway.text.fair_turns import FairTurns
+from baton_gateway.helper_processes.fair_lock import FairLock
+from baton_gateway.helper_processes.helper_process import HelperProcess
 
 T = TypeVar("T")
 
 TURN_S = 30.0
-"""How long a question waits for its turn at most."""
+"""The longest that a question waits for its turn."""
 NOT_READY_S = 10.0
-"""A gateway with a process that has served nobody for so long is not ready, ..."""
+"""A gateway whose helper process has answered nothing for this long is not ready, ..."""
 WEDGED_S = 30.0
-"""... and after this it is to be restarted."""
+"""... and after this long it should be restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthProblem:
-    """What is wrong with a process apart, and for how long."""
+    """A problem of a helper process, and how long it has lasted."""
 
-    what: str
-    for_s: float
+    description: str
+    lasting_s: float
 
     def __str__(self) -> str:
-        return f"{self.what}, for {self.for_s:.0f} s"
+        return f"{self.description}, for {self.lasting_s:.0f} s"
 
 
-def worst(ailments: list[HealthProblem], at_least_s: float) -> HealthProblem | None:
-    """The one that lasts longest, if it lasts so long."""
-    ailment = max(ailments, key=lambda ailment: ailment.for_s, default=None)
-    return None if ailment is None or ailment.for_s < at_least_s else ailment
+def longest_lasting(problems: list[HealthProblem], at_least_s: float) -> HealthProblem | None:
+    """Return the problem that has lasted longest, if it has lasted at least this long."""
+    problem = max(problems, key=lambda problem: problem.lasting_s, default=None)
+    return None if problem is None or problem.lasting_s < at_least_s else problem
 
 
 class ProcessHealth:
-    """Whether a process apart serves, judged by the questions that it was asked. Pure."""
+    """The health of a helper process, judged by the outcomes of its questions. Pure."""
 
-    def __init__(self, name: str, may_hold_s: float) -> None:
-        """`may_hold_s`: a question that is at work for longer will never end."""
+    def __init__(self, name: str, max_hold_s: float) -> None:
+        """`max_hold_s`: a question that has run for longer will never end."""
         self._name = name
-        self._may_hold_s = may_hold_s
+        self._may_hold_s = max_hold_s
         self._fails_since_s: float | None = None
         self._reason = ""
 
@@ -52,17 +52,17 @@ class ProcessHealth:
     def is_failing(self) -> bool:
         return self._fails_since_s is not None
 
-    def served(self) -> None:
-        """A question was answered, or shown to be the reason why it was not."""
+    def record_success(self) -> None:
+        """Record that a question was answered, or was itself the reason why it was not."""
         self._fails_since_s = None
 
-    def failed(self, reason: str, now: float) -> None:
-        """A question was not answered, and that is not its own fault."""
+    def record_failure(self, reason: str, now: float) -> None:
+        """Record that a question was not answered through no fault of its own."""
         self._fails_since_s = now if self._fails_since_s is None else self._fails_since_s
         self._reason = reason
 
-    def ailment(self, held_s: float, now: float) -> HealthProblem | None:
-        """`held_s`: for how long the question that is at work has been."""
+    def problem(self, held_s: float, now: float) -> HealthProblem | None:
+        """Return what is wrong now, if anything. `held_s`: how long the current question has run."""
         if held_s > self._may_hold_s:
             return HealthProblem(f"{self._name}: a question does not end", held_s)
         if self._fails_since_s is None:
@@ -71,39 +71,39 @@ class ProcessHealth:
 
 
 class ProcessLane:
-    """Questions to one process, one at a time, in turns among clients. Its owner stops it."""
+    """Questions to one process, one at a time, shared fairly among clients. The owner stops the lane."""
 
-    def __init__(self, process: ProcessApart, name: str, may_hold_s: float) -> None:
+    def __init__(self, process: HelperProcess, name: str, max_hold_s: float) -> None:
         self.process = process
-        self.turns = FairTurns()
-        self.health = ProcessHealth(name, may_hold_s)
+        self.lock = FairLock()
+        self.health = ProcessHealth(name, max_hold_s)
 
-    async def run(self, who: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work`, which asks the process, to its end. Raises TurnTimeoutError."""
-        return await self.turns.run(who, work, TURN_S)
+    async def run(self, client: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `work`, which asks the process, to its end, and return its result. Raises TurnTimeoutError."""
+        return await self.lock.run(client, work, TURN_S)
 
-    async def look(self) -> None:
-        """Ask a process that fails whether it serves again: its clients may have left."""
+    async def recheck(self) -> None:
+        """Ask a failing process whether it serves again: its clients may have left."""
         if self.health.is_failing:
             try:
-                await self.run("", self._say_hello)
+                await self.run("", self._ping)
             except TurnTimeoutError:
-                pass  # what holds the turn tells of itself
+                pass  # the question that holds the lock reports its own outcome
 
-    async def _say_hello(self) -> None:
+    async def _ping(self) -> None:
         try:
-            if await self.process.say_hello():
-                self.health.served()
+            if await self.process.ping():
+                self.health.record_success()
             else:
-                self.health.failed("it does not answer", time.monotonic())
+                self.health.record_failure("it does not answer", time.monotonic())
         except ProcessNotStartedError as error:
-            self.health.failed(f"it does not start: {error}", time.monotonic())
+            self.health.record_failure(f"it does not start: {error}", time.monotonic())
 
-    def ailments(self, now: float) -> list[HealthProblem]:
-        ailment = self.health.ailment(self.turns.held_s(now), now)
-        return [] if ailment is None else [ailment]
+    def health_problems(self, now: float) -> list[HealthProblem]:
+        problem = self.health.problem(self.lock.held_s(now), now)
+        return [] if problem is None else [problem]
 
     async def stop(self) -> None:
-        """End what is asked, and the process. Waits for nobody's turn."""
-        await self.turns.stop()
+        """Cancel the current question and kill the process, without waiting for the lock."""
+        await self.lock.stop()
         await self.process.kill()

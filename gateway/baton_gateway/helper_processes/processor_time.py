@@ -1,6 +1,6 @@
-"""Time that another process may compute, counted by its processor time: on a busy machine a clock says nothing of it.
+"""Limits on how long another process may compute, measured in processor time: on a busy machine elapsed time misleads.
 
-Where the machine does not tell the processor time, elapsed time counts.
+Where the operating system does not report processor time, elapsed time counts.
 """
 
 from __future__ import annotations
@@ -8,36 +8,36 @@ from __future__ import annotations
 import time
 
 STRETCH = 5.0
-"""How many times its limit a process may take on a machine that is busy, ..."""
+"""On a busy machine a process may take this many times its limit in elapsed time, ..."""
 MAX_STRETCH_S = 30.0
-"""... and how much beyond its limit."""
+"""... but no more than this beyond its limit."""
 STOPPED = 0.01
-"""A process that got less than this share of its limit since the last look is stopped rather than slow."""
+"""A process that got less than this share of its limit since the last check is stopped rather than slow."""
 _USED_UP = 0.9
 
 
 def processor_s(pid: int) -> float | None:
-    """Processor time of all threads of a process; None when it is gone or nobody knows (Linux tells it)."""
+    """Return the processor time of all threads of a process; None: the process has ended, or this is not Linux."""
     try:
-        return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) answers
+        return time.clock_gettime((~pid << 3) | 2)  # the id that clock_getcpuclockid(3) returns
     except OSError:
         return None
 
 
 class ProcessorAllowance:
-    """Processor time that a process may use up, and how long that is waited for. Pure."""
+    """The processor time that a process may use, and the elapsed time that it may take for that. Pure."""
 
     def __init__(self, limit_s: float, now: float, used_s: float | None) -> None:
-        """`used_s`: its processor time at the beginning."""
+        """`used_s`: the process's processor time at the start."""
         self._limit_s = limit_s
         self._until_s = now + min(limit_s * STRETCH, limit_s + MAX_STRETCH_S)
         self._before_s = used_s
         self._seen_s = 0.0
         self.is_used_up = False
-        """It computed for as long as it may."""
+        """True if the process has used all of its processor time."""
 
-    def more_s(self, now: float, used_s: float | None) -> float | None:
-        """Until the next look; None: no longer."""
+    def next_check_s(self, now: float, used_s: float | None) -> float | None:
+        """Return the time until the next check; None: the process is out of time."""
         if self._before_s is None or used_s is None:
             return None
         spent_s = used_s - self._before_s

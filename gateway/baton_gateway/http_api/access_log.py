@@ -1,7 +1,7 @@
-"""One line a request, without content: who asked what, how it ended, how long it took. Never more than a set rate.
+"""The access log: one line for each request, without content, at a bounded rate.
 
-A line is a JSON object, so that programs read it. Nothing that a client wrote stands in it but its request id, which
-is checked, and names that are known here: paths that are served, models that are served, tenants.
+A line is a JSON object with tenant, path, status and duration. The only text of a client's in it is the request id,
+which is checked. All other names are known here: served paths, served models, tenants.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ ID_HEADER = "X-Request-Id"
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 LINES_PER_S = 100
 BURST = 400
-"""Lines that may come at once; more are counted, and the next line says how many were left out."""
+"""Lines that may come at once. Further lines are counted, and the next line reports how many were left out."""
 
 
-def request_id(sent: str | None) -> str:
-    """The client's own id, if it is short and plain; otherwise a new one."""
+def choose_request_id(sent: str | None) -> str:
+    """Return the client's own id if it is short and plain, otherwise a new one."""
     return sent if sent is not None and _ID.fullmatch(sent) else f"req-{secrets.token_hex(12)}"
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One HTTP request while it is answered."""
+    """One HTTP request and its answer."""
 
     id: str
     began_s: float
-    """On the event loop's clock."""
+    """The start, on the event loop's clock."""
     headers: dict[str, str]
-    """Of every answer to it."""
+    """Headers of every answer to the request."""
     path: str = "other"
-    """A path that is served."""
+    """The served path."""
     is_probe: bool = False
-    """Health and metrics: asked all the time, and not worth a line."""
+    """True for health and metrics, which are requested all the time and not logged."""
     tenant: str | None = None
     live: LiveRequest | None = None
 
@@ -54,14 +54,14 @@ EXCHANGE = web.RequestKey("exchange", Exchange)
 
 @dataclass(slots=True)
 class LineAllowance:
-    """How many lines may be written: `BURST`, filled again at `LINES_PER_S`."""
+    """A token bucket of lines: `BURST`, refilled at `LINES_PER_S`."""
 
     left: float = float(BURST)
     filled_s: float = 0.0
     left_out: int = 0
 
     def take(self, now: float) -> int | None:
-        """None: not this line. Otherwise how many were left out before it."""
+        """Return how many lines were left out before this one; None: this one is left out too."""
         self.left = min(float(BURST), self.left + max(0.0, now - self.filled_s) * LINES_PER_S)
         self.filled_s = now
         if self.left < 1:
@@ -74,12 +74,12 @@ class LineAllowance:
 
 @dataclass(slots=True)
 class AccessLog:
-    """Of one process."""
+    """The access log of one process."""
 
     allowance: LineAllowance = field(default_factory=LineAllowance)
 
-    def answered(self, exchange: Exchange, method: str, status: int, now: float) -> None:
-        """Write its line, unless it is a probe or there are too many."""
+    def log(self, exchange: Exchange, method: str, status: int, now: float) -> None:
+        """Write the line of a request, unless it is a probe or there are too many."""
         if exchange.is_probe or not _log.isEnabledFor(logging.INFO):
             return
         left_out = self.allowance.take(now)
@@ -91,11 +91,11 @@ class AccessLog:
             "s": round(now - exchange.began_s, 4), "tenant": exchange.tenant,
         }  # fmt: skip
         if exchange.live is not None:
-            line |= _generated(exchange.live)
+            line |= _generation_fields(exchange.live)
         _log.info("%s", _encode(line | ({"left_out": left_out} if left_out else {})).decode())
 
 
-def _generated(live: LiveRequest) -> dict[str, Any]:
+def _generation_fields(live: LiveRequest) -> dict[str, Any]:
     options, life = live.request.options, live.life
     first_s = min(live.times.first_s.values(), default=None)
     return {

@@ -1,6 +1,6 @@
-"""The certificate that clients see: read from a mounted folder, and again when it changes; nothing restarts.
+"""The TLS certificate for clients: read from a mounted folder, and again when it changes, without a restart.
 
-The folder is what a Secret of type kubernetes.io/tls looks like: tls.crt with the chain, tls.key without a password.
+The folder has the files of a Secret of type kubernetes.io/tls: tls.crt with the chain, tls.key without a password.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ CHAIN, KEY = "tls.crt", "tls.key"
 
 
 class CertificateError(ValueError):
-    """The files are not there, or are no certificate and its key."""
+    """The files are missing, or are not a certificate and its key."""
 
 
 class Certificate:
-    """What a listener presents; connections that stand keep what they were made with."""
+    """The certificate that a listener presents. Open connections keep the one that they began with."""
 
     def __init__(self, folder: Path) -> None:
         """Raises CertificateError."""
@@ -27,13 +27,15 @@ class Certificate:
         _load(self.context, folder)
 
     def refresh(self) -> bool:
-        """Take the files as they are now; whether they had changed. Raises CertificateError once for files that are
-        wrong: the former certificate stays."""
-        found = self._read()
-        if found == self._read_last:
+        """Load the files if they changed, and return True then.
+
+        Raises CertificateError once for wrong files; the former certificate stays in use.
+        """
+        content = self._read()
+        if content == self._read_last:
             return False
-        self._read_last = found
-        _load(_context(), self._folder)  # tried apart: a wrong key must not spoil the context in use
+        self._read_last = content
+        _load(_context(), self._folder)  # tried on another context: a wrong key must not spoil the one in use
         _load(self.context, self._folder)
         return True
 
@@ -51,7 +53,7 @@ def _context() -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, folder: Path) -> None:
-    try:  # with a password at hand, or a locked key would ask for one on a terminal
+    try:  # with an empty password, or a locked key would prompt for one on the terminal
         context.load_cert_chain(folder / CHAIN, folder / KEY, password=lambda: "")
     except (OSError, ValueError) as error:
-        raise CertificateError(f"{folder}: {CHAIN} and {KEY} are no certificate and its key: {error}") from error
+        raise CertificateError(f"{folder}: {CHAIN} and {KEY} are not a certificate and its key: {error}") from error

@@ -1,4 +1,4 @@
-"""Which pages in browsers may call this API (CORS). Nobody may unless the operator of the gateway names origins."""
+"""CORS: the origins whose pages may call this API from a browser. None may by default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXPOSED_HEADERS = "X-Request-Id, X-Baton-Ignored, Retry-After"
 
 
 def is_origin(text: str) -> bool:
-    """`*`, or SCHEME://HOST[:PORT] as browsers write it: nothing behind it, no spaces, no commas."""
+    """Return True for `*`, or SCHEME://HOST[:PORT] as browsers write it, without a path, spaces or commas."""
     scheme, separator, host = text.partition("://")
     if text == ANY:
         return True
@@ -21,8 +21,9 @@ def is_origin(text: str) -> bool:
 
 
 def cors_headers(origin: str | None, allowed: Sequence[str]) -> dict[str, str]:
-    """Of every answer to a page of this origin; none where it is not allowed. Credentials are never invited: keys
-    come in a header that the page sets.
+    """Return the CORS headers of answers to pages of this origin, if it is allowed.
+
+    Browsers' credentials are never allowed: API keys come in a header that the page sets.
     """
     if not allowed:
         return {}
@@ -35,7 +36,7 @@ def cors_headers(origin: str | None, allowed: Sequence[str]) -> dict[str, str]:
 
 
 def preflight_headers(methods: Sequence[str]) -> dict[str, str]:
-    """What a browser is told before it sends the request itself."""
+    """Return the headers of the answer to a preflight request."""
     return {
         "Access-Control-Allow-Methods": ", ".join(methods),
         "Access-Control-Allow-Headers": _ALLOWED_HEADERS,

@@ -1,6 +1,6 @@
-"""What can be looked up: models, version, health, metrics. Nothing here starts work.
+"""Lookups: models, version, health, metrics. None of them starts work.
 
-`/health`, `/ping` and `/version` are vLLM's, and `max_model_len` of a model is too: clients and scripts ask for them.
+`/health`, `/ping`, `/version` and a model's `max_model_len` are vLLM's: clients and scripts ask for them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from aiohttp import web
 
 from baton_gateway import errors
 from baton_gateway.errors import RefusedError
-from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S, HealthProblem, worst
+from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S, HealthProblem, longest_lasting
 from baton_gateway.http_api.model_names import ModelNames
-from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.admin_server import METRICS_TYPE
 from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy, revisions
 
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Lookups:
-    """Handlers of the paths that answer from what this process knows."""
+    """Handlers of paths that this process answers from its own state."""
 
     def __init__(
         self,
@@ -40,26 +40,26 @@ class Lookups:
         names: ModelNames,
         policy: RoutePolicy,
         metrics: GatewayMetrics,
-        ailments: Callable[[], list[HealthProblem]],
+        health_problems: Callable[[], list[HealthProblem]],
     ) -> None:
         self.policy = policy
         self.is_draining = False
         self._table = table
         self._names = names
         self._metrics = metrics
-        self._ailments = ailments
+        self._health_problems = health_problems
         self._started = int(time.time())
         self._openapi = resources.files(__package__).joinpath("openapi.json").read_bytes()
         self._version = _encode({"version": _version()})
 
     async def models(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        entries = [self._entry(name, served) for name, served in self._names.listed().items()]
+        entries = [self._entry(name, served) for name, served in self._names.list_names().items()]
         return _json({"object": "list", "data": entries})
 
     async def model(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        """Raises RefusedError for a model that nobody serves."""
+        """Describe one model. Raises RefusedError if no worker serves it."""
         name = request.raw_path.partition("?")[0][len(MODELS) + 1 :]
-        known = self._names.listed()
+        known = self._names.list_names()
         if name not in known:
             raise RefusedError(errors.model_not_found(name, list(known)))
         return _json(self._entry(name, known[name]))
@@ -68,25 +68,25 @@ class Lookups:
         return web.Response(body=self._version, headers=JSON)
 
     async def openapi(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        """What `scripts/openapi.py` read from the parsers."""
+        """Return the document that `scripts/openapi.py` generates from the parsers."""
         return web.Response(body=self._openapi, headers=JSON)
 
     async def live(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        """Whether this process is worth keeping: one of its own processes may be down for a while, but not for long."""
-        ailment = worst(self._ailments(), WEDGED_S)
-        return _text(200, "ok") if ailment is None else _text(503, str(ailment))
+        """Answer whether to keep this process: a helper process may be down for a while, but not for long."""
+        problem = longest_lasting(self._health_problems(), WEDGED_S)
+        return _text(200, "ok") if problem is None else _text(503, str(problem))
 
     async def ready(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        """Ready to answer, if only with 503: nothing about workers."""
+        """Answer whether this process can answer requests, if only with 503. Workers do not matter."""
         if self.is_draining:
             return _text(503, "draining")
-        ailment = worst(self._ailments(), NOT_READY_S)
-        return _text(200, "ok") if ailment is None else _text(503, str(ailment))
+        problem = longest_lasting(self._health_problems(), NOT_READY_S)
+        return _text(200, "ok") if problem is None else _text(503, str(problem))
 
     async def routable(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        """Whether a request that came now would be served at once."""
-        if (ailment := worst(self._ailments(), NOT_READY_S)) is not None:
-            return _text(503, str(ailment))
+        """Answer whether a request that came now would be served at once."""
+        if (problem := longest_lasting(self._health_problems(), NOT_READY_S)) is not None:
+            return _text(503, str(problem))
         views = self._table.views()
         is_routable = any(revisions(views, name, self.policy) for name in self._table.served_names())
         if is_routable and not self.is_draining:
@@ -97,15 +97,17 @@ class Lookups:
         return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE, **SERVER})
 
     def _entry(self, name: str, served: str) -> dict[str, Any]:
-        """One model as OpenAI's API lists it, and as vLLM's does: `root` is what an alias stands for, `parent` would be
-        what an adapter builds on, and `max_model_len` is the longest context that a pair can take.
+        """Return one model in the form of OpenAI's and vLLM's lists.
+
+        `root` is the served name behind an alias, `parent` would be the base of an adapter, and `max_model_len` is the
+        longest context that a pair of workers takes.
         """
         entry = {"id": name, "object": "model", "created": self._started, "owned_by": "baton"}
         return entry | {"root": served, "parent": None, "max_model_len": self._table.max_context_tokens(served)}
 
 
 def _version() -> str:
-    """An image may hold the packages alone, without what an installer writes beside them."""
+    """Return the version; an image may contain the packages without their metadata."""
     try:
         return version(_DISTRIBUTION)
     except PackageNotFoundError:

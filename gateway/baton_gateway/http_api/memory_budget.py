@@ -1,7 +1,7 @@
-"""One budget of bytes for all requests of a process, shared by whoever asks. Pure.
+"""One budget of bytes for all requests of a process, shared among their holders. Pure.
 
-Nobody may hold more than is still free: one alone gets half, two a third each, and there is always some left for the
-next (the dynamic threshold of Choudhury and Hahne, 1998, for buffers of switches).
+No holder may have more than is still free: one alone gets half, two get a third each, and some is always left for the
+next (the dynamic threshold of Choudhury and Hahne, 1998, for the buffers of switches).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 
 
 class MemoryBudget:
-    """Bytes by holder, a tenant or an address."""
+    """The bytes of each holder, which is a tenant or an address."""
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
@@ -22,7 +22,7 @@ class MemoryBudget:
         return self._used
 
     def take(self, holder: str, size: int) -> bool:
-        """Whether `holder` may hold so many bytes more; if not, nothing changes."""
+        """Take `size` more bytes for a holder. False: they are not free, and nothing changes."""
         left = self.total_bytes - self._used - size
         if self._held[holder] + size > left:
             return False
@@ -38,7 +38,7 @@ class MemoryBudget:
 
 
 class RequestMemory:
-    """What one request holds of a budget until it has ended. It refers to nothing of the request, so makes no cycle."""
+    """The bytes that one request holds until it has ended. It has no reference to the request, so makes no cycle."""
 
     __slots__ = ("_budget", "_holder", "size")
 
@@ -48,12 +48,12 @@ class RequestMemory:
         self.size = 0
 
     def take(self, size: int) -> bool:
-        """Whether the request may hold so many bytes more; if not, nothing changes."""
+        """Take `size` more bytes. False: they are not free, and nothing changes."""
         if not self._budget.take(self._holder, size):
             return False
         self.size += size
         return True
 
     def give_back(self) -> None:
-        """The request has ended."""
+        """Give all bytes back: the request has ended."""
         self._budget.give_back(self._holder, self.size)

@@ -1,7 +1,7 @@
-"""Which served model a client means: by its own name, or by an alias that only gateways know.
+"""Names of models: those that workers serve, and aliases that only gateways know.
 
-Names are resolved once, where a request comes in. Behind that, in routing, waiting lines and metrics, a model has one
-name: the one that its workers serve it by. Answers repeat the name that the client wrote.
+An alias is resolved once, when a request comes in. After that, in routing, waiting lines and metrics, a model has only
+its served name. Answers repeat the name that the client wrote.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.workers.linked_workers import WorkerTable
 
 
@@ -22,26 +22,24 @@ class ModelNames:
         self._aliases = dict(aliases)
 
     def reconfigure(self, aliases: Sequence[tuple[str, str]]) -> None:
-        """Other aliases, for requests that arrive from now on."""
+        """Use other aliases for requests that arrive from now on."""
         self._aliases = dict(aliases)
 
     def served(self, asked: str) -> str:
-        """The served name that is meant; a name that nobody knows means itself."""
+        """Return the served name for a name or an alias; an unknown name stays as it was asked."""
         name = self._aliases.get(asked)
         return asked if name is None or asked in self._table.served_names() else name
 
-    def listed(self) -> dict[str, str]:
-        """Every name by which a linked model can be asked for, with its served name; served names first."""
+    def list_names(self) -> dict[str, str]:
+        """Return all names of linked models with their served names; the served names come first."""
         served = self._table.served_names()
         known = {name: name for name in served}
         return known | {alias: name for alias, name in self._aliases.items() if name in known and alias not in known}
 
     def resolve(self, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
-        """The request with the served name of its model."""
-        asked = request.options.model
-        served = self.served(asked)
-        return (
-            request
-            if served == asked
-            else replace(request, options=replace(request.options, model=served, alias=asked))
-        )
+        """Return the request with the served name of its model."""
+        name = request.options.model
+        served = self.served(name)
+        if served == name:
+            return request
+        return replace(request, options=replace(request.options, model=served, alias=name))

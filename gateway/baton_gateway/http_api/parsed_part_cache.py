@@ -1,11 +1,10 @@
-"""Schemas and tools come again with every request of an agent: they are read once, and then known by their bytes.
+"""A cache of parsed schemas and tools by their bytes: an agent sends the same ones with every request.
 
-A body is taken apart at its top level without reading what stands there. A part that was read before is looked up; the
-rest, in which `null` stands for it, is read as any body is. The counts of both together are those of the whole body, so
-its bounds are the same. Whatever is unusual is nobody's part: then the body is read whole, and what is wrong is told
-as ever.
+A body is split at its top level without parsing the values. A part that was parsed before comes from the cache. The
+rest, with `null` in place of such parts, is parsed like any body. Both together have the counts of the whole body, so
+the same bounds apply. If anything is unusual, the body is parsed whole, with the usual errors.
 
-Conversations are never kept, only definitions.
+Only definitions are cached, never conversations.
 """
 
 from __future__ import annotations
@@ -17,62 +16,62 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.http_api.json_body import MAX_DEPTH, MAX_KEYS, JsonShape, count_quotes, json_shape, parse_object
+from baton_gateway.openai_api.json_body import MAX_DEPTH, MAX_KEYS, JsonCounts, count_json, count_quotes, parse_object
 
-NAMES = ("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config")
-"""Fields of any of the endpoints that hold definitions."""
-LEAST_BYTES = 1 << 10
-"""Of a part that is kept: reading a shorter one again takes less than looking it up."""
-MAX_KEPT_BYTES = 8 << 20
+CACHED_FIELDS = ("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config")
+"""Fields of any endpoint that hold definitions."""
+MIN_PART_BYTES = 1 << 10
+"""The smallest part that is cached: parsing a shorter one again is cheaper than looking it up."""
+MAX_CACHE_BYTES = 8 << 20
 VALUE_BYTES = 200
-"""A parsed value in an object, with its key."""
+"""The size of a parsed value in an object, with its key."""
 
-_take_apart = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     value: Any
-    """Shared by all requests that bring it: nobody changes it."""
-    shape: JsonShape
+    """The parsed value, shared by all requests that send it, and never changed."""
+    counts: JsonCounts
 
 
 @dataclass(frozen=True, slots=True)
-class PartedBody:
-    """A body whose definitions are known."""
+class SplitBody:
+    """A body whose definitions are in the cache."""
 
     rest: bytes
-    """An object with `null` in their places."""
-    rest_shape: JsonShape
-    shape: JsonShape
-    """Of the whole body."""
+    """The body with `null` in place of its definitions."""
+    rest_counts: JsonCounts
+    counts: JsonCounts
+    """The counts of the whole body."""
     values: dict[str, Any]
-    """The definitions, by their fields."""
+    """The definitions by field."""
 
     def read(self) -> dict[str, Any]:
-        """The object that the body is. Raises RefusedError."""
-        return parse_object(self.rest, self.rest_shape) | self.values
+        """Return the body's object. Raises RefusedError."""
+        return parse_object(self.rest, self.rest_counts) | self.values
 
 
 class ParsedPartCache:
-    """Of one process; those that nobody sent for longest are forgotten."""
+    """The cache of one process. The parts that were not sent for longest are dropped first."""
 
-    def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._max_kept_bytes = max_kept_bytes
+    def __init__(self, max_cached_bytes: int = MAX_CACHE_BYTES) -> None:
+        self._max_kept_bytes = max_cached_bytes
         self._parts: OrderedDict[bytes, _Part] = OrderedDict()
-        self.kept_bytes = 0
+        self.cached_bytes = 0
 
-    def apart(self, body: bytes, max_values: int) -> PartedBody | None:
-        """None: the body is to be read whole, because it has no such part, or because something is wrong with it."""
+    def split(self, body: bytes, max_values: int) -> SplitBody | None:
+        """Split a body. None: it must be parsed whole, since it has no such part or something is wrong with it."""
         try:
-            fields = _take_apart(body)
+            fields = _decode_fields(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         parts: dict[str, _Part] = {}
-        for name in NAMES:
-            if (raw := fields.get(name)) is not None and len(text := bytes(raw)) >= LEAST_BYTES:
-                part = self._part(text, max_values)
+        for name in CACHED_FIELDS:
+            if (raw := fields.get(name)) is not None and len(text := bytes(raw)) >= MIN_PART_BYTES:
+                part = self._get_part(text, max_values)
                 if part is None:
                     return None
                 parts[name] = part
@@ -81,38 +80,38 @@ class ParsedPartCache:
             return None
         rest = b"{" + b",".join([_encode(name) + b":" + bytes(raw) for name, raw in fields.items()]) + b"}"
         try:
-            rest_shape = json_shape(rest, max_values)
+            rest_counts = count_json(rest, max_values)
         except RefusedError:
             return None
-        shape = _together(rest_shape, [part.shape for part in parts.values()])
-        is_within = shape.values <= max_values and shape.keys <= MAX_KEYS and shape.depth <= MAX_DEPTH
-        if not is_within or count_quotes(body) != shape.quotes:  # a key that came twice is missing in the parts
+        counts = _combine(rest_counts, [part.counts for part in parts.values()])
+        is_within = counts.values <= max_values and counts.keys <= MAX_KEYS and counts.depth <= MAX_DEPTH
+        if not is_within or count_quotes(body) != counts.quotes:  # a duplicate key is missing in the parts
             return None
-        return PartedBody(rest, rest_shape, shape, {name: part.value for name, part in parts.items()})
+        return SplitBody(rest, rest_counts, counts, {name: part.value for name, part in parts.items()})
 
-    def _part(self, text: bytes, max_values: int) -> _Part | None:
+    def _get_part(self, text: bytes, max_values: int) -> _Part | None:
         if (known := self._parts.get(text)) is not None:
             self._parts.move_to_end(text)
             return known
-        alone = b'{"":' + text + b"}"
+        wrapped = b'{"":' + text + b"}"
         try:
-            around = json_shape(alone, max_values)
-            value = parse_object(alone, around)[""]
+            outer = count_json(wrapped, max_values)
+            value = parse_object(wrapped, outer)[""]
         except RefusedError:
             return None
-        part = _Part(value, JsonShape(around.values - 1, around.keys - 1, around.depth - 1, around.quotes - 2))
+        part = _Part(value, JsonCounts(outer.values - 1, outer.keys - 1, outer.depth - 1, outer.quotes - 2))
         self._parts[text] = part
-        self.kept_bytes += _size(text, part)
-        while self.kept_bytes > self._max_kept_bytes:
-            self.kept_bytes -= _size(*self._parts.popitem(last=False))
+        self.cached_bytes += _size(text, part)
+        while self.cached_bytes > self._max_kept_bytes:
+            self.cached_bytes -= _size(*self._parts.popitem(last=False))
         return part
 
 
 _NULL = msgspec.Raw(b"null")
 
 
-def _together(rest: JsonShape, parts: list[JsonShape]) -> JsonShape:
-    return JsonShape(
+def _combine(rest: JsonCounts, parts: list[JsonCounts]) -> JsonCounts:
+    return JsonCounts(
         values=rest.values + sum(part.values for part in parts),
         keys=rest.keys + sum(part.keys for part in parts),
         depth=max(rest.depth, *(1 + part.depth for part in parts)),
@@ -121,4 +120,4 @@ def _together(rest: JsonShape, parts: list[JsonShape]) -> JsonShape:
 
 
 def _size(text: bytes, part: _Part) -> int:
-    return len(text) + VALUE_BYTES * part.shape.values
+    return len(text) + VALUE_BYTES * part.counts.values

@@ -1,4 +1,4 @@
-"""The body of a request: read within size, time and the process's memory, and held until the request has ended."""
+"""The body of a request: read within bounds of size, time and memory, and held until the request has ended."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, TypeVar, TypeVarTuple
 from aiohttp import HttpVersion11, StreamReader, web
 
 from baton_gateway.errors import RefusedError, invalid, out_of_memory
-from baton_gateway.http_api.body_limits import BodyLimits
-from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
-from baton_gateway.http_api.parsed_part_cache import LEAST_BYTES, ParsedPartCache
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
+from baton_gateway.http_api.parsed_part_cache import MIN_PART_BYTES, ParsedPartCache
+from baton_gateway.openai_api.json_body import count_json, parse_object
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.text.returned_memory import MemoryReturn
+from baton_gateway.workers.request_limits import BodyLimits
 from baton_wire.listening.source_address import source_of
 
 T = TypeVar("T")
@@ -25,13 +25,13 @@ Ts = TypeVarTuple("Ts")
 BODY_S = 30.0
 BODY_IDLE_S = 10.0
 INLINE_BYTES = 128 << 10
-"""Smaller bodies are parsed where they are: about 1 ms."""
+"""Smaller bodies are parsed on the event loop: about 1 ms."""
 VALUE_BYTES = 64
-"""What a parsed value takes beside its text: a token id as an object, in a list and in a tuple."""
+"""The size of a parsed value besides its text: a token id as an object, in a list and in a tuple."""
 
 
 class RequestBody:
-    """A context: what the request takes of the budget is given back when it ends."""
+    """A context manager: the bytes that the request takes from the budget are given back when it ends."""
 
     def __init__(
         self,
@@ -40,17 +40,17 @@ class RequestBody:
         budget: MemoryBudget,
         memory: MemoryReturn,
         thread: Executor,
-        known: ParsedPartCache,
-        turns: LoopPacing,
+        cache: ParsedPartCache,
+        pacing: LoopPacing,
     ) -> None:
-        """`thread` parses what is large; `turns` says when."""
+        """`thread` parses large bodies; `pacing` decides when."""
         self._request = request
-        self._holder, self._turns = holder, turns
+        self._holder, self._pacing = holder, pacing
         self._thread = thread
         self.charged = RequestMemory(budget, holder)
-        """Of the budget, for the body and its answer."""
+        """The bytes charged for the body and its answer."""
         self._memory = memory
-        self._known = known
+        self._cache = cache
 
     def __enter__(self) -> RequestBody:
         return self
@@ -59,23 +59,23 @@ class RequestBody:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.charged.give_back()
-        self._memory.used(self.charged.size)
+        self._memory.request_ended(self.charged.size)
 
     async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
-        """The JSON object that the body is. Raises RefusedError."""
+        """Read and parse the body, which must be a JSON object. Raises RefusedError."""
         body = await self._read(limits.max_bytes)
-        await self._turns.turn(self._holder)
-        if LEAST_BYTES <= len(body) <= INLINE_BYTES:
-            parted = self._known.apart(body, limits.max_values)
-            if parted is not None:
-                self._take(VALUE_BYTES * parted.shape.values)
-                return parted.read()
-        shape = await self._aside(len(body), json_shape, body, limits.max_values)
-        self._take(VALUE_BYTES * shape.values)
-        return await self._aside(len(body), parse_object, body, shape)
+        await self._pacing.admit(self._holder)
+        if MIN_PART_BYTES <= len(body) <= INLINE_BYTES:
+            split = self._cache.split(body, limits.max_values)
+            if split is not None:
+                self._take(VALUE_BYTES * split.counts.values)
+                return split.read()
+        counts = await self._run(len(body), count_json, body, limits.max_values)
+        self._take(VALUE_BYTES * counts.values)
+        return await self._run(len(body), parse_object, body, counts)
 
-    async def _aside(self, size: int, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Large bodies are parsed in the thread: the loop waits for one pass in C at a time instead of all."""
+    async def _run(self, size: int, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Run work on a body; if it is large, in the thread, so the loop waits for one pass in C at a time."""
         if size <= INLINE_BYTES:
             return work(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
@@ -89,22 +89,22 @@ class RequestBody:
         if (request.content_length or 0) > max_bytes:
             raise _too_large(max_bytes)
         content = request.content
-        if content.is_eof():  # as a rule it came together with the head
+        if content.is_eof():  # usually it came together with the head
             body = content.read_nowait(-1)
             self._take(len(body))
             if len(body) > max_bytes:
                 raise _too_large(max_bytes)
             return body
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
-            self._go_on()
-        return await self._late(content, max_bytes)
+            self._send_continue()
+        return await self._read_chunks(content, max_bytes)
 
-    def _go_on(self) -> None:
-        """The client waits to hear that its body is wanted."""
+    def _send_continue(self) -> None:
+        """Tell a waiting client to send its body."""
         if self._request.transport is not None:
             self._request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    async def _late(self, content: StreamReader, max_bytes: int) -> bytes:
+    async def _read_chunks(self, content: StreamReader, max_bytes: int) -> bytes:
         parts = []
         size = 0
         try:
@@ -126,8 +126,7 @@ class RequestBody:
 
 
 def holder_of(request: web.BaseRequest, tenant: Tenant) -> str:
-    """Whose a request is where room and turns are shared: the tenant's, or the address's where everybody is the same
-    tenant."""
+    """Return the holder that a request's memory and turns count for: its tenant, or without keys its address."""
     return f"address {source_of(request.remote or '')}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
 
 

@@ -1,7 +1,7 @@
-"""The public HTTP server: raw paths to handlers, bodies within limits, answers and errors as OpenAI's API has them.
+"""The handler of HTTP requests: paths to handlers, bodies within limits, answers and errors in the form of their API.
 
-Authorisation and routing look at the raw request target, compared as it is: whatever is not exactly a known path does
-not exist. No header of a client steers anything but its own tenant.
+Authorisation and routing use the raw request target: a path that is not exactly a known one does not exist. A client's
+headers decide nothing but its tenant.
 """
 
 from __future__ import annotations
@@ -9,40 +9,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import HttpVersion11, web
 
 from baton_gateway import errors
-from baton_gateway.apis.messages_answer import MESSAGES, message_error_body
-from baton_gateway.apis.messages_request import parse_counted, parse_message
+from baton_gateway.apis.messages_answer import MESSAGES
+from baton_gateway.apis.messages_request import parse_message, parse_token_count
 from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.helper_processes.process_lane import HealthProblem
-from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
-from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm
-from baton_gateway.http_api.answer_writers import CollectingWriter, Hold
+from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, choose_request_id
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
-from baton_gateway.http_api.json_pieces import PIECE_BYTES, JsonBytes, even_pieces
+from baton_gateway.http_api.endpoints import Endpoint, ErrorForm, find_unsupported, messages_endpoint, problem_response
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
-from baton_gateway.http_api.openai_fields import UnknownFields
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
-from baton_gateway.http_api.refused_paths import refused_path
 from baton_gateway.http_api.request_body import RequestBody, holder_of
-from baton_gateway.http_api.response_encoding import error_body
-from baton_gateway.http_api.streaming_writer import STALL_S, StreamingWriter
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
+from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.http_api.tokenising import Tokenising
+from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
+from baton_gateway.openai_api.answer_writers import ChargeMemory, CollectingWriter
+from baton_gateway.openai_api.json_pieces import PIECE_BYTES, JsonBytes, even_pieces
+from baton_gateway.openai_api.openai_fields import UnknownFields
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from baton_gateway.openai_api.response_encoding import error_body
+from baton_gateway.openai_api.streaming_writer import STALL_S, StreamingWriter
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
@@ -52,103 +53,99 @@ from baton_wire.listening.complaints import Complaints
 _log = logging.getLogger("baton.gateway.http")
 
 IGNORED_HEADER = "X-Baton-Ignored"
-"""Names fields of the body that nobody knows, where they are not refused."""
+"""Names unknown fields of the body if they are ignored."""
 CLIENT_GONE = 499
-"""Only in metrics: the client hung up before its answer was complete."""
+"""A status for metrics alone: the client hung up before its answer was complete."""
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **SERVER}
 
-Handler = Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]]
-ErrorForm = Callable[[Problem, str | None], bytes]
-Asked = tuple[ChatRequest | CompletionRequest, AnswerForm]
-Parse = Callable[[dict[str, object], UnknownFields], Asked]
+ParsedRequest = tuple[ChatRequest | CompletionRequest, AnswerForm]
+Parse = Callable[[dict[str, object], UnknownFields], ParsedRequest]
 
 
 @dataclass(frozen=True, slots=True)
-class _Endpoint:
-    methods: tuple[str, ...]
-    handler: Handler
-    is_open: bool = False
-    """Answered without an API key: probes and monitoring."""
-    error_form: ErrorForm = error_body
-    key_header: str | None = None
-    """A header that may have the API key where there is no `Authorization`."""
+class ApiParts:
+    """The parts of the process that the API uses."""
+
+    relay: Relay
+    table: WorkerTable
+    tenants: Tenants
+    templates: TemplateRenderer
+    metrics: GatewayMetrics
+    budget: MemoryBudget
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """The configuration of the API."""
+
+    policy: RoutePolicy
+    origins: tuple[str, ...] = ()
+    """Origins whose pages may call from a browser; `*`: any."""
+    aliases: Sequence[tuple[str, str]] = ()
+    """Pairs of an alias and the served name of a model."""
+    unknown_fields: UnknownFields = UnknownFields.REFUSE
 
 
 class HttpApi:
     """The request handler of an aiohttp low-level server."""
 
-    def __init__(  # noqa: PLR0913
-        self,
-        relay: Relay,
-        table: WorkerTable,
-        tenants: Tenants,
-        templates: TemplateRenderer,
-        policy: RoutePolicy,
-        metrics: GatewayMetrics,
-        budget: MemoryBudget,
-        origins: Sequence[str] = (),
-        aliases: Sequence[tuple[str, str]] = (),
-        unknown: UnknownFields = UnknownFields.REFUSE,
-        ailments: Callable[[], list[HealthProblem]] = list,
+    def __init__(
+        self, parts: ApiParts, options: ApiOptions, health_problems: Callable[[], list[HealthProblem]] = list
     ) -> None:
-        """`origins`: whose pages in browsers may call; `*`: anybody's. `aliases`: other names of models. `unknown`:
-        what becomes of fields of bodies that nobody knows. `ailments`: what is wrong with this process.
-        """
-        self._unknown = unknown
-        self._relay = relay
-        self._budget = budget
+        """`health_problems`: returns what is wrong with the helper processes."""
+        self._options = options
+        self._relay = parts.relay
+        self._budget = parts.budget
         self._memory = MemoryReturn()
         self._parsing = ThreadPoolExecutor(1, "parse")
         self._assembling = ThreadPoolExecutor(1, "assemble")
-        self._known = ParsedPartCache()
-        self._table = table
-        self._tenants = tenants
-        self._origins = tuple(origins)
+        self._cache = ParsedPartCache()
+        self._table = parts.table
+        self._tenants = parts.tenants
         self._access_log = AccessLog()
         self._complaints = Complaints(_log)
-        self._metrics = metrics
-        self._turns = LoopPacing()
+        self._metrics = parts.metrics
+        self._pacing = LoopPacing()
         self._streams: set[tuple[LiveRequest, StreamingWriter]] = set()
-        self._names = names = ModelNames(table, aliases)
-        self._lookups = lookups = Lookups(table, names, policy, metrics, ailments)
-        self._tokenising = Tokenising(table, names, templates, relay.encoder)
+        self._names = names = ModelNames(parts.table, options.aliases)
+        self._lookups = lookups = Lookups(parts.table, names, options.policy, parts.metrics, health_problems)
+        self._tokenising = Tokenising(parts.table, names, parts.templates, parts.relay.prompts.encoder)
         self._endpoints = {
-            "/v1/chat/completions": _Endpoint(("POST",), self._chat),
-            "/v1/completions": _Endpoint(("POST",), self._completions),
-            MODELS: _Endpoint(("GET",), lookups.models),
-            "/v1/responses": _Endpoint(("POST",), self._response, error_form=response_error_body),
-            "/v1/messages": _messages(self._message),
-            "/v1/messages/count_tokens": _messages(self._count_tokens),
-            "/tokenize": _Endpoint(("POST",), self._tokenize),
-            "/detokenize": _Endpoint(("POST",), self._detokenize),
-            "/openapi.json": _Endpoint(("GET",), lookups.openapi),
-            "/version": _Endpoint(("GET",), lookups.version),
-            "/health": _Endpoint(("GET", "POST"), lookups.routable, is_open=True),
-            "/ping": _Endpoint(("GET", "POST"), lookups.routable, is_open=True),
-            "/health/live": _Endpoint(("GET",), lookups.live, is_open=True),
-            "/health/ready": _Endpoint(("GET",), lookups.ready, is_open=True),
-            "/health/routable": _Endpoint(("GET",), lookups.routable, is_open=True),
-            "/metrics": _Endpoint(("GET",), lookups.metrics, is_open=True),
+            "/v1/chat/completions": Endpoint(("POST",), self._chat),
+            "/v1/completions": Endpoint(("POST",), self._completions),
+            MODELS: Endpoint(("GET",), lookups.models),
+            "/v1/responses": Endpoint(("POST",), self._response, error_form=response_error_body),
+            "/v1/messages": messages_endpoint(self._message),
+            "/v1/messages/count_tokens": messages_endpoint(self._count_tokens),
+            "/tokenize": Endpoint(("POST",), self._tokenize),
+            "/detokenize": Endpoint(("POST",), self._detokenize),
+            "/openapi.json": Endpoint(("GET",), lookups.openapi),
+            "/version": Endpoint(("GET",), lookups.version),
+            "/health": Endpoint(("GET", "POST"), lookups.routable, is_open=True),
+            "/ping": Endpoint(("GET", "POST"), lookups.routable, is_open=True),
+            "/health/live": Endpoint(("GET",), lookups.live, is_open=True),
+            "/health/ready": Endpoint(("GET",), lookups.ready, is_open=True),
+            "/health/routable": Endpoint(("GET",), lookups.routable, is_open=True),
+            "/metrics": Endpoint(("GET",), lookups.metrics, is_open=True),
         }
-        self._model = _Endpoint(("GET",), lookups.model)
+        self._model = Endpoint(("GET",), lookups.model)
 
     def methods(self) -> dict[str, tuple[str, ...]]:
-        """The paths that are served, with their methods."""
+        """Return the served paths with their methods."""
         return {path: endpoint.methods for path, endpoint in self._endpoints.items()} | {
             f"{MODELS}/{{id}}": self._model.methods
         }
 
-    def reconfigure(
-        self, policy: RoutePolicy, aliases: Sequence[tuple[str, str]], unknown: UnknownFields = UnknownFields.REFUSE
-    ) -> None:
-        self._unknown = unknown
-        self._lookups.policy = policy
-        self._names.reconfigure(aliases)
+    def reconfigure(self, options: ApiOptions) -> None:
+        """Apply other options to requests that arrive from now on; the origins stay."""
+        self._options = replace(options, origins=self._options.origins)
+        self._lookups.policy = options.policy
+        self._names.reconfigure(options.aliases)
 
     @property
     def is_draining(self) -> bool:
-        """Nothing new is begun."""
+        """True once no new request begins."""
         return self._lookups.is_draining
 
     def drain(self) -> None:
@@ -167,11 +164,13 @@ class HttpApi:
             return response
         finally:
             self._metrics.answered(status)
-            self._access_log.answered(exchange, request.method, status, clock())
+            self._access_log.log(exchange, request.method, status, clock())
 
     def _exchange(self, request: web.BaseRequest, now: float) -> Exchange:
-        own_id = request_id(request.headers.get(ID_HEADER))
-        return Exchange(own_id, now, {ID_HEADER: own_id} | cors_headers(request.headers.get("Origin"), self._origins))
+        own_id = choose_request_id(request.headers.get(ID_HEADER))
+        return Exchange(
+            own_id, now, {ID_HEADER: own_id} | cors_headers(request.headers.get("Origin"), self._options.origins)
+        )
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         form: ErrorForm = error_body
@@ -183,36 +182,38 @@ class HttpApi:
                     return web.Response(status=204, headers=SERVER | preflight_headers(endpoint.methods))
                 if request.method not in endpoint.methods:
                     raise RefusedError(errors.method_not_allowed(endpoint.methods))
-                tenant = DEFAULT_TENANT if endpoint.is_open else self._tenants.of(_credentials(request, endpoint))
+                tenant = (
+                    DEFAULT_TENANT if endpoint.is_open else self._tenants.authenticate(endpoint.credentials(request))
+                )
                 exchange.tenant = tenant.name
                 return await endpoint.handler(request, tenant)
             except RefusedError as refusal:
-                return _error(refusal.problem, exchange.id, form)
+                return problem_response(refusal.problem, exchange.id, form)
         except ConnectionError:
             raise
         except BaseException as error:
             if errors.ends_task(error):
                 raise
             self._complaints.say("a request failed", exchange.id, error)
-            return _error(errors.internal_error(), exchange.id, form)
+            return problem_response(errors.internal_error(), exchange.id, form)
 
     async def watch_streams(self) -> None:
         """Cancel requests whose clients stopped reading. Runs for the life of the server."""
         while True:
             await asyncio.sleep(1.0)
             now = asyncio.get_running_loop().time()
-            for live, sink in list(self._streams):
-                if sink.is_stalled(now):
+            for live, writer in list(self._streams):
+                if writer.is_stalled(now):
                     self._metrics.stalled()
                     self._relay.client_gone(live)
-                    sink.abort()
+                    writer.abort()
 
     # Routing ----------------------------------------------------------------------------------------------------------
 
     def _is_preflight(self, request: web.BaseRequest) -> bool:
-        return bool(self._origins) and request.method == "OPTIONS" and PREFLIGHT_HEADER in request.headers
+        return bool(self._options.origins) and request.method == "OPTIONS" and PREFLIGHT_HEADER in request.headers
 
-    def _find(self, request: web.BaseRequest, exchange: Exchange) -> _Endpoint:
+    def _find(self, request: web.BaseRequest, exchange: Exchange) -> Endpoint:
         if "Upgrade" in request.headers or not _HOST.fullmatch(request.headers.get("Host", "")):
             raise invalid(None, "This request is not understood.", "bad_request")
         path = request.raw_path.partition("?")[0]
@@ -220,7 +221,7 @@ class HttpApi:
         if endpoint is None and path.startswith(MODELS + "/"):
             path, endpoint = f"{MODELS}/{{id}}", self._model
         if endpoint is None:
-            raise RefusedError(refused_path(path) or errors.unknown_url(self._endpoints))
+            raise RefusedError(find_unsupported(path) or errors.unknown_url(self._endpoints))
         exchange.path, exchange.is_probe = path, endpoint.is_open
         return endpoint
 
@@ -239,33 +240,33 @@ class HttpApi:
         return await self._generate(request, tenant, lambda raw, unknown: (parse_message(raw, unknown), MESSAGES))
 
     async def _count_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._tokenising.place(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
-            chat = parse_counted(await body.read_object(self._table.body_limits), self._unknown)
+        with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
+            chat = parse_token_count(await body.read_object(self._table.body_limits), self._options.unknown_fields)
             _name_ignored(request[EXCHANGE], chat)
             answer = await self._tokenising.count(chat, tenant)
         return web.Response(body=answer, headers=JSON)
 
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._tokenising.place(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
+        with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
             return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        with self._tokenising.place(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
+        with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
             return await self._send(request, [await self._tokenising.detokenize(raw, tenant, body.charged.take)])
 
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
-        """What the request brings, held for its holder."""
+        """Return the request's body, charged to its holder."""
         return RequestBody(
-            request, holder_of(request, tenant), self._budget, self._memory, self._parsing, self._known, self._turns
+            request, holder_of(request, tenant), self._budget, self._memory, self._parsing, self._cache, self._pacing
         )
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:
-            asked, form = parse(await body.read_object(self._table.body_limits), self._unknown)
-            _name_ignored(request[EXCHANGE], asked)
-            parsed = self._names.resolve(asked)
+            request_as_sent, form = parse(await body.read_object(self._table.body_limits), self._options.unknown_fields)
+            _name_ignored(request[EXCHANGE], request_as_sent)
+            parsed = self._names.resolve(request_as_sent)
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:
@@ -278,13 +279,13 @@ class HttpApi:
         parsed: ChatRequest | CompletionRequest,
         form: AnswerForm,
         tenant: Tenant,
-        hold: Hold,
+        charge: ChargeMemory,
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
-        sink = CollectingWriter(form, hold)
-        live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
+        writer = CollectingWriter(form, charge)
+        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id)
         try:
-            result = await sink.done
+            result = await writer.done
         finally:
             self._relay.client_gone(live)
         if isinstance(result, Problem):
@@ -295,7 +296,7 @@ class HttpApi:
         return await self._send(request, body)
 
     async def _send(self, request: web.BaseRequest, pieces: Sequence[JsonBytes]) -> web.StreamResponse:
-        """An answer that may be large: written piece by piece, as fast as its client takes them."""
+        """Send an answer that may be large: piece by piece, as fast as its client takes them."""
         size = sum(map(len, pieces))
         if size <= PIECE_BYTES:
             return web.Response(body=b"".join(pieces), headers=JSON)
@@ -329,14 +330,14 @@ class HttpApi:
         parsed: ChatRequest | CompletionRequest,
         form: AnswerForm,
         tenant: Tenant,
-        hold: Hold,
+        charge: ChargeMemory,
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
-        sink = StreamingWriter(exchange.id, form, hold)
-        live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
-        entry = (live, sink)
+        writer = StreamingWriter(exchange.id, form, charge)
+        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id)
+        entry = (live, writer)
         try:
-            if (problem := await sink.opened) is not None:
+            if (problem := await writer.opened) is not None:
                 raise RefusedError(problem)
             response = web.StreamResponse(headers=_STREAM | exchange.headers)
             is_chunked = request.version >= HttpVersion11
@@ -346,9 +347,9 @@ class HttpApi:
             transport = request.transport
             if transport is None:
                 raise ConnectionResetError("the client is gone")
-            sink.attach(transport, is_chunked)
+            writer.attach(transport, is_chunked)
             self._streams.add(entry)
-            await sink.closed
+            await writer.closed
             if transport.is_closing():
                 raise ConnectionResetError("the client is gone")
             await self._finish(response)
@@ -361,38 +362,6 @@ class HttpApi:
             self._relay.client_gone(live)
 
 
-def _messages(handler: Handler) -> _Endpoint:
-    """An endpoint of Anthropic's API: its errors, and its clients' header."""
-    return _Endpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
-
-
-def _name_ignored(exchange: Exchange, asked: ChatRequest | CompletionRequest) -> None:
-    if asked.options.ignored:
-        exchange.headers[IGNORED_HEADER] = ", ".join(asked.options.ignored)
-
-
-def _credentials(request: web.BaseRequest, endpoint: _Endpoint) -> str | None:
-    """What `Authorization` says, or would say."""
-    authorization = request.headers.get("Authorization")
-    if authorization is None and endpoint.key_header is not None:
-        key = request.headers.get(endpoint.key_header)
-        return None if key is None else f"Bearer {key}"
-    return authorization
-
-
-def _error(problem: Problem, request_id: str | None = None, form: ErrorForm = error_body) -> web.Response:
-    headers = dict(JSON)
-    if problem.retry_after_s is not None:
-        headers["Retry-After"] = str(problem.retry_after_s)
-    if problem.allow is not None:
-        headers["Allow"] = problem.allow
-    response = web.Response(status=problem.status, body=form(problem, request_id), headers=headers)
-    if problem.status in (408, 413, 415):
-        response.force_close()
-    return response
-
-
-def not_http(status: int, message: str) -> web.StreamResponse:
-    """The answer to bytes that are no request."""
-    kind, code = (errors.INVALID, "bad_request") if status < 500 else (errors.SERVER, "internal_error")
-    return _error(Problem(status, kind, message, None, code))
+def _name_ignored(exchange: Exchange, parsed: ChatRequest | CompletionRequest) -> None:
+    if parsed.options.ignored:
+        exchange.headers[IGNORED_HEADER] = ", ".join(parsed.options.ignored)

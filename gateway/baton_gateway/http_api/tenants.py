@@ -1,9 +1,8 @@
-"""Who asks: API keys to tenants. Keys are kept as SHA-256 digests only; without a key file everyone is the default
-tenant.
+"""Tenants by API key. Keys are kept as SHA-256 digests only. Without a key file all clients are the default tenant.
 
-A key file is text or JSON. Text has a key a line, `KEY` or `NAME: KEY`; lines that begin with # are comments.
+A key file is text or JSON. Text has one key per line, `KEY` or `NAME: KEY`; lines that begin with # are comments.
 JSON is {"tenants": [{"name": "a", "key_sha256": ["…"], "weight": 2, "max_running": 64, "max_queued": 256}]}.
-A folder, such as a mounted Secret, holds such files: a key without a name belongs to the tenant named like its file.
+A folder, such as a mounted Secret, contains such files: a key without a name belongs to the tenant named like its file.
 No message repeats a line of a key file.
 """
 
@@ -18,37 +17,15 @@ from typing import Annotated
 import msgspec
 
 from baton_gateway.errors import INVALID, Problem, RefusedError
-
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$")]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-
-
-class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tenant as its file names it. Its prefix cache is its own."""
-
-    name: Name
-    key_sha256: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=64)] = ()
-    weight: Annotated[float, msgspec.Meta(gt=0, le=1_000)] = 1.0
-    max_running: Positive | None = None
-    max_queued: Positive | None = None
-
-    @property
-    def salt(self) -> str:
-        """Separates this tenant's prefix caches from every other's; empty for the default tenant."""
-        return self.name if self.key_sha256 else ""
-
-    @property
-    def flow(self) -> bytes:
-        """What shares one turn at the workers, whichever gateway process asks them."""
-        return hashlib.sha256(f"tenant {self.name}".encode()).digest()[:16]
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 
 
 class TenantFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key file in JSON."""
+
     tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(min_length=1, max_length=10_000)]
 
 
-DEFAULT_TENANT = Tenant("default")
 MAX_FILE_BYTES = 4 << 20
 KEY_WORDS = "8 to 512 visible ASCII characters"
 _KEY = re.compile(r"[!-~]{8,512}")
@@ -58,25 +35,26 @@ _UNAUTHORIZED = Problem(401, INVALID, "The API key is missing or unknown.", None
 
 
 class Tenants:
-    """Keys to tenants, as of the file's last good content."""
+    """The tenants by key, from the last valid content of the key file."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises ValueError naming the file and field when the file does not fit."""
+        """Raises ValueError that names the file and field if the file is invalid."""
         self._path = path
-        self._seen = () if path is None else _look(path)
+        self._version = () if path is None else _file_versions(path)
         self._by_digest: dict[str, Tenant] | None = None if path is None else _read(path)
 
     def refresh(self) -> None:
-        """Read the file again if it changed. Raises ValueError as above, once for each content; the old one stays
-        valid.
+        """Read the file again if it changed.
+
+        Raises ValueError as above, once for each content; the former keys stay valid.
         """
-        if self._path is None or (seen := _look(self._path)) == self._seen:
+        if self._path is None or (version := _file_versions(self._path)) == self._version:
             return
-        self._seen = seen
+        self._version = version
         self._by_digest = _read(self._path)
 
-    def of(self, authorization: str | None) -> Tenant:
-        """The tenant of an `Authorization` header. Raises RefusedError (401)."""
+    def authenticate(self, authorization: str | None) -> Tenant:
+        """Return the tenant of an `Authorization` header. Raises RefusedError (401)."""
         if self._by_digest is None:
             return DEFAULT_TENANT
         scheme, _, key = (authorization or "").partition(" ")
@@ -88,33 +66,33 @@ class Tenants:
 
 
 def first_key(path: Path) -> str | None:
-    """A key with which a client on this machine may ask; None where only digests are known. Raises ValueError."""
+    """Return a key that a client on this machine can use; None: only digests are known. Raises ValueError."""
     for file in _files(path):
         text = _text(file)
         if not text.startswith("{"):
-            return next(key for _, key in _lines(file, text, _unnamed(path, file)))
+            return next(key for _, key in _lines(file, text, _default_name(path, file)))
     return None
 
 
-def _look(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What changes with the file, or with any file of the folder; empty when it cannot be seen."""
+def _file_versions(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return values that change with the file, or any file of the folder; empty if they cannot be read."""
     try:
-        found = [(file.name, file.stat()) for file in _files(path)]
+        files = [(file.name, file.stat()) for file in _files(path)]
     except (OSError, ValueError):
         return ()
-    return tuple((name, status.st_mtime_ns, status.st_size, status.st_ino) for name, status in found)
+    return tuple((name, status.st_mtime_ns, status.st_size, status.st_ino) for name, status in files)
 
 
 def _files(path: Path) -> tuple[Path, ...]:
-    """The key files; what is hidden, as a mounted Secret's own links are, is none. Raises OSError, ValueError."""
+    """Return the key files. Hidden ones are ignored: a mounted Secret has such links. Raises OSError, ValueError."""
     if not path.is_dir():
         return (path,)
-    files = tuple(sorted(each for each in path.iterdir() if not each.name.startswith(".")))
+    files = tuple(sorted(file for file in path.iterdir() if not file.name.startswith(".")))
     for file in files:
         if _FILE.fullmatch(file.name) is None or not file.is_file():
             raise ValueError(f"{path}: {file.name!r} is not allowed: must be a file named with letters, digits, '._-'")
     if not files:
-        raise ValueError(f"{path}: has no files: nobody could ask anything")
+        raise ValueError(f"{path}: has no files, so no client could send requests")
     return files
 
 
@@ -123,11 +101,13 @@ def _read(path: Path) -> dict[str, Tenant]:
     try:
         for file in _files(path):
             text = _text(file)
-            tenants = _of_json(file, text) if text.startswith("{") else _of_lines(file, text, _unnamed(path, file))
+            tenants = (
+                _parse_json(file, text) if text.startswith("{") else _parse_lines(file, text, _default_name(path, file))
+            )
             for place, tenant in enumerate(tenants):
                 for digest in tenant.key_sha256:
                     if digest in by_digest:
-                        raise ValueError(f"{file}: tenants[{place}] {tenant.name}: a key that is given already")
+                        raise ValueError(f"{file}: tenants[{place}] {tenant.name}: its key is given already")
                     by_digest[digest] = tenant
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
@@ -145,22 +125,25 @@ def _text(file: Path) -> str:
         raise ValueError(f"{file}: is not text") from None
 
 
-def _of_json(file: Path, text: str) -> tuple[Tenant, ...]:
+def _parse_json(file: Path, text: str) -> tuple[Tenant, ...]:
     try:
         return msgspec.json.decode(text, type=TenantFile).tenants
     except msgspec.DecodeError as error:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _of_lines(file: Path, text: str, unnamed: str) -> tuple[Tenant, ...]:
+def _parse_lines(file: Path, text: str, default_name: str) -> tuple[Tenant, ...]:
     keys: dict[str, list[str]] = {}
-    for name, key in _lines(file, text, unnamed):
+    for name, key in _lines(file, text, default_name):
         keys.setdefault(name, []).append(hashlib.sha256(key.encode()).hexdigest())
     return tuple(Tenant(name, tuple(digests)) for name, digests in keys.items())
 
 
-def _lines(file: Path, text: str, unnamed: str) -> Iterator[tuple[str, str]]:
-    """(name, key) of every line; raises ValueError naming a line, never what it holds, or when there is none."""
+def _lines(file: Path, text: str, default_name: str) -> Iterator[tuple[str, str]]:
+    """Yield name and key of every line.
+
+    Raises ValueError if there is no line, or a wrong one: it names the line, never its content.
+    """
     is_empty = True
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -169,16 +152,16 @@ def _lines(file: Path, text: str, unnamed: str) -> Iterator[tuple[str, str]]:
         if match is None or not is_key(match["key"]):
             raise ValueError(f"{file}: line {number} is not allowed: must be KEY or NAME: KEY, the key {KEY_WORDS}")
         is_empty = False
-        yield match["name"] or unnamed, match["key"]
+        yield match["name"] or default_name, match["key"]
     if is_empty:
-        raise ValueError(f"{file}: has no key: nobody could ask anything")
+        raise ValueError(f"{file}: has no key, so no client could send requests")
 
 
 def is_key(text: str) -> bool:
-    """Whether a text can be an API key; what else it must be is `KEY_WORDS`."""
+    """Return True if a text can be an API key. `KEY_WORDS` says what a key must be."""
     return _KEY.fullmatch(text) is not None
 
 
-def _unnamed(path: Path, file: Path) -> str:
-    """Whose a key without a name is."""
+def _default_name(path: Path, file: Path) -> str:
+    """Return the tenant of the keys without a name in a file."""
     return DEFAULT_TENANT.name if file == path else file.name

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's forms: what a model makes of a text, without running it."""
+"""`/tokenize` and `/detokenize` in vLLM's form, and `count_tokens`: tokens of a text, without running the model."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ import msgspec
 from baton_gateway import errors
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import RefusedError, invalid
-from baton_gateway.http_api.answer_writers import Hold
-from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
 from baton_gateway.http_api.model_names import ModelNames
-from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields
-from baton_gateway.http_api.openai_types import ChatRequest, read_token_ids
-from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
-from baton_gateway.http_api.tenants import Tenant
-from baton_gateway.http_api.tool_fields import read_tool_use
-from baton_gateway.requests.preparing import ModelLimits, chat_prompt, chat_room, check_ids, conversation
+from baton_gateway.openai_api.answer_writers import ChargeMemory
+from baton_gateway.openai_api.chat_messages import ChatMessage, read_messages
+from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields
+from baton_gateway.openai_api.openai_types import ChatRequest, read_token_ids
+from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
+from baton_gateway.openai_api.tool_fields import read_tool_use
+from baton_gateway.requests.preparing import build_conversation, chat_prompt, chat_room, check_ids
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.text.encoding import PromptEncoder, PromptText
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
+from baton_gateway.workers.request_limits import ModelLimits
 from baton_wire.messages.values import PACKED_ID_BYTES, unpack_ids
 
 MAX_AT_ONCE = 256
-"""Requests of one holder that are at work or wait here."""
+"""The most requests of one holder that run or wait here."""
 
 _encode = msgspec.json.Encoder().encode
 INLINE_TOKENS = 4_096
-"""Fewer are encoded where they are: about 1 ms."""
+"""Fewer tokens are encoded on the event loop: about 1 ms."""
 ID_BYTES, STRING_BYTES = 48, 128
-"""What a token of an answer takes while it is encoded: its id, and its text besides."""
+"""Bytes of a token of an answer while it is encoded: with its id alone, and with its text too."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """A text, or a chat that the model's template makes one of."""
+    """A text to tokenise, or a chat for the model's template."""
 
     model: str | None
-    """None: the one that is served."""
+    """None: the only served model."""
     content: str | tuple[ChatMessage, ...]
     adds_special_tokens: bool
     wants_strings: bool
@@ -59,7 +60,7 @@ class DetokenizeRequest:
 
 
 def parse_tokenize(raw: dict[str, Any]) -> TokenizeRequest:
-    """Raises RefusedError that names the offending field."""
+    """Parse the body of `/tokenize`. Raises RefusedError that names the offending field."""
     fields = Fields(raw)
     model = fields.text("model", 253)
     prompt, messages = fields.text("prompt", MAX_TEXT_CHARS), fields.take("messages")
@@ -76,7 +77,7 @@ def parse_tokenize(raw: dict[str, Any]) -> TokenizeRequest:
 
 
 def parse_detokenize(raw: dict[str, Any]) -> DetokenizeRequest:
-    """Raises RefusedError that names the offending field."""
+    """Parse the body of `/detokenize`. Raises RefusedError that names the offending field."""
     fields = Fields(raw)
     model = fields.text("model", 253)
     tokens = read_token_ids(fields.require("tokens"), "tokens")
@@ -85,7 +86,7 @@ def parse_detokenize(raw: dict[str, Any]) -> DetokenizeRequest:
 
 
 class Tokenising:
-    """Answers from the tokenizers of the linked workers' models."""
+    """Tokenises and detokenises with the tokenizers of the linked workers' models."""
 
     def __init__(
         self, table: WorkerTable, names: ModelNames, templates: TemplateRenderer, encoder: PromptEncoder
@@ -94,72 +95,70 @@ class Tokenising:
         self._names = names
         self._templates = templates
         self._encoder = encoder
-        self._at_work: Counter[str] = Counter()
+        self._num_running: Counter[str] = Counter()
 
     @contextmanager
-    def place(self, holder: str, tenant: Tenant) -> Iterator[None]:
-        """One of the places of a holder. Raises RefusedError when all are taken: nobody waits here instead of in the
-        tenant's queue.
-        """
-        if self._at_work[holder] >= min(tenant.max_queued or MAX_AT_ONCE, MAX_AT_ONCE):
+    def slot(self, holder: str, tenant: Tenant) -> Iterator[None]:
+        """Occupy one of the slots of a holder. Raises RefusedError if all are taken, since this is no second queue."""
+        if self._num_running[holder] >= min(tenant.max_queued or MAX_AT_ONCE, MAX_AT_ONCE):
             raise RefusedError(errors.queue_full(1))
-        self._at_work[holder] += 1
+        self._num_running[holder] += 1
         try:
             yield
         finally:
-            self._at_work[holder] -= 1
-            if not self._at_work[holder]:
-                del self._at_work[holder]
+            self._num_running[holder] -= 1
+            if not self._num_running[holder]:
+                del self._num_running[holder]
 
-    async def tokenize(self, raw: dict[str, Any], tenant: Tenant, hold: Hold) -> bytes:
-        """The answer's body. A text of far more tokens than the context holds is refused. Raises RefusedError."""
+    async def tokenize(self, raw: dict[str, Any], tenant: Tenant, charge: ChargeMemory) -> bytes:
+        """Return the answer's body. Raises RefusedError, also for a text of far more tokens than the context holds."""
         request = parse_tokenize(raw)
-        text, limits = self._served(request.model)
+        text, limits = self._find_model(request.model)
         if isinstance(request.content, str):
             is_rendered = not request.adds_special_tokens
             prompt = PromptText(text, request.content, is_rendered, limits.max_context_tokens, "prompt")
         else:
-            asked = conversation(request.content, request.tool_use, request.prompting)
-            rendered = await self._templates.render(text.bundle, asked, tenant.name, chat_room(text, limits))
+            chat = build_conversation(request.content, request.tool_use, request.prompting)
+            rendered = await self._templates.render(text.bundle, chat, tenant.name, chat_room(text, limits))
             prompt = chat_prompt(rendered, text, limits, request.adds_special_tokens)
         [packed] = await self._encoder.encode([prompt], tenant.name)
         tokens = len(packed) // PACKED_ID_BYTES
-        if not hold(tokens * (STRING_BYTES if request.wants_strings else ID_BYTES)):
+        if not charge(tokens * (STRING_BYTES if request.wants_strings else ID_BYTES)):
             raise RefusedError(errors.out_of_memory())
         arguments = packed, text, limits.max_context_tokens, request.wants_strings
         if tokens <= INLINE_TOKENS:
             return _tokens_body(*arguments)
         return await asyncio.to_thread(_tokens_body, *arguments)
 
-    async def count(self, chat: ChatRequest, tenant: Tenant) -> bytes:
-        """The answer of `/v1/messages/count_tokens`: tokens of a chat's prompt. Raises RefusedError."""
-        text, limits = self._served(chat.options.model)
-        asked = conversation(chat.messages, chat.tool_use, chat.prompting)
-        rendered = await self._templates.render(text.bundle, asked, tenant.name, chat_room(text, limits))
+    async def count(self, request: ChatRequest, tenant: Tenant) -> bytes:
+        """Return the answer of `/v1/messages/count_tokens`: the tokens of a chat's prompt. Raises RefusedError."""
+        text, limits = self._find_model(request.options.model)
+        chat = build_conversation(request.messages, request.tool_use, request.prompting)
+        rendered = await self._templates.render(text.bundle, chat, tenant.name, chat_room(text, limits))
         [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
         return _encode({"input_tokens": len(packed) // PACKED_ID_BYTES})
 
-    async def detokenize(self, raw: dict[str, Any], tenant: Tenant, hold: Hold) -> bytes:
-        """The answer's body. Raises RefusedError."""
+    async def detokenize(self, raw: dict[str, Any], tenant: Tenant, charge: ChargeMemory) -> bytes:
+        """Return the answer's body. Raises RefusedError."""
         request = parse_detokenize(raw)
-        text, limits = self._served(request.model)
+        text, limits = self._find_model(request.model)
         check_ids(request.tokens, limits, "tokens")
-        if not hold(len(request.tokens) * STRING_BYTES):
+        if not charge(len(request.tokens) * STRING_BYTES):
             raise RefusedError(errors.out_of_memory())
         return _encode({"prompt": await self._encoder.decode(text, request.tokens, "tokens", tenant.name)})
 
-    def _served(self, model: str | None) -> tuple[TextModel, ModelLimits]:
-        """Text and limits of a model that some worker has. Raises RefusedError."""
+    def _find_model(self, model: str | None) -> tuple[TextModel, ModelLimits]:
+        """Return text and limits of a model that some worker serves. Raises RefusedError."""
         served = self._table.served_names()
         if not served:
             raise RefusedError(errors.no_workers())
         name = served[0] if model is None and len(served) == 1 else model
         if name is None:
             raise invalid("model", "'model' is required: several models are served.", "missing_required_parameter")
-        found = self._table.text_of(self._names.served(name))
-        if found is None:
-            raise RefusedError(errors.model_not_found(name, list(self._names.listed())))
-        return found
+        model_text = self._table.text_of(self._names.served(name))
+        if model_text is None:
+            raise RefusedError(errors.model_not_found(name, list(self._names.list_names())))
+        return model_text
 
 
 def _tokens_body(packed: bytes, text: TextModel, max_context_tokens: int, wants_strings: bool) -> bytes:

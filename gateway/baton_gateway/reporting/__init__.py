@@ -1,4 +1,4 @@
-"""What the gateway says about itself: metrics, the admin pages, and the link to whoever sizes the pools.
+"""The gateway's reports about itself: metrics, the admin pages, and the link to the process that sizes the pools.
 
 Owns counters, latency sketches and summaries.
 Never changes how a request is served.

@@ -1,6 +1,4 @@
-"""The admin listener: `/state` and `/metrics` on loopback, for the local runtime and whoever is logged in on the
-machine. Read only.
-"""
+"""The admin listener: `/state` and `/metrics` on loopback, read only, for the local runtime and users of this host."""
 
 from __future__ import annotations
 

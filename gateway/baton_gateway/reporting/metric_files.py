@@ -1,8 +1,8 @@
 """The files in which a gateway's processes share their metrics: with room from the start, and a bounded number.
 
-The library maps files that have no room yet. On a full disk the kernel would kill whoever writes into one. So the
-parent makes them before anything starts, and a successor takes those of the process that died. What that one had
-counted is added to one file, or there would be two more with every process that dies.
+The library maps files that have no disk space allocated. On a full disk the kernel would kill a process that writes to
+one. So the parent allocates them before anything starts, and a process takes over the files of its dead predecessor.
+The predecessor's counts are added to one file, because otherwise each dead process would leave two files.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from pathlib import Path
 
 from prometheus_client.mmap_dict import MmapedDict
 
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable with the folder of the files."""
 COUNTING = ("counter", "histogram")
 """Kinds of files whose numbers outlive their process."""
 KINDS = (*COUNTING, "gauge_livesum")
 FILE_BYTES = 64 << 10
 """Every series exists from the start, and all of one kind take less than half of it."""
 FORMER = "former"
-"""Stands for all processes that are dead."""
+"""The owner's name for all dead processes together."""
 _SPARE = "spare_"
-"""Begins the names of files that no process has; the library reads none of them."""
+"""The prefix of files that no process has; the library does not read them."""
 
 
 def reserve(folder: str, processes: int) -> None:
-    """Give the files of so many processes their room, before any of them starts. Raises OSError that names a file."""
+    """Allocate the files of this many processes before they start. Raises OSError that names a file."""
     for kind in KINDS:
         for place in range(processes):
             _allocate(_spare(folder, kind, place))
@@ -37,7 +39,7 @@ def claim(folder: str, pid: int) -> None:
     """Take files for a process that is about to count. Raises OSError where none is left and there is no room."""
     for kind in KINDS:
         target = _file(folder, kind, pid)
-        if not any(_renamed(spare, target) for spare in Path(folder).glob(f"{_SPARE}{kind}_*")):
+        if not any(_rename(spare, target) for spare in Path(folder).glob(f"{_SPARE}{kind}_*")):
             _allocate(target)
 
 
@@ -63,8 +65,8 @@ def _allocate(path: Path) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _renamed(spare: Path, target: Path) -> bool:
-    """Whether it was there still: another process may take it at the same time."""
+def _rename(spare: Path, target: Path) -> bool:
+    """Take a spare file; False: another process was faster."""
     try:
         spare.rename(target)
     except FileNotFoundError:

@@ -1,22 +1,24 @@
 """The gateway's metrics. Label values come from closed sets only; nothing that a client sends becomes one.
 
 Several processes on one port write to shared files (prometheus_client's multiprocess mode, switched on by an
-environment variable before this is imported); a page then shows all of them together.
+environment variable before this is imported); a page then shows the metrics of all processes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from baton_gateway.http_api.response_encoding import Usage
-from baton_gateway.parent_process import METRICS_VARIABLE
+from baton_gateway.reporting.metric_files import METRICS_VARIABLE
+from baton_gateway.reporting.outcome import Outcome, RequestTotals
 from baton_gateway.reporting.telemetry import LoadTelemetry
-from baton_gateway.requests.request_events import Outcome, Route
-from baton_gateway.structured_outputs.format_compiler import Compiled
+from baton_gateway.structured_outputs.format_compiler import CompileOutcome
+from baton_gateway.workers.route import Route
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
 from baton_wire.session import AlteredFrames
 from baton_wire.sketch import Sketch
@@ -25,6 +27,8 @@ _TIME_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 
 _GAP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 3)
 _LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 3)
 ROUTES = ("disaggregated", "local", "kept")
+LAG_EVERY_S = 0.02
+"""A block that begins between two timers is measured shorter by at most this. A timer costs some 20 us."""
 STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "499", "500", "502", "503", "504", "other")
 
 
@@ -34,7 +38,7 @@ class RequestTimes:
 
     arrived_s: float
     prompt_tokens: int = 0
-    """Of the latest prompt that was routed."""
+    """Tokens of the latest prompt that was routed."""
     has_token: bool = False
     first_s: dict[int, float] = field(default_factory=dict)
     last_s: dict[int, float] = field(default_factory=dict)
@@ -43,7 +47,7 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What clients saw of one kind, in seconds: told once, kept for whoever scrapes, asks or sizes."""
+    """One latency that clients saw, in seconds, for `/metrics`, `/state` and the operator's summaries."""
 
     histogram: Histogram
     recent: Sketch
@@ -78,8 +82,8 @@ class GatewayMetrics:
         return RequestTimes(now)
 
     def refused(self, *, is_demand: bool = True) -> None:
-        """Refused by admission, before there was a request to speak of. `is_demand`: more workers would serve it, which
-        they do not where its tenant is at its quota.
+        """Admission refused a request on arrival. `is_demand`: more workers would serve it, so its tenant is not at its
+        own quota.
         """
         if is_demand:
             self.telemetry.refused()
@@ -89,7 +93,7 @@ class GatewayMetrics:
         self._queue.observe(now - times.arrived_s)
 
     def routed(self, route: Route) -> None:
-        name = "kept" if route.is_kept else "local" if route.is_local else "disaggregated"
+        name = "kept" if route.is_prefill_local else "local" if route.is_decode_local else "disaggregated"
         self._routes[name].inc()
 
     def leg_failed(self, reason: Reason) -> None:
@@ -108,26 +112,17 @@ class GatewayMetrics:
             self._itl.observe((now - last_s) / tokens)
         times.last_s[choice] = now
 
-    def ended(
-        self,
-        times: RequestTimes,
-        outcome: Outcome,
-        usage: Usage,
-        attempts: int,
-        migrations: int,
-        conflicts: int,
-        now: float,
-    ) -> None:
+    def ended(self, times: RequestTimes, outcome: Outcome, totals: RequestTotals, now: float) -> None:
         self._requests[outcome].inc()
-        self._prompt_tokens.inc(usage.prompt_tokens)
-        self._completion_tokens.inc(usage.completion_tokens)
-        self._retries.inc(max(0, attempts - 1))
-        self._migrations.inc(migrations)
-        self._conflicts.inc(conflicts)
+        self._prompt_tokens.inc(totals.prompt_tokens)
+        self._completion_tokens.inc(totals.completion_tokens)
+        self._retries.inc(max(0, totals.attempts - 1))
+        self._migrations.inc(totals.migrations)
+        self._conflicts.inc(totals.conflicts)
         if outcome is Outcome.FINISHED:
             self._e2e.observe(now - times.arrived_s)
         if outcome is Outcome.CANCELLED and not times.has_token:
-            self.ttft.recent.add(now - times.arrived_s)  # it waited for at least so long
+            self.ttft.recent.add(now - times.arrived_s)  # a lower bound of its wait
         for choice, tokens in times.tokens.items():
             self.telemetry.output(now, times.prompt_tokens, tokens)
             if tokens > 1:
@@ -136,10 +131,10 @@ class GatewayMetrics:
     def answered(self, status: int) -> None:
         self._statuses.get(str(status), self._statuses["other"]).inc()
 
-    def shaped(self, how: Compiled, seconds: float) -> None:
+    def shaped(self, how: CompileOutcome, seconds: float) -> None:
         """A request's schema or grammar was looked up or compiled."""
         self._shapes[how].inc()
-        if how is not Compiled.KNOWN:
+        if how is not CompileOutcome.KNOWN:
             self._compile.observe(seconds)
 
     def stalled(self) -> None:
@@ -148,7 +143,7 @@ class GatewayMetrics:
     def lagged(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
-    def now_at_work(self, running: int, waiting: int, linked: dict[Role, int]) -> None:
+    def sample(self, running: int, waiting: int, linked: dict[Role, int]) -> None:
         """Sampled once a second."""
         self._running.set(running)
         self._waiting.set(waiting)
@@ -181,7 +176,7 @@ class GatewayMetrics:
         routes = counter("routed", "Attempts by where they are prefilled", "route")
         self._routes = {name: routes.labels(name) for name in ROUTES}
         shapes = counter("grammars", "Requests with a schema or grammar, by how they came by it", "result")
-        self._shapes = {how: shapes.labels(how.value) for how in Compiled}
+        self._shapes = {how: shapes.labels(how.value) for how in CompileOutcome}
         statuses = counter("responses", "HTTP responses by status", "status")
         self._statuses = {status: statuses.labels(status) for status in STATUSES}
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
@@ -208,3 +203,12 @@ def shared_page(folder: str) -> bytes:
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
     return generate_latest(registry)
+
+
+async def watch_loop_lag(observe: Callable[[float], None]) -> None:
+    """Observe how many seconds late each of a series of timers fires, for the life of the loop."""
+    now = asyncio.get_running_loop().time
+    while True:
+        due_s = now() + LAG_EVERY_S
+        await asyncio.sleep(LAG_EVERY_S)
+        observe(max(0.0, now() - due_s))

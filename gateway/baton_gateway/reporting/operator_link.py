@@ -1,6 +1,6 @@
-"""The gateway's end of its link to whoever sizes the pools: dial, prove the key, tell, dial again.
+"""The gateway's end of its link to the process that sizes the pools: dial, prove the key, report, redial.
 
-Nothing that serves a request waits for it: without a link requests go on and counts gather.
+No request waits for it: without a link requests go on and counts accumulate.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class OperatorTimes:
 
     summary_s: float = SUMMARY_S
     soonest_s: float = 0.5
-    """Between two summaries, also where workers change in between: a pool that starts is told of together."""
+    """The least time between two summaries, so that the workers of a pool that starts are reported together."""
     heartbeat_s: float = 1.0
-    """Goes out after so long without another message."""
+    """A heartbeat goes out after this long without another message."""
     setup_s: float = HANDSHAKE_S
     """From dialling to the proof; also for sending one frame."""
     first_retry_s: float = 0.5
     last_retry_s: float = 15.0
     wake_s: float = 1.0
-    """Between two wakes while requests wait and nobody comes."""
+    """The time between two wakes while requests wait and no worker appears."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSources:
-    """Where the link gets what it tells."""
+    """The sources of the link's messages, and the receiver of its orders."""
 
     summary: Callable[[], Summary]
     parked: Callable[[], int]
@@ -70,7 +70,7 @@ class OperatorSources:
     model_config: Callable[[], bytes | None]
     """None: no worker is linked."""
     flip: Callable[[FlipOrder], None] = lambda order: None
-    """Where an order for a worker goes."""
+    """Called with an order for a worker."""
 
 
 class OperatorLink:
@@ -91,18 +91,18 @@ class OperatorLink:
         self._url, self._keys, self._hello, self._sources, self._times = url, keys, hello, sources, times
         self._party = Party(LinkRole.GATEWAY, epoch)
         self._waking = asyncio.Event()
-        self._is_told_now = False
+        self._is_due_now = False
         self._holder: str | None = None
-        self._told_config: bytes | None = None
+        self._sent_config: bytes | None = None
         self.is_linked = False
 
     def wake(self) -> None:
-        """Requests wait and there is no worker: say so at once, or as soon as there is a link."""
+        """Report at once, or as soon as there is a link, that requests wait and no worker serves them."""
         self._waking.set()
 
-    def tell_now(self) -> None:
-        """Which workers can be used has changed, or as what: the next summary goes out at once."""
-        self._is_told_now = True
+    def report_now(self) -> None:
+        """Send the next summary at once, because the usable workers or their roles have changed."""
+        self._is_due_now = True
         self._waking.set()
 
     async def run(self) -> None:
@@ -136,61 +136,61 @@ class OperatorLink:
                 setup.reschedule(None)
                 frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), proven, MAX_DOWN_BYTES)
                 await self._send(frames, self._hello)
-                self.is_linked, self._told_config = True, None
+                self.is_linked, self._sent_config = True, None
                 _log.info("linked to %s", url)
-                telling = asyncio.create_task(self._tell(frames))
+                reporting = asyncio.create_task(self._report(frames))
                 try:
-                    await self._listen(frames, telling)
+                    await self._listen(frames, reporting)
                 finally:
-                    telling.cancel()
-                    await asyncio.gather(telling, return_exceptions=True)
+                    reporting.cancel()
+                    await asyncio.gather(reporting, return_exceptions=True)
 
-    async def _listen(self, frames: SignedFrames, telling: asyncio.Task[None]) -> None:
+    async def _listen(self, frames: SignedFrames, reporting: asyncio.Task[None]) -> None:
         async with bounded_silence(SILENCE) as liveness:
             now, bad = asyncio.get_running_loop().time, Flood()
-            while not telling.done():
+            while not reporting.done():
                 frame = await frames.receive()
                 liveness.heard(now())
                 try:
                     message = decode(frame, ToGateway)
                 except BadFieldsError as refusal:
                     bad.met(now(), str(refusal))
-                    self._complaints.say("a message of the operator is not taken", str(refusal))
+                    self._complaints.say("a message of the operator is refused", str(refusal))
                     continue
                 match message:
                     case Standby():
-                        self._standby(message)
+                        self._take_standby(message)
                         return
                     case FlipOrder():
                         self._sources.flip(message)
-        telling.result()
+        reporting.result()
 
-    def _standby(self, message: Standby) -> None:
-        _log.info("that end does not size pools now; %s does", message.holder or "nobody known")
+    def _take_standby(self, message: Standby) -> None:
+        _log.info("the peer does not size pools now; %s does", message.holder or "an unknown process")
         if message.holder is not None:
             scheme, _, rest = self._url.partition("://")
             self._holder = f"{scheme}://{message.holder}/{rest.partition('/')[2]}"
         else:
             self.is_linked = False  # back off longer each time
 
-    async def _tell(self, frames: SignedFrames) -> None:
-        """A summary at once and then regularly; a wake whenever one is asked for."""
+    async def _report(self, frames: SignedFrames) -> None:
+        """Send a summary at once and then regularly, and wakes in between."""
         loop = asyncio.get_running_loop()
         while True:
-            await self._tell_config(frames)
-            self._is_told_now = False
-            told_s = loop.time()
+            await self._send_config(frames)
+            self._is_due_now = False
+            sent_s = loop.time()
             await self._send(frames, self._sources.summary())
             try:
                 async with asyncio.timeout(self._times.summary_s):
-                    await self._tell_wakes(frames)
+                    await self._send_wakes(frames)
             except TimeoutError:
                 continue
-            await asyncio.sleep(max(0.0, told_s + self._times.soonest_s - loop.time()))
+            await asyncio.sleep(max(0.0, sent_s + self._times.soonest_s - loop.time()))
 
-    async def _tell_wakes(self, frames: SignedFrames) -> None:
-        """Until a summary is due before its time."""
-        while not self._is_told_now:
+    async def _send_wakes(self, frames: SignedFrames) -> None:
+        """Send wakes and heartbeats until a summary is due early."""
+        while not self._is_due_now:
             try:
                 async with asyncio.timeout(self._times.heartbeat_s):
                     await self._waking.wait()
@@ -198,20 +198,20 @@ class OperatorLink:
                 await self._send(frames, Heartbeat())
                 continue
             self._waking.clear()
-            if self._is_told_now:
+            if self._is_due_now:
                 return
             if parked := self._sources.parked():
                 await self._send(frames, Wake(parked))
                 await asyncio.sleep(self._times.wake_s)
 
-    async def _tell_config(self, frames: SignedFrames) -> None:
+    async def _send_config(self, frames: SignedFrames) -> None:
         config = self._sources.model_config()
-        if config is not None and config != self._told_config:
+        if config is not None and config != self._sent_config:
             await self._send(frames, ModelConfigFile(config))
-            self._told_config = config
+            self._sent_config = config
 
     async def _send(self, frames: SignedFrames, message: Message | Heartbeat) -> None:
-        """What the other end would refuse is left out; of a summary that is missing it knows by the numbers."""
+        """Send a message unless the peer would refuse it. The peer notices a missing summary by the numbers."""
         try:
             frame = encode(message)
             if len(frame) > MAX_UP_BYTES:

@@ -1,6 +1,4 @@
-"""What a gateway says about itself on its admin listener: linked workers, requests, latencies; of one process or of
-several together.
-"""
+"""The `/state` document of the admin listener: linked workers, requests and latencies of all processes of a gateway."""
 
 from __future__ import annotations
 
@@ -10,13 +8,14 @@ from typing import Any
 import msgspec
 
 from baton_gateway.workers.linked_workers import LinkedWorker
-from baton_wire.sketch import RATIO, Sketch, SketchData, merged
+from baton_wire.messages.measures import SKETCH_RATIO, SketchData
+from baton_wire.sketch import Sketch, merged
 
 PERCENTS = (50, 95, 99)
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """A worker that is linked."""
+    """One linked worker."""
 
     role: str
     epoch: str
@@ -41,14 +40,14 @@ class ProcessReport(msgspec.Struct, frozen=True):
     requests_running: int
     requests_waiting: int
     tasks: int
-    """Of the event loop: as many as before once nothing is at work."""
+    """Tasks of the event loop: back at their initial number once no request is left."""
     held_bytes: int
-    """Of the memory budget; 0 once nothing is at work."""
+    """Bytes taken from the memory budget; 0 once no request is left."""
     workers: tuple[WorkerReport, ...]
     ttft: SketchData
     tpot: SketchData
     ailment: str = ""
-    """What is wrong with it, when it is not ready for that; empty: nothing."""
+    """The problem that makes it unready; empty: none."""
 
 
 def worker_report(worker: LinkedWorker) -> WorkerReport:
@@ -101,4 +100,6 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
 def _latency(sketch: Sketch) -> dict[str, Any]:
     percentiles = {f"p{percent}_s": sketch.quantile(percent / 100) for percent in PERCENTS}
     buckets = sorted(sketch.bins.items())
-    return percentiles | {"sketch": {"ratio": RATIO, "count": sketch.count, "sum_s": sketch.total, "buckets": buckets}}
+    return percentiles | {
+        "sketch": {"ratio": SKETCH_RATIO, "count": sketch.count, "sum_s": sketch.total, "buckets": buckets}
+    }

@@ -1,7 +1,7 @@
-"""What this gateway process tells whoever sizes the pools: arrivals, lengths, latencies, backlog, linked workers.
+"""Telemetry for the process that sizes the pools: arrivals, lengths, latencies, backlog and linked workers.
 
-Counts gather between two summaries, however long that is: time without a link loses nothing. Everything is bounded by
-its kind, never by traffic. Plain bookkeeping; sending is `operator_link`'s business.
+Counts accumulate between two summaries, however long that takes, so time without a link loses nothing. The size of
+everything is bounded, whatever the traffic. Plain bookkeeping; `operator_link` sends.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ class LoadTelemetry:
         self._answers = AnswerLengths()
         self._prompt_tokens, self._output_tokens, self._cached_tokens = Sketch(), Sketch(), Sketch()
         self.ttft, self.tpot = Sketch(), Sketch()
-        """What clients saw, in seconds; of a sequence that ended, the mean gap between its tokens."""
+        """Latencies that clients saw, in seconds; `tpot` has the mean gap between the tokens of each ended sequence."""
 
-    # What happens -----------------------------------------------------------------------------------------------------
+    # Events -----------------------------------------------------------------------------------------------------------
 
     def began(self, now: float) -> None:
         """The process serves from now on."""
         self._since = now
 
     def offered(self, waits: bool) -> None:
-        """A request arrived and was taken: at once, or into the queue."""
+        """A request arrived and was accepted: at once, or into the queue."""
         if waits:
             self._queued += 1
         else:
             self._accepted += 1
 
     def refused(self) -> None:
-        """A request arrived and was told no."""
+        """A request arrived and was refused."""
         self._refused += 1
         self._unserved += 1
 
@@ -77,26 +77,26 @@ class LoadTelemetry:
         mean = tokens if self._mean_prompt is None else self._mean_prompt
         self._mean_prompt = mean + 0.05 * (tokens - mean)
         for choice in range(choices):
-            self._drawn(_Prompt(tokens, cached if choice == 0 else tokens, max_tokens))
+            self._sample(_Prompt(tokens, cached if choice == 0 else tokens, max_tokens))
 
     def output(self, now: float, prompt_tokens: int, tokens: int) -> None:
-        """A sequence ended after so many tokens."""
+        """A sequence ended after `tokens` tokens."""
         if tokens > 0:
             self._answers.ended(now, prompt_tokens, tokens)
             self._output_tokens.add(tokens)
 
     def unserved(self) -> None:
-        """A request failed, or was told no after it had been taken."""
+        """A request failed, or was refused after it had been accepted."""
         self._unserved += 1
 
-    # What is told -----------------------------------------------------------------------------------------------------
+    # Reports ----------------------------------------------------------------------------------------------------------
 
     def look(self, now: float, running: Iterable[tuple[int, int]]) -> None:
-        """Before a summary. `running`: (tokens of its prompt, tokens so far) of each answer that has begun."""
+        """Take the running answers into account before a summary. `running`: (prompt tokens, tokens so far) of each."""
         self._answers.look(now, running)
 
     def backlog(self, waiting: int, parked: int, oldest_s: float, without_prompt: int) -> Backlog:
-        """`without_prompt`: requests that no worker has been told of."""
+        """The backlog now. `without_prompt`: requests that were not sent to a worker."""
         mean = self._mean_prompt
         tokens = 0 if not without_prompt else None if mean is None else int(mean * without_prompt)
         return Backlog(waiting, parked, max(0.0, oldest_s), tokens)
@@ -104,7 +104,7 @@ class LoadTelemetry:
     def summary(
         self, now: float, at_s: float, backlog: Backlog, workers: Iterable[LinkedWorker], config_hash: str
     ) -> Summary:
-        """Everything since the last one; counting begins anew. Its number tells the receiver whether one was lost."""
+        """The summary since the last one; counts restart. By its number the receiver notices a lost one."""
         self._number += 1
         measures = worker_measures(list(workers))
         summary = Summary(
@@ -112,7 +112,7 @@ class LoadTelemetry:
             at_s=at_s,
             seconds=max(0.0, now - self._since),
             arrived=self._arrived(),
-            served=Served(self.ttft.taken(), self.tpot.taken(), self._unserved),
+            served=Served(self.ttft.take(), self.tpot.take(), self._unserved),
             backlog=backlog,
             workers=tuple(measures[:MAX_WORKERS]),
             workers_left_out=max(0, len(measures) - MAX_WORKERS),
@@ -129,9 +129,9 @@ class LoadTelemetry:
             accepted=self._accepted,
             queued=self._queued,
             refused=self._refused,
-            prompt_tokens=self._prompt_tokens.taken(),
-            output_tokens=self._output_tokens.taken(),
-            cached_tokens=self._cached_tokens.taken(),
+            prompt_tokens=self._prompt_tokens.take(),
+            output_tokens=self._output_tokens.take(),
+            cached_tokens=self._cached_tokens.take(),
             sample=sample,
         )
         self._accepted = self._queued = self._refused = self._num_prompts = 0
@@ -141,7 +141,7 @@ class LoadTelemetry:
     def _likely_output(self, prompt: _Prompt) -> int:
         return max(1, min(self._answers.likely(prompt.tokens, self._random.random()), prompt.max_tokens))
 
-    def _drawn(self, prompt: _Prompt) -> None:
+    def _sample(self, prompt: _Prompt) -> None:
         """Reservoir sampling: each prompt of the window is kept with the same probability."""
         self._num_prompts += 1
         if len(self._prompts) < MAX_SHAPES:
@@ -151,7 +151,7 @@ class LoadTelemetry:
 
 
 def worker_measures(workers: list[LinkedWorker]) -> list[WorkerMeasures]:
-    """What is known of the linked workers; their gathered step timings are taken."""
+    """The measures of the linked workers. Takes their accumulated step timings."""
     live = {(worker.role, worker.hello.fingerprint) for worker in workers if worker.condition is WorkerCondition.LIVE}
     return [
         _measures(worker, any(role is not worker.role and fit == worker.hello.fingerprint for role, fit in live))
@@ -161,7 +161,7 @@ def worker_measures(workers: list[LinkedWorker]) -> list[WorkerMeasures]:
 
 def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
     hello, state = worker.hello, worker.state
-    load = None if worker.doubted else state
+    load = None if worker.has_implausible_load else state
     return WorkerMeasures(
         role=worker.role,
         epoch=hello.epoch,
@@ -177,8 +177,8 @@ def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
         blocks_free=None if load is None else load.blocks_free,
         kv_bytes=None if state is None else state.kv_bytes,
         startup_s=None if state is None else state.startup_s,
-        timings=worker.taken_timings(),
+        timings=worker.take_timings(),
         lanes=None if state is None else state.lanes,
         flips=hello.flips,
-        flip=worker.flip_told,
+        flip=worker.reported_flip,
     )

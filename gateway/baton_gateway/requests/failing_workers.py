@@ -1,7 +1,7 @@
-"""Workers that fail what they are given, one run after the other: they are chosen last for a while. Pure.
+"""Workers that fail one run after the other: they are chosen last for a while. Pure.
 
-A worker that fails at once is idle, so it would be the first choice of every new run. Each of these would then need a
-retry, until there are none left to spend, although other workers serve.
+A worker that fails at once is idle, so it would be the first choice of every new run. Each run would then need a retry,
+until the retry budget is spent, although other workers serve.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from baton_wire.messages.values import Reason
 
 FAILURES: Final = 3
 WITHIN_S: Final = 10.0
-"""So many failures in so long a time make a failing worker."""
+"""A worker with FAILURES failures within this time is failing."""
 AVOIDED_S: Final = 5.0
-"""From its latest failure. Then a run tries it again."""
+"""How long it is avoided after its latest failure. Then a run tries it again."""
 MAX_WORKERS: Final = 1_024
-"""Those that failed last are remembered."""
+"""The workers remembered: those that failed last."""
 ITS_OWN: Final = frozenset({Reason.INTERNAL, Reason.STALLED, Reason.KV_CORRUPT})
-"""Reasons that speak against whoever tells them: not lack of room, and not the loss of another worker."""
-NOBODY: Final[frozenset[bytes]] = frozenset()
+"""Reasons that are the worker's own fault: not lack of room, and not the loss of another worker."""
+NO_WORKERS: Final[frozenset[bytes]] = frozenset()
 
 
 class FailingWorkers:
-    """By epoch. Times are seconds of one clock."""
+    """Recent failures by the worker's epoch. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._failures: OrderedDict[bytes, deque[float]] = OrderedDict()
@@ -32,8 +32,8 @@ class FailingWorkers:
     def __len__(self) -> int:
         return len(self._failures)
 
-    def failed(self, worker: bytes, reason: Reason, now: float) -> None:
-        """It ended its part of a run without a result."""
+    def record(self, worker: bytes, reason: Reason, now: float) -> None:
+        """Record that a worker ended its part of a run without a result."""
         if reason not in ITS_OWN:
             return
         self._failures.setdefault(worker, deque(maxlen=FAILURES)).append(now)
@@ -42,9 +42,9 @@ class FailingWorkers:
             self._failures.popitem(last=False)
 
     def avoided(self, now: float) -> frozenset[bytes]:
-        """Those that runs go to only where there is nobody else."""
+        """The workers that get runs only where no other worker can."""
         if not self._failures:
-            return NOBODY
+            return NO_WORKERS
         while self._failures and now - next(iter(self._failures.values()))[-1] > WITHIN_S:
             self._failures.popitem(last=False)
         return frozenset(

@@ -1,12 +1,13 @@
-"""Runs that wait for workers to be nearly done, in the order of `baton_wire.rules.prompt_order`.
+"""Runs that wait at the gateway until a worker is nearly idle, in the order of `baton_wire.rules.prompt_order`.
 
-A prompt that waits at a worker is bound to it: it stays behind a long one although a neighbour falls idle or a new
-worker comes. So while all are busy prompts wait here instead, and go to whoever has room first. A request of many runs
-is let out piece by piece: what is beyond its share of the decode workers' slots waits here until its first runs end.
+A prompt that waits at a worker is bound to it: it stays queued after a long one although a neighbour falls idle or a
+new worker starts. So while all workers are busy, prompts wait here and go to the first worker with room. A request of
+many runs is released piece by piece: runs beyond its share of the decode workers' slots wait here until its first
+runs end.
 
-Where several tenants ask, each holds at most a multiple of the slots that it leaves free, so that another one's request
-always finds some. A tenant with nothing at work waits for no slot: its first token comes from a prefill worker. Nor
-does it wait here for what one other tenant has at a prefill worker, where turns are fair, too.
+Where several tenants ask, each takes at most a multiple of the slots that it leaves free, so that another tenant's
+request always finds some. A tenant with nothing at work waits for no slot: its first token comes from a prefill
+worker. Nor does it wait for one other tenant's prompts at a prefill worker, because turns are fair there, too.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from baton_gateway.errors import Problem
 from baton_gateway.requests.live_request import LiveRequest
-from baton_gateway.requests.model_line import LIGHT_SHARE, ModelLine
-from baton_gateway.requests.own_rounds import OwnTurns
+from baton_gateway.requests.model_load import LIGHT_SHARE, ModelLoad
+from baton_gateway.requests.own_rounds import OwnRounds
 from baton_gateway.requests.request import Stage
-from baton_gateway.requests.request_events import PickRoute, Route
+from baton_gateway.requests.request_events import PickRoute
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import (
-    WorkerView,
+from baton_gateway.workers.pool_load import (
     free_sequences,
     is_backed_up,
     is_full,
@@ -32,56 +33,62 @@ from baton_gateway.workers.route import (
     num_slots,
     own_prefill,
 )
+from baton_gateway.workers.route import Route
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
 from baton_wire.rules.gateway_rounds import Urgency
 from baton_wire.rules.prompt_order import PromptOrder, busy_s
 
 SWEEP_S = 1.0
-"""How often late runs whose requests ended meanwhile are dropped: their turn may be far away."""
+"""How often late runs of requests that have ended are dropped: their turn may be far away."""
 LOOK_S = 0.05
-"""How often held runs are looked at without a report: what a worker computes shrinks by the clock."""
+"""How often held runs are checked without a report: a worker's load shrinks by the clock."""
 
 TENANT_GREED = 16.0
-"""Of the slots that it leaves free, how many times as many a tenant may hold beside others: alone 16/17, two tenants
-16/33 each (see `fair_share`). Light tenants may take what there is."""
+"""How many times the slots that it leaves free a tenant may take: alone 16/17 of them, two tenants 16/33 each (see
+`fair_share`). Light tenants may take any free slot."""
 LONG_SHARE = 0.5
-"""Of the TTFT target, work of a prefill worker that a light tenant does not wait for here."""
+"""A share of the TTFT target. A light tenant does not wait here for a prefill worker that is busy for longer."""
 
 Held = tuple[LiveRequest, PickRoute]
 
 
-class HeldRuns:
-    """A queue for each revision: one that has room does not wait for another."""
+class RunRouter(Protocol):
+    """Routes runs, and knows the requests that they belong to."""
 
-    def __init__(
-        self,
-        table: WorkerTable,
-        let_go: Callable[[LiveRequest, PickRoute], Route | None],
-        output_tokens: Callable[[LiveRequest], float] = lambda live: 0.0,
-        may_grow: Callable[[LiveRequest, int], bool] = lambda live, sequences: True,
-        choose: Callable[[LiveRequest, PickRoute], Route | Problem | None] = lambda live, action: None,
-        line_of: Callable[[LiveRequest], ModelLine] | None = None,
-    ) -> None:
-        """`let_go` routes a run whose turn has come and says where to, or drops it if its request is over: None.
-        `output_tokens`: of a sequence of the request's model, as a rule. `may_grow`: whether its tenant may have so
-        many sequences more. `choose`: where it would go now. `line_of`: the line of its model, which knows what tenants
-        have at work; None: nobody has anything.
-        """
+    def choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
+        """Where the run would go now."""
+        ...
+
+    def release(self, live: LiveRequest, action: PickRoute) -> Route | None:
+        """Send a run whose turn has come. None: its request is over, or no workers can take it."""
+        ...
+
+    def may_grow(self, live: LiveRequest, sequences: int) -> bool:
+        """Return whether admission lets this many more sequences of the request run."""
+        ...
+
+    def load_of(self, live: LiveRequest) -> ModelLoad:
+        """The load of the request's model."""
+        ...
+
+
+class HeldRuns:
+    """One queue per revision: a revision with room does not wait for another."""
+
+    def __init__(self, table: WorkerTable, router: RunRouter) -> None:
         self._table = table
-        self._turns = OwnTurns(table)
-        self._let_go = let_go
-        self._output_tokens, self._may_grow, self._choose = output_tokens, may_grow, choose
-        nobody = ModelLine()
-        self._line_of = line_of or (lambda live: nobody)
-        self._lines: dict[PairFingerprint, ModelLine] = {}
-        """Of what waits in the queue of that revision."""
+        self._rounds = OwnRounds(table)
+        self._router = router
+        self._loads: dict[PairFingerprint, ModelLoad] = {}
+        """The model's load of each revision with a queue."""
         self._ttft_s = 0.0
         self._tpot_s: float | None = None
-        """As last told; all requests of a deployment have the same targets."""
+        """The latest request's; all requests of a deployment have the same targets."""
         self._queues: dict[PairFingerprint, PromptOrder[Held]] = {}
         self._urgent: dict[PairFingerprint, Urgency] = {}
-        """The most urgent of each queue, as of the last look."""
+        """The most urgent run of each queue, as of the last check."""
         self._pieces: dict[int, deque[Held]] = {}
         """Runs beyond their request's share, by ticket."""
         self._timer: asyncio.TimerHandle | None = None
@@ -96,11 +103,11 @@ class HeldRuns:
         for pieces in self._pieces.values():
             yield from pieces
 
-    def takes(
+    def holds(
         self, live: LiveRequest, action: PickRoute, route: Route | Problem, ttft_s: float, tpot_s: float | None = None
     ) -> bool:
-        """Whether the run waits its turn. What ran before does not; what is computed at a decode worker waits only for
-        those, and an answer that is kept only for prefill workers.
+        """Take the run if it has to wait for its turn; False: it goes now. A run that workers had before never waits.
+        One with a decode-local route waits for decode workers only, a prefill-local one for prefill workers only.
         """
         if not action.is_first or isinstance(route, Problem):
             return False
@@ -108,19 +115,19 @@ class HeldRuns:
         assert fingerprint is not None
         if not self._is_within_share(live, action):
             self._pieces.setdefault(live.ticket, deque()).append((live, action))
-            self._look_later()
+            self._check_later()
             return True
         if not self._has_to_wait(live, action, route, fingerprint):
             return False
         queue = self._queues.setdefault(fingerprint, PromptOrder(ttft_s))
-        tenant, self._lines[fingerprint] = live.tenant, self._line_of(live)
+        tenant, self._loads[fingerprint] = live.tenant, self._router.load_of(live)
         queue.push((live, action), live.life.arrived_s, route.own_s, tenant.name, tenant.weight)
         self._urgent[fingerprint] = queue.urgency()
-        self._turns.tell(self._urgent, asyncio.get_running_loop().time())
-        if self._line_of(live).sequences(tenant.name):
-            self._look_later()
+        self._rounds.announce(self._urgent, asyncio.get_running_loop().time())
+        if self._router.load_of(live).sequences(tenant.name):
+            self._check_later()
         else:
-            self._look_soon()  # it goes before all others, and there may be room for it now
+            self._check_soon()  # it goes first, and there may be room for it now
         return True
 
     def _is_within_share(self, live: LiveRequest, action: PickRoute) -> bool:
@@ -130,25 +137,25 @@ class HeldRuns:
             return True
         assert live.fingerprint is not None
         free = free_sequences(self._table.views(), live.fingerprint)
-        return may_take(own, action.choices, free, GATEWAY_GREED) and self._may_grow(live, action.choices)
+        return may_take(own, action.choices, free, GATEWAY_GREED) and self._router.may_grow(live, action.choices)
 
     def _has_to_wait(self, live: LiveRequest, action: PickRoute, route: Route, fingerprint: PairFingerprint) -> bool:
-        if not route.is_kept and self._waits_for_slots(live, action, self._table.views(), fingerprint):
+        if not route.is_prefill_local and self._waits_for_slots(live, action, self._table.views(), fingerprint):
             return True
-        if route.is_local:
+        if route.is_decode_local:
             return False
         if fingerprint in self._queues or not self._has_room(route.prefill or route.decode, fingerprint):
             return not self._goes_ahead(live, action, route, fingerprint)
-        return self._turns.wait_s(fingerprint) != 0.0
+        return self._rounds.wait_s(fingerprint) != 0.0
 
     def _goes_ahead(self, live: LiveRequest, action: PickRoute, route: Route, fingerprint: PairFingerprint) -> bool:
-        """To a worker that is busy for long, in whose fair turns it finds no more before it than a prompt may. So what
-        one other tenant has there, such as a prompt of many steps, keeps nobody waiting here.
+        """Return whether the run goes although every worker is busy: all are busy for long, and in their fair turns it
+        has no more before it than a prompt may. So one tenant's long prompt holds up no other tenant.
         """
-        line, tenant = self._line_of(live), live.tenant
-        if not line.is_shared(tenant.name, asyncio.get_running_loop().time()):
+        load, tenant = self._router.load_of(live), live.tenant
+        if not load.is_shared(tenant.name, asyncio.get_running_loop().time()):
             return False
-        before_s = line.told_before(tenant.name, action.tokens) * route.own_s / max(1, action.tokens)
+        before_s = load.sent_before(tenant.name, action.tokens) * route.own_s / max(1, action.tokens)
         if before_s > busy_s(self._ttft_s):
             return False
         return least_prompts_s(self._table.views(), fingerprint, self._tpot_s) > LONG_SHARE * self._ttft_s
@@ -156,18 +163,18 @@ class HeldRuns:
     def _waits_for_slots(
         self, live: LiveRequest, action: PickRoute, views: Sequence[WorkerView], fingerprint: PairFingerprint
     ) -> bool:
-        """For slots of decode workers."""
-        line, tenant = self._line_of(live), live.tenant
-        if line.is_shared(tenant.name, asyncio.get_running_loop().time()):
-            own, light = line.sequences(tenant.name), LIGHT_SHARE * num_slots(views, fingerprint)
-            if not own and line.most_sequences() > light:
+        """Return whether the run has to wait for slots of decode workers."""
+        load, tenant = self._router.load_of(live), live.tenant
+        if load.is_shared(tenant.name, asyncio.get_running_loop().time()):
+            own, light = load.sequences(tenant.name), LIGHT_SHARE * num_slots(views, fingerprint)
+            if not own and load.most_sequences() > light:
                 return False
-            if own > light and not may_take(own, action.choices, _free(line, views, fingerprint), TENANT_GREED):
+            if own > light and not may_take(own, action.choices, _free(load, views, fingerprint), TENANT_GREED):
                 return True
-        return is_full(views, fingerprint, self._output_tokens(live))
+        return is_full(views, fingerprint, self._router.load_of(live).output_tokens)
 
     def _has_room(self, chosen: bytes, fingerprint: PairFingerprint) -> bool:
-        """The chosen worker or any other has; mostly it is the chosen one, which is cheaper to look at alone."""
+        """Return whether any worker has room. Usually the chosen one does, which is cheaper to check alone."""
         worker = self._table.get(chosen)
         targets = self._ttft_s, self._tpot_s
         if worker is not None and worker.token_s and not is_backed_up((worker.view(),), fingerprint, *targets):
@@ -180,69 +187,71 @@ class HeldRuns:
         is_busy = is_backed_up(views, fingerprint, self._ttft_s, self._tpot_s)
         if not is_held_up and not is_busy:
             return True
-        route = self._choose(live, action)
+        route = self._router.choose(live, action)
         if not isinstance(route, Route):
             return False
         is_busy = is_busy and not self._goes_ahead(live, action, route, fingerprint)
-        return not is_busy if route.is_kept else not is_held_up and (route.is_local or not is_busy)
+        return not is_busy if route.is_prefill_local else not is_held_up and (route.is_decode_local or not is_busy)
 
-    def look(self) -> None:
-        """Let go whose turn has come: a worker reported, came or went, or time has passed."""
+    def release_ready(self) -> None:
+        """Release runs whose turn has come. Called when a worker reported, joined or left, and by the clock."""
         now = asyncio.get_running_loop().time()
         is_due = now - self._swept_s >= SWEEP_S
         self._swept_s = now if is_due else self._swept_s
         for fingerprint, queue in list(self._queues.items()):
             if is_due:
                 queue.drop_late(lambda held: held[0].life.stage is Stage.ENDED)
-            self._send_in_turn(fingerprint, queue, now, own_prefill(self._table.views(), fingerprint))
+            self._release_in_turn(fingerprint, queue, now, own_prefill(self._table.views(), fingerprint))
             if not queue:
                 self._queues.pop(fingerprint, None)
                 self._urgent.pop(fingerprint, None)
-                self._lines.pop(fingerprint, None)
-        self._turns.tell(self._urgent, now)
-        self._look_at_pieces()
-        self._look_later()
+                self._loads.pop(fingerprint, None)
+        self._rounds.announce(self._urgent, now)
+        self._release_pieces()
+        self._check_later()
 
-    def _send_in_turn(self, fingerprint: PairFingerprint, queue: PromptOrder[Held], now: float, workers: float) -> None:
-        """While there is room, and other gateways do not go first."""
+    def _release_in_turn(
+        self, fingerprint: PairFingerprint, queue: PromptOrder[Held], now: float, workers: float
+    ) -> None:
+        """Release runs while workers have room and it is this gateway's turn."""
         while queue:
             first = queue.first(now, workers, self._leads(fingerprint, workers, now))
             self._urgent[fingerprint] = queue.urgency()
-            if self._turns.wait_s(fingerprint) != 0.0 or not self._is_open(*first, fingerprint):
+            if self._rounds.wait_s(fingerprint) != 0.0 or not self._is_open(*first, fingerprint):
                 return
             own_s = queue.own_s()
-            route = self._let_go(*queue.pop())
-            is_theirs = route is not None and not route.is_local
-            self._turns.took(fingerprint, own_s if is_theirs else 0.0)
+            route = self._router.release(*queue.pop())
+            is_prefilled = route is not None and not route.is_decode_local
+            self._rounds.record_sent(fingerprint, own_s if is_prefilled else 0.0)
 
     def _leads(self, fingerprint: PairFingerprint, workers: float, now: float) -> Callable[[str], float]:
-        """Of each tenant, by how much others go before it; infinite: it has its share of the slots and waits for its
-        own to end, which keeps nobody else waiting."""
-        line, views = self._lines[fingerprint], self._table.views()
-        free, light = _free(line, views, fingerprint), LIGHT_SHARE * num_slots(views, fingerprint)
+        """A function from a tenant to how far it is ahead of its fair share. Infinite: it has its share of the slots
+        and waits for its own sequences to end, which holds up no other tenant."""
+        load, views = self._loads[fingerprint], self._table.views()
+        free, light = _free(load, views, fingerprint), LIGHT_SHARE * num_slots(views, fingerprint)
 
         def lead(tenant: str) -> float:
-            own = line.sequences(tenant)
+            own = load.sequences(tenant)
             if own > light and not may_take(own, 1, free, TENANT_GREED):
                 return math.inf
-            return line.lead(tenant, workers, now)
+            return load.lead(tenant, workers, now)
 
         return lead
 
-    def _look_at_pieces(self) -> None:
-        """One of each request, again and again, of the tenant with the fewest sequences first: newcomers have been let
-        go before."""
+    def _release_pieces(self) -> None:
+        """Release one run of each split request in turn, of the tenant with the fewest sequences first. Requests that
+        have just arrived were released before."""
         going = list(self._pieces)
         while going:
-            going.sort(key=self._sequences_beside)
-            going = [ticket for ticket in going if self._lets_a_piece_go(ticket)]
+            going.sort(key=self._weighted_sequences)
+            going = [ticket for ticket in going if self._release_piece(ticket)]
 
-    def _sequences_beside(self, ticket: int) -> float:
-        """That the tenant has at work, for its weight."""
+    def _weighted_sequences(self, ticket: int) -> float:
+        """Sequences that the request's tenant has at work, divided by its weight."""
         live, _ = self._pieces[ticket][0]
-        return self._line_of(live).sequences(live.tenant.name) / live.tenant.weight
+        return self._router.load_of(live).sequences(live.tenant.name) / live.tenant.weight
 
-    def _lets_a_piece_go(self, ticket: int) -> bool:
+    def _release_piece(self, ticket: int) -> bool:
         pieces = self._pieces[ticket]
         live, action = pieces[0]
         if live.life.stage is Stage.ENDED:
@@ -254,28 +263,29 @@ class HeldRuns:
         pieces.popleft()
         if not pieces:
             del self._pieces[ticket]
-        self._let_go(live, action)
+        self._router.release(live, action)
         return ticket in self._pieces
 
-    def _look_soon(self) -> None:
+    def _check_soon(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(0.0, self.look)
+        self._timer = asyncio.get_running_loop().call_later(0.0, self.release_ready)
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if not self._queues and not self._pieces:
             self._timer = None
             return
-        waits = [self._turns.wait_s(fingerprint) for fingerprint in self._queues]
+        waits = [self._rounds.wait_s(fingerprint) for fingerprint in self._queues]
         soonest_s = min((wait_s for wait_s in waits if wait_s), default=LOOK_S)
-        self._timer = asyncio.get_running_loop().call_later(min(LOOK_S, soonest_s), self.look)
+        self._timer = asyncio.get_running_loop().call_later(min(LOOK_S, soonest_s), self.release_ready)
 
 
-def _free(line: ModelLine, views: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
-    """Slots of the decode workers. What ended since a worker's last report is known where nobody else sends to it."""
+def _free(load: ModelLoad, views: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
+    """Free slots of the decode workers. Where no other gateway sends to them, this process also knows the sequences
+    that ended since their last report."""
     free = free_sequences(views, fingerprint)
     if any(worker.gateways > 1 for worker in views):
         return free
-    return max(free, num_slots(views, fingerprint) - line.num_sequences)
+    return max(free, num_slots(views, fingerprint) - load.num_sequences)

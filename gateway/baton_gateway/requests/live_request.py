@@ -1,27 +1,27 @@
-"""One request at work in this process, and the rules that it is run by: plain values that `relay` works on."""
+"""A request at work in this process, and the rules that it runs by: plain values that `relay` works on."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.answer_bounds import bytes_ahead, values_bytes
-from baton_gateway.http_api.answer_writers import AnswerWriter
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
-from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.openai_api.answer_bounds import bytes_ahead, values_bytes
+from baton_gateway.openai_api.answer_writers import AnswerWriter
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.reporting.metrics import RequestTimes
-from baton_gateway.requests.model_line import ModelLine
+from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Deliver, LifeRules, Prompt
 from baton_gateway.requests.run import Run
 from baton_gateway.requests.scored_prompts import ScoredPrompts
-from baton_gateway.requests.waiting_line import WaitRules
+from baton_gateway.requests.tenant import Tenant
+from baton_gateway.requests.wait_prediction import WaitRules
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import RoutePolicy
@@ -29,9 +29,9 @@ from baton_wire.messages.values import Finish, PairFingerprint
 
 ALTERNATIVES_A_SEQUENCE = 4
 ID_BYTES = 8
-"""Of a token id in a tuple: small ints are shared, so it is a pointer."""
-MOST_TOLD = 8
-"""Runs of a request that failed: its line in the log stays a line."""
+"""A token id in a tuple: small ints are shared, so it is a pointer."""
+MOST_LOGGED_RUNS = 8
+"""Runs of a failed request that are logged: its line in the log stays a line."""
 
 _log = logging.getLogger("baton.gateway.requests")
 
@@ -42,19 +42,19 @@ class RelayRules:
     route: RoutePolicy = field(default_factory=RoutePolicy)
     max_duration_s: float = 600.0
     ttft_s: float = 0.5
-    """The target by which prompts wait their turn."""
+    """The TTFT target, which orders waiting prompts."""
     wait: WaitRules = field(default_factory=WaitRules)
     max_parked: int = 4_096
-    """Requests that may wait for a first pair of workers; more are told to come again."""
+    """Requests that may wait for a first pair of workers; more are refused and asked to retry."""
     max_parked_bytes: int = 64 << 20
-    """Of text and ids in them together. One request may always wait."""
+    """Bytes of text and ids in all parked requests. One request may always wait."""
     generation_defaults: bool = True
-    """Whether a model's own sampling defaults count."""
+    """A model's own sampling defaults count."""
 
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """One request at work. `prepared` onwards is filled when its prompts stand."""
+    """A request from its arrival to its end. `run_ids` and later fields are filled once its prompts are built."""
 
     life: RequestLife
     request: ChatRequest | CompletionRequest
@@ -73,21 +73,37 @@ class LiveRequest:
     prefixes: tuple[tuple[bytes, ...], ...] = ()
     texts: list[ChoiceText] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
-    line: ModelLine | None = None
-    """Of its model, from its arrival to its end."""
+    load: ModelLoad | None = None
+    """The load of its model, which counts it from arrival to end."""
     parked_bytes: int | None = None
-    """Of text and ids, once it waited for a first pair of workers."""
+    """Bytes of its text and ids, once it waited for a first pair of workers."""
     scores: ScoredPrompts | None = None
-    """When log probabilities of the prompts are wanted."""
+    """Log probabilities of the prompts; None: the client wants none."""
     reading: ParsePlan | None = None
-    """How its answers are read; None: they are text."""
+    """How its answers are parsed; None: they are plain text."""
 
     @property
     def prompt_field(self) -> str:
         return "messages" if isinstance(self.request, ChatRequest) else "prompt"
 
+    def keep_timer(self, loop: asyncio.AbstractEventLoop, tick: Callable[[LiveRequest], None]) -> None:
+        """Call `tick` when the life's next Tick is due."""
+        wake_at = self.life.wake_at
+        if self.timer is not None:
+            if self.timer.when() == wake_at and not self.timer.cancelled():
+                return
+            self.timer.cancel()
+        self.timer = loop.call_at(wake_at, tick, self)
+
+    def cancel(self) -> None:
+        """Cancel its timer and its preparation."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.preparing is not None:
+            self.preparing.cancel()
+
     def begin_texts(self, echoed: tuple[str, ...]) -> None:
-        """Empty texts of all choices, behind their prompts where those are given back."""
+        """Start the texts of all choices, after their prompts where those are echoed."""
         assert self.text is not None
         text, options = self.text, self.request.options
         is_chat = isinstance(self.request, ChatRequest)
@@ -100,7 +116,7 @@ class LiveRequest:
                 options.skip_special_tokens,
                 not is_chat,
                 len(self.echoes[prompt]) if self.echoes else 0,
-                self.reading.reader() if self.reading is not None else None,
+                self.reading.make_parser() if self.reading is not None else None,
                 options.include_stop_str_in_output,
             )
             for prompt in range(len(self.prompts))
@@ -108,8 +124,8 @@ class LiveRequest:
         ]
 
     def reasoning_tokens(self) -> int | None:
-        """Tokens of thoughts so far; None: nobody knows which they are."""
-        if self.reading is None or self.reading.thought_marks is None:
+        """Tokens of thoughts so far; None: they cannot be told apart."""
+        if self.reading is None or self.reading.reasoning_marks is None:
             return None
         return sum(text.reasoning_tokens for text in self.texts)
 
@@ -117,7 +133,7 @@ class LiveRequest:
         return choice // self.request.options.n
 
     def increment(self, delivered: Deliver) -> Increment:
-        """What the client reads of these tokens; with the first ones, what it wants to know of the prompt."""
+        """The client's text for these tokens. With the first ones, the writer also gets what it shows of the prompt."""
         options, choice = self.request.options, delivered.choice
         if options.max_tokens == 0:
             increment = Increment("", finish=Finish.LENGTH)
@@ -128,7 +144,7 @@ class LiveRequest:
         return increment
 
     def _begin_choice(self, choice: int, prompt: int) -> None:
-        """Give its sink what the client wants to know of the prompt."""
+        """Give the writer the prompt's log probabilities and its echo, as far as the client wants them."""
         if self.scores is not None and (scores := self.scores.of(prompt)) is not None:
             self.sink.prompt(choice, scores)
         if self.echoes:
@@ -136,7 +152,7 @@ class LiveRequest:
 
 
 def text_bytes(request: ChatRequest | CompletionRequest) -> int:
-    """Memory of its prompts, about: a byte a character, and as many a token as an id takes."""
+    """Approximate memory of its prompts: a byte per character, ID_BYTES per token id."""
     if isinstance(request, ChatRequest):
         tools = [tool.for_template() for tool in request.tool_use.tools]
         return len(msgspec.json.encode((request.messages, tools, request.prompting.variables)))
@@ -144,7 +160,7 @@ def text_bytes(request: ChatRequest | CompletionRequest) -> int:
 
 
 def answer_bytes(request: ChatRequest | CompletionRequest, prompts: Sequence[Prompt]) -> int:
-    """What its answer takes of the memory budget before its first token."""
+    """Bytes that its answer takes from the memory budget before its first token."""
     options, size = request.options, 0
     if options.is_held:
         size = bytes_ahead(len(prompts) * options.n, prompts[0].sampling.max_tokens, options.logprobs)
@@ -155,20 +171,20 @@ def answer_bytes(request: ChatRequest | CompletionRequest, prompts: Sequence[Pro
 
 
 def num_sequences(request: ChatRequest | CompletionRequest) -> int:
-    """Prompts × n."""
+    """The request's sequences: prompts × n."""
     return request.options.n * (1 if isinstance(request, ChatRequest) else len(request.prompts))
 
 
 def answer_effort(request: ChatRequest | CompletionRequest) -> int:
-    """How many plain sequences one of the request's costs this process: four alternatives of each token take about as
-    long to read and to write as the token itself."""
+    """The plain sequences that one of the request's costs this process: four alternatives of a token take about as long
+    to read and to write as the token itself."""
     return 1 + (request.options.logprobs or 0) // ALTERNATIVES_A_SEQUENCE
 
 
-def tell_failure(life: RequestLife, problem: Problem | None, now: float, request_id: str = "") -> None:
-    """A line for whoever has to find out why a client was told of a failure: which workers, in which state, no text."""
-    runs = "; ".join(_account(run, now) for run in life.last_runs[:MOST_TOLD]) or "no run"
-    if (more := len(life.last_runs) - MOST_TOLD) > 0:
+def log_failure(life: RequestLife, problem: Problem | None, now: float, request_id: str = "") -> None:
+    """Log one line that helps to find out why a request failed: its workers and their states, none of its text."""
+    runs = "; ".join(_describe(run, now) for run in life.last_runs[:MOST_LOGGED_RUNS]) or "no run"
+    if (more := len(life.last_runs) - MOST_LOGGED_RUNS) > 0:
         runs += f"; and {more} more"
     code, age_s = problem.code if problem is not None else None, now - life.arrived_s
     delivered = life.completion_tokens()
@@ -178,10 +194,12 @@ def tell_failure(life: RequestLife, problem: Problem | None, now: float, request
     )
 
 
-def _account(run: Run, now: float) -> str:
-    prefill, decode, kept = (epoch.hex()[:8] if epoch else "-" for epoch in (run.prefill, run.decode, run.kept))
+def _describe(run: Run, now: float) -> str:
+    prefill, decode, retained = (
+        epoch.hex()[:8] if epoch else "-" for epoch in (run.prefill, run.decode, run.retained_by)
+    )
     moved = f"moved {now - run.moved_s:.1f} s ago" if run.attempt else "never sent to workers"
     return (
-        f"{run.state.name.lower()}, attempt {run.attempt}, prefill {prefill}, decode {decode}, kept by {kept}, "
+        f"{run.state.name.lower()}, attempt {run.attempt}, prefill {prefill}, decode {decode}, retained by {retained}, "
         f"landed {run.landed}, {run.failures} failures, {run.losses} losses, {moved}"
     )

@@ -1,6 +1,6 @@
-"""A parsed request and a model revision to prompts that the workers can run. Pure but for the tokenizer's work.
+"""Prompts that workers can run, from a parsed request and what its model revision allows. Pure.
 
-Here stands what depends on the model: token counts against the context, ids against the vocabulary, default lengths,
+Everything here depends on the model: token counts against the context, ids against the vocabulary, default lengths,
 end ids.
 """
 
@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton_gateway.answers.formats import AnswerFormat
-from baton_gateway.answers.parse_plan import ParsePlan, reading_of
+from baton_gateway.answers.parse_plan import ParsePlan, make_parse_plan
 from baton_gateway.answers.tool_use import ToolMode, ToolUse
 from baton_gateway.errors import context_exceeded, invalid, unsupported
-from baton_gateway.http_api.answer_bounds import most_tokens
-from baton_gateway.http_api.chat_messages import ChatMessage
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Options
-from baton_gateway.http_api.prompting_fields import Prompting
+from baton_gateway.openai_api.answer_bounds import max_tokens_each
+from baton_gateway.openai_api.chat_messages import ChatMessage
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, Options
+from baton_gateway.openai_api.prompting_fields import Prompting
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
-from baton_gateway.text.template_renderer import ChatRoom
+from baton_gateway.text.template_renderer import PromptBudget
+from baton_gateway.workers.request_limits import ModelLimits
 from baton_wire.messages.values import (
     MAX_MARK_IDS,
     PACKED_ID_BYTES,
@@ -39,25 +40,17 @@ T = TypeVar("T")
 
 _SEEDS = 1 << 63
 MAX_END_IDS = 128
-"""Of a model; beside them a client's fit into a message."""
+"""End ids of a model that are sent to workers; a client's own stop ids fit into the message besides."""
 MAX_PROMPT_VALUES = 1 << 18
-"""Log probabilities of prompts' tokens that one answer tells: they are all held until its first token."""
+"""Log probabilities of prompt tokens in one answer: all are held until its first token."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """What every pair of workers of a revision can do."""
-
-    max_context_tokens: int
-    vocab_size: int
-
-
-def conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, prompting: Prompting) -> Conversation:
-    """What the model's template renders. Of tools that may not be called the model is not told."""
-    told = () if tool_use.mode is ToolMode.NONE else tool_use.tools
+def build_conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, prompting: Prompting) -> Conversation:
+    """Build what the model's template renders. Tools that must not be called are left out."""
+    tools = () if tool_use.mode is ToolMode.NONE else tool_use.tools
     return Conversation(
         messages=tuple(messages),
-        tools=tuple(tool.for_template() for tool in told),
+        tools=tuple(tool.for_template() for tool in tools),
         variables=dict(prompting.variables),
         effort=prompting.effort,
         add_generation_prompt=prompting.add_generation_prompt,
@@ -65,33 +58,34 @@ def conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, prompting: 
     )
 
 
-def chat_reading(request: ChatRequest, rendered: RenderedChat, form: AnswerFormat) -> ParsePlan:
-    """How the answer to a chat is read. Raises RefusedError for what could not be read."""
+def plan_parsing(request: ChatRequest, rendered: RenderedChat, form: AnswerFormat) -> ParsePlan:
+    """Decide how the answer to a chat is parsed. Raises RefusedError for an answer that could not be parsed."""
     continued = request.messages[-1]["content"] if request.prompting.continue_final_message else None
-    return reading_of(form, request.tool_use, rendered.text, continued)
+    return make_parse_plan(form, request.tool_use, rendered.text, continued)
 
 
-def thought_of(reading: ParsePlan | None, max_tokens: int | None, is_bound: bool, text: TextModel) -> Thought | None:
-    """What workers are told of a thought: where they count its tokens, or begin a grammar behind it.
+def bind_thought(plan: ParsePlan | None, max_tokens: int | None, is_bound: bool, text: TextModel) -> Thought | None:
+    """The marks of a thought, for workers that count its tokens or start a grammar after it; None: they do neither.
+    `is_bound`: a grammar constrains the answer.
 
-    Raises RefusedError for a bound on thoughts of a model that has none.
+    Raises RefusedError for a limit on the thoughts of a model that has none.
     """
-    marks = reading.thought_marks if reading is not None else None
+    marks = plan.reasoning_marks if plan is not None else None
     if marks is None and max_tokens is not None:
         raise unsupported("max_thinking_tokens", "it is not known how this model writes thoughts")
-    if marks is None or reading is None or (max_tokens is None and not is_bound):
+    if marks is None or plan is None or (max_tokens is None and not is_bound):
         return None
-    if is_bound and reading.is_answering:
+    if is_bound and plan.is_answering:
         return None
     start, end = map(text.mark_ids, marks)
     if max(len(start), len(end)) > MAX_MARK_IDS:
         raise unsupported("max_thinking_tokens", "this model's marks of a thought have too many tokens")
-    return Thought(end, () if reading.is_thinking else start, max_tokens)
+    return Thought(end, () if plan.is_thinking else start, max_tokens)
 
 
-def chat_room(text: TextModel, limits: ModelLimits) -> ChatRoom:
-    """What of a rendered chat fits."""
-    return ChatRoom(limits.max_context_tokens, text.longest_token_bytes)
+def chat_room(text: TextModel, limits: ModelLimits) -> PromptBudget:
+    """The room for a rendered chat."""
+    return PromptBudget(limits.max_context_tokens, text.longest_token_bytes)
 
 
 def chat_prompt(
@@ -103,7 +97,7 @@ def chat_prompt(
 
 
 def completion_prompts(request: CompletionRequest, text: TextModel, limits: ModelLimits) -> list[PromptText | bytes]:
-    """What is to be tokenised, and packed ids where the client sent them.
+    """Texts to tokenise, and packed ids where the client sent ids.
 
     Raises RefusedError for ids that the model does not have.
     """
@@ -118,24 +112,31 @@ def completion_prompts(request: CompletionRequest, text: TextModel, limits: Mode
     return prompts
 
 
-def make_prompts(  # noqa: PLR0913
-    options: Options,
-    encoded: Sequence[bytes],
-    text: TextModel,
-    limits: ModelLimits,
-    field: str,
-    seed: int,
-    tenant_salt: str,
-    defaults: GenerationDefaults,
-    grammar: Grammar | None = None,
-    thought: Thought | None = None,
-) -> tuple[Prompt, ...]:
-    """Check lengths of packed prompts and fill in `defaults`; `seed` is used unless the client gave one. `grammar` and
-    `thought` bind the answers.
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """The values that all prompts of one request are checked against and filled in with."""
 
-    Raises RefusedError, with `field` for the prompts.
+    options: Options
+    field: str
+    """The request's field with the prompts, for refusals."""
+    text: TextModel
+    limits: ModelLimits
+    defaults: GenerationDefaults
+    """Sampling parameters where the client gave none."""
+    seed: int
+    """Used unless the client gave one."""
+    tenant_salt: str
+
+
+def make_prompts(
+    preparation: Preparation, encoded: Sequence[bytes], grammar: Grammar | None = None, thought: Thought | None = None
+) -> tuple[Prompt, ...]:
+    """Check packed prompts and give each its sampling parameters. `grammar` and `thought` constrain the answers.
+
+    Raises RefusedError that names the offending field.
     """
-    encoded = [_truncated(packed, options, limits) for packed in encoded]
+    options, limits, field = preparation.options, preparation.limits, preparation.field
+    encoded = [_truncate(packed, options, limits) for packed in encoded]
     for packed in encoded:
         check_ids((largest_id(packed),), limits, field)  # a tokenizer may write tokens that its model has not
     _check_prompt_values(options, sum(map(len, encoded)) // PACKED_ID_BYTES, field == "messages")
@@ -143,18 +144,18 @@ def make_prompts(  # noqa: PLR0913
     check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
     if thought is not None:
         check_ids((*thought.start, *thought.end), limits, "max_thinking_tokens")
-    first_seed = seed if options.seed is None else options.seed
-    salt = cache_salt(tenant_salt, options.cache_salt)
+    first_seed = preparation.seed if options.seed is None else options.seed
+    salt = cache_salt(preparation.tenant_salt, options.cache_salt)
     prompts = []
     for place, packed in enumerate(encoded):
-        tokens, its_seed = len(packed) // PACKED_ID_BYTES, (first_seed + place) % _SEEDS
-        sampling = _sampling(options, tokens, text, limits, field, its_seed, defaults, grammar, thought)
+        tokens, seed = len(packed) // PACKED_ID_BYTES, (first_seed + place) % _SEEDS
+        sampling = _make_sampling(preparation, tokens, seed, grammar, thought)
         prompts.append(Prompt(packed, sampling, salt, limits.vocab_size))
     return tuple(prompts)
 
 
 def cache_salt(tenant_salt: str, client_salt: str) -> str:
-    """What separates prefix caches: equal only for the same tenant and the same `cache_salt`."""
+    """The salt that separates prefix caches: equal only for the same tenant and the same `cache_salt`."""
     if not tenant_salt and not client_salt:
         return ""
     return hashlib.blake2b(client_salt.encode(), digest_size=16, key=tenant_salt.encode()[:64]).hexdigest()
@@ -166,8 +167,8 @@ def check_ids(ids: Sequence[int], limits: ModelLimits, field: str) -> None:
         raise invalid(field, f"'{field}' has a token id beyond the vocabulary of {limits.vocab_size}.", "out_of_range")
 
 
-def _truncated(packed: bytes, options: Options, limits: ModelLimits) -> bytes:
-    """The end of a prompt that is to be no longer."""
+def _truncate(packed: bytes, options: Options, limits: ModelLimits) -> bytes:
+    """Keep the end of a prompt that is longer than the client wants."""
     most = options.truncate_prompt_tokens
     if most is None:
         return packed
@@ -177,46 +178,40 @@ def _truncated(packed: bytes, options: Options, limits: ModelLimits) -> bytes:
 
 
 def _check_prompt_values(options: Options, tokens: int, is_chat: bool) -> None:
-    """A chat tells them once, a completion in each of its choices."""
+    """Bound the log probabilities of prompt tokens: a chat writes them once, a completion in each of its choices."""
     if options.prompt_alternatives is None:
         return
     field = "logprobs" if options.prompt_logprobs is None else "prompt_logprobs"
     times = 1 if is_chat else options.n
     values = times * tokens * (1 + options.prompt_alternatives)
     if values > MAX_PROMPT_VALUES:
-        told = "" if times == 1 else f" in each of {times} choices ('n')"
+        where = "" if times == 1 else f" in each of {times} choices ('n')"
         message = (
-            f"'{field}' asks for {values} log probabilities of prompt tokens{told}; "
-            f"at most {MAX_PROMPT_VALUES} are told."
+            f"'{field}' asks for {values} log probabilities of prompt tokens{where}; "
+            f"at most {MAX_PROMPT_VALUES} are allowed."
         )
         raise invalid(field, message, "out_of_range")
 
 
-def _sampling(  # noqa: PLR0913
-    options: Options,
-    prompt_tokens: int,
-    text: TextModel,
-    limits: ModelLimits,
-    field: str,
-    seed: int,
-    defaults: GenerationDefaults,
-    grammar: Grammar | None,
-    thought: Thought | None,
+def _make_sampling(
+    preparation: Preparation, prompt_tokens: int, seed: int, grammar: Grammar | None, thought: Thought | None
 ) -> SamplingParams:
-    max_tokens = _max_tokens(options, prompt_tokens, limits, field)
+    options, text, limits = preparation.options, preparation.text, preparation.limits
+    defaults = preparation.defaults
+    max_tokens = _max_tokens(options, prompt_tokens, limits, preparation.field)
     if options.min_tokens > max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed the {max_tokens} tokens that fit.")
     end_ids = () if options.ignore_eos else tuple(token for token in text.eos_ids if 0 <= token < limits.vocab_size)
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
-        temperature=_chosen(options.temperature, defaults.temperature),
-        top_k=_chosen(options.top_k, defaults.top_k) or None,
-        top_p=_chosen(options.top_p, defaults.top_p),
-        min_p=_chosen(options.min_p, defaults.min_p),
+        temperature=_or_default(options.temperature, defaults.temperature),
+        top_k=_or_default(options.top_k, defaults.top_k) or None,
+        top_p=_or_default(options.top_p, defaults.top_p),
+        min_p=_or_default(options.min_p, defaults.min_p),
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
-        repetition_penalty=_chosen(options.repetition_penalty, defaults.repetition_penalty),
+        repetition_penalty=_or_default(options.repetition_penalty, defaults.repetition_penalty),
         min_tokens=options.min_tokens,
         logit_bias=options.logit_bias,
         stop_token_ids=tuple(dict.fromkeys((*end_ids[:MAX_END_IDS], *options.stop_token_ids))),
@@ -227,13 +222,13 @@ def _sampling(  # noqa: PLR0913
     )
 
 
-def _chosen(asked: T | None, default: T) -> T:
+def _or_default(asked: T | None, default: T) -> T:
     return default if asked is None else asked
 
 
 def _max_tokens(options: Options, prompt_tokens: int, limits: ModelLimits, field: str) -> int:
-    """What was asked for if it fits; without a wish all that fits into the context, and into an answer that is held.
-    Workers draw one token even where none is asked for.
+    """The client's `max_tokens` if it fits; without one, all that fits into the context and into an answer that is
+    held. Workers draw one token even where none is asked for.
     """
     if prompt_tokens == 0:
         raise invalid(field, f"'{field}' has no tokens.", "empty_prompt")
@@ -242,4 +237,4 @@ def _max_tokens(options: Options, prompt_tokens: int, limits: ModelLimits, field
         raise context_exceeded(field, limits.max_context_tokens, prompt_tokens, asked)
     if asked is not None:
         return max(asked, 1)
-    return min(room, most_tokens(options.n, options.logprobs)) if options.is_held else room
+    return min(room, max_tokens_each(options.n, options.logprobs)) if options.is_held else room

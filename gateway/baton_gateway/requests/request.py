@@ -3,8 +3,8 @@ retried or migrated when a leg fails, its tokens delivered by index, once, from 
 
 No clock, no I/O, no text: `relay` carries the actions out and finds stop strings. A request has one or more prompts and
 `n` choices for each, numbered through (prompt × n + choice). The workers see *runs*: a request id and attempt with the
-choices of one prompt. Before its first token a run is tried again as it is; afterwards each choice goes on alone from
-what was delivered (forced prefix), under an id of its own when `n` > 1.
+choices of one prompt. Before its first token a run is retried unchanged; afterwards each choice continues alone from
+its delivered tokens (forced prefix), under an id of its own when `n` > 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.requests.believed_tokens import entry_fault, scores_fault
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.request_events import (
     Action,
     Admitted,
@@ -29,14 +29,12 @@ from baton_gateway.requests.request_events import (
     LifeRules,
     NoRevision,
     NoRoute,
-    Outcome,
     PickRoute,
     Prepare,
     Prepared,
     Prompt,
     PromptArrived,
     Refused,
-    Route,
     Routed,
     RoutesChanged,
     Send,
@@ -45,7 +43,18 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
-from baton_gateway.requests.run import Choice, Run, RunState, blamed, keeper, retry_delay, send_on, start_legs
+from baton_gateway.requests.run import (
+    Choice,
+    Run,
+    RunState,
+    decide_retry,
+    retaining_worker,
+    retarget,
+    start_legs,
+    worker_at_fault,
+)
+from baton_gateway.requests.token_validation import find_entry_fault, find_logprobs_fault
+from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Cancel
 from baton_wire.messages.values import Finish, Reason, TokenEntry
 
@@ -71,22 +80,22 @@ class RequestLife:
         self.attempts = 0
         self.migrations = 0
         self.conflicts = 0
-        """Attempts in which a worker repeated a token otherwise than it was delivered."""
+        """Attempts in which a worker repeated a delivered token differently."""
         self.flow = request
-        """What shares one turn at the workers: all of this request, or more."""
+        """The id under which this request, or all of its tenant's, share one turn at the workers."""
         self._request = int.from_bytes(request)
         self._n = n
         self._rules = rules
         self._budget = budget
         self._prompts: tuple[Prompt, ...] = ()
-        self._told: list[int] = []
-        """Of each prompt, the tokens before the first whose log probability has not come."""
+        self._num_scored: list[int] = []
+        """Tokens of each prompt before the first one whose log probability is missing."""
         self._choices: list[Choice] = []
         self._cached: dict[int, int] = {}
-        """By prompt: what a worker said that its prefix cache had of it."""
+        """Tokens of each prompt that a worker's prefix cache had, as reported."""
         self._runs: dict[bytes, Run] = {}
         self.last_runs: tuple[Run, ...] = ()
-        """Those that were open at the end."""
+        """The runs that were open at the end."""
         self._num_runs = 0
         self._open_choices = 0
         self._parked_until = math.inf
@@ -107,12 +116,12 @@ class RequestLife:
 
     @property
     def is_parked(self) -> bool:
-        """It waits for a pair of workers to appear."""
+        """Return whether it waits for a pair of workers to appear."""
         return self.stage is Stage.PARKED or any(run.state is RunState.UNROUTED for run in self._runs.values())
 
     @property
     def sequences_at_work(self) -> int:
-        """Unfinished choices that workers were told of and have not lost."""
+        """Unfinished choices that are at workers."""
         return sum(len(run.choices) for run in self._runs.values() if run.state is RunState.RUNNING)
 
     def completion_tokens(self) -> int:
@@ -122,7 +131,7 @@ class RequestLife:
         return sum(prompt.num_tokens for prompt in self._prompts)
 
     def cached_tokens(self) -> int | None:
-        """Tokens of the prompts that prefix caches had; None unless every prompt's worker has said it."""
+        """Tokens of the prompts that prefix caches had; None until each prompt's worker has reported it."""
         return sum(self._cached.values()) if len(self._cached) == len(self._prompts) > 0 else None
 
     # Beginning --------------------------------------------------------------------------------------------------------
@@ -141,7 +150,7 @@ class RequestLife:
             return []
         self.stage = Stage.RUNNING
         self._prompts = event.prompts
-        self._told = [1] * len(event.prompts)
+        self._num_scored = [1] * len(event.prompts)
         self._choices = [Choice() for _ in range(len(event.prompts) * self._n)]
         self._open_choices = len(self._choices)
         runs = [self._new_run(p, set(range(p * self._n, (p + 1) * self._n))) for p in range(len(event.prompts))]
@@ -175,12 +184,12 @@ class RequestLife:
             total_tokens=prompt.num_tokens + prompt.sampling.max_tokens,
             choices=len(run.choices),
             avoid=run.avoid,
-            kept=run.kept,
+            retained_by=run.retained_by,
             is_first=not run.has_run,
         )
 
     def _forced(self, run: Run) -> list[int]:
-        """What the client already has of a run: only ever more than nothing when the run has one choice."""
+        """Tokens that the client already has of a run; empty unless the run has one choice."""
         return self._choices[next(iter(run.choices))].ids if len(run.choices) == 1 else []
 
     def _routed(self, event: Routed, now: float) -> list[Action]:
@@ -196,10 +205,10 @@ class RequestLife:
         run.moved_s = run.sent_s = now
         self.attempts += 1
         self.migrations += bool(self._forced(run))
-        kept, run.kept = run.kept, None
-        if kept is not None and kept == route.prefill:
-            return [*send_on(run, route, self.deadline_s - now), self._start_legs(run, route, now)[0]]
-        cancels = [] if kept is None else [Send(kept, Cancel(run.request, run.attempt - 1))]
+        retained_by, run.retained_by = run.retained_by, None
+        if retained_by is not None and retained_by == route.prefill:
+            return [retarget(run, route, self.deadline_s - now), self._start_legs(run, route, now)[0]]
+        cancels = [] if retained_by is None else [Send(retained_by, Cancel(run.request, run.attempt - 1))]
         run.base, run.asked = len(self._forced(run)), frozenset(run.choices)
         return [*cancels, *self._start_legs(run, route, now)]
 
@@ -212,7 +221,7 @@ class RequestLife:
         run = self._runs.get(event.run)
         if run is None or run.state is not RunState.ROUTING:
             return []
-        if event.is_outlived and self._is_untold():
+        if event.is_superseded and self._is_unanswered():
             return self._prepare_again()
         patience_s = self._rules.reroute_wait_s if run.has_run else self._rules.park_s
         if patience_s <= 0:
@@ -225,13 +234,13 @@ class RequestLife:
         run.resume_at = run.unrouted_since + patience_s
         return []
 
-    def _is_untold(self) -> bool:
-        """The client has nothing yet and no worker is at it: any revision may answer."""
+    def _is_unanswered(self) -> bool:
+        """Return whether the client has no token and no worker runs it, so that any revision may answer."""
         is_running = any(run.state is RunState.RUNNING for run in self._runs.values())
         return not is_running and not any(choice.ids for choice in self._choices)
 
     def _prepare_again(self) -> list[Action]:
-        """What a prefill worker keeps is of no use to another revision."""
+        """Begin again with another revision, which cannot use KV that prefill workers retain."""
         self.stage = Stage.PREPARING
         cancels = [cancel for run in self._runs.values() for cancel in self._cancel_legs(run)]
         self._runs.clear()
@@ -255,11 +264,11 @@ class RequestLife:
         prompt, end = self._prompts[run.prompt], entry.first_index + len(entry.ids)
         sampling = prompt.sampling
         is_odd = end > sampling.max_tokens or max(entry.ids) >= prompt.vocab_size
-        if (is_odd or sampling.logprobs is not None) and entry_fault(entry, prompt) is not None:
-            return self._disbelieved(run, event.worker, now)
+        if (is_odd or sampling.logprobs is not None) and find_entry_fault(entry, prompt) is not None:
+            return self._fail_implausible(run, event.worker, now)
         run.moved_s = now
-        if event.worker == run.decode and not self._is_told(run.prompt):
-            run.held.append(event)  # what the prefill worker says of the prompt comes over another link, perhaps later
+        if event.worker == run.decode and not self._is_scored(run.prompt):
+            run.held.append(event)  # the prompt's log probabilities come over the prefill worker's link, perhaps later
             return []
         if event.worker == run.decode:
             run.landed = True
@@ -270,22 +279,22 @@ class RequestLife:
         is_same = known < 0 or choice.repeats(entry)
         if known < 0 or not is_same:
             self.conflicts += not is_same
-            told = Send(event.worker, Cancel(run.request, run.attempt))
-            return [told, *self._fail(run, event.worker, Reason.INTERNAL if is_same else Reason.KV_CORRUPT, now)]
+            cancel = Send(event.worker, Cancel(run.request, run.attempt))
+            return [cancel, *self._fail(run, event.worker, Reason.INTERNAL if is_same else Reason.KV_CORRUPT, now)]
         finish = entry.finish
         if finish is None and end == sampling.max_tokens:
-            finish = Finish.LENGTH  # whatever the worker says: there is no more to come
+            finish = Finish.LENGTH  # even if the worker does not say so: no token can follow
         if known >= len(entry.ids) and finish is None:
             return []
         return self._deliver(run, number, choice, entry, known, finish)
 
-    def _disbelieved(self, run: Run, worker: bytes, now: float) -> list[Action]:
-        """What the worker says of the run can't be so: another one may do better."""
-        told = Send(worker, Cancel(run.request, run.attempt))
-        return [told, *self._fail(run, worker, Reason.INTERNAL, now)]
+    def _fail_implausible(self, run: Run, worker: bytes, now: float) -> list[Action]:
+        """Retry a run for which its worker sent impossible values: another worker may do better."""
+        cancel = Send(worker, Cancel(run.request, run.attempt))
+        return [cancel, *self._fail(run, worker, Reason.INTERNAL, now)]
 
     def _current(self, worker: bytes, request: bytes, attempt: int) -> Run | None:
-        """The run whose attempt under way this is, if the worker takes part in it."""
+        """The run, if this is its current attempt and the worker takes part in it."""
         run = self._runs.get(request)
         if run is None or run.state is not RunState.RUNNING or attempt != run.attempt:
             return None
@@ -296,23 +305,23 @@ class RequestLife:
         run = self._current(event.worker, message.request, message.attempt)
         if run is None:
             return []
-        if scores_fault(message, self._prompts[run.prompt]) is not None:
-            return self._disbelieved(run, event.worker, now)
+        if find_logprobs_fault(message, self._prompts[run.prompt]) is not None:
+            return self._fail_implausible(run, event.worker, now)
         run.moved_s = now
-        if message.first_index <= self._told[run.prompt]:
+        if message.first_index <= self._num_scored[run.prompt]:
             end = message.first_index + len(message.logprobs)
-            self._told[run.prompt] = max(self._told[run.prompt], end)
+            self._num_scored[run.prompt] = max(self._num_scored[run.prompt], end)
         actions: list[Action] = [DeliverPrompt(run.prompt, message.first_index, message.logprobs)]
-        if self._is_told(run.prompt):
+        if self._is_scored(run.prompt):
             held, run.held = run.held, []
-            for each in held:
-                actions += self._arrived(each, now)
+            for arrived in held:
+                actions += self._arrived(arrived, now)
         return actions
 
-    def _is_told(self, prompt: int) -> bool:
-        """Whether the client may have tokens: those of the prompt come before them, where it wants them."""
-        wanted = self._prompts[prompt]
-        return wanted.sampling.prompt_logprobs is None or self._told[prompt] >= wanted.num_tokens
+    def _is_scored(self, prompt: int) -> bool:
+        """Return whether tokens may be delivered: the prompt's log probabilities, if wanted, come first."""
+        scored = self._prompts[prompt]
+        return scored.sampling.prompt_logprobs is None or self._num_scored[prompt] >= scored.num_tokens
 
     def _deliver(
         self, run: Run, number: int, choice: Choice, entry: TokenEntry, known: int, finish: Finish | None
@@ -354,16 +363,16 @@ class RequestLife:
         run = self._runs.get(message.request)
         if run is None or run.attempt != message.attempt:
             return []
-        if run.kept == event.worker and not message.kept:
-            run.kept = None
+        if run.retained_by == event.worker and not message.kept:
+            run.retained_by = None
         if not run.uses(event.worker):
             return []
-        return self._fail(run, event.worker, message.reason, now, is_kept=message.kept)
+        return self._fail(run, event.worker, message.reason, now, is_retained=message.kept)
 
     def _worker_lost(self, event: WorkerLost, now: float) -> list[Action]:
         actions: list[Action] = []
         for run in self._runs.values():
-            run.kept = None if run.kept == event.worker else run.kept
+            run.retained_by = None if run.retained_by == event.worker else run.retained_by
         for run in [run for run in self._runs.values() if run.uses(event.worker)]:
             if run.ends_links(event.is_refusal, now):
                 return [*actions, *self._end(Outcome.FAILED, errors.links_ended())]
@@ -373,43 +382,41 @@ class RequestLife:
         return actions
 
     def _fail(
-        self, run: Run, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_kept: bool = False
+        self, run: Run, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_retained: bool = False
     ) -> list[Action]:
-        """The attempt is over: stop its other leg, then try again within the rules, each choice from where its client
-        stands.
-        """
+        """The attempt is over: stop its other leg, then retry within the rules, each choice from its last token."""
         delivered = max(len(self._choices[choice].ids) for choice in run.choices)
-        at_fault = run.decode if is_kept else worker if is_gone else blamed(run, worker, reason)
-        kept = keeper(run, at_fault, reason, delivered)
-        cancels = [action for action in self._cancel_legs(run) if is_kept or action.worker != worker]
-        verdict = retry_delay(run, at_fault, reason, self._rules, self._budget, now)
+        at_fault = run.decode if is_retained else worker if is_gone else worker_at_fault(run, worker, reason)
+        retained_by = retaining_worker(run, at_fault, reason, delivered)
+        cancels = [action for action in self._cancel_legs(run) if is_retained or action.worker != worker]
+        verdict = decide_retry(run, at_fault, reason, self._rules, self._budget, now)
         run.avoid |= {at_fault}
         if isinstance(verdict, Problem):
             run.state = RunState.DONE
             return [*cancels, *self._end(Outcome.FAILED, verdict)]
-        run.kept = kept
-        cancels = [action for action in cancels if action.worker != kept]
+        run.retained_by = retained_by
+        cancels = [action for action in cancels if action.worker != retained_by]
         run.unrouted_since = None
         runs = self._split(run)
         if verdict <= 0:
-            return [*cancels, *(self._pick(each) for each in runs)]
-        for each in runs:
-            each.state = RunState.BACKING_OFF
-            each.resume_at = now + verdict
+            return [*cancels, *(self._pick(retried) for retried in runs)]
+        for retried in runs:
+            retried.state = RunState.BACKING_OFF
+            retried.resume_at = now + verdict
         return [*cancels]
 
     def _split(self, run: Run) -> list[Run]:
         """The run itself, or one run for each of its choices when they no longer begin with the same ids."""
         begun = any(self._choices[choice].ids for choice in run.choices)
-        if run.kept is not None or len(run.choices) == 1 or not begun:
+        if run.retained_by is not None or len(run.choices) == 1 or not begun:
             return [run]
         alone = []
         for choice in sorted(run.choices):
-            each = self._new_run(run.prompt, {choice})
-            each.failures, each.losses, each.avoid = run.failures, run.losses, run.avoid
-            each.failed_by, each.failed_s, each.is_only_full = run.failed_by, run.failed_s, run.is_only_full
-            each.refused_links, each.broken_links = run.refused_links, run.broken_links
-            alone.append(each)
+            single = self._new_run(run.prompt, {choice})
+            single.failures, single.losses, single.avoid = run.failures, run.losses, run.avoid
+            single.failed_by, single.failed_s, single.is_only_full = run.failed_by, run.failed_s, run.is_only_full
+            single.refused_links, single.broken_links = run.refused_links, run.broken_links
+            alone.append(single)
         self._close(run)
         return alone
 
@@ -426,11 +433,11 @@ class RequestLife:
         return actions
 
     def _stalled(self, run: Run, now: float) -> list[Action]:
-        """Its workers live, yet no token comes: whoever holds it is told to stop, and others try."""
-        told = Send(run.decode, Cancel(run.request, run.attempt))
+        """No token arrives although its workers live: cancel it there, and try other workers."""
+        cancel = Send(run.decode, Cancel(run.request, run.attempt))
         if not run.landed and run.prefill is not None:
             run.avoid |= {run.prefill}
-        return [told, *self._fail(run, run.decode, Reason.STALLED, now)]
+        return [cancel, *self._fail(run, run.decode, Reason.STALLED, now)]
 
     # End --------------------------------------------------------------------------------------------------------------
 
@@ -445,7 +452,7 @@ class RequestLife:
         del self._runs[run.request]
 
     def _end(self, outcome: Outcome, problem: Problem | None = None) -> list[Action]:
-        """Every way out passes here, once."""
+        """End the request; called exactly once."""
         self.stage = Stage.ENDED
         cancels = [cancel for run in self._runs.values() for cancel in self._cancel_legs(run)]
         self.last_runs = tuple(self._runs.values())

@@ -1,16 +1,16 @@
-"""What goes into the machine of one request and what comes out of it: plain values."""
+"""Events that go into the machine of one request, and the actions that come out: plain values."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, replace
 
 from baton_gateway.errors import Problem
+from baton_gateway.reporting.outcome import Outcome
+from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget
 from baton_wire.messages.values import (
     MAX_VOCAB,
     PACKED_ID_BYTES,
-    Address,
     Finish,
     PromptLogprob,
     SamplingParams,
@@ -22,34 +22,33 @@ from baton_wire.messages.values import (
 
 @dataclass(frozen=True, slots=True)
 class LifeRules:
-    """How hard a request is tried. Attempts are counted in a row: a new token sets the counts back."""
+    """How often a request is retried, and how long it may wait. A new token resets the counts of attempts."""
 
     max_failures: int = 3
-    """Attempts that workers failed (no room, internal error, corrupt KV) before the client is told."""
+    """Attempts in a row that workers failed (no room, internal error, corrupt KV) until the request fails."""
     patience_s: float = 6.0
-    """For so long after its first failure a run comes back to the one worker that failed it, and no attempt counts: the
-    failures speak against the worker, not against the request, and another worker may be back soon. A pool that only
-    has no room is told at once.
+    """Seconds after a run's first failure in which failures of one and the same worker do not count: they speak against
+    the worker rather than the request, and another worker may return. Failures for lack of room always count.
     """
     max_losses: int = 10
-    """Attempts that ended because a worker went away."""
+    """Attempts in a row that ended because a worker was lost, until the request fails."""
     backoff_s: float = 0.05
     """Wait before the second retry in a row, doubled each time."""
     max_backoff_s: float = 1.0
     first_stall_s: float = 180.0
-    """An attempt without a token for so long is given up although its workers live. Long: it may wait in a queue."""
+    """An attempt without a token for this long is given up although its workers live. It may be queued for long."""
     stall_s: float = 60.0
-    """The same once its decode worker has sent a token."""
+    """The same limit, once its decode worker has sent a token."""
     park_s: float = 0.0
-    """How long a request waits for a pair of workers to appear; 0: it is told at once that there is none."""
+    """How long a request waits for a pair of workers to appear; 0: it is refused at once."""
     reroute_wait_s: float = 60.0
-    """The same for a request that already ran and lost its workers."""
+    """The same limit for a request that ran and lost its workers."""
     tpot_s: float | None = None
-    """The target that decode workers are told with each request; None: none."""
+    """The target that is sent to decode workers with each request; None: none."""
 
     def patient_for(self, settles_in_s: float) -> LifeRules:
-        """These rules for a request that comes before the gateway has tried all its workers: nobody can say yet that
-        there are none, so it waits at least until somebody can.
+        """The rules for a request that arrives before the gateway has tried all its workers: until then it is unknown
+        whether there are any, so the request waits at least so long.
         """
         return self if settles_in_s <= self.park_s else replace(self, park_s=settles_in_s)
 
@@ -63,7 +62,7 @@ class Prompt:
     sampling: SamplingParams
     salt: str
     vocab_size: int = MAX_VOCAB
-    """Of the model: no token of the answer has a greater id."""
+    """The model's: ids of the answer's tokens are below it."""
 
     @property
     def num_tokens(self) -> int:
@@ -73,50 +72,17 @@ class Prompt:
         return unpack_ids(self.packed)
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Who does it. `prefill` None: the decode worker prefills by itself."""
-
-    prefill: bytes | None
-    """Epochs name workers."""
-    decode: bytes
-    decode_address: Address | None
-    """Where `prefill` reaches `decode`; not None when `prefill` is given."""
-    own_s: float = 0.0
-    """Seconds that a prefill worker computes it; 0 while no prompt step was seen, when nothing waits by it."""
-    is_kept: bool = False
-    """`decode` is a prefill worker, where other prompts are in line."""
-    missing_tokens: int | None = None
-    """Of the prompt, what whoever computes it probably does not hold yet; None: nobody looked, so all of it."""
-
-    @property
-    def is_local(self) -> bool:
-        """A decode worker computes the prompt: prefill workers have nothing to do with it."""
-        return self.prefill is None and not self.is_kept
-
-
-class Outcome(enum.StrEnum):
-    """How a request ended; a closed set that also labels metrics."""
-
-    FINISHED = "finished"
-    REFUSED = "refused"
-    """Told so before any work was done for it."""
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    """The client went away or read too slowly."""
-
-
 # Events ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """It is this request's turn."""
+    """Admission let the request in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Admission, or preparing the prompts, said no; or the gateway stops."""
+    """Admission or preparation refused the request, or the gateway stops."""
 
     problem: Problem
 
@@ -149,13 +115,13 @@ class NoRoute:
 
     run: bytes
     problem: Problem
-    is_outlived: bool = False
-    """The request's revision cannot be served any more, and another one of the model can."""
+    is_superseded: bool = False
+    """The request's revision cannot be served any more, and another one of its model can."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutesChanged:
-    """A worker came or changed: who waits for a route may ask again."""
+    """A worker appeared or changed: a run that waits for a route may ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +134,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class PromptArrived:
-    """A worker told log probabilities of a prompt's own tokens."""
+    """A worker sent log probabilities of a prompt's own tokens."""
 
     worker: bytes
     message: PromptLogprobs
@@ -176,7 +142,7 @@ class PromptArrived:
 
 @dataclass(frozen=True, slots=True)
 class LegEnded:
-    """A worker gave its part up."""
+    """A worker gave up its part of an attempt."""
 
     worker: bytes
     message: LegFailed
@@ -184,11 +150,11 @@ class LegEnded:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The link to this worker is gone; it is told nothing more."""
+    """The link to this worker is gone; nothing more can be sent to it."""
 
     worker: bytes
     is_refusal: bool = False
-    """It lives, and ended the link for what it was sent."""
+    """The worker lives, and closed the link because of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +167,7 @@ class StopFound:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """Nobody reads any more."""
+    """The client does not read any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,16 +207,16 @@ class PickRoute:
     run: bytes
     prompt: int
     tokens: int
-    """What must be prefilled: the prompt and, in a migration, what was already generated."""
+    """Tokens to prefill: the prompt and, in a migration, the tokens generated before."""
     total_tokens: int
-    """The most that the longest sequence of the run can become."""
+    """The longest that a sequence of the run can become."""
     choices: int
     avoid: frozenset[bytes]
     """Workers that failed this run: chosen only if there is no other."""
-    kept: bytes | None = None
-    """The prefill worker that has the KV already: nobody else prefills as long as it is there."""
+    retained_by: bytes | None = None
+    """The prefill worker that retains the KV: no other worker prefills while it is linked."""
     is_first: bool = False
-    """No worker has had the run yet."""
+    """No worker has had the run before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +226,7 @@ class Send:
     worker: bytes
     message: Prefill | Reserve | Retarget | Cancel
     missing_tokens: int | None = None
-    """Of a prompt that the worker is to compute, what it probably does not hold yet; None: all of it."""
+    """Tokens of the prompt that the worker probably has not cached; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +243,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class DeliverPrompt:
-    """Log probabilities of a prompt's own tokens, from place `first_index` on; another attempt may tell them again."""
+    """Log probabilities of a prompt's own tokens, from place `first_index` on; another attempt may repeat them."""
 
     prompt: int
     first_index: int
@@ -286,7 +252,7 @@ class DeliverPrompt:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The one end. `problem` says why, unless it finished or the client is gone."""
+    """The only end of the request. `problem` is the client's error, unless it finished or the client is gone."""
 
     outcome: Outcome
     problem: Problem | None = None

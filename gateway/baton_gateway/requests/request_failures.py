@@ -1,4 +1,4 @@
-"""What ends a request whose work failed in this process, for a reason that nobody foresaw."""
+"""Turns unforeseen failures of this process into the client's error."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from baton_gateway.errors import Problem, RefusedError, TokenizerError
 from baton_wire.listening.complaints import Complaints
 
 
-def problem_of(error: BaseException, field: str | None, complaints: Complaints) -> Problem:
-    """What the client is told; the log has the rest. Raises what is meant for this task. `field` has the prompt that a
-    tokenizer may have failed with; None: it is no longer at that.
+def to_problem(error: BaseException, field: str | None, complaints: Complaints) -> Problem:
+    """The client's error; the log has the details. Re-raises what is meant for this task. `field`: the one with the
+    prompt that a tokenizer may have failed on; None: tokenising is over.
     """
     if errors.ends_task(error):
         raise error

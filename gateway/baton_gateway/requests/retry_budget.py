@@ -1,5 +1,5 @@
-"""How much retrying all requests of a tenant may do together, so that retries never become a storm, and one tenant's
-failing requests cost no other tenant a retry.
+"""A budget of retries for each tenant, so that retries never become a storm, and one tenant's failing requests cost no
+other tenant a retry.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_TENANTS: Final = 1_024
-"""Budgets that are kept: those of the tenants that asked last."""
+"""The budgets kept: those of the tenants that asked last."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class RetryBudget:
         self.balance = min(self.capacity, self.balance + self.ratio)
 
     def withdraw(self, now: float) -> bool:
-        """May one more retry be made?"""
+        """Take one retry from the budget; False: it is used up."""
         if self.filled_s is not None:
             self.balance = min(self.capacity, self.balance + max(0.0, now - self.filled_s) * self.floor_per_s)
         self.filled_s = now
@@ -42,7 +42,7 @@ class RetryBudget:
 
 
 class RetryBudgets:
-    """A budget for each tenant."""
+    """The retry budgets of tenants, by name."""
 
     def __init__(self) -> None:
         self._by_tenant: OrderedDict[str, RetryBudget] = OrderedDict()

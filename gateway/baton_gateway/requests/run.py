@@ -1,4 +1,4 @@
-"""What the workers see of a request: a run, what they are told of it, and the verdict on another attempt. Pure."""
+"""A run, the part of a request that workers see: its legs' messages, and whether it is tried again. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.requests.request_events import Arrived, LifeRules, Prompt, Route, Send
+from baton_gateway.requests.request_events import Arrived, LifeRules, Prompt, Send
 from baton_gateway.requests.retry_budget import RetryBudget
+from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.values import PeerRef, Reason, TokenEntry, pack_ids
 
 LEAST_S = 0.001
-"""Workers are told a positive time; a passed deadline ends the request here anyway."""
+"""Workers need a positive time left; the gateway itself ends a request whose deadline has passed."""
 
 REFUSED_WITHIN_S = 1.0
 MOST_REFUSED_LINKS = 2
@@ -33,7 +34,7 @@ class RunState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A request id of its own on the workers, with the unfinished choices of one prompt."""
+    """The unfinished choices of one prompt, under a request id of their own at the workers."""
 
     request: bytes
     prompt: int
@@ -45,52 +46,52 @@ class Run:
     landed: bool = False
     """The decode worker has produced tokens: the prefill leg has ended well."""
     progressed: bool = False
-    """A token that is new to the client came in this attempt."""
+    """This attempt brought a token that is new to the client."""
     moved_s: float = math.inf
     """When the attempt began or last brought a token; infinite before the first attempt."""
     sent_s: float = math.inf
-    """When the attempt was told to its workers."""
+    """When the attempt was sent to its workers."""
     failures: int = 0
     losses: int = 0
     failed_by: frozenset[bytes] = field(default_factory=frozenset)
-    """Workers that failed the run since its last new token, not those that went away."""
+    """Workers that failed the run since its last new token. Lost workers are not among them."""
     failed_s: float = math.inf
-    """When the first of them did."""
+    """When the first of these workers failed it."""
     is_only_full: bool = True
-    """Whether they all failed it for lack of room."""
+    """True while every failure was for lack of room."""
     refused_links: int = 0
     """Links that workers ended for what they were sent, soon after this run's first message, before any token."""
     broken_links: int = 0
-    """Links that broke at once behind it."""
+    """Links that broke right after this run was sent."""
     avoid: frozenset[bytes] = field(default_factory=frozenset)
     resume_at: float = math.inf
     unrouted_since: float | None = None
 
     base: int = 0
-    """Tokens of each choice that this attempt's prefill began with, beyond the prompt."""
+    """Tokens of each choice that this attempt's prefill started from, beyond the prompt."""
     held: list[Arrived] = field(default_factory=list)
-    """Of the decode worker, until the prompt's log probabilities are there."""
+    """Tokens of the decode worker that wait for the prompt's log probabilities."""
     asked: frozenset[int] = frozenset()
     """The choices that this attempt's prefill draws first tokens for."""
-    kept: bytes | None = None
-    """The prefill worker that keeps the KV of `attempt` for another decode worker."""
+    retained_by: bytes | None = None
+    """The prefill worker that retains the KV of `attempt` for another decode worker."""
 
     @property
     def has_run(self) -> bool:
-        """Whether workers had it before, perhaps as part of the run that it was split from."""
+        """Return whether workers had it before, perhaps as part of another run that it was split from."""
         return self.attempt + self.failures + self.losses > 0
 
     def uses(self, worker: bytes) -> bool:
-        """Whether losing this worker ends the attempt."""
+        """Return whether losing this worker ends the attempt."""
         if self.state is not RunState.RUNNING:
             return False
         return worker == self.decode or (worker == self.prefill and not self.landed)
 
     def ends_links(self, is_refusal: bool, now: float) -> bool:
-        """A link over which it ran is gone. Whether this run is the likely cause: the same happened before.
+        """Count a lost link that it used. Returns whether this run is the likely cause, because it happened before.
 
-        A link that breaks says less than one that its worker ends: workers are killed and networks cut for other
-        reasons. So the time is shorter then, and it takes one more.
+        A broken link says less than one that its worker closed: workers are killed and networks cut for other reasons.
+        So the time is shorter for broken links, and it takes one more of them.
         """
         if self.landed or self.progressed:
             self.refused_links = self.broken_links = 0
@@ -100,31 +101,31 @@ class Run:
         return self.refused_links >= MOST_REFUSED_LINKS or self.broken_links >= MOST_BROKEN_LINKS
 
     def stalls_at(self, rules: LifeRules) -> float:
-        """When the attempt is given up if no token comes."""
+        """When the attempt is given up if no token arrives."""
         if self.state is not RunState.RUNNING:
             return math.inf
         return self.moved_s + (rules.stall_s if self.landed else rules.first_stall_s)
 
     def open_legs(self) -> tuple[bytes, ...]:
         if self.state is not RunState.RUNNING:
-            return () if self.kept is None else (self.kept,)
+            return () if self.retained_by is None else (self.retained_by,)
         return (self.decode,) if self.landed or self.prefill is None else (self.decode, self.prefill)
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """`run` is None before the prompts are there and after the end of the choice."""
+    """One answer to a prompt. `run` is None before the prompts are built and after the end of the choice."""
 
     ids: list[int] = field(default_factory=list)
-    """What was delivered."""
+    """Delivered tokens."""
     run: Run | None = None
 
     def repeats(self, entry: TokenEntry) -> bool:
-        """Whether those of the entry's tokens that were delivered before are the same. It leaves no gap."""
+        """Return whether the entry repeats delivered tokens unchanged. The entry leaves no gap."""
         return all(old == new for old, new in zip(self.ids[entry.first_index :], entry.ids, strict=False))
 
 
-def start_legs(  # noqa: PLR0913
+def start_legs(  # noqa: PLR0913 - one call site; the run's machine owns each of these values
     run: Run,
     route: Route,
     prompt: Prompt,
@@ -134,8 +135,8 @@ def start_legs(  # noqa: PLR0913
     flow: bytes,
     tpot_s: float | None,
 ) -> list[Send]:
-    """Both legs, the decode worker's first. `forced`: what was generated before this attempt; `n`: choices a prompt;
-    `flow`: the client's request, whose runs share one turn; `tpot_s`: the target for the decode worker.
+    """Messages for both legs, the decode worker's first. `forced`: tokens generated before this attempt; `n`: choices
+    per prompt; `flow`: names the client's request, whose runs share one turn; `tpot_s`: the decode worker's target.
     """
     tokens = prompt.packed + pack_ids(forced)
     choices = tuple(sorted(choice % n for choice in run.choices))
@@ -148,23 +149,24 @@ def start_legs(  # noqa: PLR0913
     return [Send(route.decode, reserve), Send(route.prefill, prefill, missing)]
 
 
-def send_on(run: Run, route: Route, left_s: float) -> list[Send]:
-    """To the prefill worker that keeps the KV of the attempt before this one: where it goes now."""
+def retarget(run: Run, route: Route, left_s: float) -> Send:
+    """The message that sends the KV of the attempt before this one from its prefill worker to another decode worker."""
     assert route.prefill is not None
     assert route.decode_address is not None
     peer = PeerRef(route.decode_address, route.decode)
-    return [Send(route.prefill, Retarget(run.request, run.attempt - 1, run.attempt, max(left_s, LEAST_S), peer))]
+    return Send(route.prefill, Retarget(run.request, run.attempt - 1, run.attempt, max(left_s, LEAST_S), peer))
 
 
-def retry_delay(
+def decide_retry(
     run: Run, at_fault: bytes, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float
 ) -> float | Problem:
-    """Seconds until the next attempt after one that `at_fault` ended for `reason`, or what the client is told instead.
-    Counts the attempt. A worker that is to be avoided and fails the run again is the only one that could be chosen: the
+    """Seconds until the next attempt after one that `at_fault` ended for `reason`, or the client's error instead.
+
+    Counts the attempt. A worker that was to be avoided and fails the run again was the only one to choose from: the
     next attempt waits for the longest back-off, in which another worker may come back.
     """
-    if reason in _TELL_CLIENT:
-        return _TELL_CLIENT[reason]()
+    if reason in _FINAL:
+        return _FINAL[reason]()
     is_repeated = at_fault in run.avoid and not run.progressed
     if run.progressed:
         run.failures = run.losses = 0
@@ -183,16 +185,16 @@ def retry_delay(
     return rules.max_backoff_s if is_repeated else _backoff(run.failures + is_full, rules)
 
 
-def keeper(run: Run, at_fault: bytes, reason: Reason, delivered: int) -> bytes | None:
-    """The prefill worker whose KV can go to another decode worker, if so. `delivered`: the most tokens of a choice that
-    the client has; the hand-over brings each choice's first one once more, and nothing beyond it.
+def retaining_worker(run: Run, at_fault: bytes, reason: Reason, delivered: int) -> bytes | None:
+    """The prefill worker whose KV can go to another decode worker; None: no KV can. `delivered`: the most tokens of a
+    choice that the client has. The hand-over repeats each choice's first token, and no other.
     """
     begun = run.landed or run.choices != run.asked or delivered > run.base + 1
     return None if begun or at_fault != run.decode or reason in _SPOILT else run.prefill
 
 
-def blamed(run: Run, worker: bytes, reason: Reason) -> bytes:
-    """Who is avoided next time: a decode worker that lost its prefill worker is not to blame."""
+def worker_at_fault(run: Run, worker: bytes, reason: Reason) -> bytes:
+    """The worker to avoid next time: not a decode worker that lost its prefill worker."""
     if worker == run.decode and run.prefill is not None and reason is Reason.PEER_LOST:
         return run.prefill
     return worker
@@ -202,7 +204,7 @@ def _backoff(times: int, rules: LifeRules) -> float:
     return 0.0 if times <= 1 else min(rules.max_backoff_s, rules.backoff_s * 2.0 ** (times - 2))
 
 
-_TELL_CLIENT: dict[Reason, Callable[[], Problem]] = {
+_FINAL: dict[Reason, Callable[[], Problem]] = {
     Reason.TOO_LONG: errors.too_long_for_workers,
     Reason.DEADLINE: errors.deadline_exceeded,
     Reason.BAD_REQUEST: errors.worker_refused,
@@ -214,4 +216,4 @@ _WORKER_GONE = frozenset({Reason.PEER_LOST, Reason.DRAINING, Reason.UNKNOWN_REQU
 """Reasons that say nothing about the request: bounded apart and outside the budget."""
 
 _SPOILT = frozenset({Reason.KV_CORRUPT, Reason.STALLED})
-"""Reasons after which the KV is not used again."""
+"""Reasons after which the KV must not be reused."""

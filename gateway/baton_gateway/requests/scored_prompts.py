@@ -1,4 +1,4 @@
-"""Log probabilities of a request's prompts as they come from workers, encoded message by message."""
+"""Log probabilities of a request's prompts, encoded as they arrive from workers."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from baton_gateway.http_api.json_pieces import EncodedJson
-from baton_gateway.http_api.logprob_json import CompletionLogprobs, PromptLogprobsJson
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Options
+from baton_gateway.openai_api.json_pieces import EncodedJson
+from baton_gateway.openai_api.logprob_json import CompletionLogprobs, PromptLogprobsJson
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, Options
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.choice_text import ChoiceText, TokenInfo
 from baton_gateway.text.revision_text import TextModel
 from baton_wire.messages.values import PACKED_ID_BYTES, Finish, PromptLogprob, TokenLogprob, unpack_ids
 
 INLINE_TOKENS: Final = 4_096
-"""Fewer are decoded where they are: about 1 ms."""
+"""Fewer tokens are decoded in the event loop: about 1 ms."""
 
 
 class ScoredPrompts:
-    """What is known of each prompt. A token's place is its index in the prompt; the first has no log probability."""
+    """Scores of each prompt. A token's place is its index in the prompt; the first has no log probability."""
 
     def __init__(self, prompts: Sequence[Prompt], options: Options, text: TextModel, has_echo: bool) -> None:
         self._prompts = [_ScoredPrompt(prompt, options, text, has_echo) for prompt in prompts]
 
     def take(self, prompt: int, first_index: int, logprobs: Sequence[PromptLogprob]) -> None:
-        """Log probabilities from place `first_index` on. What is known is kept: an attempt may tell it again.
-
-        A gap is left as it is, so that the prompt never becomes complete.
+        """Add log probabilities from place `first_index` on. Places that are known stay, because another attempt may
+        repeat them. After a gap nothing is added, so that the prompt never becomes complete.
         """
         self._prompts[prompt].take(first_index, logprobs)
 
@@ -35,12 +34,12 @@ class ScoredPrompts:
         return self._prompts[prompt].is_complete
 
     def of(self, prompt: int) -> EncodedJson | None:
-        """Those of a complete prompt, for a field of their own; None where nobody wants them."""
+        """The log probabilities of a complete prompt, for their own field; None: the client does not want them."""
         table = self._prompts[prompt].table
         return None if table is None else table.value()
 
     def echo(self, prompt: int) -> CompletionLogprobs | None:
-        """The tokens of a complete prompt as if they had been generated; None where nobody wants them."""
+        """The tokens of a complete prompt as if they had been generated; None: the client does not want them."""
         return self._prompts[prompt].echo
 
 
@@ -50,7 +49,7 @@ class _ScoredPrompt:
     def __init__(self, prompt: Prompt, options: Options, text: TextModel, has_echo: bool) -> None:
         self._prompt = prompt
         self._known = 1
-        """Tokens from the first on, which is always known to have none."""
+        """The number of known places from the first on, which never has a log probability."""
         self._alternatives = options.prompt_logprobs or 0
         self._echoed = options.logprobs or 0
         self._offset = 0
@@ -62,7 +61,7 @@ class _ScoredPrompt:
         if has_echo and options.logprobs is not None:
             self.echo = CompletionLogprobs(text)
             self._choice = text.choice_text((), skip_special=True, continues=False)
-            self._say(self.echo, self._choice, self._ids(0, 1), (None,))
+            self._add_echo(self.echo, self._choice, self._ids(0, 1), (None,))
 
     @property
     def is_complete(self) -> bool:
@@ -80,15 +79,15 @@ class _ScoredPrompt:
         if self.table is not None:
             self.table.add(ids, new, self._alternatives)
         if self.echo is not None and self._choice is not None:
-            told = tuple(TokenLogprob(each.logprob, each.top[: self._echoed]) for each in new)
-            self._say(self.echo, self._choice, ids, told)
+            echoed = tuple(TokenLogprob(score.logprob, score.top[: self._echoed]) for score in new)
+            self._add_echo(self.echo, self._choice, ids, echoed)
 
-    def _say(
-        self, echo: CompletionLogprobs, choice: ChoiceText, ids: Sequence[int], told: Sequence[TokenLogprob | None]
+    def _add_echo(
+        self, echo: CompletionLogprobs, choice: ChoiceText, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]
     ) -> None:
-        """Tokens with their offsets in the text that they make from its beginning."""
+        """Add tokens with their offsets in the prompt's text."""
         infos = []
-        for token, logprob in zip(ids, told, strict=True):
+        for token, logprob in zip(ids, logprobs, strict=True):
             infos.append(TokenInfo(token, logprob, self._offset))
             self._offset += len(choice.push((token,), None, None).text)
         echo.add(infos)
@@ -98,14 +97,14 @@ class _ScoredPrompt:
 
 
 def echoes(request: ChatRequest | CompletionRequest, text: TextModel) -> tuple[str, ...]:
-    """The texts of the prompts that are given back; none as a rule."""
+    """The texts of the prompts if the client wants them echoed."""
     if isinstance(request, ChatRequest) or not request.echo:
         return ()
     return tuple(prompt if isinstance(prompt, str) else _text_of(prompt, text) for prompt in request.prompts)
 
 
 async def echoed_prompts(request: ChatRequest | CompletionRequest, text: TextModel) -> tuple[str, ...]:
-    """The same; long lists of ids become text in a thread."""
+    """The texts of the prompts if the client wants them echoed. Long lists of ids are decoded in a thread."""
     if isinstance(request, ChatRequest) or not request.echo:
         return ()
     if sum(len(prompt) for prompt in request.prompts if not isinstance(prompt, str)) <= INLINE_TOKENS:

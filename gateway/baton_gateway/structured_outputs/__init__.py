@@ -1,4 +1,6 @@
-"""What an answer must look like: schemas, regular expressions, choices and grammars of clients to what workers match.
+"""Structured outputs: clients' schemas, regular expressions, choices and grammars become grammars for the workers.
 
-`format_compiler` is the way in. Everything that reads a client's definition runs in a process apart,
-`format_compiler_main`."""
+Owns what a definition may hold, how it is translated, and the refusal that names the place of what cannot be enforced.
+Never reads a client's definition in the gateway's own process: `format_compiler_main` does.
+Called by `answers` for calls of tools and by `requests`, which asks `format_compiler`.
+"""

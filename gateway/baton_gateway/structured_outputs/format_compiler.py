@@ -1,4 +1,4 @@
-"""Grammars for the event loop: known ones at once, new ones from a process apart, in turns among clients."""
+"""Compiles output formats for the event loop: known ones from a cache, new ones in a helper process shared fairly."""
 
 from __future__ import annotations
 
@@ -13,107 +13,115 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import ProcessNotStartedError, RefusedError, TurnTimeoutError, grammars_unavailable, invalid
-from baton_gateway.helper_processes.helper_process import START_S, NoAnswer, ProcessApart
+from baton_gateway.helper_processes.helper_process import START_S, HelperProcess, NoAnswer
 from baton_gateway.helper_processes.process_lane import HealthProblem, ProcessLane
-from baton_gateway.structured_outputs.format_errors import refused
-from baton_gateway.structured_outputs.output_format import OutputFormat, ShapeAnswer, ShapeKind
+from baton_gateway.structured_outputs.format_errors import schema_error
+from baton_gateway.structured_outputs.output_format import CompileResult, FormatKind, OutputFormat
 from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.values import Grammar
 
 _log = logging.getLogger("baton.gateway.grammars")
 COMPILE_S = 1.0
-"""A schema of 64 kB takes less."""
-MAX_KEPT_BYTES = 8 << 20
-"""Of answers that are kept for the next request with the same shape, grammars and refusals alike."""
-_KEPT_BESIDE_BYTES = 512
+"""Processor time of one compilation; a schema of 64 kB takes less."""
+MAX_CACHE_BYTES = 8 << 20
+"""Bytes of cached results, grammars and refusals alike."""
+_ENTRY_BYTES = 512
+"""Bytes of a cached result besides its text."""
 _TRIES = 2
-"""The process may have been ended by somebody else."""
+"""A process may have been killed from outside."""
 
-_HELLO = OutputFormat(ShapeKind.CHOICE, "", choices=("a",)).encoded()
+_PROBE = OutputFormat(FormatKind.CHOICE, "", choices=("a",)).encoded()
 
 
-class Compiled(enum.StrEnum):
-    """How a request came by its grammar."""
+class CompileOutcome(enum.StrEnum):
+    """The outcome of one request for a grammar."""
 
     KNOWN = "known"
     NEW = "new"
     REFUSED = "refused"
     WITHDRAWN = "withdrawn"
-    """A plain schema whose grammar was used already when the compiler refused it: counted beside the request."""
+    """The compiler refused a plain schema whose provisional grammar was in use; counted in addition to its request."""
 
 
-class ShapeCompiler:
-    """Compiles one shape at a time; each client's name takes turns with the others'."""
+class FormatCompiler:
+    """Compiles one output format at a time, in turns among clients."""
 
     def __init__(
-        self, tell: Callable[[Compiled, float], None] = lambda how, seconds: None, compile_s: float = COMPILE_S
+        self,
+        report: Callable[[CompileOutcome, float], None] = lambda outcome, seconds: None,
+        compile_s: float = COMPILE_S,
     ) -> None:
-        """`tell` hears of each shape, with the seconds that it took."""
-        self._tell = tell
+        """`report` is called with each outcome and the seconds that it took."""
+        self._report = report
         self._compile_s = compile_s
-        process = ProcessApart("baton_gateway.structured_outputs.format_compiler_main", _HELLO)
+        process = HelperProcess("baton_gateway.structured_outputs.format_compiler_main", _PROBE)
         self._lane = ProcessLane(process, "the process for grammars", 2 * (START_S + 5 * compile_s) + 10.0)
         self._complaints = Complaints(_log)
-        self._kept: OrderedDict[bytes, ShapeAnswer] = OrderedDict()
-        self.kept_bytes = 0
+        self._cache: OrderedDict[bytes, CompileResult] = OrderedDict()
+        self.cached_bytes = 0
 
     async def start(self) -> None:
-        """Start the process ahead of the first request that needs it; that request tries again if it does not come."""
+        """Start the process before the first request needs it. If it does not come up, that request tries again."""
         try:
             await self._lane.run("", self._lane.process.start)
         except ProcessNotStartedError as error:
-            self._failed(f"it does not start: {error}")
+            self._record_failure(f"it does not start: {error}")
 
     async def stop(self) -> None:
-        """End what is compiled, and the process. Waits for nobody's turn."""
+        """Cancel the current compilation and kill the process, without waiting for the lock."""
         await self._lane.stop()
 
-    async def look(self) -> None:
-        """Ask a process that fails whether it serves again."""
-        await self._lane.look()
+    async def recheck(self) -> None:
+        """Ask a failing process whether it serves again."""
+        await self._lane.recheck()
 
-    def ailments(self, now: float) -> list[HealthProblem]:
-        return self._lane.ailments(now)
+    def health_problems(self, now: float) -> list[HealthProblem]:
+        return self._lane.health_problems(now)
 
-    async def compile(self, shape: OutputFormat, who: str) -> Grammar:
-        """Raises RefusedError that names the place in the client's definition, or says that none can be read now."""
+    async def compile(self, output_format: OutputFormat, client: str) -> Grammar:
+        """Return the format's grammar.
+
+        Raises RefusedError that names the place in the client's definition, or says that nothing compiles now.
+        """
         began = time.monotonic()
-        key = shape.key
-        if is_known := key in self._kept:
-            self._kept.move_to_end(key)
-            answer = self._kept[key]
+        key = output_format.key
+        if is_known := key in self._cache:
+            self._cache.move_to_end(key)
+            result = self._cache[key]
         else:
-            answer = await self._new(shape, key, who)
-        how = Compiled.REFUSED if answer.definition is None else Compiled.KNOWN if is_known else Compiled.NEW
-        self._tell(how, time.monotonic() - began)
-        if answer.definition is None:
-            raise invalid(answer.param, answer.message, answer.code)
-        return shape.grammar(answer.definition)
+            result = await self._compile_new(output_format, key, client)
+        outcome = CompileOutcome.KNOWN if is_known else CompileOutcome.NEW
+        if result.grammar is None:
+            outcome = CompileOutcome.REFUSED
+        self._report(outcome, time.monotonic() - began)
+        if result.grammar is None:
+            raise invalid(result.param, result.message, result.code)
+        return output_format.grammar(result.grammar)
 
-    async def _new(self, shape: OutputFormat, key: bytes, who: str) -> ShapeAnswer:
-        """The answer is waited for also after the client is gone: stopping the process would cost the next one more."""
-        first: asyncio.Future[ShapeAnswer | None] = asyncio.get_running_loop().create_future()
-        running = asyncio.ensure_future(self._lane.run(who, lambda: self._ask(shape, key, first)))
+    async def _compile_new(self, output_format: OutputFormat, key: bytes, client: str) -> CompileResult:
+        """Compile in the process. A compilation goes on after its client has gone: a restart would cost more."""
+        first: asyncio.Future[CompileResult | None] = asyncio.get_running_loop().create_future()
+        running = asyncio.ensure_future(self._lane.run(client, lambda: self._ask(output_format, key, first)))
         try:
             either: list[asyncio.Future[Any]] = [running, first]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
-                await running  # raises what it failed of
-            answer = first.result()
+                await running  # raises its error
+            result = first.result()
         except TurnTimeoutError:
-            answer = None
+            result = None
         finally:
-            running.cancel()  # who waits for a turn leaves; what is compiled goes on to its end
-        if answer is None:
+            running.cancel()  # ends a wait for the lock; a compilation goes on to its end
+        if result is None:
             raise RefusedError(grammars_unavailable())
-        return answer
+        return result
 
-    async def _ask(self, shape: OutputFormat, key: bytes, first: asyncio.Future[ShapeAnswer | None]) -> None:
-        """Sets `first` to the first answer; None: no process answers, which says nothing of the definition."""
-        if (known := self._kept.get(key)) is not None:
-            _tell(first, known)
+    async def _ask(self, output_format: OutputFormat, key: bytes, first: asyncio.Future[CompileResult | None]) -> None:
+        """Set `first` to the first result; None: no process answers, which says nothing about the definition."""
+        if (known := self._cache.get(key)) is not None:
+            _resolve(first, known)
             return
-        question = shape.encoded()
+        question = output_format.encoded()
         body: bytes | NoAnswer = NoAnswer.ENDED
         try:
             for _ in range(_TRIES):
@@ -121,55 +129,55 @@ class ShapeCompiler:
                 if isinstance(body, bytes) or body is NoAnswer.TOO_SLOW:
                     break
         except ProcessNotStartedError as error:
-            self._failed(f"it does not start: {error}")
-            _tell(first, None)
+            self._record_failure(f"it does not start: {error}")
+            _resolve(first, None)
             return
-        if isinstance(body, NoAnswer) and body.is_others_fault:
-            self._failed(body.value)
-            _tell(first, None)
+        if isinstance(body, NoAnswer) and body.is_external:
+            self._record_failure(body.value)
+            _resolve(first, None)
             return
         if isinstance(body, bytes):
-            self._lane.health.served()
-        answer = _answer(shape, body)
-        self._keep(key, answer)
-        _tell(first, answer)
-        if not answer.is_early:
+            self._lane.health.record_success()
+        result = _read_result(output_format, body)
+        self._add_to_cache(key, result)
+        _resolve(first, result)
+        if not result.is_provisional:
             return
         began = time.monotonic()
-        judged = _answer(shape, await self._lane.process.hear(self._compile_s))
-        self._keep(key, judged)
-        if judged.definition is None:
-            _log.error("the compiler refused a plain schema whose grammar was used already: %s", judged.message)
-            self._tell(Compiled.WITHDRAWN, time.monotonic() - began)
+        final = _read_result(output_format, await self._lane.process.read_answer(self._compile_s))
+        self._add_to_cache(key, final)
+        if final.grammar is None:
+            _log.error("the compiler refused a plain schema whose grammar is in use already: %s", final.message)
+            self._report(CompileOutcome.WITHDRAWN, time.monotonic() - began)
 
-    def _failed(self, reason: str) -> None:
-        self._lane.health.failed(reason, time.monotonic())
+    def _record_failure(self, reason: str) -> None:
+        self._lane.health.record_failure(reason, time.monotonic())
         self._complaints.say("grammars cannot be compiled", reason)
 
-    def _keep(self, key: bytes, answer: ShapeAnswer) -> None:
-        if (before := self._kept.get(key)) is not None:
-            self.kept_bytes -= _size(before)
-        self._kept[key] = answer
-        self.kept_bytes += _size(answer)
-        while self.kept_bytes > MAX_KEPT_BYTES:
-            _, dropped = self._kept.popitem(last=False)
-            self.kept_bytes -= _size(dropped)
+    def _add_to_cache(self, key: bytes, result: CompileResult) -> None:
+        if (former := self._cache.get(key)) is not None:
+            self.cached_bytes -= _size(former)
+        self._cache[key] = result
+        self.cached_bytes += _size(result)
+        while self.cached_bytes > MAX_CACHE_BYTES:
+            _, dropped = self._cache.popitem(last=False)
+            self.cached_bytes -= _size(dropped)
 
 
-def _size(answer: ShapeAnswer) -> int:
-    return _KEPT_BESIDE_BYTES + 4 * len(answer.definition or answer.message)
+def _size(result: CompileResult) -> int:
+    return _ENTRY_BYTES + 4 * len(result.grammar or result.message)
 
 
-def _tell(first: asyncio.Future[ShapeAnswer | None], answer: ShapeAnswer | None) -> None:
-    if not first.done():  # its client may be gone
-        first.set_result(answer)
+def _resolve(first: asyncio.Future[CompileResult | None], result: CompileResult | None) -> None:
+    if not first.done():  # its client may have gone
+        first.set_result(result)
 
 
-def _answer(shape: OutputFormat, body: bytes | NoAnswer) -> ShapeAnswer:
-    return _too_complex(shape) if not isinstance(body, bytes) else msgspec.json.decode(body, type=ShapeAnswer)
+def _read_result(output_format: OutputFormat, body: bytes | NoAnswer) -> CompileResult:
+    return _too_complex(output_format) if not isinstance(body, bytes) else msgspec.json.decode(body, type=CompileResult)
 
 
-def _too_complex(shape: OutputFormat) -> ShapeAnswer:
-    """Also for a definition that ended the process: it is kept, so that nobody tries it again."""
-    problem = refused(shape.field, "", "it is too complex to compile").problem
-    return ShapeAnswer(None, problem.param, problem.message, problem.code or "")
+def _too_complex(output_format: OutputFormat) -> CompileResult:
+    """Return the refusal of a definition that was too slow or ended the process. It is cached, so not tried again."""
+    problem = schema_error(output_format.field, "", "it is too complex to compile").problem
+    return CompileResult(None, problem.param, problem.message, problem.code or "")

@@ -1,4 +1,4 @@
-"""Refusals of a definition that name the place in it."""
+"""Refusals of a client's definition, with the JSON pointer of the place at fault."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _MAX_POINTER = 256
 
 
 def step(pointer: str, token: str | int) -> str:
-    """The JSON pointer (RFC 6901) of what stands under `token`."""
+    """Return the JSON pointer (RFC 6901) of the value under `token`."""
     return f"{pointer}/{str(token).replace('~', '~0').replace('/', '~1')}"
 
 
-def refused(field: str, pointer: str, reason: str) -> RefusedError:
-    """`pointer` names the place inside of `field`; empty: all of it."""
-    place = f"'{field}'" if not pointer else f"'{field}' at '{_clipped(pointer)}'"
+def schema_error(field: str, pointer: str, reason: str) -> RefusedError:
+    """Build the refusal of `field`. `pointer`: the place within the field; empty: all of it."""
+    place = f"'{field}'" if not pointer else f"'{field}' at '{_clip(pointer)}'"
     return invalid(field, f"{place}: {reason}.", "invalid_schema")
 
 
-def _clipped(pointer: str) -> str:
+def _clip(pointer: str) -> str:
     return pointer if len(pointer) <= _MAX_POINTER else f"{pointer[:_MAX_POINTER]}…"

@@ -1,7 +1,7 @@
-"""A client's JSON Schema to one that the grammar compiler understands wholly, or a refusal that names the place. Pure.
+"""Translates a client's JSON Schema into one that the grammar compiler enforces wholly, or refuses it by place. Pure.
 
-What comes out has the keywords of `schema_keywords.ENFORCED` alone. References lead to `$defs` of its own, patterns are
-in the compiler's dialect, and every number is one that the compiler can count with.
+The result has only keywords of `schema_keywords.ENFORCED`. Its references lead to its own `$defs`, its patterns are in
+the compiler's dialect, and the compiler can represent each of its numbers.
 """
 
 from __future__ import annotations
@@ -12,22 +12,29 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from baton_gateway.structured_outputs.format_errors import refused, step
-from baton_gateway.structured_outputs.pattern import PatternError, check_writable, common_pattern
-from baton_gateway.structured_outputs.property_names import NameRule, name_rule
-from baton_gateway.structured_outputs.schema_closure import PartError, check_ends, check_patterns, resolve_one_of
-from baton_gateway.structured_outputs.schema_keywords import ENFORCED, FORMATS, NO_SAY, REFUSED, TYPES
+from baton_gateway.structured_outputs.format_errors import schema_error, step
+from baton_gateway.structured_outputs.pattern import PatternError, find_unwritable, translate_pattern
+from baton_gateway.structured_outputs.schema_closure import PartError, check_finite, check_patterns, resolve_one_of
+from baton_gateway.structured_outputs.schema_keywords import (
+    ANNOTATIONS,
+    ENFORCED,
+    FORMATS,
+    REFUSED,
+    TYPES,
+    NameRule,
+    read_name_rule,
+)
 
 MAX_DEPTH = 64
 MAX_SCHEMAS = 20_000
-"""Schemas within a schema; what a reference leads to counts again."""
+"""The most schemas within a schema; the target of a reference counts again."""
 MAX_NUMBER = 1 << 53
-"""Beyond it not every integer is a JSON number of its own. The compiler fails for larger bounds."""
+"""Beyond this, doubles cannot tell all integers apart, and the compiler fails for larger bounds."""
 MAX_NUMBER_DIGITS = 17
 MAX_MULTIPLE = 10_000
-"""Of all `multipleOf` together: their least common multiple without its decimal point."""
+"""The largest least common multiple of all `multipleOf`, without its decimal point."""
 MAX_NAME_PATTERNS = 16
-"""`patternProperties` of one object: the compiler compares each with each."""
+"""The most `patternProperties` of one object: the compiler compares them pairwise."""
 
 
 Schema = dict[str, Any] | bool
@@ -37,24 +44,26 @@ _PAIRS = (("minItems", "maxItems"), ("minLength", "maxLength"), ("minProperties"
 
 
 class CheckedSchema:
-    """The outcome: a schema for the compiler, and where each part of it stands in the client's."""
+    """A schema for the compiler, with the place of each of its parts in the client's schema."""
 
     def __init__(self, schema: dict[str, Any], pointers: dict[int, str]) -> None:
         self.schema = schema
         self._pointers = pointers
 
     def pointer(self, part: Any) -> str:
-        """Where an object within `schema` comes from; empty for what is nobody's."""
+        """Return the client's pointer for a part of `schema`; empty for a part that the gateway added."""
         return self._pointers.get(id(part), "")
 
 
 def check_schema(schema: Any, field: str, is_strict: bool) -> CheckedSchema:
-    """Raises RefusedError. `is_strict`: a format that is not known is refused, and else says nothing."""
+    """Translate a client's schema. Raises RefusedError. `is_strict`: unknown formats are refused, not ignored."""
     reader = _SchemaReader(schema, field, is_strict)
     return CheckedSchema(reader.read(), reader.pointers)
 
 
 class _SchemaReader:
+    """Reads one client's schema from its root, and the targets of its references."""
+
     def __init__(self, root: Any, field: str, is_strict: bool) -> None:
         self.pointers: dict[int, str] = {}
         self._root = root
@@ -62,7 +71,7 @@ class _SchemaReader:
         self._is_strict = is_strict
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Schema] = {}
-        self._left = MAX_SCHEMAS
+        self._schemas_left = MAX_SCHEMAS
         self._multiple = 1
         self._readers: dict[str, Callable[[Any, str, int], Any]] = {
             "const": self._const,
@@ -79,32 +88,32 @@ class _SchemaReader:
             "anyOf": self._schemas,
             "oneOf": self._schemas,
             **dict.fromkeys(_COUNTS, self._count),
-            **dict.fromkeys(_BOUNDS, self._bound),
+            **dict.fromkeys(_BOUNDS, self._number),
         }
 
     def read(self) -> dict[str, Any]:
         _check_depth(self._root, self._field)
         root = self._schema(self._root, "", 0)
         if root is False:
-            raise refused(self._field, "", "no answer can be valid")
+            raise schema_error(self._field, "", "no answer can be valid")
         queue = list(self._names)
         for target in queue:  # grows while it is read
             self._definitions[self._names[target]] = self._schema(self._target(target), target, 0)
             queue.extend(list(self._names)[len(queue) :])
-        found: dict[str, Any] = {} if root is True else root
+        result: dict[str, Any] = {} if root is True else root
         if self._definitions:
-            found["$defs"] = self._definitions
+            result["$defs"] = self._definitions
         try:
-            check_ends(found, self._definitions)
-            check_patterns(found, self._definitions)
-            resolve_one_of(found, self._definitions)
+            check_finite(result, self._definitions)
+            check_patterns(result, self._definitions)
+            resolve_one_of(result, self._definitions)
         except PartError as error:
             pointer = self.pointers.get(id(error.part), "")
             raise self._refuse(step(pointer, error.keyword) if error.keyword else pointer, str(error)) from error
-        return found
+        return result
 
     def _refuse(self, pointer: str, reason: str) -> Exception:
-        return refused(self._field, pointer, reason)
+        return schema_error(self._field, pointer, reason)
 
     # One schema -------------------------------------------------------------------------------------------------------
 
@@ -113,110 +122,122 @@ class _SchemaReader:
             return value
         if not isinstance(value, dict):
             raise self._refuse(pointer, "a schema must be an object or a boolean")
-        self._left -= 1
-        if self._left < 0:
+        self._schemas_left -= 1
+        if self._schemas_left < 0:
             raise self._refuse(pointer, f"with its references the schema has more than {MAX_SCHEMAS} parts")
-        if pointer and _is_anything(value.get("not")):
-            return False  # how zod writes what may never be
-        found: dict[str, Any] = {}
-        self.pointers[id(found)] = pointer
+        if pointer and _accepts_anything(value.get("not")):
+            return False  # zod writes `not: {}` for a value that may never occur
+        result: dict[str, Any] = {}
+        self.pointers[id(result)] = pointer
         for keyword, content in value.items():
-            self._keyword(found, value, keyword, content, step(pointer, keyword), depth + 1)
-        if "propertyNames" in value and (rule := name_rule(value["propertyNames"])) is not None:
-            self._bind_names(found, rule, pointer)
-        self._check_together(found, pointer)
-        return found
+            self._read_keyword(result, value, keyword, content, step(pointer, keyword), depth + 1)
+        if "propertyNames" in value and (rule := read_name_rule(value["propertyNames"])) is not None:
+            self._restrict_names(result, rule, pointer)
+        self._check_combination(result, pointer)
+        return result
 
-    def _keyword(  # noqa: C901
-        self, found: dict[str, Any], schema: dict[str, Any], keyword: str, content: Any, place: str, depth: int
+    def _read_keyword(
+        self, result: dict[str, Any], schema: dict[str, Any], keyword: str, content: Any, place: str, depth: int
     ) -> None:
-        if keyword in NO_SAY or (keyword.startswith("x-") and keyword != "x-guidance"):
+        """Translate one keyword of `schema` into `result`."""
+        if self._has_no_effect(schema, keyword, content, depth):
             return
-        if keyword == "$id" and depth == 1 and schema is self._root:
-            return
-        if keyword == "propertyNames" and name_rule(content) is not None:
-            return  # see `_bind_names`, which needs what stands beside it
         if keyword not in ENFORCED:
             raise self._refuse(place, f"this keyword is not supported: {REFUSED.get(keyword, 'it is not known')}")
         match keyword:
             case "format":
-                self._format(found, content, place)
-            case "items" if isinstance(content, list):
-                found["prefixItems"] = self._schemas(content, place, depth) if content else []
-                if "additionalItems" in schema:
-                    rest = schema["additionalItems"]
-                    found["items"] = self._schema(rest, step(place.rpartition("/")[0], "additionalItems"), depth)
+                self._read_format(result, content, place)
             case "items":
-                found["items"] = self._schema(content, place, depth)
-            case "additionalItems":
-                pass  # read beside a list of `items`; without one it has no say
+                self._read_items(result, schema, content, place, depth)
             case "type":
-                found["type"] = self._types(content, place, depth)
-                if schema.get("nullable") is True:
-                    found["type"] = _with_null(found["type"])
+                types = self._read_types(content, place)
+                result["type"] = _with_null(types) if schema.get("nullable") is True else types
             case "nullable":
-                if not isinstance(content, bool):
-                    raise self._refuse(place, "it must be true or false")
-                if content and "type" not in schema:
-                    raise self._refuse(place, "it has a say beside 'type' alone; write 'anyOf' with the type 'null'")
+                self._check_nullable(schema, content, place)
             case "uniqueItems":
                 if content is not False:
                     raise self._refuse(place, "this keyword is not supported: no grammar can remember all items")
-            case "pattern" if "pattern" in found:  # a format's
-                _all_of(found).append({"pattern": self._pattern(content, place, depth)})
+            case "pattern" if "pattern" in result:  # a format's pattern
+                _all_of(result).append({"pattern": self._pattern(content, place, depth)})
             case _:
-                found[keyword] = self._readers[keyword](content, place, depth)
+                result[keyword] = self._readers[keyword](content, place, depth)
 
-    def _bind_names(self, found: dict[str, Any], rule: NameRule, pointer: str) -> None:
-        """Names of `propertyNames` become properties, of which nothing else is allowed; a pattern likewise."""
+    def _has_no_effect(self, schema: dict[str, Any], keyword: str, content: Any, depth: int) -> bool:
+        """Return True for annotations, and for keywords that are read together with another one."""
+        if keyword == "$id":
+            return depth == 1 and schema is self._root
+        if keyword == "propertyNames":  # see `_restrict_names`, which needs the keywords next to it
+            return read_name_rule(content) is not None
+        if keyword == "additionalItems":  # read with a list of `items`; without one it means nothing
+            return True
+        return keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword != "x-guidance")
+
+    def _read_items(self, result: dict[str, Any], schema: dict[str, Any], content: Any, place: str, depth: int) -> None:
+        """Translate `items`: one schema, or in old drafts a list of them with `additionalItems` for the others."""
+        if not isinstance(content, list):
+            result["items"] = self._schema(content, place, depth)
+            return
+        result["prefixItems"] = self._schemas(content, place, depth) if content else []
+        if "additionalItems" in schema:
+            others = step(place.rpartition("/")[0], "additionalItems")
+            result["items"] = self._schema(schema["additionalItems"], others, depth)
+
+    def _check_nullable(self, schema: dict[str, Any], content: Any, place: str) -> None:
+        if not isinstance(content, bool):
+            raise self._refuse(place, "it must be true or false")
+        if content and "type" not in schema:
+            raise self._refuse(place, "it has an effect next to 'type' only; write 'anyOf' with the type 'null'")
+
+    def _restrict_names(self, result: dict[str, Any], rule: NameRule, pointer: str) -> None:
+        """Turn the names of `propertyNames` into the only properties, or its pattern into the only name pattern."""
         place = step(pointer, "propertyNames")
         if rule.names is None and rule.pattern is None:
             return
-        if "patternProperties" in found or (rule.pattern is not None and "properties" in found):
-            raise self._refuse(place, "beside other keywords of names it is not supported: write them out")
-        others = found.get("additionalProperties", True)
-        found["additionalProperties"] = False
+        if "patternProperties" in result or (rule.pattern is not None and "properties" in result):
+            raise self._refuse(place, "together with other keywords for names it is not supported: write the names out")
+        others = result.get("additionalProperties", True)
+        result["additionalProperties"] = False
         if rule.pattern is not None:
-            found["patternProperties"] = {self._pattern(rule.pattern, step(place, "pattern"), 0): others}
+            result["patternProperties"] = {self._pattern(rule.pattern, step(place, "pattern"), 0): others}
             return
-        if isinstance(others, dict):  # once, however many names have it
+        if isinstance(others, dict):  # written once, however many names refer to it
             target = step(pointer, "additionalProperties")
             others = {"$ref": f"#/$defs/{self._names.setdefault(target, f'd{len(self._names)}')}"}
-        own, names = found.get("properties", {}), dict.fromkeys(rule.names or ())
+        own, names = result.get("properties", {}), dict.fromkeys(rule.names or ())
         ordered = (*(name for name in own if name in names), *(name for name in names if name not in own))
-        found["properties"] = {self._text(name, place): own.get(name, others) for name in ordered}
+        result["properties"] = {self._text(name, place): own.get(name, others) for name in ordered}
 
-    def _check_together(self, found: dict[str, Any], pointer: str) -> None:
+    def _check_combination(self, result: dict[str, Any], pointer: str) -> None:
         for low, high in _PAIRS:
-            if found.get(low, 0) > found.get(high, math.inf):
+            if result.get(low, 0) > result.get(high, math.inf):
                 raise self._refuse(step(pointer, low), f"no value can be valid: it is larger than '{high}'")
-        required = found.get("required", ())
-        if not required and "required" in found:
-            del found["required"]
-        least = found.get("minProperties", 0)
+        required = result.get("required", ())
+        if not required and "required" in result:
+            del result["required"]
+        least = result.get("minProperties", 0)
         if least <= len(required):
-            found.pop("minProperties", None)
+            result.pop("minProperties", None)
         elif least > 1:
-            reason = "more than 1 needs as many names in 'required': a grammar cannot tell a name from one before it"
+            reason = "more than 1 needs as many names in 'required': a grammar cannot see that a name is repeated"
             raise self._refuse(step(pointer, "minProperties"), reason)
-        if found.get("type") == "object":
-            self._check_required(found, required, pointer)
+        if result.get("type") == "object":
+            self._check_required(result, required, pointer)
 
-    def _check_required(self, found: dict[str, Any], required: tuple[str, ...] | list[str], pointer: str) -> None:
-        properties = found.get("properties", {})
-        others = True if found.get("patternProperties") else found.get("additionalProperties", True)
-        for place, name in enumerate(required):
+    def _check_required(self, result: dict[str, Any], required: tuple[str, ...] | list[str], pointer: str) -> None:
+        properties = result.get("properties", {})
+        others = True if result.get("patternProperties") else result.get("additionalProperties", True)
+        for index, name in enumerate(required):
             if properties.get(name, others) is False:
                 reason = "no value can be valid: this name is required and not allowed"
-                raise self._refuse(step(step(pointer, "required"), place), reason)
+                raise self._refuse(step(step(pointer, "required"), index), reason)
 
     # Keywords ---------------------------------------------------------------------------------------------------------
 
-    def _types(self, value: Any, pointer: str, _depth: int) -> Any:
+    def _read_types(self, value: Any, pointer: str) -> Any:
         types = value if isinstance(value, list) else [value]
-        if not types or any(each not in TYPES for each in types if isinstance(each, str)):
+        if not types or any(name not in TYPES for name in types if isinstance(name, str)):
             raise self._refuse(pointer, f"it must be one or several of {', '.join(TYPES)}")
-        if any(not isinstance(each, str) for each in types) or len(set(types)) < len(types):
+        if any(not isinstance(name, str) for name in types) or len(set(types)) < len(types):
             raise self._refuse(pointer, "it must be a type or a list of different types")
         return value if len(types) > 1 else types[0]
 
@@ -229,23 +250,23 @@ class _SchemaReader:
             case str():
                 return self._text(value, pointer)
             case list():
-                return [self._const(each, step(pointer, place), 0) for place, each in enumerate(value)]
+                return [self._const(item, step(pointer, index), 0) for index, item in enumerate(value)]
             case _:
                 return {
-                    self._text(key, pointer): self._const(each, step(pointer, key), 0) for key, each in value.items()
+                    self._text(key, pointer): self._const(item, step(pointer, key), 0) for key, item in value.items()
                 }
 
     def _enum(self, value: Any, pointer: str, _depth: int) -> list[Any]:
         if not isinstance(value, list) or not value:
             raise self._refuse(pointer, "it must be a list of at least one value")
-        return [self._const(each, step(pointer, place), 0) for place, each in enumerate(value)]
+        return [self._const(item, step(pointer, index), 0) for index, item in enumerate(value)]
 
     def _text(self, text: str, pointer: str) -> str:
-        if (problem := check_writable(text)) is not None:
+        if (problem := find_unwritable(text)) is not None:
             raise self._refuse(pointer, problem)
         return text
 
-    def _number(self, value: Any, pointer: str) -> int | float:
+    def _number(self, value: Any, pointer: str, _depth: int = 0) -> int | float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self._refuse(pointer, "it must be a number")
         if abs(value) > MAX_NUMBER:
@@ -257,9 +278,6 @@ class _SchemaReader:
         if len(digits) > MAX_NUMBER_DIGITS or exponent < -MAX_NUMBER_DIGITS:
             raise self._refuse(pointer, f"a number may have {MAX_NUMBER_DIGITS} digits")
         return value
-
-    def _bound(self, value: Any, pointer: str, _depth: int) -> int | float:
-        return self._number(value, pointer)
 
     def _multiple_of(self, value: Any, pointer: str, _depth: int) -> int | float:
         number = self._number(value, pointer)
@@ -284,34 +302,34 @@ class _SchemaReader:
         if not isinstance(value, str):
             raise self._refuse(pointer, "it must be a string")
         try:
-            return common_pattern(value)
+            return translate_pattern(value)
         except PatternError as error:
             raise self._refuse(pointer, str(error)) from error
 
-    def _format(self, found: dict[str, Any], value: Any, pointer: str) -> None:
+    def _read_format(self, result: dict[str, Any], value: Any, pointer: str) -> None:
         if not isinstance(value, str):
             raise self._refuse(pointer, "it must be a string")
         if value not in FORMATS:
             if self._is_strict:
                 raise self._refuse(pointer, f"'strict' has these formats: {', '.join(FORMATS)}")
         elif (pattern := FORMATS[value]) is None:
-            found["format"] = value
-        elif "pattern" in found:
-            _all_of(found).append({"pattern": pattern})
+            result["format"] = value
+        elif "pattern" in result:
+            _all_of(result).append({"pattern": pattern})
         else:
-            found["pattern"] = pattern
+            result["pattern"] = pattern
 
     def _schemas(self, value: Any, pointer: str, depth: int) -> list[Schema]:
         if not isinstance(value, list) or not value:
             raise self._refuse(pointer, "it must be a list of at least one schema")
-        return [self._schema(each, step(pointer, place), depth) for place, each in enumerate(value)]
+        return [self._schema(schema, step(pointer, index), depth) for index, schema in enumerate(value)]
 
     def _properties(self, value: Any, pointer: str, depth: int) -> dict[str, Schema]:
         if not isinstance(value, dict):
             raise self._refuse(pointer, "it must be an object of schemas")
         return {
-            self._text(name, step(pointer, name)): self._schema(each, step(pointer, name), depth)
-            for name, each in value.items()
+            self._text(name, step(pointer, name)): self._schema(schema, step(pointer, name), depth)
+            for name, schema in value.items()
         }
 
     def _pattern_properties(self, value: Any, pointer: str, depth: int) -> dict[str, Schema]:
@@ -320,16 +338,16 @@ class _SchemaReader:
         if len(value) > MAX_NAME_PATTERNS:
             raise self._refuse(pointer, f"it may have at most {MAX_NAME_PATTERNS} patterns")
         return {
-            self._pattern(name, step(pointer, name), depth): self._schema(each, step(pointer, name), depth)
-            for name, each in value.items()
+            self._pattern(name, step(pointer, name), depth): self._schema(schema, step(pointer, name), depth)
+            for name, schema in value.items()
         }
 
     def _required(self, value: Any, pointer: str, _depth: int) -> list[str]:
-        if not isinstance(value, list) or any(not isinstance(each, str) for each in value):
+        if not isinstance(value, list) or any(not isinstance(name, str) for name in value):
             raise self._refuse(pointer, "it must be a list of names")
         if len(set(value)) < len(value):
             raise self._refuse(pointer, "it names a property twice")
-        return [self._text(each, step(pointer, place)) for place, each in enumerate(value)]
+        return [self._text(name, step(pointer, index)) for index, name in enumerate(value)]
 
     # References -------------------------------------------------------------------------------------------------------
 
@@ -347,36 +365,36 @@ class _SchemaReader:
         return f"#/$defs/{name}"
 
     def _target(self, pointer: str) -> Any:
-        found = self._root
+        target = self._root
         for token in pointer.split("/")[1:]:
             key = token.replace("~1", "/").replace("~0", "~")
-            found = found[int(key)] if isinstance(found, list) else found[key]
-        return found
+            target = target[int(key)] if isinstance(target, list) else target[key]
+        return target
 
 
-def _is_anything(schema: Any) -> bool:
-    return schema is True or (isinstance(schema, dict) and not schema.keys() - NO_SAY)
+def _accepts_anything(schema: Any) -> bool:
+    return schema is True or (isinstance(schema, dict) and not schema.keys() - ANNOTATIONS)
 
 
 def _with_null(types: Any) -> Any:
-    several = types if isinstance(types, list) else [types]
-    return types if "null" in several else [*several, "null"]
+    names = types if isinstance(types, list) else [types]
+    return types if "null" in names else [*names, "null"]
 
 
-def _all_of(found: dict[str, Any]) -> list[Any]:
-    several: list[Any] = found.setdefault("allOf", [])
-    return several
+def _all_of(result: dict[str, Any]) -> list[Any]:
+    schemas: list[Any] = result.setdefault("allOf", [])
+    return schemas
 
 
 def _check_depth(value: Any, field: str) -> None:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
-            each
-            for part in level
-            if isinstance(part, dict | list)
-            for each in (part.values() if isinstance(part, dict) else part)
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
         ]
         if not level:
             return
-    raise refused(field, "", f"it is nested more than {MAX_DEPTH} deep")
+    raise schema_error(field, "", f"it is nested more than {MAX_DEPTH} deep")

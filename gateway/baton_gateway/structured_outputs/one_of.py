@@ -1,4 +1,4 @@
-"""Whether two schemas can have no valid value in common, as far as that can be seen. Pure."""
+"""Decides that two schemas have no valid value in common, where that can be shown: what `oneOf` needs. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from baton_gateway.structured_outputs.schema_keywords import TYPES
 
 _MAX_STEPS = 8
-"""References and properties that are followed."""
+"""The most references and properties that are followed in depth."""
 _MAX_PARTS = 16
 Definitions = Mapping[str, Any]
 
 
 def are_disjoint(one: Any, other: Any, definitions: Definitions) -> bool:
-    """True only if it is certain. `definitions` by the names that `$ref` has after `#/$defs/`."""
+    """Return True only if it is certain. `definitions`: by the names that follow `#/$defs/` in a `$ref`."""
     return _disjoint(one, other, definitions, _MAX_STEPS)
 
 
@@ -26,20 +26,20 @@ def _disjoint(one: Any, other: Any, definitions: Definitions, steps: int) -> boo
         return False
     parts = list(islice(_parts(one, definitions, steps), _MAX_PARTS))
     others = list(islice(_parts(other, definitions, steps), _MAX_PARTS))
-    return any(_differ(part, each, definitions, steps) for part in parts for each in others)
+    return any(_differ(part, other_part, definitions, steps) for part in parts for other_part in others)
 
 
 def _parts(schema: dict[str, Any], definitions: Definitions, steps: int) -> Iterator[dict[str, Any]]:
-    """All of these hold for a valid value."""
+    """Yield schemas that every valid value satisfies."""
     yield schema
     if steps == 0:
         return
     inner = list(schema.get("allOf", ()))
     if "$ref" in schema:
         inner.append(definitions.get(schema["$ref"].removeprefix("#/$defs/")))
-    for each in inner:
-        if isinstance(each, dict):
-            yield from _parts(each, definitions, steps - 1)
+    for subschema in inner:
+        if isinstance(subschema, dict):
+            yield from _parts(subschema, definitions, steps - 1)
 
 
 def _differ(one: dict[str, Any], other: dict[str, Any], definitions: Definitions, steps: int) -> bool:
@@ -47,7 +47,7 @@ def _differ(one: dict[str, Any], other: dict[str, Any], definitions: Definitions
         return True
     values, others = _values(one), _values(other)
     if values is not None and others is not None:
-        return not any(_equal(value, each) for value in values for each in others)
+        return not any(_equal(value, other_value) for value in values for other_value in others)
     if _types(one) & _types(other) != {"object"}:
         return False
     mine, theirs = one.get("properties", {}), other.get("properties", {})
@@ -59,8 +59,8 @@ def _types(schema: dict[str, Any]) -> set[str]:
     if (values := _values(schema)) is not None:
         return {_type(value) for value in values}
     types = schema.get("type", TYPES)
-    found = {types} if isinstance(types, str) else set(types)
-    return found | {"integer"} if "number" in found else found
+    names = {types} if isinstance(types, str) else set(types)
+    return names | {"integer"} if "number" in names else names
 
 
 def _type(value: Any) -> str:
@@ -89,5 +89,5 @@ def _values(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """As JSON has it: `true` is not 1."""
+    """Compare as JSON does: `true` is not 1."""
     return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)

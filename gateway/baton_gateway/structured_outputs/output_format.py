@@ -1,4 +1,4 @@
-"""What an answer must look like, as it goes to the process that makes a grammar of it."""
+"""The format that an answer must follow, as the gateway hands it to the process that compiles it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from baton_gateway.structured_outputs.format_errors import refused
+from baton_gateway.structured_outputs.format_errors import schema_error
 from baton_gateway.structured_outputs.lark import MAX_BLANKS
-from baton_gateway.structured_outputs.object_rules import MemberForm
+from baton_gateway.structured_outputs.object_rules import MemberSyntax
 from baton_wire.messages.values import Grammar
 
 MAX_DEFINITION_BYTES = 64 << 10
@@ -21,116 +21,119 @@ MAX_COMPOSED_BYTES = 256 << 10
 _encode = msgspec.json.Encoder().encode
 
 
-class ShapeKind(enum.StrEnum):
-    """Who wrote what kind of definition."""
+class FormatKind(enum.StrEnum):
+    """Kinds of definitions, by their language and author."""
 
     JSON = "json"
-    """One schema, the client's."""
+    """One JSON Schema of the client's."""
     REGEX = "regex"
-    """The whole answer matches the client's expression."""
+    """A regular expression of the client's, which the whole answer must match."""
     CHOICE = "choice"
-    """One of the client's texts."""
+    """A list of the client's texts."""
     LARK = "lark"
-    """The client's grammar, of text alone."""
+    """A grammar of the client's, over text alone."""
     COMPOSED = "composed"
-    """The gateway's own grammar; each schema is a rule of the given name in it."""
+    """The gateway's own grammar, in which each schema is a rule."""
 
 
 class NamedSchema(msgspec.Struct, frozen=True):
-    """A client's JSON Schema, not yet looked into."""
+    """A client's JSON Schema, not parsed yet."""
 
     field: str
-    """What errors name."""
+    """The request's field that errors name."""
     definition: msgspec.Raw
     is_strict: bool = False
-    """A `format` that is not known is refused, and else says nothing."""
+    """True if an unknown `format` is refused rather than ignored."""
     rule: str = ""
-    """Its name in a composed grammar."""
-    members: MemberForm | None = None
-    """How the object is written where that is not JSON."""
+    """The name of its rule in a composed grammar."""
+    members: MemberSyntax | None = None
+    """How the object is written; None: as JSON."""
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """A definition within its limits of size, otherwise unread."""
+    """A definition within its limits of size, otherwise not checked yet."""
 
-    kind: ShapeKind
+    kind: FormatKind
     field: str
     source: str = ""
     """The expression or the grammar."""
     choices: tuple[str, ...] = ()
     schemas: tuple[NamedSchema, ...] = ()
-    marks: tuple[tuple[str, int], ...] = ()
-    """Texts in a composed grammar that are one special token each, with its id."""
+    tokens: tuple[tuple[str, int], ...] = ()
+    """Texts in a composed grammar that are one special token each, with the token's id."""
 
-    def grammar(self, definition: str) -> Grammar:
-        """`definition`, made of this shape, with what is counted beside it."""
-        return Grammar(definition, MAX_BLANKS if self.kind is ShapeKind.JSON else None)
+    def grammar(self, compiled: str) -> Grammar:
+        """Return the grammar compiled from this format, with the bound on blanks that matchers count themselves."""
+        return Grammar(compiled, MAX_BLANKS if self.kind is FormatKind.JSON else None)
 
     def encoded(self) -> bytes:
         return _encode(self)
 
     @property
     def key(self) -> bytes:
-        """Equal for equal shapes."""
+        """A digest that is equal for equal formats."""
         return hashlib.blake2b(self.encoded(), digest_size=16).digest()
 
 
-class ShapeAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What becomes of a shape: a grammar's definition, or what the client is told. A shape may have two: an early one,
-    and the one that counts."""
+class CompileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The result of compiling a format: a grammar, or the refusal that its client gets.
 
-    definition: str | None
+    A plain schema has two results: a provisional one, then the one that counts.
+    """
+
+    grammar: str | None
+    """In llguidance's own form; None: refused."""
     param: str | None = None
     message: str = ""
     code: str = ""
-    is_early: bool = False
-    """The compiler has not looked at the definition yet, and another answer follows."""
+    is_provisional: bool = False
+    """True if the compiler has still to check the grammar; another result follows."""
 
 
 def named_schema(
-    schema: Any, field: str, is_strict: bool = False, rule: str = "", members: MemberForm | None = None
+    schema: Any, field: str, is_strict: bool = False, rule: str = "", members: MemberSyntax | None = None
 ) -> NamedSchema:
-    """Raises RefusedError for a schema that is too long."""
+    """Build a named schema. Raises RefusedError for a schema that is too long."""
     definition = _encode(schema)
     if len(definition) > MAX_DEFINITION_BYTES:
-        raise refused(field, "", f"it has {len(definition)} bytes; at most {MAX_DEFINITION_BYTES} are allowed")
+        raise schema_error(field, "", f"it has {len(definition)} bytes; at most {MAX_DEFINITION_BYTES} are allowed")
     return NamedSchema(field, msgspec.Raw(definition), is_strict, rule, members)
 
 
-def json_shape(schema: Any, field: str, is_strict: bool = False) -> OutputFormat:
-    """Raises RefusedError for a schema that is too long."""
-    return OutputFormat(ShapeKind.JSON, field, schemas=(named_schema(schema, field, is_strict),))
+def json_format(schema: Any, field: str, is_strict: bool = False) -> OutputFormat:
+    """Build the format of a JSON Schema. Raises RefusedError for a schema that is too long."""
+    return OutputFormat(FormatKind.JSON, field, schemas=(named_schema(schema, field, is_strict),))
 
 
-def text_shape(kind: ShapeKind, source: str, field: str) -> OutputFormat:
-    """An expression or a client's grammar. Raises RefusedError for an empty one, and one that is too long."""
+def text_format(kind: FormatKind, source: str, field: str) -> OutputFormat:
+    """Build the format of an expression or a client's grammar. Raises RefusedError if it is empty or too long."""
     size = len(source.encode())
     if not 1 <= size <= MAX_DEFINITION_BYTES:
-        raise refused(field, "", f"it has {size} bytes; 1 to {MAX_DEFINITION_BYTES} are allowed")
+        raise schema_error(field, "", f"it has {size} bytes; 1 to {MAX_DEFINITION_BYTES} are allowed")
     return OutputFormat(kind, field, source)
 
 
-def choice_shape(choices: Sequence[str], field: str) -> OutputFormat:
-    """Raises RefusedError for too many choices, empty ones and long ones."""
+def choice_format(choices: Sequence[str], field: str) -> OutputFormat:
+    """Build the format of a list of texts. Raises RefusedError for too many choices, empty ones and long ones."""
     if not 1 <= len(choices) <= MAX_CHOICES:
-        raise refused(field, "", f"it has {len(choices)} choices; 1 to {MAX_CHOICES} are allowed")
+        raise schema_error(field, "", f"it has {len(choices)} choices; 1 to {MAX_CHOICES} are allowed")
     if sum(len(choice.encode()) for choice in choices) > MAX_DEFINITION_BYTES:
-        raise refused(field, "", f"its choices have more than {MAX_DEFINITION_BYTES} bytes together")
-    for place, choice in enumerate(choices):
+        raise schema_error(field, "", f"its choices have more than {MAX_DEFINITION_BYTES} bytes together")
+    for index, choice in enumerate(choices):
         if not choice:
-            raise refused(f"{field}[{place}]", "", "a choice must not be empty")
-    return OutputFormat(ShapeKind.CHOICE, field, choices=tuple(dict.fromkeys(choices)))
+            raise schema_error(f"{field}[{index}]", "", "a choice must not be empty")
+    return OutputFormat(FormatKind.CHOICE, field, choices=tuple(dict.fromkeys(choices)))
 
 
-def composed_shape(
-    lark: str, schemas: Sequence[NamedSchema], field: str, marks: tuple[tuple[str, int], ...] = ()
+def composed_format(
+    lark: str, schemas: Sequence[NamedSchema], field: str, tokens: tuple[tuple[str, int], ...] = ()
 ) -> OutputFormat:
-    """The gateway's own grammar around clients' schemas: rule `start` in `lark` leads to the schemas' rules.
+    """Build the format of the gateway's own grammar around clients' schemas: `start` in `lark` leads to their rules.
 
-    `lark` is trusted: whatever of a client stands in it went through `literal`. Raises RefusedError for what is too
-    long together.
+    `lark` is trusted: any client text in it went through `literal`. Raises RefusedError if everything together is too
+    long.
     """
     size = len(lark.encode()) + sum(len(bytes(schema.definition)) for schema in schemas)
     if size > MAX_COMPOSED_BYTES:
-        raise refused(field, "", f"it has {size} bytes; at most {MAX_COMPOSED_BYTES} are allowed")
-    return OutputFormat(ShapeKind.COMPOSED, field, lark, schemas=tuple(schemas), marks=marks)
+        raise schema_error(field, "", f"it has {size} bytes; at most {MAX_COMPOSED_BYTES} are allowed")
+    return OutputFormat(FormatKind.COMPOSED, field, lark, schemas=tuple(schemas), tokens=tokens)

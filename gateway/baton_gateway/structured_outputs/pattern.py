@@ -1,7 +1,7 @@
-"""Regular expressions of clients: bounded before anything is built of them, and in one dialect. Pure.
+"""Regular expressions of clients: bounded before anything is built from them, and translated for the compiler. Pure.
 
-JSON Schema's are ECMA-262's; the compiler's are those of Rust's `regex`. What both have in common passes. What means
-something else there is written in the other way, or refused.
+JSON Schema has the dialect of ECMA-262, the compiler that of Rust's `regex`. What both share passes unchanged. What
+differs is rewritten or refused.
 """
 
 from __future__ import annotations
@@ -10,29 +10,31 @@ import re
 
 MAX_PATTERN_CHARS = 16_384
 MAX_STATES = 20_000
-"""Of an expression with its counted repeats written out: some 10 ms for the first mask."""
+"""The most states of an expression with its counted repeats expanded: some 10 ms for the first mask."""
 
 _COUNTED = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|p\{[\w=]{1,64}\}|P\{[\w=]{1,64}\}|.)", re.DOTALL)
 _LETTERS = frozenset("dDwWsStnrfvpPxu")
 _ASCII = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
-"""As ECMA-262 has them. Rust's take digits and letters of every script."""
+"""Classes of ECMA-262. Rust's match digits and letters of every script."""
 _GROUP = re.compile(r"\((?:\?(?::|<[A-Za-z_]\w{0,63}>))?")
 _WRITABLE = frozenset("\b\t\n\f\r")
-"""Control characters with a short escape in JSON: answers have no others."""
+"""Control characters with a short escape in JSON; answers can contain no others."""
 
 
 class PatternError(Exception):
-    """Says what is wrong with an expression."""
+    """An expression that cannot be used; the message says why."""
 
 
-def common_pattern(pattern: str, *, spells_classes: bool = False) -> str:
-    """The same expression in the compiler's dialect. Raises PatternError for what is too large or not common.
-    `spells_classes`: digits and letters are written out. In a schema the compiler knows that they are ECMA-262's."""
+def translate_pattern(pattern: str, *, expands_classes: bool = False) -> str:
+    """Return the expression in the compiler's dialect. Raises PatternError if it is too large or has no equivalent.
+
+    `expands_classes`: classes such as `\\d` are expanded. Within a schema the compiler knows that they are ECMA-262's.
+    """
     if len(pattern) > MAX_PATTERN_CHARS:
         raise PatternError(f"the expression has {len(pattern)} characters; at most {MAX_PATTERN_CHARS} are allowed")
-    reader = _Reader(pattern, spells_classes)
-    states = reader.alternatives(0)
+    reader = _PatternReader(pattern, expands_classes)
+    states = reader.read_alternatives(0)
     if reader.place < len(pattern):
         raise PatternError("a ')' closes nothing")
     if states > MAX_STATES:
@@ -40,17 +42,17 @@ def common_pattern(pattern: str, *, spells_classes: bool = False) -> str:
     return "".join(reader.parts)
 
 
-class _Reader:
-    """Reads an expression once, counts what it becomes, and writes it again."""
+class _PatternReader:
+    """Reads an expression once, counts its states, and writes it in the compiler's dialect."""
 
-    def __init__(self, pattern: str, spells_classes: bool) -> None:
+    def __init__(self, pattern: str, expands_classes: bool) -> None:
         self.place = 0
         self.parts: list[str] = []
         self._pattern = pattern
-        self._classes = _ASCII if spells_classes else {}
+        self._classes = _ASCII if expands_classes else {}
 
-    def alternatives(self, depth: int) -> int:
-        """States up to the end, or to the parenthesis that closes this group."""
+    def read_alternatives(self, depth: int) -> int:
+        """Read up to the end, or to the parenthesis that closes this group, and return the number of states."""
         if depth > 64:
             raise PatternError("groups are nested more than 64 deep")
         total = 0
@@ -63,7 +65,7 @@ class _Reader:
         match char:
             case "(":
                 self._group(depth)
-                states = self.alternatives(depth + 1)
+                states = self.read_alternatives(depth + 1)
                 if self._peek() != ")":
                     raise PatternError("a '(' is not closed")
                 self._take(1)
@@ -107,10 +109,10 @@ class _Reader:
         self._take(1)
 
     def _escape(self, in_class: bool) -> None:
-        found = _ESCAPE.match(self._pattern, self.place)
-        if found is None:
+        match = _ESCAPE.match(self._pattern, self.place)
+        if match is None:
             raise PatternError("the expression ends in a '\\'")
-        text = found.group()
+        text = match.group()
         letter = text[1]
         if letter.isalnum() and (
             letter not in _LETTERS or not letter.isascii() or (letter in "xupP" and len(text) < 4)
@@ -123,10 +125,10 @@ class _Reader:
         if not in_class and letter == "v":
             raise _unwritable(0x0B)
         self.parts.append(self._classes.get(letter, text))
-        self.place = found.end()
+        self.place = match.end()
 
     def _repeats(self) -> int:
-        """How many times the atom before stands there, written out; 1 for `*`, `+` and `?`."""
+        """Read quantifiers, and return how often the atom before them stands when expanded; 1 for `*`, `+` and `?`."""
         times = 1
         while char := self._peek():
             if char in "*+?":
@@ -153,8 +155,8 @@ def _unwritable(code: int) -> PatternError:
     return PatternError(f"the control character U+{code:04X} cannot be written in an answer")
 
 
-def check_writable(text: str) -> str | None:
-    """Why `text` cannot stand in an answer, or None."""
+def find_unwritable(text: str) -> str | None:
+    """Return why an answer cannot contain `text`, or None."""
     if text.isprintable():
         return None
     for char in text:

@@ -1,8 +1,8 @@
-"""Schemas of which it is clear, without asking the compiler, that it takes them and what that costs. Pure.
+"""Plain schemas: the compiler is certain to accept them, at a known cost, so no request waits for it. Pure.
 
-Most schemas are such: objects of named properties, lists, texts, numbers and enumerations. A worker may begin with
-their grammar while the compiler still judges it: see `format_compiler`. What is combined, matched or counted in any
-other way waits for the judgement.
+Most schemas are plain: objects of named properties, lists, texts, numbers and enumerations. A worker may begin with
+their provisional grammar while the compiler still checks it: see `format_compiler`. Any other schema waits for the
+check.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_ITEMS = 100
 MAX_LENGTH = 4_096
 MAX_INTEGER = 10**9
 MAX_CASES = 64
-"""Of an `anyOf`."""
+"""The most cases of an `anyOf`."""
 
 _ENUM = {"type", "enum"}
 _CONST = {"type", "const"}
@@ -22,7 +22,7 @@ _OBJECT = {"type", "properties", "required", "additionalProperties"}
 _ARRAY = {"type", "items", "minItems", "maxItems"}
 _STRING = {"type", "minLength", "maxLength"}
 _INTEGER = {"type", "minimum", "maximum"}
-"""The keywords of a part; `json_schema` has seen to it that no least count is above the most."""
+"""The keywords of a plain part. `json_schema` has checked that no minimum count exceeds its maximum."""
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
@@ -30,14 +30,14 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def is_plain(schema: dict[str, Any]) -> bool:
-    """Of a schema that came out of `json_schema.check_schema`."""
+    """Return True if a schema from `json_schema.check_schema` is plain."""
     definitions = schema.get("$defs", {})
     parts: list[Any] = [{key: value for key, value in schema.items() if key != "$defs"}, *definitions.values()]
-    seen = 0
+    num_parts = 0
     while parts:
         part = parts.pop()
-        seen += 1
-        if part is False or seen > MAX_PARTS:
+        num_parts += 1
+        if part is False or num_parts > MAX_PARTS:
             return False
         if part is not True and part and not _is_plain_part(part, parts):
             return False
@@ -45,12 +45,12 @@ def is_plain(schema: dict[str, Any]) -> bool:
 
 
 def _is_plain_part(part: dict[str, Any], inner: list[Any]) -> bool:
-    """Without the schemas within it, which are added to `inner`."""
+    """Return True if a part is plain, apart from the schemas within it, which are added to `inner`."""
     kind = part.get("type")
     if "enum" in part:
-        return part.keys() <= _ENUM and _are_of(part["enum"], kind)
+        return part.keys() <= _ENUM and _have_type(part["enum"], kind)
     if "const" in part:
-        return part.keys() <= _CONST and _are_of([part["const"]], kind)
+        return part.keys() <= _CONST and _have_type([part["const"]], kind)
     if "anyOf" in part:
         cases = part["anyOf"]
         inner += cases
@@ -72,8 +72,8 @@ def _is_plain_part(part: dict[str, Any], inner: list[Any]) -> bool:
     return len(part) == 1 and ("$ref" in part or kind in ("number", "boolean", "null"))
 
 
-def _are_of(values: list[Any], kind: Any) -> bool:
-    """Texts, small integers, booleans and null; each of the type, if one is named."""
+def _have_type(values: list[Any], kind: Any) -> bool:
+    """Return True for texts, small integers, booleans and null that have the named type, if one is named."""
     if not all(isinstance(value, str | bool | None) or _is_small_integer(value) for value in values):
         return False
     if kind is None:

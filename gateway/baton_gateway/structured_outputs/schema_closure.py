@@ -1,6 +1,6 @@
-"""What is true of a schema as a whole: that something finite is valid, what has to match at once, what excludes what.
+"""Checks over a whole schema: some finite value is valid, few patterns apply at once, cases of `oneOf` are disjoint.
 
-The schemas here came out of `json_schema`: checked keywords, references to `$defs` of their own. Pure.
+The schemas come from `json_schema`: their keywords are checked, and references lead to their own `$defs`. Pure.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from baton_gateway.structured_outputs.one_of import are_disjoint
 from baton_gateway.structured_outputs.schema_keywords import TYPES
 
 MAX_PATTERNS_AT_ONCE = 4
-"""Patterns and formats that one text has to match: their product is built."""
+"""The most patterns and formats that one text has to match: their product is built."""
 MAX_CASES = 64
-"""Of one `oneOf`: each is compared with each."""
+"""The most cases of one `oneOf`: they are compared pairwise."""
 _MAX_PASSES = 16
 
 Schema = dict[str, Any] | bool
@@ -24,7 +24,7 @@ _SCALARS = frozenset(TYPES) - {"array", "object"}
 
 
 class PartError(Exception):
-    """What is wrong with one schema within."""
+    """A fault of one schema within the whole."""
 
     def __init__(self, part: Schema, keyword: str, reason: str) -> None:
         super().__init__(reason)
@@ -32,21 +32,21 @@ class PartError(Exception):
         self.keyword = keyword
 
 
-def check_ends(root: dict[str, Any], definitions: Definitions) -> None:
-    """Raises PartError for a recursion that no finite answer gets out of."""
-    ended: set[str] = set()
+def check_finite(root: dict[str, Any], definitions: Definitions) -> None:
+    """Check that a finite value can be valid. Raises PartError for a recursion that never ends."""
+    finite: set[str] = set()
     order = list(definitions)
     for _ in range(_MAX_PASSES):
         order.reverse()
-        before = len(ended)
+        before = len(finite)
         for name in order:
-            if _ends(definitions[name], ended):
-                ended.add(name)
-        if len(ended) == before:
+            if _is_finite(definitions[name], finite):
+                finite.add(name)
+        if len(finite) == before:
             break
-        order = [name for name in order if name not in ended]
-    if not _ends(root, ended):
-        endless = next((definitions[name] for name in definitions if name not in ended), None)
+        order = [name for name in order if name not in finite]
+    if not _is_finite(root, finite):
+        endless = next((definitions[name] for name in definitions if name not in finite), None)
         if endless is None:
             raise PartError(root, "", "no answer can be valid: it asks for a value that is not allowed")
         reason = "no finite answer can be valid: references lead round in a circle, or are nested too deeply"
@@ -54,21 +54,21 @@ def check_ends(root: dict[str, Any], definitions: Definitions) -> None:
 
 
 def check_patterns(root: dict[str, Any], definitions: Definitions) -> None:
-    """Raises PartError where a text has to match many patterns at once."""
+    """Check that few patterns apply to one text. Raises PartError for the first schema that asks for more."""
     counts: dict[str, int] = {}
     for name in reversed(list(definitions)):
-        counts[name] = _patterns(definitions[name], counts)
-    _patterns(root, counts)
+        counts[name] = _count_patterns(definitions[name], counts)
+    _count_patterns(root, counts)
 
 
-def _patterns(part: Schema, counts: dict[str, int]) -> int:
-    """How many a value of `part` has to match; an unknown reference counts as one."""
+def _count_patterns(part: Schema, counts: dict[str, int]) -> int:
+    """Return how many patterns a value of `part` has to match; an unknown reference counts as one."""
     if isinstance(part, bool):
         return 0
     total = ("pattern" in part) + ("format" in part) + bool(part.get("patternProperties"))
     cases = 0
     for key in filter(_APPLICATORS.__contains__, part):
-        inner = [_patterns(each, counts) for each in _under(part, key)]
+        inner = [_count_patterns(schema, counts) for schema in _subschemas(part, key)]
         if key == "allOf":
             total += sum(inner)
         elif key in ("anyOf", "oneOf"):
@@ -82,17 +82,17 @@ def _patterns(part: Schema, counts: dict[str, int]) -> int:
 
 
 def resolve_one_of(root: dict[str, Any], definitions: Definitions) -> None:
-    """Make `anyOf`, which the compiler has, of `oneOf` whose cases exclude each other. Raises PartError for others."""
+    """Replace `oneOf` by `anyOf`, which the compiler has, where the cases exclude each other; else raises PartError."""
     for part in (root, *definitions.values()):
-        _one_of(part, definitions)
+        _resolve(part, definitions)
 
 
-def _one_of(part: Schema, definitions: Definitions) -> None:
+def _resolve(part: Schema, definitions: Definitions) -> None:
     if isinstance(part, bool):
         return
     for key in filter(_APPLICATORS.__contains__, part):
-        for each in _under(part, key):
-            _one_of(each, definitions)
+        for schema in _subschemas(part, key):
+            _resolve(schema, definitions)
     cases = part.get("oneOf")
     if cases is None:
         return
@@ -116,8 +116,8 @@ _APPLICATORS = frozenset({
 })  # fmt: skip
 
 
-def _under(part: dict[str, Any], key: str) -> list[Schema]:
-    """The schemas under a keyword that is there."""
+def _subschemas(part: dict[str, Any], key: str) -> list[Schema]:
+    """Return the schemas under a keyword that `part` has."""
     value = part[key]
     if key in ("properties", "patternProperties"):
         return list(value.values())
@@ -128,35 +128,37 @@ def _name(reference: str) -> str:
     return reference.removeprefix("#/$defs/")
 
 
-def _ends(part: Schema, ended: set[str]) -> bool:
-    """Whether a finite value can be valid, as far as is known from the definitions in `ended`, which have one."""
+def _is_finite(part: Schema, finite: set[str]) -> bool:
+    """Return True if a finite value can be valid, given the definitions in `finite`, which have one."""
     if isinstance(part, bool):
         return part
     if "const" in part or "enum" in part:
         return True
-    if "$ref" in part and _name(part["$ref"]) not in ended:
+    if "$ref" in part and _name(part["$ref"]) not in finite:
         return False
-    if not all(_ends(each, ended) for each in part.get("allOf", ())):
+    if not all(_is_finite(schema, finite) for schema in part.get("allOf", ())):
         return False
-    if not all(any(_ends(each, ended) for each in part[key]) for key in ("anyOf", "oneOf") if key in part):
+    if not all(any(_is_finite(case, finite) for case in part[key]) for key in ("anyOf", "oneOf") if key in part):
         return False
     types = part.get("type", TYPES)
     types = {types} if isinstance(types, str) else set(types)
     return bool(
         types & _SCALARS
-        or ("array" in types and _array_ends(part, ended))
-        or ("object" in types and _object_ends(part, ended))
+        or ("array" in types and _is_finite_array(part, finite))
+        or ("object" in types and _is_finite_object(part, finite))
     )
 
 
-def _array_ends(part: dict[str, Any], ended: set[str]) -> bool:
+def _is_finite_array(part: dict[str, Any], finite: set[str]) -> bool:
     least = part.get("minItems", 0)
     first = part.get("prefixItems", ())
     rest = least > len(first)
-    return all(_ends(each, ended) for each in first[:least]) and (not rest or _ends(part.get("items", True), ended))
+    if rest and not _is_finite(part.get("items", True), finite):
+        return False
+    return all(_is_finite(item, finite) for item in first[:least])
 
 
-def _object_ends(part: dict[str, Any], ended: set[str]) -> bool:
+def _is_finite_object(part: dict[str, Any], finite: set[str]) -> bool:
     properties = part.get("properties", {})
     others = True if part.get("patternProperties") else part.get("additionalProperties", True)
-    return all(_ends(properties.get(name, others), ended) for name in part.get("required", ()))
+    return all(_is_finite(properties.get(name, others), finite) for name in part.get("required", ()))

@@ -1,17 +1,20 @@
-"""Every keyword of JSON Schema and what becomes of it. docs/structured.md tells the same to readers.
+"""Every keyword of JSON Schema, and whether it is enforced, an annotation, or refused. docs/structured.md lists them.
 
-A keyword is enforced, has no say in what is valid, or is refused. Nothing that says what is valid is ignored.
+No keyword that restricts what is valid is ignored.
 """
 
 from __future__ import annotations
 
-NO_SAY = frozenset({
+from dataclasses import dataclass
+from typing import Any
+
+ANNOTATIONS = frozenset({
     "$schema", "$comment", "$anchor", "$dynamicAnchor", "$vocabulary", "$defs", "definitions", "title",
     "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "contentMediaType",
     "contentEncoding", "contentSchema", "discriminator", "id",
 })  # fmt: skip
-"""Annotations and places for definitions. A definition is read where a reference leads to it. `id` is a name that zod
-and Jackson give; in draft 4 it was the `$id` of today, and references by it are refused."""
+"""Annotations and containers of definitions. A definition is read where a reference leads to it. zod and Jackson write
+`id` as a name; in draft 4 it was today's `$id`, and references by it are refused."""
 
 ENFORCED = frozenset({
     "$ref", "type", "enum", "const", "allOf", "anyOf", "oneOf", "properties", "patternProperties",
@@ -19,7 +22,7 @@ ENFORCED = frozenset({
     "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
     "exclusiveMaximum", "multipleOf", "uniqueItems", "nullable",
 })  # fmt: skip
-"""`uniqueItems` where it is false. `nullable` is OpenAPI's."""
+"""`uniqueItems` only where it is false. `nullable` is OpenAPI's."""
 
 _NO_GRAMMAR = "no grammar can follow it"
 REFUSED = {
@@ -41,7 +44,7 @@ REFUSED = {
     "$recursiveAnchor": "write '$ref'",
     "$id": "references are within one schema; only the outermost may have an '$id'",
 }
-"""Keywords that are known, and what to write in their place."""
+"""Known keywords that cannot be enforced, and what to write instead."""
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -63,6 +66,37 @@ FORMATS: dict[str, str | None] = {
     "uuid": None,
     "uri": None,
 }
-"""Formats that are enforced: our pattern, or None for llguidance's own. Its dates have a 29th of February in any year
-and its times a 61st second in any minute; ours have neither, and no year 0.
+"""Formats that are enforced: our pattern, or None for llguidance's own. Its dates allow a 29th of February in any year
+and its times a 61st second in any minute; ours allow neither, and no year 0.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class NameRule:
+    """The names that an object's members may have: any, some, or those of a pattern."""
+
+    names: tuple[str, ...] | None = None
+    pattern: str | None = None
+
+
+def read_name_rule(content: Any) -> NameRule | None:
+    """Read the schema of `propertyNames`; None if a grammar cannot follow it. Names are strings without `type` too."""
+    if content is True:
+        return NameRule()
+    if not isinstance(content, dict):
+        return None
+    types = content.get("type", "string")
+    if types != "string" and not (isinstance(types, list) and "string" in types):
+        return None
+    rules = {key: value for key, value in content.items() if key not in ANNOTATIONS and key != "type"}
+    if len(rules) > 1:
+        return None
+    match rules:
+        case {"enum": [_, *_] as names}:
+            return NameRule(names=tuple(dict.fromkeys(name for name in names if isinstance(name, str))))
+        case {"const": str(name)}:
+            return NameRule(names=(name,))
+        case {"pattern": str(pattern)}:
+            return NameRule(pattern=pattern)
+        case _:
+            return None if rules else NameRule()

@@ -1,7 +1,7 @@
 """The tokenizer bundle of a model revision: what a worker sends on connect, checked and parsed.
 
-The bundle is a JSON object of file names to file texts, named by its SHA-256. This file decides which special tokens,
-end ids and template a model has; rendering is `template`'s, tokens are `text`'s business.
+The bundle is a JSON object of file names to file texts, named by its SHA-256. This module decides which special tokens,
+end ids and template a model has. `chat_template` renders, `revision_text` tokenises.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import BundleError
-from baton_gateway.text.generation_defaults import OF_THE_API, GenerationDefaults, read_defaults
+from baton_gateway.text.generation_defaults import API_DEFAULTS, GenerationDefaults, read_defaults
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Everything about text that a model revision brings along."""
+    """The files of a model revision that concern text, parsed."""
 
     hash: str
     tokenizer_json: str
     chat_template: str | None
     special_tokens: dict[str, str]
-    """Names as templates know them (`bos_token`, …) to texts."""
+    """Texts by their names in templates (`bos_token`, …)."""
     eos_ids: tuple[int, ...]
-    """Ids from the model's own files; the id of `eos_token` is added where the tokenizer is loaded."""
-    generation: GenerationDefaults = OF_THE_API
-    """Sampling where a request leaves it open, as the model's authors want it."""
+    """End ids from the model's files; loading the tokenizer adds the id of `eos_token`."""
+    generation: GenerationDefaults = API_DEFAULTS
+    """The authors' sampling defaults, for fields that a request leaves out."""
     config_json: str = ""
-    """The model's `config.json` as it is; empty when the bundle has none."""
+    """The text of the model's `config.json`; empty if the bundle has none."""
     control_tokens: tuple[str, ...] = ()
-    """Texts of all special tokens, known once the tokenizer is loaded. A client's text never becomes one in a chat."""
+    """Texts of all special tokens, known once the tokenizer is loaded. In a chat a client's text never becomes one."""
 
 
 def parse_bundle(data: bytes, expected_hash: str) -> Bundle:
     """Check the hash and read the files. Raises BundleError that names the offending file."""
-    if (found := hashlib.sha256(data).hexdigest()) != expected_hash:
-        raise BundleError(f"tokenizer bundle: hash is {found[:12]}…, announced was {expected_hash[:12]}…")
+    if (actual := hashlib.sha256(data).hexdigest()) != expected_hash:
+        raise BundleError(f"tokenizer bundle: hash is {actual[:12]}…, announced was {expected_hash[:12]}…")
     try:
         files = msgspec.json.decode(data, type=dict[str, str | None])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -73,7 +73,7 @@ def _object(files: dict[str, str | None], name: str) -> dict[str, Any]:
 
 
 def _template(config: dict[str, Any]) -> str | None:
-    """The template named `default` where there are several, else the only one."""
+    """Return the only template, or the one named `default` if there are several."""
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -82,14 +82,14 @@ def _template(config: dict[str, Any]) -> str | None:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    found = {}
+    tokens = {}
     for name in _SPECIAL_NAMES:
         token = config.get(name)
         if isinstance(token, dict):
             token = token.get("content")
         if isinstance(token, str):
-            found[name] = token
-    return found
+            tokens[name] = token
+    return tokens
 
 
 def _eos_ids(files: dict[str, str | None]) -> tuple[int, ...]:

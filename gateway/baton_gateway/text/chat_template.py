@@ -1,8 +1,8 @@
 """Chat templates: messages to prompt text, as transformers' `apply_chat_template` renders them, in jinja2's immutable
 sandbox.
 
-A template comes with the model and is not trusted with time, memory or the interpreter; `template_main` runs this in
-a process that can be killed. There is no template from a client.
+A template comes with the model and is not trusted with time, memory or the interpreter. `template_main` runs this
+module in a process that can be killed. Clients cannot bring templates.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import jinja2.parser
 import jinja2.sandbox
 import msgspec
 
-from baton_gateway.text.retokenised_text import SpelledTokens, without_guard
+from baton_gateway.text.special_token_escape import SpecialTokenEscape, remove_separators
 
 MAX_RENDERED_CHARS = 8 << 20
 OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
-"""What no client sets by `chat_template_kwargs`; special tokens neither."""
+"""Variables that `chat_template_kwargs` may not set; nor may it set special tokens."""
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""What templates without `reasoning_effort` call the choice whether to think at all."""
+"""Variables of templates without `reasoning_effort` that switch thinking on or off."""
 
 
 class Conversation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be rendered, beside the model's own special tokens."""
+    """The input of a template, apart from the model's special tokens."""
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -41,15 +41,15 @@ class Conversation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RenderedChat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt's text, which the template wrote."""
+    """The text of a prompt as the template rendered it."""
 
     text: str
     cuts: tuple[int, ...] = ()
-    """Places within special tokens that the client spelled: no token goes across one."""
+    """Places within special tokens that the client spelled: no token crosses them."""
 
 
 class TemplateRefusalError(Exception):
-    """What the client asked for does not go with the template; the text is for the client, `field` names the field."""
+    """The request does not suit the template. The message is for the client, and `field` names the field."""
 
     def __init__(self, text: str, field: str = "messages") -> None:
         super().__init__(text)
@@ -57,11 +57,11 @@ class TemplateRefusalError(Exception):
 
 
 class TemplateFailureError(Exception):
-    """The template is broken or grew beyond its limits: the model's fault, not the client's."""
+    """The template is broken or exceeded its limits: a fault of the model, not of the client."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant says, for training; here it only contains its body."""
+    """The tag `{% generation %}`, which marks the assistant's text for training. Here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's interface)
 
@@ -85,11 +85,11 @@ def _tojson(
 
 
 class CompiledTemplate:
-    """One model's template. Raises TemplateFailureError when its source is broken."""
+    """One model's template, compiled. Raises TemplateFailureError if its source is broken."""
 
     def __init__(self, source: str, control_tokens: Iterable[str] = ()) -> None:
-        """`control_tokens`: special tokens, which only the template may write."""
-        self._spelled = SpelledTokens(control_tokens)
+        """`control_tokens`: special tokens that only the template may write."""
+        self._escape = SpecialTokenEscape(control_tokens)
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
@@ -98,27 +98,27 @@ class CompiledTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
-            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except Exception as error:
             raise TemplateFailureError(f"the chat template does not compile: {error}") from error
-        self._variables = frozenset(read - environment.globals.keys())
+        self._variables = frozenset(variables - environment.globals.keys())
         self._writes_objects: bool | None = None
-        """Whether it writes arguments of calls itself, from objects; None: not tried yet."""
+        """True if the template takes arguments of calls as objects; None: not tried yet."""
 
     def render(self, conversation: Conversation, special_tokens: dict[str, str]) -> RenderedChat:
-        """The prompt. Raises TemplateRefusalError or TemplateFailureError."""
+        """Render the prompt. Raises TemplateRefusalError or TemplateFailureError."""
         values = conversation.messages, conversation.tools, conversation.variables
-        guard = self._spelled.guard(values)
-        if guard is None:
-            return RenderedChat(self._rendered(conversation, special_tokens))
-        if not guard:
+        separator = self._escape.choose_separator(values)
+        if separator is None:
+            return RenderedChat(self._render_text(conversation, special_tokens))
+        if not separator:
             raise TemplateRefusalError("they spell special tokens and use every character for private use")
-        messages, tools, variables = self._spelled.guarded(values, guard)
+        messages, tools, variables = self._escape.insert_separators(values, separator)
         conversation = msgspec.structs.replace(conversation, messages=messages, tools=tools, variables=variables)
-        return RenderedChat(*without_guard(self._rendered(conversation, special_tokens), guard))
+        return RenderedChat(*remove_separators(self._render_text(conversation, special_tokens), separator))
 
-    def _rendered(self, conversation: Conversation, special_tokens: dict[str, str]) -> str:
-        variables = self._known(conversation, special_tokens)
+    def _render_text(self, conversation: Conversation, special_tokens: dict[str, str]) -> str:
+        variables = self._check_variables(conversation, special_tokens)
         if conversation.tools and "tools" not in self._variables:
             raise TemplateRefusalError("it has no place for tools", "tools")
         messages = conversation.messages
@@ -139,11 +139,11 @@ class CompiledTemplate:
         except TemplateFailureError as error:
             if all(isinstance(call["function"]["arguments"], dict) for call in calls):
                 raise
-            raise TemplateRefusalError("it fails with arguments of a call that are no JSON object") from error
-        return _continued(rendered, messages[-1]) if conversation.continue_final_message else rendered
+            raise TemplateRefusalError("it fails with arguments of a call that are not a JSON object") from error
+        return _cut_after(rendered, messages[-1]) if conversation.continue_final_message else rendered
 
-    def _known(self, conversation: Conversation, special_tokens: dict[str, str]) -> dict[str, Any]:
-        """The client's variables, each of which the template reads."""
+    def _check_variables(self, conversation: Conversation, special_tokens: dict[str, str]) -> dict[str, Any]:
+        """Return the client's variables. Raises TemplateRefusalError for one that the template does not read."""
         allowed = self._variables - OWN_VARIABLES - special_tokens.keys()
         for name in conversation.variables:
             if name not in allowed:
@@ -155,15 +155,15 @@ class CompiledTemplate:
             return {"reasoning_effort": conversation.effort} | conversation.variables
         switches = {name: conversation.effort != "none" for name in THINKING_SWITCHES if name in allowed}
         if not switches:
-            raise TemplateRefusalError("it cannot say how much to think", "reasoning_effort")
+            raise TemplateRefusalError("it has no variable for how much to think", "reasoning_effort")
         return switches | conversation.variables
 
     def _takes_objects(self, special_tokens: dict[str, str]) -> bool:
-        """Most templates write arguments by `tojson`; some join them to other texts, as OpenAI's API has them."""
+        """Return True if the template takes arguments as objects. A few want the JSON text of OpenAI's API instead."""
         if self._writes_objects is None:
             try:
-                shown = self._render({**special_tokens, "messages": _PROBE, "add_generation_prompt": False})
-                self._writes_objects = "'probed'" not in shown  # Python's way to write a dict
+                rendered = self._render({**special_tokens, "messages": _PROBE, "add_generation_prompt": False})
+                self._writes_objects = "'probed'" not in rendered  # Python's repr of a dict
             except TemplateFailureError:
                 self._writes_objects = False
             except TemplateRefusalError:
@@ -172,7 +172,7 @@ class CompiledTemplate:
 
     def _render(self, variables: dict[str, Any]) -> str:
         try:
-            return _bounded(self._template.generate(**variables))
+            return _join_bounded(self._template.generate(**variables))
         except MemoryError as error:
             raise TemplateFailureError("the chat template needs too much memory") from error
         except (TemplateFailureError, TemplateRefusalError):
@@ -204,16 +204,16 @@ def _with_argument_texts(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"tool_calls": calls}
 
 
-def _continued(rendered: str, message: dict[str, Any]) -> str:
-    """The prompt up to the end of its last message, without what the template writes behind it."""
+def _cut_after(rendered: str, message: dict[str, Any]) -> str:
+    """Return the prompt up to the end of its last message, without what the template writes after it."""
     content = message["content"].rstrip()
-    place = rendered.rfind(content.lstrip()) if content else -1
-    if place < 0:
-        raise TemplateRefusalError("it does not show the last message as it is", "continue_final_message")
-    return rendered[: place + len(content.lstrip())]
+    begin = rendered.rfind(content.lstrip()) if content else -1
+    if begin < 0:
+        raise TemplateRefusalError("it does not write the last message unchanged", "continue_final_message")
+    return rendered[: begin + len(content.lstrip())]
 
 
-def _bounded(parts: Any) -> str:
+def _join_bounded(parts: Any) -> str:
     texts = []
     size = 0
     for part in parts:

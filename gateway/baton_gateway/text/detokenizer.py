@@ -1,9 +1,9 @@
-"""Token ids to text while they come: never a broken character, and in the end the text of all ids.
+"""Incremental detokenisation: never a broken character, and in the end the text of all ids.
 
-A character whose bytes have not all come is held back; what never completes is written as U+FFFD, one per byte for
-SentencePiece byte tokens and as Unicode's substitution of maximal subparts for byte-level ones, as the tokenizers
-library does. One difference: that library writes a whole run of byte tokens as U+FFFD when its end is broken; here
-characters that were complete have already been delivered.
+A character whose bytes have not all come is held back. One that never completes becomes U+FFFD, as in the tokenizers
+library: one per byte for SentencePiece byte tokens, and Unicode's substitution of maximal subparts for byte-level ones.
+One difference: if a run of byte tokens ends broken, that library writes all of it as U+FFFD, while here its complete
+characters have been delivered already.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ REPLACEMENT = "�"
 
 
 class Detokenizer(Protocol):
-    """Text of one choice. `continues` at construction: the text goes on after a prompt, its first space is kept."""
+    """Detokenises one choice. `continues` at construction: the text continues a prompt, so its first space is kept."""
 
     def push(self, token: int) -> str:
-        """Text that is final now that `token` has come; empty while a character is incomplete."""
+        """Return the text that `token` makes final; empty while a character is incomplete."""
         ...
 
     def flush(self) -> str:
-        """What is still held back, at the end."""
+        """Return what is still held back, at the end."""
         ...
 
 
-def detokenizer(
+def make_detokenizer(
     tokenizer: Tokenizer | None, table: PieceTable | None, hidden_ids: frozenset[int], continues: bool
 ) -> Detokenizer:
-    """`hidden_ids`: special tokens that are not shown, as `table` has them. Without a table a tokenizer is needed."""
+    """Build the detokenizer for a model. `hidden_ids`: special tokens that are not shown, the same as in `table`.
+
+    Without a table a tokenizer is needed.
+    """
     if table is None:
         assert tokenizer is not None
         return WindowDetokenizer(tokenizer, hidden_ids)
@@ -44,7 +47,7 @@ def detokenizer(
 
 
 class ByteLevelDetokenizer:
-    """All tokens are bytes of one UTF-8 stream."""
+    """For byte-level tokenizers: all tokens are bytes of one UTF-8 stream."""
 
     __slots__ = ("_decode", "_table")
 
@@ -60,7 +63,7 @@ class ByteLevelDetokenizer:
 
 
 class SentencePieceDetokenizer:
-    """Tokens are texts, but for byte tokens, whose runs are UTF-8."""
+    """For SentencePiece: tokens are texts, except byte tokens, whose runs are UTF-8."""
 
     __slots__ = ("_leading", "_pending", "_run_is_broken", "_table")
 
@@ -107,7 +110,7 @@ class SentencePieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """Any tokenizer: the text of a small window of ids before and after each new one, by the library's own decoder."""
+    """For any other tokenizer: decodes a small window of ids before and after each new one with the library."""
 
     __slots__ = ("_hidden_ids", "_ids", "_read", "_start", "_tokenizer")
 
@@ -141,9 +144,9 @@ class WindowDetokenizer:
         self._start, self._read = self._read, len(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
-        """Raises TokenizerError."""
+        """Decode ids. Raises TokenizerError."""
         try:
             text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        except BaseException as error:  # noqa: BLE001 (panics are no Exception)
+        except BaseException as error:  # noqa: BLE001 (a panic is not an Exception)
             raise library_error(error) from None
         return text

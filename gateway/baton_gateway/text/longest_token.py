@@ -1,7 +1,7 @@
-"""How much text one token can stand for: what lets a prompt be refused by its size, before it is tokenised. Pure.
+"""The most text that one token can stand for: with it a prompt is refused by its size, before it is tokenised. Pure.
 
-It can be said of tokenizers that drop nothing: bytes, or characters with byte fallback, and normalizers that shorten
-text by a known factor. Others drop blanks, or write any unknown word as one token: of them nothing is said.
+There is a bound for tokenizers that drop nothing: bytes, or characters with byte fallback, and normalizers that shorten
+text by a known factor. Other tokenizers drop blanks or write any unknown word as one token, and have no bound.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from baton_gateway.text.token_pieces import BYTE_ALPHABET, byte_level_bytes
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _CANONICAL = 3
-"""NFC and NFD make at most one byte of three: a Hangul syllable of its parts, K of the Kelvin sign."""
+"""NFC and NFD shorten text to a third at most: the parts of a Hangul syllable, the Kelvin sign to K."""
 _CUTS = ("Metaspace", "Split", "ByteLevel", "Digits", "Punctuation")
-"""Steps that only cut, unless they say that they remove."""
+"""Steps that only cut text, unless their `behavior` is to remove."""
 
 
 def longest_token_bytes(tokenizer_json: str) -> int | None:
-    """UTF-8 bytes of a prompt that one token stands for at most; None: no bound is known.
+    """Return the most UTF-8 bytes of a prompt that one token can stand for; None: no bound is known.
 
-    Raises msgspec.DecodeError when the text is no JSON object.
+    Raises msgspec.DecodeError if the text is not a JSON object.
     """
     parts = msgspec.json.decode(tokenizer_json, type=dict[str, msgspec.Raw])
     normalizer, cutting = _value(parts, "normalizer"), _value(parts, "pre_tokenizer")
     factor = _factor(normalizer)
     added = _value(parts, "added_tokens") or []
     cuts = list(_flat(cutting, "pretokenizers"))
-    if factor is None or any(map(_swallows, added)) or any(map(_drops, cuts)):
+    if factor is None or any(map(_strips_blanks, added)) or any(map(_drops_text, cuts)):
         return None
     is_byte_level = any(step["type"] == "ByteLevel" for step in (*cuts, *_flat(normalizer, "normalizers")))
     model = msgspec.json.decode(parts.get("model", msgspec.Raw(b"{}")), type=dict[str, msgspec.Raw])
@@ -65,7 +65,7 @@ def _flat(step: Any, parts: str) -> Iterable[Mapping[str, Any]]:
 
 
 def _factor(normalizer: Any) -> int | None:
-    """How many times shorter text may become."""
+    """Return how many times shorter the normalizer may make a text; None: no bound is known."""
     factor = 1
     for step in _flat(normalizer, "normalizers"):
         match step:
@@ -85,10 +85,10 @@ def _value(parts: Mapping[str, msgspec.Raw], name: str) -> Any:
     return msgspec.json.decode(parts[name]) if name in parts else None
 
 
-def _swallows(added: Mapping[str, Any]) -> bool:
-    """A special token that takes the blanks beside it along, however many."""
+def _strips_blanks(added: Mapping[str, Any]) -> bool:
+    """Return True for a special token that includes any number of blanks next to it."""
     return bool(added.get("lstrip") or added.get("rstrip"))
 
 
-def _drops(cut: Mapping[str, Any]) -> bool:
+def _drops_text(cut: Mapping[str, Any]) -> bool:
     return cut["type"] not in _CUTS or cut.get("behavior") == "Removed"

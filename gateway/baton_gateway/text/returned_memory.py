@@ -1,4 +1,4 @@
-"""Memory that was used once and is not needed again goes back to the operating system (glibc)."""
+"""Returns memory that large requests used to the operating system (glibc)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 
 LARGE_BYTES = 1 << 20
 LATER_S = 0.5
-"""After a large request: until what it had is free, and so that many of them count as one."""
+"""The delay after a large request: its memory is free by then, and one return serves many requests."""
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 _MAPPED_FROM_BYTES = 256 << 10
 _ARENAS = 2
@@ -15,10 +15,10 @@ _ARENAS = 2
 _library = ctypes.CDLL(None)
 
 
-def keep_little_memory() -> None:
-    """Call once, before threads start: large blocks are mapped and so returned when freed, and threads share arenas.
+def limit_malloc() -> None:
+    """Configure malloc once, before threads start: large blocks are mapped, so freeing returns them; arenas are few.
 
-    Else the C library raises its own bound with every large block that is freed, and keeps what comes after.
+    Otherwise the C library raises its threshold with every large block that is freed, and keeps later blocks.
     """
     if hasattr(_library, "mallopt"):
         _library.mallopt(_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
@@ -26,25 +26,25 @@ def keep_little_memory() -> None:
 
 
 def return_memory() -> None:
-    """Give free memory back. Takes some milliseconds; other threads run meanwhile."""
+    """Return free memory. Takes some milliseconds; other threads run meanwhile."""
     if hasattr(_library, "malloc_trim"):
         _library.malloc_trim(0)
 
 
 class MemoryReturn:
-    """Gives memory back a while after large requests, in a thread."""
+    """Returns memory shortly after large requests, in a thread."""
 
     def __init__(self) -> None:
         self._is_due = False
 
-    def used(self, size: int) -> None:
-        """A request of so many bytes has ended."""
+    def request_ended(self, size: int) -> None:
+        """Schedule a return if the request that has ended was large; `size`: its bytes."""
         if size < LARGE_BYTES or self._is_due:
             return
         self._is_due = True
         loop = asyncio.get_running_loop()
-        loop.call_later(LATER_S, self._give_back, loop)
+        loop.call_later(LATER_S, self._return, loop)
 
-    def _give_back(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _return(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due = False
         loop.run_in_executor(None, return_memory)

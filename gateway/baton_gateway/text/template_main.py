@@ -1,7 +1,7 @@
-"""The process that renders chat templates for a gateway: bounded in memory, killed when it takes too long.
+"""The helper process that renders chat templates: bounded in memory, killed when it takes too long.
 
-A question names a template by key and brings its source
-the first time; an answer has exactly one of text, refusal and failure.
+A question names a template by key, and carries its source the first time. An answer has exactly one of text, refusal
+and failure.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ MAX_TEMPLATES = 8
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One conversation to render with a template."""
+
     key: str
     source: str | None
-    """None: this process knows it already."""
+    """None: the process has it already."""
     control_tokens: tuple[str, ...]
-    """With the source: special tokens that only the template may write."""
+    """Special tokens that only the template may write; given with the source."""
     conversation: msgspec.Raw
-    """A `Conversation`."""
+    """An encoded `Conversation`."""
     special_tokens: dict[str, str]
 
 
 class RenderAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The rendered text, or why there is none."""
+
     text: str | None = None
     cuts: tuple[int, ...] = ()
-    """Of the text, as in `RenderedChat`."""
+    """Cuts of the text, as in `RenderedChat`."""
     refusal: str | None = None
     field: str = "messages"
-    """What was refused."""
+    """The request's field that was refused."""
     failure: str | None = None
     is_unknown: bool = False
-    """The template was dropped here: ask again with its source."""
+    """True if the process has dropped the template: it needs the source again."""
 
 
 class Templates:
@@ -51,6 +55,7 @@ class Templates:
         self._conversations = msgspec.json.Decoder(Conversation)
 
     def answer(self, question: Question) -> RenderAnswer:
+        """Render a conversation; every error becomes an answer."""
         try:
             template = self._template(question)
             if template is None:
@@ -61,7 +66,7 @@ class Templates:
             return RenderAnswer(refusal=str(error), field=error.field)
         except TemplateFailureError as error:
             return RenderAnswer(failure=str(error))
-        except Exception as error:  # noqa: BLE001 (a template is foreign code, and may raise whatever it likes)
+        except Exception as error:  # noqa: BLE001 (a template is foreign code and may raise anything)
             return RenderAnswer(failure=f"the chat template failed: {type(error).__name__}")
 
     def _template(self, question: Question) -> CompiledTemplate | None:
@@ -73,7 +78,7 @@ class Templates:
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Answer questions until stdin ends."""
     templates = Templates()
     questions, encode = msgspec.json.Decoder(Question), msgspec.json.Encoder().encode
     answer_questions(lambda body: (encode(templates.answer(questions.decode(body))),), MAX_MEMORY_BYTES)

@@ -1,4 +1,4 @@
-"""What JSON says of one token, made once: log probabilities name the same tokens again and again."""
+"""The JSON of one token, encoded once: log probabilities name the same tokens again and again."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-MAX_KEPT_TOKENS: Final = 32_768
-"""Tokens whose JSON a model keeps, of some hundred bytes each."""
+MAX_CACHED_TOKENS: Final = 32_768
+"""The most tokens whose JSON a model caches, at some hundred bytes each."""
 _encode = msgspec.json.Encoder().encode
 
 
 class TokenJson(NamedTuple):
-    """The JSON of one token."""
+    """The JSON of one token, in parts."""
 
     text: bytes
-    """Its text, a string."""
+    """The token's text, a JSON string."""
     head: bytes
-    """Of an object with its log probability what stands before the number."""
+    """The object with its log probability, up to the number."""
     tail: bytes
-    """What stands behind the number, without the end of the object."""
+    """The same object after the number, without its closing brace."""
 
 
 def token_json(data: bytes) -> TokenJson:
-    """Of a token that stands for these bytes."""
+    """Encode a token that stands for these bytes."""
     text = _encode(data.decode(errors="replace"))
     return TokenJson(text, b'{"token":%b,"logprob":' % text, b',"bytes":%b' % _encode(list(data)))

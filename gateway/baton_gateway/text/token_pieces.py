@@ -1,8 +1,7 @@
-"""Token ids to bytes, one id at a time, for the two families of tokenizers whose decoders work piece by piece.
+"""The bytes of single token ids, for the two families of tokenizers whose decoders work token by token.
 
-`byte-level` (GPT-2, Llama 3, Qwen): every character of a token stands for one byte. `sentencepiece` (Llama 2, Mistral):
-`▁` is a space, `<0xNN>` a byte, and the very first space of a text is dropped. Any other decoder has no table (see
-`detokenizer`).
+Byte-level (GPT-2, Llama 3, Qwen): every character of a token stands for one byte. SentencePiece (Llama 2, Mistral): `▁`
+is a space, `<0xNN>` a byte, and the first space of a text is dropped. Other decoders have no table: see `detokenizer`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class DecoderKind(enum.Enum):
 
 
 class LeadingSpace(enum.Enum):
-    """What becomes of spaces at the beginning of a text."""
+    """How spaces at the beginning of a text are handled."""
 
     KEEP = enum.auto()
     DROP_ONE = enum.auto()
@@ -36,9 +35,7 @@ class LeadingSpace(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token contributes, as bytes and (but for byte tokens) as text; `is_byte` marks a SentencePiece byte
-    token.
-    """
+    """The contribution of one token as bytes and, except for SentencePiece byte tokens (`is_byte`), as text."""
 
     data: bytes
     text: str = ""
@@ -51,7 +48,7 @@ class PieceTable:
     """Pieces of one tokenizer, filled as ids are seen."""
 
     text_of: Callable[[int], str | None]
-    """A token as the vocabulary has it; None for an id that it has not."""
+    """Returns a token as the vocabulary writes it; None for an unknown id."""
     kind: DecoderKind
     leading_space: LeadingSpace
     byte_fallback: bool
@@ -60,12 +57,12 @@ class PieceTable:
     pieces: dict[int, Piece] = field(default_factory=dict)
 
     def piece(self, token: int) -> Piece:
-        found = self.pieces.get(token)
-        if found is None:
-            found = self.pieces[token] = self._make(token)
-        return found
+        piece = self.pieces.get(token)
+        if piece is None:
+            piece = self.pieces[token] = self._make_piece(token)
+        return piece
 
-    def _make(self, token: int) -> Piece:
+    def _make_piece(self, token: int) -> Piece:
         text = self.text_of(token)
         if text is None or token in self.hidden_ids:
             return Piece(b"", is_skipped=True)
@@ -78,21 +75,21 @@ class PieceTable:
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Ids of special tokens with their texts."""
+    """Return the texts of special tokens by id."""
     added = tokenizer.get_added_tokens_decoder()
     return {token: entry.content for token, entry in added.items() if entry.special}
 
 
 def decoder_of(tokenizer: Tokenizer) -> bytes:
-    """The decoder's settings as JSON; empty for a tokenizer without one."""
-    # The whole tokenizer as text would hold the interpreter for a second where the vocabulary is large.
+    """Return the decoder's settings as JSON; empty for a tokenizer without a decoder."""
+    # Serialising the whole tokenizer would hold the interpreter for a second if the vocabulary is large.
     decoder = tokenizer.decoder
     state: bytes = b"" if decoder is None else decoder.__getstate__()
     return state
 
 
 def piece_table(decoder: bytes, text_of: Callable[[int], str | None], hidden_ids: frozenset[int]) -> PieceTable | None:
-    """The table for a tokenizer with this decoder, or None when the decoder does not work piece by piece."""
+    """Build the table for a tokenizer with this decoder; None if the decoder does not work token by token."""
     steps = _flatten(msgspec.json.decode(decoder)) if decoder else []
     kind = _kind(steps)
     if kind is DecoderKind.OTHER:
@@ -107,7 +104,7 @@ def piece_table(decoder: bytes, text_of: Callable[[int], str | None], hidden_ids
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """Bytes of a byte-level token; an added token with characters outside the byte alphabet stands for itself."""
+    """Return the bytes of a byte-level token; an added token with characters outside the alphabet stands for itself."""
     try:
         return bytes([BYTE_ALPHABET[char] for char in token])
     except KeyError:

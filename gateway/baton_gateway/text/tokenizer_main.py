@@ -1,4 +1,4 @@
-"""The process that holds a large tokenizer for a gateway: bounded in memory, killed when it takes too long."""
+"""The helper process that holds a large tokenizer: bounded in memory, killed when it takes too long."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import dataclasses
 
 import msgspec
 
-from baton_gateway.answers.formats import known_marks
+from baton_gateway.answers.formats import reasoning_marks
 from baton_gateway.errors import TOKENIZER_FAILED, BundleError, RefusedError, TokenizerError
 from baton_gateway.helper_processes.helper_main import answer_questions
 from baton_gateway.text.encoding import PromptText, encode_prompt
-from baton_gateway.text.returned_memory import keep_little_memory, return_memory
+from baton_gateway.text.returned_memory import limit_malloc, return_memory
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_gateway.text.token_pieces import decoder_of, special_tokens
 from baton_gateway.text.tokenizer_process import (
@@ -20,31 +20,31 @@ from baton_gateway.text.tokenizer_process import (
     DecodeIds,
     Encoded,
     EncodeText,
-    LoadBundle,
-    Loaded,
+    LoadedTokenizer,
+    LoadTokenizer,
     Question,
     TokenizerFailed,
 )
 
 MAX_MEMORY_BYTES = 4 << 30
-"""Of addresses; a vocabulary of 256,000 tokens takes some 300 MB while it is loaded."""
+"""The limit on address space; a vocabulary of 256,000 tokens takes some 300 MB while it loads."""
 LARGE_QUESTION_BYTES = 128 << 10
 
 
-class TokenizerProcess:
-    """Answers of one process."""
+class TokenizerServer:
+    """Answers questions with the loaded tokenizer."""
 
     def __init__(self) -> None:
         self._model: TextModel | None = None
 
     def answer(self, question: Question) -> Answer:
         match question:
-            case LoadBundle(data, bundle_hash):
+            case LoadTokenizer(data, bundle_hash):
                 try:
                     self._model = load_text_model(data, bundle_hash)
                 except BundleError as error:
                     return BundleRefused(str(error))
-                return _loaded(self._model)
+                return _describe(self._model)
             case EncodeText(text, is_rendered, max_tokens, cuts):
                 assert self._model is not None
                 try:
@@ -58,35 +58,35 @@ class TokenizerProcess:
                     return TokenizerFailed()
 
 
-def _loaded(model: TextModel) -> Loaded:
+def _describe(model: TextModel) -> LoadedTokenizer:
     tokenizer = model.tokenizer
     assert tokenizer is not None
     special = special_tokens(tokenizer)
     ids = {*tokenizer.get_vocab(with_added_tokens=True).values(), *special}
     texts = ((token, tokenizer.id_to_token(token)) for token in ids)
-    return Loaded(
+    return LoadedTokenizer(
         bundle=dataclasses.replace(model.bundle, tokenizer_json=""),
         eos_ids=model.eos_ids,
         tokens={token: text for token, text in texts if text is not None},
         special_tokens=special,
         decoder=decoder_of(tokenizer),
         longest_token_bytes=model.longest_token_bytes,
-        marks={mark: tuple(model.encode_rendered(mark)) for mark in known_marks()},
+        marks={mark: tuple(model.encode_rendered(mark)) for mark in reasoning_marks()},
     )
 
 
 def main() -> None:
-    """Answer until stdin ends."""
-    keep_little_memory()
-    process = TokenizerProcess()
+    """Answer questions until stdin ends."""
+    limit_malloc()
+    server = TokenizerServer()
     questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
     encode = msgspec.msgpack.Encoder().encode
 
     def answer(body: bytes) -> bytes:
-        told = encode(process.answer(questions.decode(body)))
+        encoded = encode(server.answer(questions.decode(body)))
         if len(body) > LARGE_QUESTION_BYTES:
             return_memory()
-        return told
+        return encoded
 
     answer_questions(lambda body: (answer(body),), MAX_MEMORY_BYTES)
 

@@ -1,5 +1,5 @@
-"""What was sent where: a bounded memory of prompt beginnings, so that a request meets the worker that probably holds
-its prefix.
+"""Prefix affinity: a bounded memory of which prompt beginnings were sent where, so that a request meets the worker that
+probably has its prefix cached.
 
 Only a guess: workers decide by their own caches. Keys are chained hashes over fixed steps of tokens and the tenant's
 salt.
@@ -16,7 +16,7 @@ from baton_wire.messages.values import PACKED_ID_BYTES
 
 STEP_TOKENS = 64
 MAX_STEPS = 64
-"""Beginnings longer than 4,096 tokens are told apart no further."""
+"""Beginnings are compared up to 4,096 tokens."""
 _WORKERS_PER_KEY = 4
 _STEP_BYTES = STEP_TOKENS * PACKED_ID_BYTES
 
@@ -35,12 +35,12 @@ def prefix_keys(packed: bytes, salt: str) -> tuple[bytes, ...]:
 
 @dataclass(slots=True)
 class PrefixAffinity:
-    """Which workers got which beginnings; the least recently used are forgotten beyond `capacity` keys."""
+    """The workers that got each beginning; the least recently used are forgotten beyond `capacity` keys."""
 
     capacity: int = 65_536
     _seen: OrderedDict[bytes, tuple[bytes, ...]] = field(default_factory=OrderedDict)
 
-    def sent(self, workers: Sequence[bytes], prefix: Sequence[bytes]) -> None:
+    def record(self, workers: Sequence[bytes], prefix: Sequence[bytes]) -> None:
         """A prompt with these keys went to these workers."""
         for key in prefix:
             others = [worker for worker in self._seen.pop(key, ()) if worker not in workers]

@@ -1,6 +1,6 @@
-"""The linked workers: what each said of itself, what was sent to it since, and the snapshot that routing looks at.
+"""The linked workers: their reports, what was sent to them since, and the snapshot that routing uses.
 
-Plain bookkeeping; sockets are `links`' business.
+Plain bookkeeping; `links` has the sockets.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from baton_gateway.http_api.body_limits import BodyLimits, body_limits
-from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import TextModel
-from baton_gateway.workers.route import WorkerView
+from baton_gateway.workers.request_limits import BodyLimits, ModelLimits, body_limits
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.liveness import REPORT_S
 from baton_wire.messages.gateway_link import Cancel, Flip, Hello, Holding, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
@@ -24,13 +23,13 @@ from baton_wire.rules.piece_size import PieceSize
 from baton_wire.rules.prompt_placement import MOST_TOKENS
 
 SPREAD = 0.01
-"""Variance of the steps' tokens, by their squared mean, from which on a slope can be told."""
+"""The least variance of the steps' tokens, relative to their squared mean, from which a slope can be estimated."""
 LEAST_SHARE = 0.1
-"""Of the mean, a slope that is believed: smaller ones are noise."""
+"""The least slope, as a share of the mean: smaller ones are noise."""
 FADING = 0.9
-"""What an older prompt step counts against the next one."""
+"""The weight of a prompt step relative to the next one."""
 RATE_S = 2.0
-"""What came or was computed so long ago counts a third of what does now, in rates."""
+"""In rates, tokens that arrived or were computed this long ago count 1/e of those of now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,56 +38,56 @@ class LinkedWorker:
 
     hello: Hello
     address: Address
-    """Where the gateway dialled it."""
+    """The address at which the gateway dialled it."""
     text: TextModel
     send: Callable[[Prefill | Reserve | Retarget | Cancel | Flip | Holding], bool]
     """Queue a message; False when the link is gone."""
     clock: Callable[[], float] = time.monotonic
     state: WorkerState | None = None
-    doubted: bool = False
-    """What its last state says of its load can't be so."""
-    told_role: Role | None = None
-    flip_told: int = 0
-    """By the state with the highest number of a flip: an older one says nothing of its role."""
+    has_implausible_load: bool = False
+    """Its latest state reported an impossible load."""
+    reported_role: Role | None = None
+    reported_flip: int = 0
+    """The highest flip number that it reported: a state with a lower one does not change its role."""
     computing_since_s: float = 0.0
-    """When the oldest step that it told of and that is not over was first told of."""
+    """When the oldest unfinished step was first reported."""
     is_suspect: bool = False
     sent_sequences: int = 0
-    """Since the last report."""
+    """Sequences sent since the last report."""
     sent_tokens: int = 0
     sent_prompts: int = 0
-    """Of these tokens, what it is to compute itself."""
+    """Tokens sent since the last report for this worker to compute."""
     turn_taken_s: float = 0.0
-    """Work that was sent in this gateway's turn, if this worker gives turns."""
+    """Seconds of work that were sent in this gateway's turn, if this worker gives out turns."""
     timings: deque[StepTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
-    """Steps that it told of since somebody took them."""
+    """Reported steps since `take_timings`."""
 
     prefill_s: float = 0.0
-    """Seconds and tokens of its pure prompt steps, older ones fading."""
+    """Seconds and tokens of its pure prompt steps, older ones decayed."""
     prefill_tokens: float = 0.0
     prefill_steps: float = 0.0
     prefill_squares: float = 0.0
     prefill_products: float = 0.0
-    """The same of steps, tokens × tokens and tokens × seconds."""
+    """Decayed sums over pure prompt steps: their number, tokens × tokens and tokens × seconds."""
     pieces: PieceSize = field(default_factory=lambda: PieceSize(MOST_TOKENS))
-    """What its steps with decode rows cost."""
+    """Estimates the cost of its steps with decode rows."""
     piece_s: float = 0.0
     piece_tokens: float = 0.0
-    """Seconds and prompt tokens of such steps with prompts in them, older ones fading."""
+    """Seconds and prompt tokens of steps with rows and prompts, older ones decayed."""
     rows: int = 0
-    """Sequences that decoded in the last step that it told of; none once nothing runs."""
+    """Sequences that decoded in the latest reported step; 0 once nothing runs."""
     followed_s: float = 0.0
-    """For how long its rates have been followed, until the latest report."""
+    """How long its rates have been tracked, until the latest report."""
     reported_s: float | None = None
     computed_tokens: float = 0.0
-    """Prompt tokens that it computed until the latest report, by its reports; older ones fading."""
+    """Prompt tokens that it computed until the latest report, by its reports; older ones decayed."""
     came_tokens: float = 0.0
-    """The same of those that were sent to it to be computed."""
+    """Prompt tokens that were sent to it to compute until the latest report; older ones decayed."""
 
     @property
     def role(self) -> Role:
-        """What it does now: as it told with its last flip."""
-        return self.hello.role if self.told_role is None else self.told_role
+        """Its role now, as reported with its latest flip."""
+        return self.hello.role if self.reported_role is None else self.reported_role
 
     @property
     def condition(self) -> WorkerCondition:
@@ -97,22 +96,22 @@ class LinkedWorker:
         return WorkerCondition.SUSPECT if self.is_suspect else WorkerCondition.LIVE
 
     def flip(self, number: int, role: Role) -> bool:
-        """Tell it to be a worker of this role, unless it said that it was told as much or more. False: it has one role
-        only. Whether it comes too late is for the worker to say.
+        """Send the order to take this role, unless the worker has reported this flip or a later one. False: it cannot
+        flip. The worker itself ignores an order that comes too late.
         """
-        if self.hello.flips and self.flip_told < number:
+        if self.hello.flips and self.reported_flip < number:
             self.send(Flip(number, role))
         return self.hello.flips
 
-    def taken_timings(self) -> tuple[StepTiming, ...]:
-        taken = tuple(self.timings)
+    def take_timings(self) -> tuple[StepTiming, ...]:
+        timings = tuple(self.timings)
         self.timings.clear()
-        return taken
+        return timings
 
-    def reported(self, state: WorkerState) -> None:
+    def record_report(self, state: WorkerState) -> None:
         before, self.state = self.state, state
-        if state.flip >= self.flip_told:
-            self.told_role, self.flip_told = state.role, state.flip
+        if state.flip >= self.reported_flip:
+            self.reported_role, self.reported_flip = state.role, state.flip
         if before is None or state.steps != before.steps or not before.computing_tokens:
             self.computing_since_s = self.clock()
         self.timings.extend(state.timings)
@@ -137,21 +136,21 @@ class LinkedWorker:
         self.turn_taken_s = 0.0
 
     def _follow_rates(self, before: WorkerState | None) -> None:
-        """A worker reports when something changed: until now it was as it said in the report `before`."""
+        """Update the rates. A worker reports changes, so until now it was as in the report `before`."""
         now = self.clock()
         took_s = REPORT_S if self.reported_s is None else max(0.0, now - self.reported_s)
         self.reported_s = now
         self.followed_s += took_s
-        token_s = self._beside_rows_s() if self.rows else self.token_s
+        token_s = self._piece_token_s() if self.rows else self.token_s
         computed = 0.0
         if token_s and before is not None and before.computing_tokens:
             computed = min(took_s / token_s, before.computing_tokens + before.waiting_tokens)
-        half = math.exp(-took_s / RATE_S / 2)  # what was in between was so in the middle of it, on average
+        half = math.exp(-took_s / RATE_S / 2)  # work in between happened in the middle, on average
         self.computed_tokens = half * (half * self.computed_tokens + computed)
         self.came_tokens = half * (half * self.came_tokens + self.sent_prompts)
 
     def turn_in_s(self, workers: int) -> float | None:
-        """Until it is this gateway's turn to send what it holds to one of so many workers, as far as this one told
+        """Seconds until it is this gateway's turn to send held prompts to one of `workers`, by this worker's report
         (`RoundPosition.wait_s`)."""
         if self.state is None or self.state.turn is None or self.reported_s is None:
             return 0.0
@@ -159,8 +158,8 @@ class LinkedWorker:
         since_s = max(0.0, self.clock() - self.reported_s)
         return RoundPosition(turn.place, turn.of).wait_s(since_s, self.turn_taken_s, workers)
 
-    def sent(self, tokens: int, sequences: int = 1, *, is_computed: bool = True) -> None:
-        """`is_computed`: by this worker; else it receives the KV."""
+    def record_sent(self, tokens: int, sequences: int = 1, *, is_computed: bool = True) -> None:
+        """Count a message sent to it. `is_computed`: it computes these tokens; else it receives their KV."""
         self.sent_sequences += sequences
         self.sent_tokens += tokens
         self.sent_prompts += tokens if is_computed else 0
@@ -172,8 +171,8 @@ class LinkedWorker:
 
     @property
     def more_token_s(self) -> float | None:
-        """Seconds that one more token adds to a step, by least squares: less than `token_s`, which has the fixed part
-        of a step in it. What waits together is computed together. None: no prompt step was seen.
+        """Seconds that one more token adds to a step, by least squares: less than `token_s`, which includes the fixed
+        part of a step. Prompts that wait together are computed together. None: no prompt step was seen.
         """
         mean_s, count = self.token_s, self.prefill_steps
         if mean_s is None:
@@ -186,8 +185,8 @@ class LinkedWorker:
 
     @property
     def coming_tokens_s(self) -> float:
-        """Prompt tokens a second that come to it: as many as it computed of late, whoever sent them, or as were sent
-        from here. A worker that cannot keep up computes less than comes.
+        """Prompt tokens a second that arrive at it: those that it computed recently, from all gateways, or those that
+        were sent from here, if more: a worker that cannot keep up computes fewer than arrive.
         """
         if self.reported_s is None:
             return 0.0
@@ -195,18 +194,18 @@ class LinkedWorker:
         weight_s = RATE_S * (1.0 - math.exp(-(self.followed_s + silent_s) / RATE_S))
         return math.exp(-silent_s / RATE_S) * max(self.computed_tokens, self.came_tokens) / weight_s
 
-    def _beside_rows_s(self) -> float | None:
+    def _piece_token_s(self) -> float | None:
         """Seconds per prompt token of steps that also decode; None: none was seen."""
         return self.piece_s / self.piece_tokens if self.piece_tokens else None
 
     def _left(self, state: WorkerState) -> int:
-        """Prompt tokens of the last report that are still to be computed, as time has passed since.
+        """Prompt tokens of the last report that are still to be computed, given the time since then.
 
-        Of those that waited, as many as go into a step that nobody can have told of yet.
+        Of the waiting tokens, only as many count as computed as fit into a step that cannot have been reported yet.
         """
         token_s = self.token_s
         if self.rows or (state.running and self.role is Role.DECODE):
-            token_s = self._beside_rows_s()
+            token_s = self._piece_token_s()
         if not token_s or not state.computing_tokens:
             return state.waiting_tokens + state.computing_tokens
         left_s = state.computing_tokens * token_s - (self.clock() - self.computing_since_s)
@@ -215,7 +214,7 @@ class LinkedWorker:
         return max(0, state.waiting_tokens - int(min(-left_s, REPORT_S) / token_s))
 
     def _waiting(self, state: WorkerState) -> int:
-        """Those of the last report, and of those sent since what finds no slot."""
+        """Requests that wait by the last report, and those sent since that find no slot."""
         if state.waiting:
             return state.waiting + self.sent_sequences
         return max(0, state.running + self.sent_sequences - self.hello.max_sequences)
@@ -262,9 +261,9 @@ class WorkerTable:
 
     _workers: dict[bytes, LinkedWorker] = field(default_factory=dict)
     settled_s: float = 0.0
-    """Until when an empty table says nothing: a gateway that has just started has not tried all its workers yet."""
+    """Until then an empty table proves nothing: a gateway that has just started has not tried all its workers yet."""
     body_limits: BodyLimits = field(default_factory=lambda: body_limits(None, None))
-    """What a request may bring, by the most that any linked worker takes."""
+    """The limits of a request's body, by the most that any linked worker takes."""
 
     def add(self, worker: LinkedWorker) -> bool:
         """False when this process is linked already (the same worker under two addresses)."""
@@ -293,8 +292,9 @@ class WorkerTable:
 
     def live_prefill(self, fingerprint: PairFingerprint) -> list[LinkedWorker]:
         """The revision's prefill workers that prompts can go to."""
-        prefill = (each for each in self._of(fingerprint) if each.role is Role.PREFILL)
-        return [worker for worker in prefill if worker.condition is WorkerCondition.LIVE]
+        workers = self._of(fingerprint)
+        live = (worker for worker in workers if worker.condition is WorkerCondition.LIVE)
+        return [worker for worker in live if worker.role is Role.PREFILL]
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]
@@ -303,14 +303,15 @@ class WorkerTable:
         return sorted({worker.hello.served_name for worker in self._workers.values()})
 
     def max_context_tokens(self, name: str) -> int | None:
-        """The longest context that any revision of this model can take; None: nobody serves it."""
-        fingerprints = {each.hello.fingerprint for each in self._workers.values() if each.hello.served_name == name}
-        found = [limits.max_context_tokens for each in fingerprints if (limits := self.limits(each)) is not None]
-        return max(found, default=None)
+        """The longest context that any revision of this model can take; None: no worker serves it."""
+        hellos = (worker.hello for worker in self._workers.values())
+        fingerprints = {hello.fingerprint for hello in hellos if hello.served_name == name}
+        limits = (self.limits(fingerprint) for fingerprint in fingerprints)
+        return max((limit.max_context_tokens for limit in limits if limit is not None), default=None)
 
     def text_of(self, name: str) -> tuple[TextModel, ModelLimits] | None:
-        """Text and limits of some revision of this model; None: nobody serves it."""
-        worker = next((each for each in self._workers.values() if each.hello.served_name == name), None)
+        """Text and limits of some revision of this model; None: no worker serves it."""
+        worker = next((worker for worker in self._workers.values() if worker.hello.served_name == name), None)
         if worker is None or (limits := self.limits(worker.hello.fingerprint)) is None:
             return None
         return worker.text, limits
@@ -320,7 +321,7 @@ class WorkerTable:
         return next((worker.text for worker in self._of(fingerprint)), None)
 
     def limits(self, fingerprint: PairFingerprint) -> ModelLimits | None:
-        """What the largest worker of each role can take, as a pair."""
+        """The limits of a pair of the largest workers of each role; None: no worker is linked."""
         largest: dict[Role, int] = {}
         vocabularies = []
         for worker in self._of(fingerprint):

@@ -1,4 +1,4 @@
-"""Links to the workers: dial, prove the key, take Hello and bundle, pass messages on, watch for silence, dial again.
+"""Links to the workers: dial, prove the key, take Hello and bundle, pass messages on, watch for silence, redial.
 
 One WebSocket per worker, every frame with its MAC. A link that is lost ends everything that ran over it; the same
 address with another epoch is another worker.
@@ -17,19 +17,19 @@ from typing import Protocol
 
 import aiohttp
 
-from baton_gateway.answers.formats import AS_FOUND, FormatNames
+from baton_gateway.answers.formats import DETECTED_FORMATS, FormatNames
 from baton_gateway.errors import BundleError
 from baton_gateway.link_session import link_session
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.text_store import TextStore
-from baton_gateway.workers.believed_state import believed, hello_fault
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
-from baton_gateway.workers.refused_frames import salvaged
+from baton_gateway.workers.refused_frames import salvage
+from baton_gateway.workers.state_validation import clamp_state, find_hello_fault
 from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, TransferError
 from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
-from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.liveness import DEFAULT_LIVENESS, Liveness, LivenessConfig, PeerState
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
@@ -54,9 +54,9 @@ from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, Session, SignedF
 
 _log = logging.getLogger("baton.gateway.links")
 MOST_STATES = 1_000
-"""Of a worker within a second: one that has much to tell sends 333."""
+"""States accepted from a worker in a second: a busy one sends 333."""
 TURN_FRAMES = 32
-"""Received in a row before others get a turn: a peer that sends without end keeps nobody waiting."""
+"""Frames received in a row before other tasks run: a peer that sends without end holds up no other."""
 LONG_FRAME_BYTES = 32 << 10
 """A prompt of 8,192 tokens: some 0.1 ms to encode, sign, mask and hand to the kernel. Others get a turn in between."""
 
@@ -68,22 +68,22 @@ REFUSAL_CODES = (
     aiohttp.WSCloseCode.MESSAGE_TOO_BIG,
     aiohttp.WSCloseCode.INTERNAL_ERROR,
 )
-"""With which a worker that lives ends a link for what it was sent."""
+"""Codes with which a live worker closes a link because of a message."""
 
 ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding
 
 
 class LinkListener(Protocol):
-    """Who hears of workers and of what they produce."""
+    """Receives the events of workers, and their results."""
 
     def worker_changed(self) -> None: ...
     def worker_flipped(self) -> None:
-        """A worker told that it carried out another flip than before."""
+        """A worker reported that it carried out another flip."""
         ...
 
     def worker_reported(self) -> None: ...
     def worker_lost(self, epoch: bytes, is_refusal: bool = False) -> None:
-        """`is_refusal`: it lives, and ended the link for what it was sent."""
+        """`is_refusal`: the worker lives, and closed the link because of a message."""
         ...
 
     def tokens(self, epoch: bytes, frame: Tokens) -> None: ...
@@ -99,14 +99,13 @@ class LinkTimes:
     """Seconds. Heartbeats go out after `heartbeat_s` without another message."""
 
     heartbeat_s: float = 0.5
-    suspect_s: float = 1.5
-    dead_s: float = 2.5
+    liveness: LivenessConfig = DEFAULT_LIVENESS
     setup_s: float = 10.0
     """From dialling to the complete bundle."""
     settle_s: float = 2.0
-    """After the start, until discovery that names nobody counts as an answer."""
+    """After the start, until empty discovery counts as an answer."""
     relink_s: float = 3.0
-    """After a lost link, until an address that does not answer counts as nobody."""
+    """After a lost link, until an address that does not answer counts as no worker."""
     first_retry_s: float = 0.1
     last_retry_s: float = 2.0
 
@@ -122,10 +121,10 @@ class WorkerLinks:
         epoch: bytes,
         altered: AlteredFrames,
         times: LinkTimes = LinkTimes(),
-        formats: FormatNames = AS_FOUND,
+        formats: FormatNames = DETECTED_FORMATS,
     ) -> None:
-        """`epoch` is this gateway process's own. `altered` counts frames that did not arrive as they were sent.
-        `formats`: how the models write calls and thoughts.
+        """`epoch` is this gateway process's own. `altered` counts frames that did not arrive unchanged. `formats`: how
+        the models write calls and thoughts.
         """
         self.texts = TextStore(formats=formats)
         party, complaints = Party(LinkRole.GATEWAY, epoch), Complaints(_log)
@@ -136,11 +135,11 @@ class WorkerLinks:
         self._session: aiohttp.ClientSession | None = None
         self._table = table
         self._untried: set[Address] = set()
-        self._nobody_by_s = 0.0
+        self._settles_by_s = 0.0
 
     async def start(self) -> None:
         self._session = link_session()
-        self._nobody_by_s = self._table.settled_s = _now() + self._times.settle_s
+        self._settles_by_s = self._table.settled_s = _now() + self._times.settle_s
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -151,37 +150,37 @@ class WorkerLinks:
         if self._session is not None:
             await self._session.close()
 
-    def discovered(self, role: Role, addresses: Iterable[Address]) -> None:
-        """The addresses of a role. A live link to one that is no longer named stays until it ends by itself, and one
-        that another role names from now on stays what it is.
+    def update_addresses(self, role: Role, addresses: Iterable[Address]) -> None:
+        """Take the discovered addresses of a role. A live link to an address that is no longer listed stays until it
+        ends by itself, and a link to one that is now listed under another role stays unchanged.
         """
         self._wanted[role] = set(addresses)
         for address in self._wanted[role]:
             if address not in self._tasks:
-                self._still_settles(address)
+                self._await_first_try(address)
                 task = self._tasks[address] = asyncio.create_task(self._keep(address), name=f"link {address}")
                 task.add_done_callback(functools.partial(self._ended, address))
 
     def _ended(self, address: Address, task: asyncio.Task[None]) -> None:
         self._tasks.pop(address, None)
-        self._was_tried(address)
+        self._record_try(address)
 
-    def _still_settles(self, address: Address) -> None:
-        """An address that was found before this process knows whom it can reach."""
+    def _await_first_try(self, address: Address) -> None:
+        """An address was discovered before this process knows which workers it can reach."""
         if _now() < self._table.settled_s:
             self._untried.add(address)
             self._table.settled_s = _now() + self._times.setup_s
 
-    def _was_lost(self, address: Address) -> None:
-        """Perhaps it was this process that was stopped or cut off: until it has dialled again, nobody can say."""
+    def _record_loss(self, address: Address) -> None:
+        """Perhaps this process itself was stopped or cut off; that is unknown until it has dialled again."""
         self._untried.add(address)
         self._table.settled_s = max(self._table.settled_s, _now() + self._times.relink_s)
 
-    def _was_tried(self, address: Address) -> None:
+    def _record_try(self, address: Address) -> None:
         if address in self._untried:
             self._untried.discard(address)
             if not self._untried:
-                self._table.settled_s = _now() if len(self._wanted) > 1 else self._nobody_by_s
+                self._table.settled_s = _now() if len(self._wanted) > 1 else self._settles_by_s
 
     def _roles(self, address: Address) -> frozenset[Role]:
         return frozenset(role for role, named in self._wanted.items() if address in named)
@@ -195,23 +194,23 @@ class WorkerLinks:
 
     async def _link_once(self, roles: frozenset[Role], address: Address) -> bool:
         assert self._session is not None
-        tried, lost = (functools.partial(told, address) for told in (self._was_tried, self._was_lost))
+        tried, lost = (functools.partial(record, address) for record in (self._record_try, self._record_loss))
         link = WorkerLink(self._session, roles, address, self._shared, tried, lost)
         try:
             await link.run()
         except (aiohttp.ClientError, TransferError, BundleError, OSError, TimeoutError) as error:
             named = " or ".join(sorted(roles))
             _log.info("link to %s worker %s: %s", named, address, str(error) or type(error).__name__)
-        except Exception:  # noqa: BLE001 (the outermost loop of a worker's links: else nobody would dial it again)
+        except Exception:  # noqa: BLE001 (the outermost loop of a worker's links: else nothing would dial it again)
             _log.exception("link to worker %s", address)
         if not link.was_linked:
-            self._was_tried(address)
+            self._record_try(address)
         return link.was_linked
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all links of this process have in common."""
+    """The parts that all links of this process share."""
 
     table: WorkerTable
     listener: LinkListener
@@ -235,7 +234,7 @@ class WorkerLink:
         on_linked: Callable[[], None],
         on_lost: Callable[[], None],
     ) -> None:
-        """`roles`: those under which the address was found."""
+        """`roles`: the roles under which the address was discovered."""
         self._session = session
         self._on_linked, self._on_lost = on_linked, on_lost
         self._roles = roles
@@ -255,7 +254,7 @@ class WorkerLink:
         self.was_linked = False
 
     async def run(self) -> None:
-        """Until the link ends. Raises what ended it; the worker is out of the table and its loss is told by then."""
+        """Run until the link ends. Raises the error that ended it, after removing the worker and reporting its loss."""
         async with asyncio.timeout(self._times.setup_s) as setup:
             async with asyncio.timeout(HANDSHAKE_S):
                 socket = await self._session.ws_connect(
@@ -303,7 +302,7 @@ class WorkerLink:
             raise BadMessageError("Hello: the bundle is not the fingerprint's tokenizer")
         if (hello.pair_port is None) is (hello.flips or hello.role is Role.DECODE):
             raise BadMessageError("Hello: pair_port belongs to workers that decode what others prefilled")
-        if (fault := hello_fault(hello)) is not None:
+        if (fault := find_hello_fault(hello)) is not None:
             raise BadMessageError(f"Hello: {fault}")
         return hello
 
@@ -326,7 +325,7 @@ class WorkerLink:
         self._is_open = self.was_linked = True
         self._on_linked()
         _log.info("linked %s worker %s epoch %s", hello.role, self._address, hello.epoch.hex()[:12])
-        liveness = Liveness(LivenessConfig(self._times.suspect_s, self._times.dead_s), _now())
+        liveness = Liveness(self._times.liveness, _now())
         helpers = [
             asyncio.create_task(write_out(self._outbox, frames, self._times.heartbeat_s, self._listener.unsent)),
             asyncio.create_task(self._watch(socket, worker, liveness)),
@@ -348,14 +347,14 @@ class WorkerLink:
             await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _read(self, frames: SignedFrames, worker: LinkedWorker, liveness: Liveness) -> None:
-        def hear() -> None:
+        def note_life() -> None:
             liveness.heard(_now())
 
         for number in itertools.count(1):
             if number % TURN_FRAMES == 0:
                 await asyncio.sleep(0)
-            frame = await frames.receive(hear)
-            hear()
+            frame = await frames.receive(note_life)
+            note_life()
             try:
                 message = decode(frame, ToGateway)
             except BadFieldsError as refusal:
@@ -367,36 +366,36 @@ class WorkerLink:
                 case PromptLogprobs():
                     self._listener.prompt_logprobs(worker.hello.epoch, message)
                 case WorkerState():
-                    self._reported(worker, message)
+                    self._take_report(worker, message)
                 case LegFailed():
                     self._listener.leg_failed(worker.hello.epoch, message)
 
     def _refuse(self, refusal: BadFieldsError, worker: LinkedWorker) -> None:
-        """Take what fits of a message that does not: the requests of the rest go on elsewhere. Raises BadMessageError
-        when this worker sent too many."""
+        """Take the fitting entries of a message that does not fit: the other requests are retried elsewhere. Raises
+        BadMessageError when this worker sent too many such messages."""
         self._bad.met(_now(), str(refusal))
         self._complaints.say("a worker's message is not taken", f"{worker.role} worker {self._address}: {refusal}")
-        tokens, failed = salvaged(refusal)
+        tokens, failed = salvage(refusal)
         if tokens is not None:
             self._listener.tokens(worker.hello.epoch, tokens)
         for leg in failed:
             self._send(Cancel(leg.request, leg.attempt))
             self._listener.leg_failed(worker.hello.epoch, leg)
 
-    def _reported(self, worker: LinkedWorker, told: WorkerState) -> None:
+    def _take_report(self, worker: LinkedWorker, report: WorkerState) -> None:
         self._states.met(_now())
-        state, doubts = believed(told, worker.hello)
+        state, doubts = clamp_state(report, worker.hello)
         if doubts:
-            self._complaints.say("a worker's state is not believed", f"{self._address}: {'; '.join(doubts)}")
-        worker.doubted = bool(doubts)
-        known, role, flip = worker.state, worker.role, worker.flip_told
-        worker.reported(state)
+            self._complaints.say("a worker's state is implausible", f"{self._address}: {'; '.join(doubts)}")
+        worker.has_implausible_load = bool(doubts)
+        known, role, flip = worker.state, worker.role, worker.reported_flip
+        worker.record_report(state)
         is_flipped = worker.role is not role
         if is_flipped:
-            _log.info("worker %s is %s from flip %d on, was %s", self._address, worker.role, worker.flip_told, role)
+            _log.info("worker %s is %s from flip %d on, was %s", self._address, worker.role, worker.reported_flip, role)
         if known is None or known.draining != state.draining or is_flipped:
             self._listener.worker_changed()
-        if worker.flip_told != flip:
+        if worker.reported_flip != flip:
             self._listener.worker_flipped()
         self._listener.worker_reported()
 
@@ -408,7 +407,7 @@ class WorkerLink:
 
     async def _watch(self, socket: aiohttp.ClientWebSocketResponse, worker: LinkedWorker, liveness: Liveness) -> None:
         while True:
-            await asyncio.sleep(min(self._times.suspect_s / 6, liveness.due_in(_now())))
+            await asyncio.sleep(min(self._times.liveness.suspect_s / 6, liveness.due_in(_now())))
             state = liveness.state(_now())
             if state is PeerState.DEAD:
                 _log.warning("%s worker %s is silent: given up", worker.role, self._address)
@@ -417,7 +416,7 @@ class WorkerLink:
             is_suspect = state is PeerState.SUSPECT
             if worker.is_suspect != is_suspect:
                 worker.is_suspect = is_suspect
-                (self._on_lost if is_suspect else self._on_linked)()  # until that is decided, requests may wait
+                (self._on_lost if is_suspect else self._on_linked)()  # requests may wait until it is decided
                 self._listener.worker_changed()
 
 
@@ -427,8 +426,8 @@ async def write_out(
     heartbeat_s: float,
     on_unsent: Callable[[ToWorker, BadFieldsError], None],
 ) -> None:
-    """Send what is in the outbox, and a heartbeat after a while without anything. `on_unsent` gets messages that their
-    receiver would refuse."""
+    """Send the messages of the outbox, and a heartbeat after `heartbeat_s` without one. `on_unsent` gets messages that
+    their receiver would refuse."""
     while True:
         try:
             async with asyncio.timeout(heartbeat_s):
@@ -442,7 +441,7 @@ async def write_out(
             on_unsent(message, refusal)
             continue
         await frames.send(frame)
-        if len(frame) > LONG_FRAME_BYTES:  # sending waits only for a peer that is slow, and there may be many
+        if len(frame) > LONG_FRAME_BYTES:  # sending waits for slow peers only, and there may be many
             await asyncio.sleep(0)
 
 
@@ -451,7 +450,7 @@ def _now() -> float:
 
 
 class _RefusedByPeerError(ConnectionResetError):
-    """The peer lives, and ended the link for what it was sent."""
+    """The peer lives, and closed the link because of a message."""
 
 
 async def _frame(socket: aiohttp.ClientWebSocketResponse) -> bytes:
@@ -465,7 +464,7 @@ async def _frame(socket: aiohttp.ClientWebSocketResponse) -> bytes:
 
 
 def _abort(socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Cut the connection without asking the peer, who may be stopped or unreachable."""
+    """Reset the connection without a handshake, because the peer may be stopped or unreachable."""
     connection = socket._response.connection
     reset(None if connection is None else connection.transport)
 

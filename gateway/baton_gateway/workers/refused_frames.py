@@ -1,4 +1,4 @@
-"""What of a worker's message that does not fit its type can still be taken, and which requests it fails. Pure."""
+"""Salvages a worker's message that does not fit its type: the entries that fit, and the requests that fail. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from baton_wire.messages.gateway_link import MAX_ENTRIES, LegFailed, Tokens
 from baton_wire.messages.values import Attempt, Count, Reason, RequestId, TokenEntry
 
 
-def salvaged(refusal: BadFieldsError) -> tuple[Tokens | None, list[LegFailed]]:
-    """The tokens that fit, and the failure of each request that the message names with something that does not.
+def salvage(refusal: BadFieldsError) -> tuple[Tokens | None, list[LegFailed]]:
+    """The tokens that fit, and a failure for each request that the message names in a part that does not.
 
-    The worker failed these requests: another one may do better.
+    The worker failed these requests; another worker may do better.
     """
     if refusal.message != Tokens.__name__:
         if refusal.request is None or refusal.attempt is None:
@@ -26,7 +26,7 @@ def salvaged(refusal: BadFieldsError) -> tuple[Tokens | None, list[LegFailed]]:
         if entry is not None:
             good.append(entry)
         elif isinstance(fields_of_entry, list):
-            request, attempt = (part_of(each, kind) for each, kind in zip(fields_of_entry, _KEY, strict=False))
+            request, attempt = (part_of(key, kind) for key, kind in zip(fields_of_entry, _KEY, strict=False))
             if request is not None and attempt is not None:
                 failed[request, attempt] = _failed(request, attempt, refusal)
     step = part_of(fields[1], Count) or 0 if len(fields) > 1 else 0

@@ -11,18 +11,14 @@ with zeros.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from baton_kernels.dense.mxfp4_stack import BLOCK, BLOCKS_A_LINE, LINE_COLUMNS, Mxfp4Stack
 from baton_kernels.dense.quantised_weight import column_order, stored_order
 
-BLOCK: Final = 32
-"""Columns that share a scale."""
-LINE_COLUMNS: Final = 128
-BLOCKS_A_LINE: Final = LINE_COLUMNS // BLOCK
 VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Of e2m1 without its sign."""
 SCALE_LIMIT: Final = 192
@@ -32,22 +28,6 @@ SCALE_LIMIT: Final = 192
 _SHIFTS: Final = (((15, 7, 6), (12, 4, 3)), ((9, 1, 0), (10, 13, 11)))
 """Bits of sign, exponent and mantissa, by plane and neighbour."""
 _FOUR: Final = ((0, 0), (0, 1), (1, 0), (1, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Mxfp4Stack:
-    """Packed weights [experts, features, columns]."""
-
-    values: Tensor
-    """uint8 [E, N, lines · 64]."""
-    scales: Tensor
-    """uint8 [E, lines, N, 4]: exponents + 127, those of a line side by side."""
-    columns: int
-
-    def __post_init__(self) -> None:
-        lines = -(-self.columns // LINE_COLUMNS)
-        assert self.values.shape[2] == lines * LINE_COLUMNS // 2
-        assert self.scales.shape[1:] == (lines, self.values.shape[1], BLOCKS_A_LINE)
 
 
 def pack_mxfp4(codes: Tensor, scales: Tensor) -> Mxfp4Stack:

@@ -1,6 +1,7 @@
 """`baton batch`: files of requests answered by one engine in one process.
 
-Owns the files' format, order and resumption; touches no bytes of a file that it did not write.
+Owns the format of the files, the order of requests and the resumption of a batch; changes no bytes of a file that it
+did not write.
 Never opens a port.
 Called by the command line and the offline benchmark.
 """

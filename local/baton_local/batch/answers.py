@@ -1,7 +1,7 @@
 """The output file of a batch: appended to under a lock, and never shortened by a byte that a batch did not write.
 
-A file is taken when it is new, or when it holds answers of a batch and nothing else. An interrupted write leaves at
-most one torn line, and only that is cut off: it begins like an answer, and whole answers stand before it.
+A file is accepted when it is new, or when it contains answers of a batch and nothing else. An interrupted write leaves
+at most one torn line, and only that is cut off: it begins like an answer, and follows whole answers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from baton_local.batch.lines import ANSWER_PREFIX, answered_id
 from baton_local.errors import LocalError, StartError
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Of file systems that have no locks."""
+"""Errors of file systems without locks."""
 _OTHER: Final = "OUT must be a file of a batch's answers, or a new one"
 
 
 class Answers:
-    """The output file, locked from the first look at it to `close`. `done` has the ids of the answers in it."""
+    """The output file, locked while the context lasts. `done` has the ids of the answers in it."""
 
     def __init__(self, path: Path, source: Path) -> None:
-        """`source` is the input. Raises StartError for what is not a batch's output, and leaves it as it is."""
+        """`source` is the input. Raises StartError for a file that is not a batch's output, and leaves it unchanged."""
         self._path = path
         _check_source(source)
         self._file, self._is_new = _locked(path, source)
@@ -41,16 +41,14 @@ class Answers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close; a file that this run made and wrote nothing to goes again."""
+        """Close the file; delete it if this run made it and wrote nothing."""
         if self._is_new and self._size == 0:
             Path(os.path.realpath(self._path)).unlink(missing_ok=True)
         try:
             os.fsync(self._file)
-        except OSError as reason:  # a file system that takes more than it can keep says so here
+        except OSError as reason:  # a file system that accepted more than it can store reports it here
             if error is None:
-                raise LocalError(
-                    f"{self._path}: {os.strerror(reason.errno or 0)}; look at its last answers"
-                ) from reason
+                raise LocalError(f"{self._path}: {os.strerror(reason.errno or 0)}; check its last answers") from reason
         finally:
             os.close(self._file)
 
@@ -63,7 +61,7 @@ class Answers:
         except OSError as error:
             if os.fstat(self._file).st_size == self._size + len(line) - len(left):
                 os.ftruncate(self._file, self._size)
-            raise LocalError(f"{self._path}: {os.strerror(error.errno or 0)}; the same command goes on") from error
+            raise LocalError(f"{self._path}: {os.strerror(error.errno or 0)}; the same command resumes") from error
         self._size += len(line)
 
     def _look(self) -> tuple[int, set[str]]:
@@ -71,17 +69,17 @@ class Answers:
         done: set[str] = set()
         whole, torn = 0, b""
         for number, raw in enumerate(_lines(self._file), start=1):
-            found = answered_id(raw)
+            answer_id = answered_id(raw)
             if not raw.endswith(b"\n"):
                 torn = raw
-            elif found is not None:
-                done.add(found)
+            elif answer_id is not None:
+                done.add(answer_id)
                 whole += len(raw)
             else:
                 raise StartError(f"{self._path}, line {number}: not an answer of a batch; {_OTHER}")
-        if (found := answered_id(torn)) is not None:  # only its end is missing
+        if (answer_id := answered_id(torn)) is not None:  # only its line end is missing
             self._end_line()
-            return whole + len(torn) + 1, done | {found}
+            return whole + len(torn) + 1, done | {answer_id}
         if torn and not (torn.startswith(ANSWER_PREFIX) or (done and ANSWER_PREFIX.startswith(torn))):
             raise StartError(f"{self._path}: its last line is not of a batch; {_OTHER}")
         if torn:
@@ -96,7 +94,7 @@ class Answers:
 
 
 def _lines(file: int) -> Iterator[bytes]:
-    """Of a file that begins like an answer; of any other its first bytes, however long its lines are."""
+    """The lines of a file that begins like an answer; of any other file only its first bytes."""
     with os.fdopen(os.dup(file), "rb") as reader:
         reader.seek(0)
         first = reader.read(len(ANSWER_PREFIX))
@@ -113,11 +111,11 @@ def _check_source(source: Path) -> None:
     except OSError as error:
         raise StartError(f"{source}: {os.strerror(error.errno or 0)}") from error
     if not is_file:
-        raise StartError(f"{source}: not a file: IN is read more than once, so it cannot be a pipe or a folder")
+        raise StartError(f"{source}: not a file: IN is read twice, so it cannot be a pipe or a folder")
 
 
 def _locked(path: Path, source: Path) -> tuple[int, bool]:
-    """An open and locked descriptor of the file at `path`, and whether it was made here. Raises StartError."""
+    """An open and locked descriptor of the file at `path`; True: the file was made here. Raises StartError."""
     while True:
         try:
             is_new = not path.exists()
@@ -139,13 +137,11 @@ def _locked(path: Path, source: Path) -> tuple[int, bool]:
                 raise StartError(f"{path}: {os.strerror(error.errno or 0)}") from error
         if path.exists() and os.path.samestat(path.stat(), os.fstat(file)):
             return file, is_new
-        os.close(file)  # whoever made it took it away again
+        os.close(file)  # another batch has deleted or replaced the file meanwhile
 
 
 def _check_output(path: Path, source: Path) -> None:
     if not stat.S_ISREG(path.stat().st_mode):
-        raise StartError(
-            f"{path}: not a file: OUT is read again when a batch goes on, so it cannot be a pipe or a device"
-        )
+        raise StartError(f"{path}: not a file: OUT is read when a batch resumes, so it cannot be a pipe or a device")
     if path.samefile(source):
         raise StartError(f"{path}: IN and OUT are the same file")

@@ -1,5 +1,5 @@
-"""`baton batch IN OUT`: answers a file of requests with one engine in this process, at full throughput and no latency
-targets. Started again with the same files it goes on where it stopped.
+"""`baton batch IN OUT`: answers a file of requests with one engine in this process, for throughput alone. Started again
+with the same files, it resumes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Final
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, worker_spec
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
-from baton_gateway.answers.formats import AS_FOUND, FormatNames
-from baton_gateway.requests.preparing import ModelLimits
+from baton_gateway.answers.formats import DETECTED_FORMATS, FormatNames
 from baton_gateway.text.revision_text import load_text_model
+from baton_gateway.workers.request_limits import ModelLimits
 from baton_local.argument_types import device, integer, volume
 from baton_local.batch.answers import Answers
 from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import BadLine, read_lines
 from baton_local.errors import StartError
-from baton_local.fetching.local_model import brought, from_file
-from baton_local.fetching.model_cache import ModelCache, asked_cache
+from baton_local.fetching.local_model import deployment_from_manifest, fetch_local_model
+from baton_local.fetching.model_cache import ModelCache, open_cache
 from baton_local.fleet.host import devices, gpu_ids
-from baton_local.options import add_fetching
 from baton_local.progress_bar import ProgressBar
+from baton_local.shared_options import add_fetch_options
 from baton_model_fetch.cache_volume import ModelFolder
 from baton_wire.messages.values import Role
 from baton_worker.building.engine import build
@@ -39,11 +39,12 @@ from baton_worker.config import WorkerConfig, parse
 from baton_worker.errors import ConfigError
 
 MAX_SEQUENCES: Final = {Device.CPU: 64, Device.CUDA: 512}
-"""Batch size unless the deployment or the command line says otherwise: no latency target bounds it here."""
+"""Default batch size of each device; no latency target bounds it."""
 
 
 def run_batch(options: argparse.Namespace) -> int:
-    """Exit status 0 when every line has an answer. Raises StartError, ManifestError, UnsupportedError, LocalError."""
+    """Run `baton batch`; exit status 0 when every line has an answer. Raises StartError, ManifestError,
+    UnsupportedError, LocalError."""
     with Answers(options.output, options.input) as answers:
         return _answer_rest(options, answers)
 
@@ -55,12 +56,12 @@ def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
         print(f"baton: {options.output} has an answer for each of the {total:,} requests", file=sys.stderr)
         return 0
     if done:
-        print(f"baton: {total - left:,} of {total:,} requests are answered already", file=sys.stderr)
+        print(f"baton: {total - left:,} of {total:,} requests are already answered", file=sys.stderr)
     if bad:
-        print(f"baton: {bad:,} lines are no requests: their answers say why", file=sys.stderr)
-    cache = asked_cache(options.cache, options.cache_size, os.environ)
+        print(f"baton: {bad:,} lines are not valid requests: their answers say why", file=sys.stderr)
+    cache = open_cache(options.cache, options.cache_size, os.environ)
     model = _model(options, cache)
-    with contextlib.nullcontext() if model.cached is None else cache.used(model.cached):
+    with contextlib.nullcontext() if model.cached is None else cache.hold(model.cached):
         return _run(_config(options, model), options, answers, left)
 
 
@@ -79,14 +80,15 @@ def _run(config: WorkerConfig, options: argparse.Namespace, answers: Answers, le
             run.run(meter.tick)
             meter.tick()
     except KeyboardInterrupt:
-        print(f"baton: stopped after {run.progress.answered:,} answers; the same command goes on", file=sys.stderr)
+        print(f"baton: stopped after {run.progress.answered:,} answers; the same command resumes", file=sys.stderr)
         raise
     _summary(run.progress, time.monotonic() - began_s, options.json)
     return 0
 
 
 def _counts(path: Path, done: set[str]) -> tuple[int, int, int]:
-    """Lines, those without an answer, and of these the ones that are no requests. Raises StartError if none is one."""
+    """Numbers of lines, of lines without an answer, and of invalid lines among those. Raises StartError when no line is
+    a request."""
     total = left = bad_left = requests = 0
     first: BadLine | None = None
     for line in read_lines(path):
@@ -103,27 +105,29 @@ def _counts(path: Path, done: set[str]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What an engine is told of the model, and what the model is called unless somebody says otherwise."""
+    """The model on this machine."""
 
     argument: str
+    """Value of the engine's --model flag."""
     served_name: str
+    """Model name in requests, unless --served-name gives another."""
     cached: ModelFolder | None = None
 
 
 def _model(options: argparse.Namespace, cache: ModelCache) -> _Model:
-    """The model on this machine, fetched when it lies elsewhere. Raises LocalError, UnsupportedError."""
+    """The model, downloaded if it is remote. Raises LocalError, UnsupportedError."""
     if options.file:
         written = read_manifest(options.file)
-        ready = from_file(written, options.file, dict(options.volume), cache, os.environ)
-        return _Model(ready.argument, written.spec.model.served_name, ready.cached)
+        local = deployment_from_manifest(written, options.file, dict(options.volume), cache, os.environ)
+        return _Model(local.argument, written.spec.model.served_name, local.cached)
     if options.model.startswith(RANDOM_SCHEME):
         return _Model(options.model, Path(options.model.removeprefix(RANDOM_SCHEME)).stem)
-    here = brought(options.model, cache, os.environ, options.latest)
-    return _Model(str(here.folder), here.served_name, here.cached)
+    model = fetch_local_model(options.model, cache, os.environ, options.latest)
+    return _Model(str(model.folder), model.served_name, model.cached)
 
 
 def _config(options: argparse.Namespace, model: _Model) -> WorkerConfig:
-    """The deployment's decode worker, or the options alone, as the configuration of one engine that does both."""
+    """The configuration of one engine for prefill and decode, from a manifest's decode worker or from the options."""
     arguments = _manifest_arguments(options, model) if options.file else _plain_arguments(options, model)
     optional = {
         "--max-sequences": options.max_sequences,
@@ -132,7 +136,7 @@ def _config(options: argparse.Namespace, model: _Model) -> WorkerConfig:
     }
     given = [f"{flag}={value}" for flag, value in optional.items() if value is not None]
     try:
-        # An engine that prefills for itself: nothing lands, and no link needs a key.
+        # The engine prefills for itself: it receives no KV, and no link needs a key.
         return replace(parse(Role.DECODE, [*arguments, *given, "--listen=127.0.0.1:0"]), role=Role.PREFILL)
     except ConfigError as error:
         raise StartError(str(error)) from error
@@ -151,7 +155,7 @@ def _manifest_arguments(options: argparse.Namespace, model: _Model) -> list[str]
         decode_device=computed_on,
         drain_s=None,
     )
-    # A flag that stands twice means what it means last.
+    # The last of two equal flags counts.
     return [*_batch_sizes(computed_on), *worker_spec(deployment, Role.DECODE, site).argv[3:]]
 
 
@@ -179,7 +183,7 @@ def _desk(served_name: str, engine: EngineParts, options: argparse.Namespace) ->
     written = None if options.file is None else read_manifest(options.file).spec.model
     names = (served_name, *(() if written is None else written.aliases))
     defaults = not options.no_generation_defaults and (written is None or written.generation_defaults)
-    formats = AS_FOUND if written is None else FormatNames(written.tool_format, written.reasoning_format)
+    formats = DETECTED_FORMATS if written is None else FormatNames(written.tool_format, written.reasoning_format)
     text = load_text_model(engine.bundle.data, engine.bundle.sha256, formats)
     limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
     model_hash, most = engine.fingerprint.model_hash, engine.limits.max_choices
@@ -187,13 +191,13 @@ def _desk(served_name: str, engine: EngineParts, options: argparse.Namespace) ->
 
 
 class Meter:
-    """Shows on standard error how far a batch is and how fast it goes."""
+    """Shows the progress and the speed of a batch on standard error."""
 
     def __init__(self, progress: Progress, bar: ProgressBar, began_s: float) -> None:
         self._progress, self._bar, self._began_s = progress, bar, began_s
 
     def tick(self) -> None:
-        """Called between steps; the bar shows something now and then."""
+        """Update the bar; called between steps."""
         progress = self._progress
         rate = progress.output_tokens / max(time.monotonic() - self._began_s, 1e-9)
         self._bar.at(progress.answered, f"{progress.running:,} running, {rate:,.0f} output tokens/s")
@@ -218,22 +222,34 @@ def _summary(progress: Progress, seconds: float, as_json: bool) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the options of `baton batch`."""
     add = parser.add_argument
-    add("input", type=Path, metavar="IN", help="requests, one JSON object a line (OpenAI's batch format)")
-    add("output", type=Path, metavar="OUT", help="answers; appended to, what it has is not asked again")
+    add("input", type=Path, metavar="IN", help="requests, one JSON object per line (OpenAI's batch format)")
+    add("output", type=Path, metavar="OUT", help="answers are appended here; requests answered in it are skipped")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("-f", "--file", type=Path, metavar="FILE", help="the LLMDeployment (YAML)")
-    what = f"a model's folder, hf://ORG/NAME[@REVISION], s3://…, oci://…, or {RANDOM_SCHEME}CONFIG_JSON to measure"
-    source.add_argument("--model", metavar="MODEL", help=what)
-    add("--served-name", metavar="NAME", help="with --model: as the requests call it (default: its own name)")
-    add("--no-generation-defaults", action="store_true", help="leave the model's generation_config.json out")
-    add("--dtype", choices=sorted(DTYPES), help="with --model")
-    add("--max-context-tokens", type=integer(16, 1 << 20), metavar="N", help="with --model")
-    add("--volume", type=volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…")
-    add_fetching(parser)
-    add("--device", type=device, metavar="cpu|cuda", help="what to compute on, whatever FILE asks for")
-    add("--max-sequences", type=integer(1, 4_096), metavar="N", help="computed at once")
-    add("--max-step-tokens", type=integer(16, 1 << 20), metavar="N", help="prompt tokens of one step")
-    add("--kv-cache-bytes", type=integer(1 << 16, 1 << 46), metavar="N", help="default: what is free")
-    add("--json", action="store_true", help="print the summary for programs")
+    source.add_argument("-f", "--file", type=Path, metavar="FILE", help="manifest of an LLMDeployment (YAML)")
+    model = f"model folder, hf://ORG/NAME[@REVISION], s3://…, oci://…, or {RANDOM_SCHEME}CONFIG_JSON to measure"
+    source.add_argument("--model", metavar="MODEL", help=model)
+    add("--served-name", metavar="NAME", help="with --model: model name in requests (default: the model's own name)")
+    add("--no-generation-defaults", action="store_true", help="ignore the model's generation_config.json")
+    add("--dtype", choices=sorted(DTYPES), help="with --model: type of weights and arithmetic")
+    add(
+        "--max-context-tokens",
+        type=integer(16, 1 << 20),
+        metavar="N",
+        help="with --model: maximum tokens of prompt and answer together",
+    )
+    add(
+        "--volume",
+        type=volume,
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="folder that stands for pvc://NAME",
+    )
+    add_fetch_options(parser)
+    add("--device", type=device, metavar="cpu|cuda", help="device to compute on, whatever FILE asks for")
+    add("--max-sequences", type=integer(1, 4_096), metavar="N", help="sequences that are computed at once")
+    add("--max-step-tokens", type=integer(16, 1 << 20), metavar="N", help="maximum prompt tokens of one step")
+    add("--kv-cache-bytes", type=integer(1 << 16, 1 << 46), metavar="N", help="memory for KV (default: what is free)")
+    add("--json", action="store_true", help="print the summary as JSON")

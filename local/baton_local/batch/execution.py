@@ -1,5 +1,5 @@
-"""Runs a batch through one engine: a thread prepares requests ahead, the caller's thread drives the engine, a third
-turns tokens into answers and writes them, so that neither tokenising nor JSON makes the device wait.
+"""Runs a batch through one engine on three threads: one prepares requests ahead, the caller's drives the engine, and
+one turns tokens into answers and writes them. So neither tokenising nor JSON makes the device wait.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ T = TypeVar("T")
 AHEAD: Final = 256
 """Prepared requests that wait for the engine."""
 BURSTS: Final = 8
-"""Freed slots are filled together, once this part of the batch is free: a step with prompts in it costs more than one
-that only decodes, however few they are."""
+"""Free slots are refilled together, once this fraction of the batch is free: a step with any prompt in it costs more
+than one that only decodes."""
 GPU_BLOCK_TOKENS: Final = 32
-"""Half of each sequence's last block is unused, and nothing is handed over, for which larger blocks are better."""
+"""Smaller than for serving: half of each sequence's last block is unused, and no KV is transferred."""
 UNREAD_STEPS: Final = 64
-"""Steps whose tokens wait to become text; beyond that the engine waits."""
+"""Steps whose tokens may wait to become text; then the engine waits."""
 POLL_S: Final = 0.05
 YEARS_S: Final = 10 * 365 * 86_400.0
 """A batch's requests have no deadline of their own."""
 
 
 class LineWriter(Protocol):
-    """Where answers go, one call a line, ended by a line end."""
+    """A file of answers."""
 
-    def write(self, line: bytes, /) -> object: ...
+    def write(self, line: bytes, /) -> object:
+        """Write one line, which ends with a line end."""
+        ...
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counted while a batch runs; read by whoever shows it."""
+    """Counters of a running batch, for a progress bar."""
 
     answered: int = 0
     refused: int = 0
@@ -56,7 +58,7 @@ class Progress:
 
 @dataclass(slots=True)
 class _Open:
-    """Requests in the engine: which job each key belongs to and which of its choices still run."""
+    """Requests in the engine: the job of each, and the choices of each key that still run."""
 
     jobs: dict[bytes, Job] = field(default_factory=dict)
     choices: dict[RequestKey, set[int]] = field(default_factory=dict)
@@ -75,15 +77,15 @@ class BatchRun:
         self._output = output
         self._balance = Balance(engine.scheduler.config.max_slots)
         self._prepared: queue.Queue[tuple[int, Job | Refusal] | None] = queue.Queue(AHEAD)
-        """Each with the tokens that its line may draw."""
+        """Prepared jobs, each with the maximum number of tokens that it may draw."""
         self._drawn: queue.Queue[Drawing | Refusal | None] = queue.Queue(UNREAD_STEPS)
         self._stopped: queue.SimpleQueue[tuple[RequestKey, int]] = queue.SimpleQueue()
         self._is_ending = threading.Event()
 
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Answer every line; `tick` is called between steps. What fails in a thread is raised here.
+        """Answer every line; `tick` is called between steps. Exceptions of the threads are raised here.
 
-        An exception out of `tick` (Ctrl-C) ends the run; answers that were complete are written.
+        An exception out of `tick` (Ctrl-C) ends the run; complete answers are written.
         """
         with ThreadPoolExecutor(2, thread_name_prefix="batch") as threads:
             preparing = threads.submit(lambda: asyncio.run(self._prepare()))
@@ -101,10 +103,10 @@ class BatchRun:
     async def _prepare(self) -> None:
         try:
             for window in windows(self._lines, self._engine.limits.max_context_tokens):
-                self._balance.coming(sum(asked.total for asked, _ in window))
-                for asked, line in window:
+                self._balance.coming(sum(demand.total for demand, _ in window))
+                for demand, line in window:
                     job = await self._desk.job(line)
-                    _put(self._prepared, (asked.total, job), self._is_ending.is_set)
+                    _put(self._prepared, (demand.total, job), self._is_ending.is_set)
                     if self._is_ending.is_set():
                         return
         finally:
@@ -147,7 +149,7 @@ class BatchRun:
                         raise RuntimeError("the writing thread ended before the engine")
 
     def _submit(self, job: Job, open_: _Open) -> int:
-        """Returns how many choices it has."""
+        """Submit a job to the engine; returns its number of choices."""
         now = time.monotonic()
         specs = job.specs(now + YEARS_S)
         for spec in specs:
@@ -225,7 +227,7 @@ class BatchRun:
 
 
 def _put(channel: queue.Queue[T], item: T, is_over: Callable[[], bool]) -> None:
-    """Put, unless nobody will read any more."""
+    """Put an item, unless its reader has ended."""
     while not is_over():
         try:
             channel.put(item, timeout=POLL_S)

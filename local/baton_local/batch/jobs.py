@@ -1,5 +1,5 @@
-"""A batch's requests as the engine takes them, and its tokens as answers: the gateway's own parsing, templates, texts
-and response bodies, without a gateway.
+"""Jobs of a batch: from a request to the engine's sequences, and from tokens to the answer. Parsing, chat templates,
+text and response bodies are the gateway's, without a gateway.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
 from baton_gateway.answers.parse_plan import ParsePlan
-from baton_gateway.answers.tool_grammars import is_bound
+from baton_gateway.answers.tool_grammars import is_constrained
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.http_api.collected_answer import GrowingAnswer
-from baton_gateway.http_api.json_pieces import GrowingText
-from baton_gateway.http_api.logprob_json import CompletionLogprobs, LogprobsJson, logprobs_json
-from baton_gateway.http_api.openai_types import (
+from baton_gateway.openai_api.collected_message import CollectedMessage
+from baton_gateway.openai_api.json_pieces import GrowingText
+from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson, logprobs_json
+from baton_gateway.openai_api.openai_types import (
     ApiEndpoint,
     ChatRequest,
     CompletionRequest,
     parse_chat,
     parse_completion,
 )
-from baton_gateway.http_api.response_encoding import (
+from baton_gateway.openai_api.response_encoding import (
     FinishedChoice,
     ResponseHead,
     Usage,
@@ -31,22 +31,23 @@ from baton_gateway.http_api.response_encoding import (
     response_body,
 )
 from baton_gateway.requests.preparing import (
-    ModelLimits,
+    Preparation,
+    bind_thought,
+    build_conversation,
     chat_prompt,
-    chat_reading,
     chat_room,
     completion_prompts,
-    conversation,
     make_prompts,
-    thought_of,
+    plan_parsing,
 )
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.encoding import PromptText, encode_prompt
-from baton_gateway.text.generation_defaults import OF_THE_API
+from baton_gateway.text.generation_defaults import API_DEFAULTS
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
+from baton_gateway.workers.request_limits import ModelLimits
 from baton_local.batch.lines import BadLine, BatchLine, answer_line
 from baton_wire.messages.values import Finish, RequestKey
 
@@ -57,13 +58,13 @@ ATTEMPT = 1
 class _Choice:
     text: ChoiceText
     logprobs: LogprobsJson | None
-    answer: GrowingAnswer = field(default_factory=GrowingAnswer)
+    answer: CollectedMessage = field(default_factory=CollectedMessage)
     drawn: int = 0
     finish: str | None = None
 
 
 class Job:
-    """One request while its tokens come: fed with the engine's events, asked for the body at the end."""
+    """One request while its tokens arrive: it takes the engine's events and builds the response body at the end."""
 
     def __init__(
         self,
@@ -91,11 +92,11 @@ class Job:
                     options.skip_special_tokens,
                     not is_chat,
                     len(echo),
-                    reading.reader() if reading is not None else None,
+                    reading.make_parser() if reading is not None else None,
                     options.include_stop_str_in_output,
                 ),
                 None if options.logprobs is None else logprobs_json(head.endpoint, text),
-                GrowingAnswer(GrowingText(echo)),
+                CollectedMessage(GrowingText(echo)),
             )
             for echo in echoed
             for _ in range(options.n)
@@ -103,7 +104,7 @@ class Job:
         self._open = set(range(len(self._choices)))
 
     def specs(self, deadline_s: float) -> tuple[SequenceSpec, ...]:
-        """One for each prompt."""
+        """The sequences of the job, one for each prompt."""
         choices = tuple(range(self._options.n))
         return tuple(
             SequenceSpec(
@@ -119,7 +120,7 @@ class Job:
         )
 
     def take(self, event: Drawn) -> bool:
-        """Take the next tokens of a choice; whether a stop string ended it, so that the engine need not go on."""
+        """Take the next tokens of a choice. True: a stop string ended it, and the engine can cancel it."""
         prompt, options = _prompt_of(event.key), self._options
         number = prompt * options.n + event.choice
         choice = self._choices[number]
@@ -133,7 +134,7 @@ class Job:
         else:
             increment = choice.text.push(event.ids, event.logprobs, event.finish)
             choice.drawn += len(event.ids)
-        choice.answer.take(increment.told)
+        choice.answer.add(increment.output_parts)
         if choice.logprobs is not None:
             choice.logprobs.add(increment.tokens)
         if increment.finish is not None:
@@ -142,7 +143,7 @@ class Job:
         return increment.stopped_after is not None
 
     def score(self, event: PromptScored) -> None:
-        """Take log probabilities of a prompt's own tokens; all come before its first drawn token."""
+        """Take the log probabilities of a prompt's tokens; all come before its first drawn token."""
         self._scores.take(_prompt_of(event.key), event.first_index, event.logprobs)
 
     @property
@@ -151,14 +152,14 @@ class Job:
 
     @property
     def usage(self) -> Usage:
-        return Usage(sum(prompt.num_tokens for prompt in self._prompts), sum(each.drawn for each in self._choices))
+        return Usage(sum(prompt.num_tokens for prompt in self._prompts), sum(choice.drawn for choice in self._choices))
 
     def body(self) -> bytes:
         """The response of a done job."""
         finished = [
-            FinishedChoice(each.answer, each.logprobs, each.finish, self._scores.of(number // self._options.n))
-            for number, each in enumerate(self._choices)
-            if each.finish is not None
+            FinishedChoice(choice.answer, choice.logprobs, choice.finish, self._scores.of(number // self._options.n))
+            for number, choice in enumerate(self._choices)
+            if choice.finish is not None
         ]
         return b"".join(response_body(self._head, finished, self.usage))
 
@@ -172,7 +173,7 @@ class Refusal:
     """The answer to a line that the engine does not compute."""
 
     line: bytes
-    """Of the output file."""
+    """The line for the output file."""
 
     @staticmethod
     def of(custom_id: str, problem: Problem) -> Refusal:
@@ -192,10 +193,10 @@ class Desk:
         created: int,
         generation_defaults: bool = True,
     ) -> None:
-        """`names`: what requests may call the model. `created`: seconds since 1970, for the answers.
-        `generation_defaults`: whether the model's own count.
+        """`names`: model names that requests may use. `created`: seconds since 1970, for the answers.
+        `generation_defaults`: False ignores the model's generation_config.json.
         """
-        self._defaults = text.bundle.generation if generation_defaults else OF_THE_API
+        self._defaults = text.bundle.generation if generation_defaults else API_DEFAULTS
         self._text = text
         self._limits = limits
         self._names = tuple(names)
@@ -208,9 +209,9 @@ class Desk:
         await self._templates.stop()
 
     async def job(self, line: BatchLine | BadLine) -> Job | Refusal:
-        """The line as a job, or the answer that says what is wrong with it.
+        """The job of a line, or the answer that says why it is refused.
 
-        Without a seed of its own a request gets one from its id: the same batch gives the same answers.
+        A request without a seed gets one from its id, so that the same batch gives the same answers.
         """
         if isinstance(line, BadLine):
             return Refusal(line.answer())
@@ -219,22 +220,21 @@ class Desk:
             request = parse_chat(line.body) if is_chat else parse_completion(line.body)
             options = request.options
             if options.stream:
-                raise unsupported("stream", "an answer in a file is not streamed")
-            if options.shape is not None:
-                raise unsupported(options.shape.field, "a batch follows no schemas and grammars")
+                raise unsupported("stream", "a batch does not stream answers")
+            if options.output_format is not None:
+                raise unsupported(options.output_format.field, "a batch does not support schemas and grammars")
             if options.model not in self._names:
                 raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:
                 raise unsupported("n", f"this engine computes at most {self._max_choices} choices at once")
             encoded, reading = await self._encode(request)
             limit = request.max_thinking_tokens if isinstance(request, ChatRequest) else None
-            thought = thought_of(reading, limit, False, self._text)
+            thought = bind_thought(reading, limit, False, self._text)
             digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
             seed = int.from_bytes(digest[:8], "big") >> 1
             field_name = "messages" if is_chat else "prompt"
-            prompts = make_prompts(
-                *(options, encoded, self._text, self._limits, field_name, seed, "", self._defaults), thought=thought
-            )
+            preparation = Preparation(options, field_name, self._text, self._limits, self._defaults, seed, "")
+            prompts = make_prompts(preparation, encoded, thought=thought)
         except RefusedRequestError as refusal:
             return Refusal.of(line.custom_id, refusal.problem)
         head = ResponseHead(
@@ -251,17 +251,17 @@ class Desk:
         if isinstance(request, CompletionRequest):
             prompts = completion_prompts(request, self._text, self._limits)
         else:
-            if is_bound(request.tool_use):
-                raise unsupported("tools", "a batch follows no grammars: tools are not strict, and the model chooses")
-            asked = conversation(request.messages, request.tool_use, request.prompting)
+            if is_constrained(request.tool_use):
+                raise unsupported("tools", "a batch does not support grammars: tools must not be strict or required")
+            conversation = build_conversation(request.messages, request.tool_use, request.prompting)
             room = chat_room(self._text, self._limits)
-            rendered = await self._templates.render(self._text.bundle, asked, room=room)
-            reading = chat_reading(request, rendered, self._text.answer_format)
+            rendered = await self._templates.render(self._text.bundle, conversation, budget=room)
+            reading = plan_parsing(request, rendered, self._text.answer_format)
             prompts = [chat_prompt(rendered, self._text, self._limits)]
         packed = [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]
         return packed, reading
 
 
 def failure(custom_id: str) -> Refusal:
-    """The answer to a request that the engine gave up."""
+    """The answer to a request that failed in the engine."""
     return Refusal.of(custom_id, internal_error())

@@ -1,6 +1,6 @@
-"""The `custom_id` that stands in a line which is no request, so that whoever sent it can match the answer.
+"""Finds the `custom_id` in a line that is no valid request, so that its sender can match the answer.
 
-Only strings and brackets are looked at, once from the left. So it is found in a line that no parser takes.
+It scans strings and brackets only, once from the left, so it works on lines that no parser accepts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ _MARKS: Final = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\Z)|[{}\[\]:]', re.DOTALL)
 
 
 def lenient_id(raw: bytes, max_chars: int) -> str | None:
-    """The id of the line's outermost object; None when it has none, several that differ, or one that is no text."""
+    """The id of the line's outermost object; None: it has none, several that differ, or one that is no text.
+
+    >>> lenient_id(b'{"custom_id": "a", "body": {broken', 64)
+    'a'
+    """
     ids: set[str | None] = set()
     depth, is_key, last = 0, False, b""
     for match in _MARKS.finditer(raw):
@@ -35,7 +39,7 @@ def lenient_id(raw: bytes, max_chars: int) -> str | None:
 
 
 def _text(string: bytes) -> str | None:
-    """What a JSON string says; None for what is none."""
+    """The text of a JSON string; None for anything else."""
     try:
         return msgspec.json.decode(string, type=str)
     except (msgspec.DecodeError, UnicodeDecodeError):

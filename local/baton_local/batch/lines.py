@@ -3,8 +3,8 @@
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
     {"id": "…", "custom_id": "a", "response": {"status_code": 200, "request_id": "…", "body": {…}}, "error": null}
 
-A line that is no request ends nothing: it gets an answer that says what is wrong with it, by its number. It has the
-`custom_id` that stands in the line, unless that cannot be read or is another line's.
+An invalid line does not end a batch: its answer says what is wrong with it, by its line number. The answer has the
+line's `custom_id`, unless that cannot be read or belongs to another line.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import msgspec
 
 from baton_gateway.errors import INVALID, Problem
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.http_api.body_limits import body_limits
-from baton_gateway.http_api.json_body import json_shape, parse_object
-from baton_gateway.http_api.response_encoding import error_body
+from baton_gateway.openai_api.json_body import count_json, parse_object
+from baton_gateway.openai_api.response_encoding import error_body
+from baton_gateway.workers.request_limits import body_limits
 from baton_local.batch.lenient_id import lenient_id
 from baton_local.errors import StartError
 
@@ -31,7 +31,7 @@ FIELDS: Final = ("custom_id", "method", "url", "body")
 MAX_ID_CHARS: Final = 512
 MAX_SHOWN_CHARS: Final = 64
 MAX_LINE_BYTES: Final = 8 << 20
-"""As much as the HTTP API takes in one body."""
+"""Same limit as for a body of the HTTP API."""
 ANSWER_PREFIX: Final = b'{"id":"batch_req_'
 """How every answer begins."""
 MAX_VALUES: Final = body_limits(None, None).max_values
@@ -49,25 +49,25 @@ class BatchLine:
 
     @property
     def id(self) -> str:
-        """Of its answer; follows from `custom_id`."""
+        """Id of the answer, derived from `custom_id`."""
         return _answer_id(b"", self.custom_id.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line of the input file that is no request."""
+    """An invalid line of the input file."""
 
     number: int
-    """From 1."""
+    """Line number, from 1."""
     custom_id: str | None
     message: str
     id: str
-    """Of its answer; follows from number and bytes: a line that was mended is another."""
+    """Id of the answer, derived from number and bytes: a corrected line has another one."""
     size: int = field(default=0, compare=False)
-    """What is kept of the line: next to nothing."""
+    """Bytes of the line in memory: none."""
 
     def answer(self) -> bytes:
-        """Its line of the output file."""
+        """The line for the output file."""
         problem = Problem(400, INVALID, f"line {self.number}: {self.message}", None, "invalid_line")
         error = {"code": "invalid_line", "message": problem.message, "line": self.number}
         return _answer(self.id, self.custom_id, 400, error_body(problem), error)
@@ -87,8 +87,8 @@ def read_lines(path: Path) -> Iterator[BatchLine | BadLine]:
 
 
 def _own(line: BatchLine | BadLine, raw: bytes, number: int, seen: dict[bytes, int]) -> BatchLine | BadLine:
-    """The line under its own id: that of an earlier request would name two answers. `seen`: the lines of ids, by their
-    digests.
+    """The line if its id is its own; two answers must not have the same id. `seen`: line numbers by the digest of the
+    id.
     """
     if line.custom_id is None:
         return line
@@ -102,7 +102,7 @@ def _own(line: BatchLine | BadLine, raw: bytes, number: int, seen: dict[bytes, i
 
 
 def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Lines of at most one byte beyond the bound; what is longer is skipped to its end."""
+    """Lines, cut off one byte beyond the limit."""
     while raw := file.readline(MAX_LINE_BYTES + 1):
         rest = raw
         while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
@@ -115,7 +115,7 @@ def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
         message = f"longer than the {MAX_LINE_BYTES} bytes that a request may have"
         return _bad(raw, number, message, lenient_id(raw, MAX_ID_CHARS))
     try:
-        fields = parse_object(raw, json_shape(raw, MAX_VALUES))
+        fields = parse_object(raw, count_json(raw, MAX_VALUES))
     except RefusedRequestError as error:
         return _bad(raw, number, error.problem.message, lenient_id(raw, MAX_ID_CHARS))
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
@@ -136,7 +136,7 @@ def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
 
 
 def _shown(value: object) -> str:
-    """The beginning of a value as JSON has it."""
+    """The beginning of a value as JSON."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
 
@@ -173,7 +173,7 @@ class _Answer(msgspec.Struct):
 
 
 def answered_id(raw: bytes) -> str | None:
-    """The id of an answer that `answer_line` or `BadLine.answer` wrote; None for any other bytes."""
+    """The id of an answer that `answer_line` or `BadLine.answer` wrote; None: any other line."""
     if not raw.startswith(ANSWER_PREFIX):
         return None
     try:

@@ -1,9 +1,9 @@
-"""In which order a batch's requests start, and how many of them run at once. Pure.
+"""The order in which a batch's requests start, and how many run at once. Pure.
 
-A batch takes at least as many steps as its longest answer has tokens, and each of them at least the time that reading
-the weights takes, however few rows it has. So the longest answers start first, and beside them no more run than keep
-every step about equally full to the end of the longest: what runs earlier would be missing there. How long an answer
-gets is known only as far as its request bounds it; where all bounds are alike nothing changes.
+A batch takes at least as many steps as its longest answer has tokens, and every step takes at least the time to read
+the weights, however few rows it has. So the longest answers start first, with just enough others that every step is
+about equally full until the longest ends. The length of an answer is known only as far as its request bounds it; where
+all bounds are equal, the order does not change.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, Final
 from baton_local.batch.lines import BadLine, BatchLine
 
 WINDOW: Final = 4_096
-"""Lines that are put in order together, and kept in memory."""
+"""Lines that are ordered together in memory."""
 WINDOW_BYTES: Final = 64 << 20
-"""Fewer where they are long."""
+"""Most bytes of such lines."""
 LEAST_ROWS: Final = 128
-"""Up to about so many rows a step of an 8B model costs what reading its weights does."""
+"""Up to about this many rows, a step of an 8B model costs as much as reading its weights."""
 DEFAULT_COMPLETION_TOKENS: Final = 16
-"""Of a completion request that does not say, as in OpenAI's API. A chat answer may fill the context."""
+"""Default `max_tokens` of a completion request, as in OpenAI's API. A chat answer may fill the context."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a line may draw at most, by its own word: `choices` answers of up to `tokens` tokens."""
+class TokenDemand:
+    """The most that a line may draw: `choices` answers of up to `tokens` tokens."""
 
     tokens: int
     choices: int
@@ -36,17 +36,17 @@ class Asked:
         return self.tokens * self.choices
 
 
-def asked(line: BatchLine | BadLine, max_context_tokens: int) -> Asked:
-    """Of a line that nobody has checked yet: what is no number counts as not given."""
+def demand_of(line: BatchLine | BadLine, max_context_tokens: int) -> TokenDemand:
+    """The demand of a line that is not validated yet: a value that is no number counts as absent."""
     if isinstance(line, BadLine):
-        return Asked(0, 0)
+        return TokenDemand(0, 0)
     is_chat = "chat" in line.url
     body = line.body
     given = _count(body.get("max_completion_tokens") if is_chat else None) or _count(body.get("max_tokens"))
     default = max_context_tokens if is_chat else DEFAULT_COMPLETION_TOKENS
     prompt = body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    return Asked(min(given or default, max_context_tokens), (_count(body.get("n")) or 1) * prompts)
+    return TokenDemand(min(given or default, max_context_tokens), (_count(body.get("n")) or 1) * prompts)
 
 
 def _count(value: Any) -> int | None:
@@ -55,12 +55,12 @@ def _count(value: Any) -> int | None:
 
 def windows(
     lines: Iterable[BatchLine | BadLine], max_context_tokens: int
-) -> Iterator[list[tuple[Asked, BatchLine | BadLine]]]:
-    """The lines, a window at a time, the longest answers of each first, otherwise in their order."""
-    window: list[tuple[Asked, BatchLine | BadLine]] = []
+) -> Iterator[list[tuple[TokenDemand, BatchLine | BadLine]]]:
+    """The lines in windows, the longest answers of each window first, otherwise in file order."""
+    window: list[tuple[TokenDemand, BatchLine | BadLine]] = []
     size = 0
     for line in lines:
-        window.append((asked(line, max_context_tokens), line))
+        window.append((demand_of(line, max_context_tokens), line))
         size += line.size
         if len(window) == WINDOW or size >= WINDOW_BYTES:
             yield _longest_first(window)
@@ -69,12 +69,14 @@ def windows(
         yield _longest_first(window)
 
 
-def _longest_first(window: list[tuple[Asked, BatchLine | BadLine]]) -> list[tuple[Asked, BatchLine | BadLine]]:
+def _longest_first(
+    window: list[tuple[TokenDemand, BatchLine | BadLine]],
+) -> list[tuple[TokenDemand, BatchLine | BadLine]]:
     return sorted(window, key=lambda entry: -entry[0].tokens)
 
 
 class Balance:
-    """Counts what is left to draw. `coming` is one thread's, everything else another's."""
+    """The tokens that are left to draw, and the rows that they keep busy. One thread calls `coming`, one the rest."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -83,15 +85,15 @@ class Balance:
         self._left: dict[Hashable, int] = {}
 
     def coming(self, tokens: int) -> None:
-        """Requests that may draw so many tokens were read."""
+        """Requests that may draw this many tokens were read."""
         self._coming += tokens
 
     def taken(self, tokens: int) -> None:
-        """Of these, some are with the engine now, or were refused."""
+        """A request that may draw this many tokens was submitted to the engine, or refused."""
         self._taken += tokens
 
     def began(self, choice: Hashable, tokens: int) -> None:
-        """A choice runs that may draw so many tokens."""
+        """A choice that may draw this many tokens started."""
         self._left[choice] = tokens
 
     def drew(self, choice: Hashable, tokens: int) -> None:
@@ -101,7 +103,7 @@ class Balance:
         self._left.pop(choice, None)
 
     def rows(self) -> int:
-        """How many choices should run at once."""
+        """The number of choices that should run at once."""
         longest = max(self._left.values(), default=0)
         if longest <= 0:
             return self._slots

@@ -1,7 +1,6 @@
-"""The commands of `baton` that work on a deployment: up, demo, ask, status, logs, plan,
-simulate, quantise.
+"""The commands of `baton`: up, demo, ask, status, logs, plan, simulate, quantise, compile, bench.
 
-Owns what each prints and its exit status.
+Owns the output and the exit status of each.
 Never keeps a process alive by itself: `fleet` does.
-Called by `baton`'s dispatcher.
+Called by `__main__`.
 """

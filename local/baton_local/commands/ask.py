@@ -14,6 +14,8 @@ from baton_local.fleet.run_dir import base_directory, find_run
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
+    """The options of `baton ask`."""
+
     text: str
     name: str | None = None
     model: str | None = None
@@ -34,6 +36,6 @@ def run_ask(options: AskOptions) -> int:
 
 
 def show(text: str) -> None:
-    """A piece of an answer, at once."""
+    """Print a piece of an answer at once."""
     sys.stdout.write(text)
     sys.stdout.flush()

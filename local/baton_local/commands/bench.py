@@ -1,4 +1,4 @@
-"""`baton bench`: a load of known arrivals and lengths on an OpenAI endpoint; latencies, and the goodput at targets."""
+"""`baton bench`: sends a load of known arrivals and lengths to an OpenAI endpoint; reports latencies and goodput."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from baton_local.load_test.loaded_server import LoadedServer, counted_words, fir
 from baton_local.load_test.open_loop import open_loop
 from baton_local.load_test.prompts import IdPrompts
 from baton_local.load_test.rate_search import next_rate
-from baton_local.options import KEY_VARIABLE
 from baton_local.progress_bar import PROGRAM, ProgressBar
+from baton_local.shared_options import KEY_VARIABLE
 from baton_simulate.trace_files import read_trace
 
 NO_MATPLOTLIB: Final = "--plot needs matplotlib: pip install 'baton-serving[plot]'"
@@ -41,10 +41,10 @@ NO_MATPLOTLIB: Final = "--plot needs matplotlib: pip install 'baton-serving[plot
 
 @dataclass
 class _Measured:
-    """What is known of a run so far."""
+    """The results of a run so far."""
 
     name: str
-    """Of the server, in tables and plots."""
+    """Name of the server in tables and plots."""
     model: str
     reports: list[LoadReport] = field(default_factory=list)
 
@@ -53,70 +53,117 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `baton bench`."""
     server = parser.add_argument_group("server")
     server.add_argument(
-        "--endpoint", metavar="URL", help="such as http://127.0.0.1:8000 (default: what `baton up` runs)"
+        "--endpoint", metavar="URL", help="URL such as http://127.0.0.1:8000 (default: the running deployment's)"
     )
-    server.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run")
-    server.add_argument("--as", dest="label", metavar="X", help="what tables and plots call it")
-    server.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+    server.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME, when several deployments run")
+    server.add_argument("--as", dest="label", metavar="X", help="name of the server in tables and plots")
+    server.add_argument("--model", metavar="NAME", help="model name (default: the first that the server lists)")
     server.add_argument(
-        "--gpus", type=integer(1, 1 << 16), metavar="N", help="it has: tokens per second and GPU are told"
+        "--gpus", type=integer(1, 1 << 16), metavar="N", help="GPUs of the server, to report tokens per second and GPU"
     )
-    server.add_argument("--plain", action="store_true", help="send only fields of OpenAI's: answers may end early")
-    server.add_argument("--chat", action="store_true", help="ask /v1/chat/completions: prompts are a user's messages")
+    server.add_argument("--plain", action="store_true", help="send only fields of OpenAI's API: answers may end early")
+    server.add_argument("--chat", action="store_true", help="use /v1/chat/completions: prompts are user messages")
     server.add_argument(
-        "--ids", type=_ids, metavar="LOW-HIGH", help="prompts of these token ids, exactly as long as asked for"
+        "--ids", type=_ids, metavar="LOW-HIGH", help="make prompts of these token ids, with exact lengths"
     )
     load = parser.add_argument_group("load")
     load.add_argument(
-        "--rate", type=positive, nargs="+", metavar="R", help="requests per second; several: one after another"
+        "--rate", type=positive, nargs="+", metavar="R", help="requests per second; several rates run one after another"
     )
     load.add_argument(
-        "--find", type=_rates, metavar="LOW-HIGH", help="search for the highest rate that keeps each target"
+        "--find", type=_rates, metavar="LOW-HIGH", help="search for the highest rate that meets each target"
     )
-    load.add_argument("--arrivals", type=ArrivalKind, choices=list(ArrivalKind), default=ArrivalKind.POISSON)
-    load.add_argument("--duration", type=some_seconds, default=60.0, metavar="TIME", help="of arrivals (default: 60s)")
+    load.add_argument(
+        "--arrivals",
+        type=ArrivalKind,
+        choices=list(ArrivalKind),
+        default=ArrivalKind.POISSON,
+        help="distribution of arrivals (default: %(default)s)",
+    )
+    load.add_argument(
+        "--duration", type=some_seconds, default=60.0, metavar="TIME", help="how long requests arrive (default: 60s)"
+    )
     load.add_argument(
         "--trace",
         type=Path,
         metavar="FILE",
-        help="lengths from it, and with no rate its times too: Azure CSV, Mooncake JSONL",
+        help="take lengths from a trace, without --rate its arrival times too: Azure CSV, Mooncake JSONL",
     )
-    load.add_argument("--rate-scale", type=positive, default=1.0, metavar="X", help="of a trace's own times")
-    load.add_argument("--prompt-tokens", type=length_distribution, default="512", metavar="N|LOW-HIGH|MEDIAN~P99")
-    load.add_argument("--output-tokens", type=length_distribution, default="128", metavar="N|LOW-HIGH|MEDIAN~P99")
-    load.add_argument("--shared-tokens", type=integer(0, 1 << 20), default=0, metavar="N", help="at a prompt's start")
-    load.add_argument("--beginnings", type=integer(1, 1 << 20), default=1, metavar="N", help="different shared starts")
-    load.add_argument("--warmup", type=integer(0, 10_000), default=4, metavar="N", help="requests before (default: 4)")
     load.add_argument(
-        "--seeds", type=integer(1, 100), default=1, metavar="N", help="runs of each rate; reported together"
+        "--rate-scale", type=positive, default=1.0, metavar="X", help="factor for the rate of a trace (default: 1)"
     )
-    load.add_argument("--seed", type=integer(0, 1 << 30), default=1, metavar="N", help="the first of them")
     load.add_argument(
-        "--timeout", type=some_seconds, default=600.0, metavar="TIME", help="of one request (default: 600s)"
+        "--prompt-tokens",
+        type=length_distribution,
+        default="512",
+        metavar="N|LOW-HIGH|MEDIAN~P99",
+        help="tokens of a prompt (default: %(default)s)",
+    )
+    load.add_argument(
+        "--output-tokens",
+        type=length_distribution,
+        default="128",
+        metavar="N|LOW-HIGH|MEDIAN~P99",
+        help="tokens of an answer (default: %(default)s)",
+    )
+    load.add_argument(
+        "--shared-tokens",
+        type=integer(0, 1 << 20),
+        default=0,
+        metavar="N",
+        help="tokens at the start of a prompt that others share (default: 0)",
+    )
+    load.add_argument(
+        "--beginnings",
+        type=integer(1, 1 << 20),
+        default=1,
+        metavar="N",
+        help="number of different shared starts (default: 1)",
+    )
+    load.add_argument(
+        "--warmup", type=integer(0, 10_000), default=4, metavar="N", help="requests before the load (default: 4)"
+    )
+    load.add_argument(
+        "--seeds",
+        type=integer(1, 100),
+        default=1,
+        metavar="N",
+        help="runs of each rate, reported together (default: 1)",
+    )
+    load.add_argument("--seed", type=integer(0, 1 << 30), default=1, metavar="N", help="first seed (default: 1)")
+    load.add_argument(
+        "--timeout", type=some_seconds, default=600.0, metavar="TIME", help="timeout of a request (default: 600s)"
     )
     goal = parser.add_argument_group("targets")
-    goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="target, such as 500ms")
+    goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="TTFT target, such as 500ms")
     goal.add_argument(
-        "--tpot", type=some_seconds, nargs="+", default=[], metavar="TIME", help="targets, such as 10ms 25ms"
+        "--tpot", type=some_seconds, nargs="+", default=[], metavar="TIME", help="TPOT targets, such as 10ms 25ms"
     )
-    goal.add_argument("--percentile", type=_percentile, default=95.0, metavar="P", help="of requests (default: 95)")
+    goal.add_argument(
+        "--percentile",
+        type=_percentile,
+        default=95.0,
+        metavar="P",
+        help="percent of the requests that has to meet the targets (default: 95)",
+    )
     output = parser.add_argument_group("output")
-    output.add_argument("--json", type=Path, metavar="FILE", help="everything, for programs and for --beside")
-    output.add_argument("--plot", type=Path, metavar="FILE", help=".png or .svg (needs the extra `plot`)")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write the record as JSON, for --beside too")
+    output.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg (needs the extra `plot`)")
     output.add_argument(
         "--beside",
         type=Path,
         nargs="+",
         default=[],
         metavar="FILE",
-        help="earlier --json files, in the same table and plot",
+        help="earlier --json files to show in the same table and plot",
     )
 
 
 def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> int:
-    """The command; raises StartError for what cannot be run, LocalError for a server that does not answer."""
+    """Run `baton bench`. Raises StartError for a load that cannot be sent, LocalError for a server that does not
+    answer."""
     if options.find is None and options.rate is None and options.trace is None:
-        raise StartError("give --rate R, --find LOW-HIGH or --trace FILE: when are requests to be sent?")
+        raise StartError("give --rate R, --find LOW-HIGH or --trace FILE, which say when requests are sent")
     if options.find is not None and (options.rate or not (options.ttft or options.tpot)):
         raise StartError("--find: needs --ttft or --tpot, and no --rate")
     if options.chat and options.ids is not None:
@@ -131,9 +178,9 @@ def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.e
     except (KeyboardInterrupt, LocalError) as error:
         if not measured.reports:
             raise
-        failure = error  # told after what was measured until then
+        failure = error  # raised once the results so far are reported
     record = LoadRecord(
-        measured.name, measured.model, _load_in_words(options, trace), _seeds(options),
+        measured.name, measured.model, _describe_load(options, trace), _seeds(options),
         options.percentile / 100, options.gpus, tuple(measured.reports),
     )  # fmt: skip
     print(as_text([*beside, record]))
@@ -143,13 +190,13 @@ def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.e
         _draw(options.plot, [*beside, record])
     if failure is not None:
         raise failure
-    return 0 if all(each.whole for each in measured.reports) else 1
+    return 0 if all(report.whole for report in measured.reports) else 1
 
 
 async def _run(
     options: argparse.Namespace, environment: Mapping[str, str], trace: Workload | None, measured: _Measured
 ) -> None:
-    """Fills `measured`, a report a rate."""
+    """Send the load; adds one report per rate to `measured`."""
     endpoint, key = options.endpoint, environment.get(KEY_VARIABLE)
     if endpoint is None:
         record = read_record(find_run(base_directory(), options.name))
@@ -188,43 +235,43 @@ async def _at_rate(
     numbers: Iterator[int],
     reports: list[LoadReport],
 ) -> LoadReport:
-    """All seeds of one rate, added to `reports`; None: the trace's own times. Of a load that is cancelled what had
-    ended is added."""
+    """Run all seeds of one rate and add their report to `reports`. `rate` None: the trace's own arrival times. A load
+    that is cancelled is reported as far as it went."""
     answers: list[Answer] = []
     duration_s = 0.0
 
-    def of(ended: list[Answer], lasted_s: float, unended: int | None) -> LoadReport:
+    def report_of(ended: list[Answer], lasted_s: float, unended: int | None) -> LoadReport:
         return report(ended, lasted_s, _targets(options), options.percentile / 100, options.gpus, rate, unended)
 
     for seed in _seeds(options):
         workload, lasts_s = _workload(options, trace, rate, seed)
-        plan = await asyncio.to_thread(server.planned, workload, next(numbers))
+        plan = await asyncio.to_thread(server.plan, workload, next(numbers))
         before = len(answers)
         label = PROGRAM if rate is None else f"{rate:g} req/s"
         with ProgressBar(label, len(plan), "req") as bar:
 
-            def heard(answer: Answer, before: int = before, bar: ProgressBar = bar) -> None:
+            def on_answer(answer: Answer, before: int = before, bar: ProgressBar = bar) -> None:
                 answers.append(answer)
                 bar.at(len(answers) - before)
 
             began_s = time.monotonic()
             try:
-                await open_loop(server.session, server.endpoint, plan, heard)
+                await open_loop(server.session, server.endpoint, plan, on_answer)
             except asyncio.CancelledError:
                 ran_s = time.monotonic() - began_s
                 if answers:
                     sent = sum(planned.due_s <= ran_s for planned in plan)
-                    reports.append(of(answers, duration_s + min(ran_s, lasts_s), before + sent - len(answers)))
+                    reports.append(report_of(answers, duration_s + min(ran_s, lasts_s), before + sent - len(answers)))
                 raise
         duration_s += lasts_s
-    reports.append(of(answers, duration_s, None))
+    reports.append(report_of(answers, duration_s, None))
     return reports[-1]
 
 
 def _workload(
     options: argparse.Namespace, trace: Workload | None, rate: float | None, seed: int
 ) -> tuple[Workload, float]:
-    """Requests, and how long they arrive: seconds."""
+    """The requests of one run, and how long they arrive, in seconds."""
     dice = np.random.default_rng(seed)
     if rate is not None:
         times = arrival_times(options.arrivals, rate, options.duration, dice)
@@ -239,19 +286,19 @@ def _workload(
         part = part.rate_scaled(options.rate_scale, dice)
     if not len(part):
         raise StartError(f"--trace over --duration {options.duration:g}s: no request would be sent")
-    return part, min(options.duration, trace.duration_s) or options.duration  # all of it may come at once
+    return part, min(options.duration, trace.duration_s) or options.duration  # all requests may arrive at once
 
 
 async def _warm_up(server: LoadedServer, options: argparse.Namespace, trace: Workload | None, number: int) -> None:
-    """A few requests of the load's own lengths, all at once. Raises AnswerError: nothing is measured on a server that
-    refuses."""
+    """Send a few requests of the load's own lengths, all at once. Raises AnswerError: a server that refuses them is not
+    measured."""
     if not options.warmup:
         return
     times = np.zeros(options.warmup)
     dice = np.random.default_rng(options.seed)
     lengths = Lengths(options.prompt_tokens, options.output_tokens, options.shared_tokens)
     load = drawn_load(times, lengths, dice) if trace is None else traced_load(times, trace, dice)
-    for answer in await open_loop(server.session, server.endpoint, server.planned(load, number)):
+    for answer in await open_loop(server.session, server.endpoint, server.plan(load, number)):
         answer.checked()
 
 
@@ -269,7 +316,7 @@ def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
     return tuple(range(options.seed, options.seed + options.seeds))
 
 
-def _load_in_words(options: argparse.Namespace, trace: Workload | None) -> str:
+def _describe_load(options: argparse.Namespace, trace: Workload | None) -> str:
     lengths = (
         f"{options.prompt_tokens} in, {options.output_tokens} out" if trace is None else f"lengths of {trace.name}"
     )
@@ -285,7 +332,7 @@ def _trace(path: Path) -> Workload:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Before anything is measured that could not be written then. Raises StartError."""
+    """Check before measuring that the outputs can be written. Raises StartError."""
     if options.plot is not None and options.plot.suffix not in {".png", ".svg"}:
         raise StartError(f"--plot: {options.plot.name} is not allowed: must end in .png or .svg")
     if options.plot is not None and find_spec("matplotlib") is None:
@@ -305,10 +352,10 @@ def _draw(path: Path, records: Sequence[LoadRecord]) -> None:
 
 def _rates(text: str) -> tuple[float, float]:
     low, _, high = text.partition("-")
-    found = positive(low), positive(high)
-    if found[0] >= found[1]:
+    rates = positive(low), positive(high)
+    if rates[0] >= rates[1]:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: the first rate must be under the second")
-    return found
+    return rates
 
 
 def _ids(text: str) -> tuple[int, int]:
@@ -319,7 +366,7 @@ def _ids(text: str) -> tuple[int, int]:
 
 
 def _percentile(text: str) -> float:
-    found = positive(text)
-    if not 50.0 <= found < 100.0:
+    percentile = positive(text)
+    if not 50.0 <= percentile < 100.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be from 50 to under 100")
-    return found
+    return percentile

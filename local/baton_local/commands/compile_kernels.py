@@ -1,4 +1,4 @@
-"""`baton compile`: kernels of a model's workers for a GPU that this machine need not have."""
+"""`baton compile`: compiles the kernels of a model's workers ahead of time, on a machine with or without that GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compile(options: argparse.Namespace) -> int:
-    """The command; raises StartError."""
+    """Run `baton compile`. Raises StartError."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise StartError("TRITON_INTERPRET=1 interprets kernels: unset it to compile them")
     try:

@@ -1,7 +1,7 @@
-"""`baton demo`: bring a deployment up, ask it one question, show what happened, take it down, leave nothing.
+"""`baton demo`: starts a deployment, asks it one question, shows the KV transfers, and stops it.
 
-It runs `baton up` as its own child, so that what is shown is what users get. It fails when the KV cache did not move
-from one process to another, or when a process is left at the end.
+It runs `baton up` as its child, so that it shows what users get. It fails when no KV moved from one process to another,
+or when a process is left at the end.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from baton_local.text_table import milliseconds, table
 
 
 class DemoError(LocalError):
-    """The demonstration did not show what it should."""
+    """The demonstration failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
+    """The options of `baton demo`."""
+
     manifest: Path
     up_arguments: tuple[str, ...]
-    """Passed to `baton up` as they are."""
+    """Arguments passed on to `baton up`."""
     question: str
     max_tokens: int
     ready_s: float
 
 
 def run_demo(options: DemoOptions) -> int:
-    """The whole demonstration. Raises LocalError or OperatorError when a part of it fails."""
+    """Run the demonstration. Raises LocalError or OperatorError when a part of it fails."""
     with own_deployment(options.manifest, options.up_arguments, options.ready_s) as own:
         print(f"ready {own.record.endpoint} after {own.ready_after_s:.1f} s\n", flush=True)
         answer = _ask(own.record, options)
@@ -51,14 +53,16 @@ def report(seen: Observation, answer: Answer) -> str:
     rows: list[tuple[object, ...]] = []
     if seen.gateway is not None:
         rows.append(("gateway", str(seen.gateway.pid), seen.gateway.address, None, None, None))
-    for post, state in seen.workers:
+    for process, state in seen.workers:
         if state is None:
-            rows.append((post.role, str(post.pid), post.address, None, None, "does not answer"))
+            rows.append((process.role, str(process.pid), process.address, None, None, "does not answer"))
             continue
         sent, received = state.transfer.bytes_sent, state.transfer.bytes_received
-        moved = received if post.role == "decode" else sent
-        direction = "received" if post.role == "decode" else "sent"
-        rows.append((post.role, str(post.pid), post.address, _blocks(moved, state.block_bytes), moved, direction))
+        moved = received if process.role == "decode" else sent
+        direction = "received" if process.role == "decode" else "sent"
+        rows.append(
+            (process.role, str(process.pid), process.address, _blocks(moved, state.block_bytes), moved, direction)
+        )
     header = ("PROCESS", "PID", "ADDRESS", "KV BLOCKS", "KV BYTES", "")
     transports = {state.transfer.transport for _, state in seen.workers if state and state.transfer.transport}
     facts = (
@@ -71,7 +75,7 @@ def report(seen: Observation, answer: Answer) -> str:
 
 
 def _blocks(moved: int, block_bytes: int) -> int | None:
-    """Whole blocks in so many bytes."""
+    """Whole blocks in a number of bytes; None for an unknown block size."""
     return moved // block_bytes if block_bytes else None
 
 

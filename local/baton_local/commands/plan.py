@@ -5,24 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from pathlib import Path
 
-from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
+from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape
 from baton_control.sizing.inputs.roofline import balance_batch, worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
-from baton_engine.model.model_directory import read_json_object
-from baton_engine.model.servable import CONFIG, servable_config
 from baton_local.errors import StartError
-from baton_wire.models.errors import ModelError
+from baton_local.hardware_arguments import accelerator_named, shape_named
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 from baton_wire.rules.step_times import attended_pairs
 
 UTILISATION = 0.8
-"""Of a worker's rate, what a plan counts on."""
+"""The share of a worker's rate that a plan counts on."""
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """What is served, on what."""
+    """Add the options that name the model and the accelerator."""
     parser.add_argument(
         "--model",
         default="llama-3.1-8b",
@@ -35,7 +32,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `baton plan`."""
+    """Add the options of `baton plan`."""
     add_model_options(parser)
     parser.add_argument("--prompt", type=int, default=1155, metavar="N", help="mean prompt tokens")
     parser.add_argument("--output", type=int, default=211, metavar="N", help="mean answer tokens")
@@ -47,16 +44,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """The command; raises StartError and ManifestError. Several accelerators, as `--accelerator h200,h100`, stand side
-    by side."""
+    """Run the command; raises StartError and ManifestError. Several accelerators, as `--accelerator h200,h100`, are
+    printed side by side."""
     if min(options.prompt, options.output, options.tpot) <= 0:
         raise StartError("--prompt, --output and --tpot must be over 0")
     shape = shape_named(options.model)
     accelerators = [accelerator_named(name) for name in options.accelerator.split(",")]
-    prices = [each.cost_per_hour for each in accelerators] if options.price is None else _prices(options.price)
+    prices = (
+        [accelerator.cost_per_hour for accelerator in accelerators] if options.price is None else _prices(options.price)
+    )
     if len(prices) != len(accelerators):
         raise StartError(f"--price: {options.price} is not allowed: must be one for each of {options.accelerator}")
-    columns = [_figures(options, shape, *each) for each in zip(accelerators, prices, strict=True)]
+    columns = [_figures(options, shape, *priced) for priced in zip(accelerators, prices, strict=True)]
     if options.json:
         documents = [{name: value for name, _, value in figures} for figures in columns]
         print(
@@ -74,17 +73,17 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def _names(accelerators: list[Accelerator]) -> list[str]:
-    return [each.name for each in accelerators]
+    return [accelerator.name for accelerator in accelerators]
 
 
 def _prices(text: str) -> list[float]:
     try:
-        found = [float(part) for part in text.split(",")]
+        prices = [float(part) for part in text.split(",")]
     except ValueError as error:
         raise StartError(f"--price: {text!r} is not allowed: must be numbers with commas between") from error
-    if not all(0 <= each < 1e6 for each in found):
+    if not all(0 <= price < 1e6 for price in prices):
         raise StartError(f"--price: {text} is not allowed: must be from 0 to under 1000000")
-    return found
+    return prices
 
 
 def _figures(
@@ -125,7 +124,7 @@ def plan_figures(
         ("parameters", "parameters, billions", shape.parameters / 1e9),
         ("weight_gb", "weights, GB", shape.weight_bytes / 1e9),
         ("kv_bytes_per_token", "KV per token of such a sequence, bytes", kv_per_token),
-        ("kv_capacity_tokens", "KV that fits beside the weights, tokens", float(model.kv_capacity_tokens)),
+        ("kv_capacity_tokens", "KV that fits next to the weights, tokens", float(model.kv_capacity_tokens)),
         (
             "sequences",
             f"sequences of {prompt}+{output} tokens that fit, sequences",
@@ -179,27 +178,6 @@ def decode_batch(model: WorkerModel, context: float, tpot_s: float) -> int:
 
 
 def _expected_ttft_s(model: WorkerModel, prompt: int) -> float:
-    """M/D/1: half a service time times u/(1 - u), behind the prompt's own time."""
+    """M/D/1: the prompt's own time, and half a service time times u/(1 - u)."""
     own = model.prefill.seconds(prompt, attended_pairs(prompt, 0))
     return own * (1 + UTILISATION / (2 * (1 - UTILISATION))) + model.gateway_s
-
-
-def shape_named(name: str) -> ModelShape:
-    """A known model, or the config.json of a folder. Raises StartError, ManifestError."""
-    if name in KNOWN_SHAPES:
-        return KNOWN_SHAPES[name]
-    path = Path(name) / CONFIG
-    if not path.is_file():
-        raise StartError(f"--model: {name} is neither one of {', '.join(KNOWN_SHAPES)} nor a folder with {CONFIG}")
-    try:
-        servable_config(path)
-        config = read_json_object(path)
-    except ModelError as error:
-        raise StartError(f"--model: {name} cannot be served: {error}") from error
-    return shape_from_config(Path(name).resolve().name, config)
-
-
-def accelerator_named(name: str) -> Accelerator:
-    if name not in ACCELERATORS:
-        raise StartError(f"--accelerator: {name} is not allowed: one of {', '.join(ACCELERATORS)}")
-    return ACCELERATORS[name]

@@ -19,9 +19,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_quantise(options: argparse.Namespace) -> int:
-    """The command; raises StartError."""
+    """Run `baton quantise`. Raises StartError."""
     try:
-        quantise_model(options.source, options.target, options.format, _tell)
+        quantise_model(options.source, options.target, options.format, _show_progress)
     except ModelError as error:
         raise StartError(str(error)) from error
     before, after = (_weight_bytes(path) for path in (options.source, options.target))
@@ -29,10 +29,10 @@ def run_quantise(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(done: int, of: int) -> None:
-    end = "\n" if done == of else ""
+def _show_progress(done: int, total: int) -> None:
+    end = "\n" if done == total else ""
     if sys.stderr.isatty() or end:
-        print(f"\r{done} of {of} tensors", end=end, file=sys.stderr, flush=True)
+        print(f"\r{done} of {total} tensors", end=end, file=sys.stderr, flush=True)
 
 
 def _weight_bytes(directory: Path) -> int:

@@ -1,4 +1,4 @@
-"""`baton logs`: what the processes of a deployment wrote, of the last run when none is running."""
+"""`baton logs`: the logs of a deployment's processes, of the last run when none is running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLL_S = 0.2
 
 
 def run_logs(process: str | None, name: str | None, follow: bool) -> int:
-    """Print the logs, and with `follow` what comes, until the deployment stops. Raises LocalError."""
+    """Print the logs, and with `follow` also new lines until the deployment stops. Raises LocalError."""
     run = find_run(base_directory(), name, must_run=False)
     positions: dict[str, int] = {}
     _print_new(run, process, positions)

@@ -1,4 +1,4 @@
-"""`baton simulate`: replays a load against the digital twin under a scaling policy: what was met at what cost."""
+"""`baton simulate`: replays a load in the simulator under a scaling policy, and reports attainment and cost."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from baton_control.sizing.inputs.roofline import worker_model
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.inputs.workload import Workload
 from baton_local.argument_types import seconds, some_seconds
-from baton_local.commands.plan import accelerator_named, add_model_options, shape_named
+from baton_local.commands.plan import add_model_options
 from baton_local.commands.simulated_file import read_simulated
 from baton_local.commands.simulated_report import SimulatedRun, comparison, document, table
 from baton_local.commands.what_if import what_if
 from baton_local.errors import StartError
+from baton_local.hardware_arguments import accelerator_named, shape_named
 from baton_simulate.policies import KNOWING, POLICIES, fixed_sizes, needs_of, player
 from baton_simulate.replay import ReplayOutcome, Scenario, replay
 from baton_simulate.synthetic import Shape, synthetic
@@ -40,16 +41,15 @@ USUAL: Mapping[str, object] = {
     "max_accelerators": None,
     "price": None,
     "sleep_after": None,
-    "cost_of_miss": None,
     "flip_time": None,
 }
-"""What an LLMDeployment says, and what holds without one."""
+"""Options that an LLMDeployment sets, with their defaults without one."""
 FIRST_S = 300.0
-"""Of a load, what the first sizes of the pools are taken from."""
+"""The beginning of a load, from which the first sizes of the pools are taken."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `baton simulate`."""
+    """Add the options of `baton simulate`."""
     parser.add_argument(
         "-f",
         "--file",
@@ -86,9 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     pools.add_argument("--max-workers", type=int, metavar="N", help="of each pool (64)")
     pools.add_argument("--max-accelerators", type=int, metavar="N", help="budget of both pools")
     pools.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
-    sleep = pools.add_mutually_exclusive_group()
-    sleep.add_argument("--sleep-after", type=some_seconds, metavar="TIME", help="without requests; mode SLO alone")
-    sleep.add_argument("--cost-of-miss", type=float, metavar="X", help="of a late request: mode SLO sleeps by cost")
+    pools.add_argument("--sleep-after", type=some_seconds, metavar="TIME", help="without requests; mode SLO alone")
     faults = parser.add_argument_group("faults")
     faults.add_argument("--metrics-lost", type=_span, action="append", default=[], metavar="FROM-TO", help="seconds")
     faults.add_argument("--worker-dies", type=_death, action="append", default=[], metavar="ROLE@S")
@@ -102,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_simulate(options: argparse.Namespace) -> int:
-    """The command; raises StartError and ManifestError for what cannot be simulated."""
+    """Run the command; raises StartError and ManifestError for a load or file that cannot be simulated."""
     run = _run_of_file(options) if options.file is not None else _run_of(options)
     if options.what_if:
         print(what_if(run))
@@ -122,7 +120,7 @@ def _replayed(options: argparse.Namespace, run: SimulatedRun) -> list[ReplayOutc
     """Each policy over the same load, from the same first sizes; a fixed pool from its own."""
     policies = _policies(options.policy)
     sizer = SimulatedSizer(run.model, run.spec.targets)
-    # What a whole load needs takes longer to find than a replay, so only who knows the future is told.
+    # Finding what a whole load needs takes longer than a replay, so only policies that know the future get it.
     knows = any(name in KNOWING for name in policies)
     beginning = run.workload.between(0.0, FIRST_S)
     is_enough = len(beginning) > 1 and beginning.duration_s > 0
@@ -153,13 +151,13 @@ def _replayed(options: argparse.Namespace, run: SimulatedRun) -> list[ReplayOutc
 
 
 def _awake(spec: SizingSpec) -> SizingSpec:
-    """Rules of others have no quiet time: they keep a worker in each pool."""
+    """The spec for rules of other systems, which have no quiet time: they keep a worker in each pool."""
     pools = {role: replace(bounds, minimum=max(1, bounds.minimum)) for role, bounds in spec.bounds_of.items()}
     return replace(spec, prefill=pools[Role.PREFILL], decode=pools[Role.DECODE])
 
 
 def _run_of_file(options: argparse.Namespace) -> SimulatedRun:
-    """What the file says; options that would say it again are refused."""
+    """The run of a file; options that would repeat it are refused."""
     for name in USUAL:
         if name != "model" and getattr(options, name) is not None:
             raise StartError(f"--{name.replace('_', '-')}: not allowed with -f: the file says it")
@@ -182,15 +180,11 @@ def _run_of(options: argparse.Namespace) -> SimulatedRun:
     share = options.percentile / 100.0
     targets = Targets(options.ttft, options.tpot, share, share)
     price = accelerator.cost_per_hour if options.price is None else options.price
-    miss = options.cost_of_miss
-    for name, value in (("--price", price), ("--cost-of-miss", miss)):
-        if value is not None and not 0.0 <= value < 1e6:
-            raise StartError(f"{name}: {value} is not allowed: must be from 0 to under 1000000")
-    least = 1 if miss is None and options.sleep_after is None else 0
+    if not 0.0 <= price < 1e6:
+        raise StartError(f"--price: {price} is not allowed: must be from 0 to under 1000000")
+    least = 1 if options.sleep_after is None else 0
     bounds = Bounds(least, options.max_workers, options.tensor_parallel, price * options.tensor_parallel)
-    spec = SizingSpec(
-        bounds, bounds, targets, options.max_accelerators, options.sleep_after, miss, flip_s=options.flip_time
-    )
+    spec = SizingSpec(bounds, bounds, targets, options.max_accelerators, options.sleep_after, flip_s=options.flip_time)
     return SimulatedRun(workload, model, spec, price)
 
 
@@ -240,7 +234,7 @@ def _draw(path: Path, run: SimulatedRun, outcomes: list[ReplayOutcome]) -> None:
     if len(outcomes) == 1:
         draw_timeline(path, run.workload, run.spec, outcomes[0])
     else:
-        costs = [cost for each in outcomes if (cost := run.cost(each)) is not None]
+        costs = [cost for outcome in outcomes if (cost := run.cost(outcome)) is not None]
         draw_comparison(path, run.workload, run.spec, outcomes, costs if len(costs) == len(outcomes) else None)
 
 

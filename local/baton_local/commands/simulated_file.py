@@ -1,4 +1,4 @@
-"""What `baton simulate -f FILE` takes from an LLMDeployment: targets, pools, prices, and all types of accelerators."""
+"""The LLMDeployment of `baton simulate -f FILE`: targets, pools, prices, and all types of accelerators."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import read_manifest
-from baton_local.commands.plan import shape_named
 from baton_local.errors import StartError
 from baton_local.fleet.host import model_directory
+from baton_local.hardware_arguments import shape_named
 from baton_simulate.deployed_slo import DeployedSlo, TypeOfPool, pool_types
 from baton_simulate.replay import ReplayOutcome
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -43,20 +43,20 @@ class SimulatedFile:
         return worker_of_shape(deployment, self.shape)
 
     def types(self, role: Role) -> tuple[TypeOfPool, ...]:
-        """What a pool may compute on, what the file names first in front."""
+        """All types that a pool may compute on, the one that the file names first in front."""
         return pool_types(self.deployment, role, self.prior)
 
     def models(self) -> Mapping[tuple[Role, str], WorkerModel]:
-        return {(role, each.name): each.model for role in POOL_ROLES for each in self.types(role)}
+        return {(role, kind.name): kind.model for role in POOL_ROLES for kind in self.types(role)}
 
     def policy(self) -> DeployedSlo:
-        """A fresh one: it remembers a replay."""
+        """A fresh policy: it remembers its replay."""
         return DeployedSlo(self.deployment, self.spec, self.prior)
 
     def costs(self, outcome: ReplayOutcome) -> dict[tuple[Role, str], float | None]:
-        """What each pool cost on each type; None where the file has no price. Who chooses no type has the one that the
-        file names first."""
-        prices = {role: {each.name: each.price for each in self.types(role)} for role in POOL_ROLES}
+        """The cost of each pool on each type; None where the file has no price. A policy that chooses no type has the
+        one that the file names first."""
+        prices = {role: {kind.name: kind.price for kind in self.types(role)} for role in POOL_ROLES}
         costs: dict[tuple[Role, str], float | None] = {}
         for (role, name), hours in outcome.hours.items():
             price = prices[role].get(name, next(iter(prices[role].values())))
@@ -65,8 +65,8 @@ class SimulatedFile:
 
 
 def read_simulated(path: Path, model: str | None) -> SimulatedFile:
-    """`model`: a known one or a folder, where the file's own is not on this machine. Raises StartError and
-    ManifestError."""
+    """Read a deployment. `model`: a known model or a folder, where the file's own is not on this machine. Raises
+    StartError and ManifestError."""
     deployment = read_manifest(path)
     if model is not None:
         return SimulatedFile(deployment, shape_named(model))

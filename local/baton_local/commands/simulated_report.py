@@ -1,4 +1,4 @@
-"""A replay as text for people and as data for programs: what was met, at what cost, on what."""
+"""A replay as text for people and as data for programs: attainment, cost, and types of accelerators."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ SHOWN_DECISIONS = 40
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """A load, and what is simulated under it."""
+    """A load, and the deployment that is simulated under it."""
 
     workload: Workload
     model: WorkerModel
     spec: SizingSpec
     price: float
-    """Of an accelerator and hour."""
+    """Per accelerator and hour."""
     file: SimulatedFile | None = None
-    """The deployment, where a file says it."""
+    """The deployment, where a file describes it."""
 
     def cost(self, outcome: ReplayOutcome) -> float | None:
         """None where a pool's price is not known."""
         if self.file is None:
             return outcome.gpu_hours * self.price
-        costs = [each for each in self.file.costs(outcome).values() if each is not None]
+        costs = [cost for cost in self.file.costs(outcome).values() if cost is not None]
         return sum(costs) if len(costs) == len(outcome.hours) else None
 
 
 def document(outcome: ReplayOutcome, run: SimulatedRun) -> dict[str, object]:
-    """For programs."""
+    """The replay as JSON fields."""
     costs = {} if run.file is None else run.file.costs(outcome)
     types = [
         {
@@ -70,7 +70,7 @@ def document(outcome: ReplayOutcome, run: SimulatedRun) -> dict[str, object]:
 
 
 def table(outcome: ReplayOutcome, run: SimulatedRun) -> str:
-    """Of one policy."""
+    """The replay of one policy as text."""
     targets, priced = run.spec.targets, "--price" if run.file is None else "costPerHour"
     lines = [
         f"{outcome.requests} requests over {run.workload.duration_s:.0f} s, policy {outcome.policy}",
@@ -91,7 +91,7 @@ def table(outcome: ReplayOutcome, run: SimulatedRun) -> str:
 
 
 def comparison(outcomes: list[ReplayOutcome], run: SimulatedRun) -> str:
-    """Of several, a line each."""
+    """The replays of several policies, a line each."""
     targets = run.spec.targets
     wide = max(len("policy"), *(len(outcome.policy) for outcome in outcomes))
     lines = [
@@ -99,10 +99,10 @@ def comparison(outcomes: list[ReplayOutcome], run: SimulatedRun) -> str:
         f"{'policy':<{wide}} {'both':>8} {f'TTFT {targets.ttft_s * 1000:.0f} ms':>13} "
         f"{f'TPOT {targets.tpot_s * 1000:.0f} ms':>13} {'GPU-hours':>10} {'cost':>9} {'changes':>8}",
     ]
-    for each in outcomes:
-        shares = f"{each.slo_attainment:8.2%} {each.ttft_attainment:13.2%} {each.tpot_attainment:13.2%}"
-        cost = f"{each.gpu_hours:10.2f} {_money(run.cost(each)):>9}"
-        lines.append(f"{each.policy:<{wide}} {shares} {cost} {len(each.decisions):8d}")
+    for outcome in outcomes:
+        shares = f"{outcome.slo_attainment:8.2%} {outcome.ttft_attainment:13.2%} {outcome.tpot_attainment:13.2%}"
+        cost = f"{outcome.gpu_hours:10.2f} {_money(run.cost(outcome)):>9}"
+        lines.append(f"{outcome.policy:<{wide}} {shares} {cost} {len(outcome.decisions):8d}")
     return "\n".join(lines)
 
 
@@ -133,7 +133,7 @@ def types_table(outcome: ReplayOutcome, file: SimulatedFile, end_s: float) -> li
 
 
 def presence(outcome: ReplayOutcome, role: Role, name: str, end_s: float) -> list[tuple[float, float]]:
-    """(from, to) in seconds, when any worker of that type was there."""
+    """(from, to) in seconds, when the pool had any worker of that type."""
     spans: list[tuple[float, float]] = []
     begun_s: float | None = None
     last_s = 0.0

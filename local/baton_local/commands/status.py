@@ -9,17 +9,17 @@ from typing import TextIO
 import msgspec
 
 from baton_local.fleet.observation import Observation, ObservedWorker
-from baton_local.fleet.record import PostRecord, TargetRecord
+from baton_local.fleet.record import ProcessRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch
 
 SHOWN_PERCENTILES = (50, 95, 99)
 HOME_AND_CLEAR = "\x1b[H\x1b[2J"
-"""To the upper left corner, and an empty screen: what every terminal understands."""
+"""Escape sequences: cursor to the upper left corner, clear the screen."""
 
 
 def as_json(seen: Observation) -> dict[str, object]:
-    """The status as plain data; what is unknown is null."""
+    """The status as plain data; unknown values are null."""
     record = seen.record
     return {
         "name": record.name,
@@ -33,7 +33,7 @@ def as_json(seen: Observation) -> dict[str, object]:
         "wanted": record.wanted,
         "emulated": record.emulated,
         "pools": {role: _pool(role, seen) for role in ("prefill", "decode")},
-        "workers": [_worker(post, state, seen) for post, state in seen.workers],
+        "workers": [_worker(process, state, seen) for process, state in seen.workers],
         "gateway": None if seen.gateway is None else _process(seen.gateway),
         "slo": {
             "ttft": _latency(seen.seen_by_gateway.ttft, record.ttft),
@@ -47,8 +47,8 @@ def as_text(seen: Observation) -> str:
     record = seen.record
     title = f"{record.namespace}/{record.name}  {record.served_name}  {record.endpoint}"
     title += "" if record.ready else "  (not ready)"
-    posts = ([(seen.gateway, None)] if seen.gateway else []) + list(seen.workers)
-    rows = [_row(post, state, seen) for post, state in posts]
+    processes = ([(seen.gateway, None)] if seen.gateway else []) + list(seen.workers)
+    rows = [_row(process, state, seen) for process, state in processes]
     header = (
         "PROCESS",
         "ROLE",
@@ -78,8 +78,8 @@ def as_text(seen: Observation) -> str:
     )
 
 
-def watched(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s: float) -> None:
-    """Write the page again and again, until something raises: over the former one, or one below the other."""
+def watch(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s: float) -> None:
+    """Write the page repeatedly until an exception: in place of the former one, or one below the other."""
     while True:
         text = page()
         out.write(f"{HOME_AND_CLEAR if is_clearing else ''}{text}\n")
@@ -89,38 +89,38 @@ def watched(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s:
 
 def _lanes(seen: Observation) -> list[str]:
     lines = []
-    for post, state in seen.workers:
+    for process, state in seen.workers:
         for link in state.transfer.links if state is not None else ():
             rate = "not measured" if link.bytes_per_s is None else f"{link.bytes_per_s / 1e9:.2f} GB/s"
             slow = "  below minBandwidth" if link.below_minimum else ""
-            lines.append(f"KV    {post.name} → {link.peer}  {link.lane}  {rate}{slow}")
+            lines.append(f"KV    {process.name} → {link.peer}  {link.lane}  {rate}{slow}")
     return lines
 
 
 def _pool(role: str, seen: Observation) -> dict[str, object]:
-    posts = [post for post, _ in seen.workers if post.role == role]
-    return {"workers": len(posts), "ready": sum(post.phase == "ready" for post in posts)}
+    processes = [process for process, _ in seen.workers if process.role == role]
+    return {"workers": len(processes), "ready": sum(process.phase == "ready" for process in processes)}
 
 
-def _process(post: PostRecord) -> dict[str, object]:
+def _process(process: ProcessRecord) -> dict[str, object]:
     return {
-        "name": post.name,
-        "role": post.role,
-        "pid": post.pid,
-        "address": post.address,
-        "phase": post.phase,
-        "starts": post.starts,
+        "name": process.name,
+        "role": process.role,
+        "pid": process.pid,
+        "address": process.address,
+        "phase": process.phase,
+        "starts": process.starts,
     }
 
 
-def _worker(post: PostRecord, state: ObservedWorker | None, seen: Observation) -> dict[str, object]:
+def _worker(process: ProcessRecord, state: ObservedWorker | None, seen: Observation) -> dict[str, object]:
     known = {} if state is None else {name: getattr(state, name) for name in _STATE_FIELDS}
     transfer = {} if state is None else {name: getattr(state.transfer, name) for name in _TRANSFER_FIELDS}
     links = [] if state is None else [msgspec.structs.asdict(link) for link in state.transfer.links]
     return {
-        **_process(post),
-        "revision": post.revision,
-        "link": _link(post, seen),
+        **_process(process),
+        "revision": process.revision,
+        "link": _link(process, seen),
         **dict.fromkeys(_STATE_FIELDS),
         **known,
         "transfer": {**dict.fromkeys(_TRANSFER_FIELDS), **transfer, "links": links},
@@ -131,15 +131,25 @@ _STATE_FIELDS = ("blocks_total", "blocks_free", "block_bytes", "running", "waiti
 _TRANSFER_FIELDS = ("transport", "handovers", "bytes_sent", "bytes_received")
 
 
-def _link(post: PostRecord, seen: Observation) -> str | None:
-    """How the gateway sees a worker; None when it does not."""
-    return None if post.address is None else seen.seen_by_gateway.links.get(post.address)
+def _link(process: ProcessRecord, seen: Observation) -> str | None:
+    """State of the gateway's link to a worker; None: the gateway does not know the worker."""
+    return None if process.address is None else seen.seen_by_gateway.links.get(process.address)
 
 
-def _row(post: PostRecord, state: ObservedWorker | None, seen: Observation) -> tuple[object, ...]:
+def _row(process: ProcessRecord, state: ObservedWorker | None, seen: Observation) -> tuple[object, ...]:
     blocks = (None,) * 4 if state is None else (state.blocks_total, state.blocks_free, state.running, state.waiting)
-    pid, link = str(post.pid or "-"), _link(post, seen)
-    return (post.name, post.role, post.phase, link, pid, post.address, post.revision, post.starts, *blocks)
+    pid, link = str(process.pid or "-"), _link(process, seen)
+    return (
+        process.name,
+        process.role,
+        process.phase,
+        link,
+        pid,
+        process.address,
+        process.revision,
+        process.starts,
+        *blocks,
+    )
 
 
 def _latency(sketch: Sketch, target: TargetRecord) -> dict[str, object]:

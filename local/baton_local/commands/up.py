@@ -1,6 +1,6 @@
-"""`baton up`: from what was asked for to a running deployment. Everything that can be refused is refused here.
+"""`baton up`: from the command line to a running deployment. Whatever can be refused is refused here.
 
-Standard error gets progress; standard output gets the one line that says where to send requests.
+Progress goes to standard error; standard output gets one line with the URL for requests.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device
 from baton_gateway.parent_death import die_with_parent
 from baton_local.fetching.default_deployment import as_yaml
-from baton_local.fetching.local_model import AskedSource, ReadyModel, from_file, from_source
+from baton_local.fetching.local_model import (
+    LocalDeployment,
+    SourceRequest,
+    deployment_from_manifest,
+    deployment_from_source,
+)
 from baton_local.fetching.model_cache import ModelCache, cache_folder
-from baton_local.fleet.client_keys import NOTHING_SAID, AskedKeys, ClientKeys, client_keys
+from baton_local.fleet.client_keys import NO_KEY_OPTIONS, ClientKeys, KeyOptions, client_keys
 from baton_local.fleet.desired_processes import plan_fleet
-from baton_local.fleet.emulation import emulated, write_paced
-from baton_local.fleet.host import devices, gpu_ids, held_port
-from baton_local.fleet.local_runtime import LocalRuntime
+from baton_local.fleet.emulation import parse_emulation, write_paced
+from baton_local.fleet.host import check_model, devices, gpu_ids, reserve_port
+from baton_local.fleet.local_runtime import LocalRuntime, RunPlan
 from baton_local.fleet.local_site import LOOPBACK, local_site
-from baton_local.fleet.model_check import check_model
 from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.run_dir import (
     base_directory,
@@ -37,7 +41,7 @@ from baton_local.fleet.run_dir import (
     write_private,
 )
 from baton_local.fleet.supervision import Patience
-from baton_local.options import KEY_VARIABLE
+from baton_local.shared_options import KEY_VARIABLE
 from baton_wire.messages.values import POOL_ROLES
 
 LEAVE_MARGIN_S = 30.0
@@ -46,27 +50,27 @@ DEFAULT_PATIENCE = Patience()
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What the user asked for."""
+    """The options of the command line."""
 
     manifest: Path | None = None
-    """The LLMDeployment; None: `source` says what to serve."""
-    source: AskedSource | None = None
+    """File of the LLMDeployment; None: `source` is served with the defaults."""
+    source: SourceRequest | None = None
     cache: ModelCache | None = None
-    """Of fetched models; None: the user's."""
+    """Cache of downloaded models; None: the user's default one."""
     host: str = LOOPBACK
     port: int = 8000
     volumes: dict[str, Path] = field(default_factory=dict)
     device: Device | None = None
     processes: int | None = None
-    """Gateway processes; None: what the manifest says."""
+    """Gateway processes; None: as many as the manifest says."""
     emulate: str | None = None
-    """An accelerator whose step times stand in for computing (see `emulation`)."""
+    """Accelerator and model whose step times replace computing (see `emulation`)."""
     patience: Patience = DEFAULT_PATIENCE
-    keys: AskedKeys = NOTHING_SAID
+    keys: KeyOptions = NO_KEY_OPTIONS
     generation_defaults: bool = True
-    """False: not even where the manifest says so."""
+    """False: off, whatever the manifest says."""
     ignore_unknown_fields: bool = False
-    """True: even where the manifest says otherwise."""
+    """True: on, whatever the manifest says."""
 
 
 def run_up(options: UpOptions) -> int:
@@ -74,17 +78,17 @@ def run_up(options: UpOptions) -> int:
     die_with_parent(signal.SIGTERM)
     written = None if options.manifest is None else read_manifest(options.manifest)
     keys = client_keys(options.keys, os.environ, written is not None and written.spec.gateway.open_access, options.host)
-    os.environ.pop(KEY_VARIABLE, None)  # or every child would have it
-    with held_port(options.host, options.port) as held:
-        return _run_on(held.getsockname()[1], options, written, keys)
+    os.environ.pop(KEY_VARIABLE, None)  # or every child would inherit it
+    with reserve_port(options.host, options.port) as reserved:
+        return _run_on(reserved.getsockname()[1], options, written, keys)
 
 
 def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: ClientKeys) -> int:
-    """The same on a port that is held, once it is known what the file says and who may ask."""
+    """Run the deployment on a reserved port. `written`: the manifest, if there is one."""
     gpus = gpu_ids(os.environ)
-    ready = _ready_model(options, written, bool(gpus))
-    deployment, model = as_asked(ready.deployment, options), ready.argument
-    emulation = None if options.emulate is None else emulated(options.emulate, deployment)
+    local = _local_deployment(options, written, bool(gpus))
+    deployment, model = apply_options(local.deployment, options), local.argument
+    emulation = None if options.emulate is None else parse_emulation(options.emulate, deployment)
     chosen = (
         devices(deployment, options.device, len(gpus)) if emulation is None else dict.fromkeys(POOL_ROLES, Device.CPU)
     )
@@ -93,7 +97,7 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
     longest_s = deployment.spec.gateway.limits.max_request_duration
     patience = replace(options.patience, worker_leave_s=longest_s + LEAVE_MARGIN_S)
     with (
-        contextlib.nullcontext() if ready.cached is None else ModelCache(ready.cached.folder).used(ready.cached),
+        contextlib.nullcontext() if local.cached is None else ModelCache(local.cached.folder).hold(local.cached),
         claimed(base_directory(), directory_name(metadata.namespace, metadata.name)) as run,
         socket.create_server((LOOPBACK, 0)) as link,
     ):
@@ -103,28 +107,26 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
         if emulation is not None:
             write_paced(run.paced, emulation)
         site = local_site(run, model, chosen, link.getsockname()[1], emulation, longest_s)
-        keys_path = keys.placed(run)
+        keys_path = keys.place(run)
         site = replace(site, api_keys_path=None if keys_path is None else str(keys_path))
         fleet = plan_fleet(deployment, site)
         with ChildProcesses() as processes:
-            runtime = LocalRuntime(
-                run, fleet, processes, options.host, port, gpus, patience, link, emulation, site.api_keys_path
-            )
-            return asyncio.run(runtime.serve())
+            plan = RunPlan(run, fleet, options.host, port, gpus, patience, emulation, site.api_keys_path)
+            return asyncio.run(LocalRuntime(plan, processes, link).serve())
 
 
-def _ready_model(options: UpOptions, written: LLMDeployment | None, has_gpu: bool) -> ReadyModel:
-    """What is to be served, on this machine already. Raises LocalError, OperatorError."""
+def _local_deployment(options: UpOptions, written: LLMDeployment | None, has_gpu: bool) -> LocalDeployment:
+    """The deployment, with its model on this machine. Raises LocalError, OperatorError."""
     cache = options.cache or ModelCache(cache_folder(os.environ))
     if written is not None and options.manifest is not None:
-        return from_file(written, options.manifest, options.volumes, cache, os.environ)
-    assert options.source is not None, "one of both is given"
+        return deployment_from_manifest(written, options.manifest, options.volumes, cache, os.environ)
+    assert options.source is not None, "argparse requires a manifest or a source"
     device = options.device or (Device.CUDA if has_gpu and options.emulate is None else Device.CPU)
-    return from_source(options.source, cache, os.environ, device)
+    return deployment_from_source(options.source, cache, os.environ, device)
 
 
-def as_asked(deployment: LLMDeployment, options: UpOptions) -> LLMDeployment:
-    """The deployment with what the command line says otherwise."""
+def apply_options(deployment: LLMDeployment, options: UpOptions) -> LLMDeployment:
+    """The deployment with the options of the command line that override the manifest."""
     spec = deployment.spec
     gateway: dict[str, object] = {} if options.processes is None else {"processes": options.processes}
     if options.ignore_unknown_fields:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton_control.sizing.decision.capacity import Mix, SimulatedSizer
+from baton_control.sizing.decision.capacity import SimulatedSizer
+from baton_control.sizing.inputs.mix import Mix
 from baton_local.commands.simulated_file import SimulatedFile
 from baton_local.commands.simulated_report import SimulatedRun
 from baton_simulate.policies import mix_of
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
-"""Of the load, or of a target."""
+"""Multiples of the load, or of a target."""
 CELL = 16
 
 
@@ -61,7 +62,7 @@ def _of_types(file: SimulatedFile, mix: Mix, rate_per_s: float) -> list[str]:
 
 
 def _rows(file: SimulatedFile, role: Role, scale: float, mix: Mix, rate_per_s: float) -> list[str]:
-    """Of one pool and target, a row for each type."""
+    """Rows of one pool and target, one for each type."""
     spec, is_prefill = file.spec, role is Role.PREFILL
     targets, bounds = spec.targets, spec.bounds_of[role]
     targets = replace(
@@ -69,23 +70,23 @@ def _rows(file: SimulatedFile, role: Role, scale: float, mix: Mix, rate_per_s: f
         ttft_s=targets.ttft_s * (scale if is_prefill else 1.0),
         tpot_s=targets.tpot_s * (1.0 if is_prefill else scale),
     )
-    found: dict[str, list[tuple[int, float | None] | None]] = {}
-    for each in file.types(role):
-        sizer = SimulatedSizer(each.model, targets, max_workers=bounds.maximum + 1)
-        price = None if each.price is None else each.price * max(1, bounds.accelerators)
+    cells_of: dict[str, list[tuple[int, float | None] | None]] = {}
+    for kind in file.types(role):
+        sizer = SimulatedSizer(kind.model, targets, max_workers=bounds.maximum + 1)
+        price = None if kind.price is None else kind.price * max(1, bounds.accelerators)
         counts = [max(1, bounds.minimum, sizer.required(role, mix, rate_per_s * times)) for times in MULTIPLES]
         is_reachable = sizer.reachable_share(role, mix) > 0
-        found[each.name] = [
+        cells_of[kind.name] = [
             (count, None if price is None else count * price) if is_reachable and count <= bounds.maximum else None
             for count in counts
         ]
     least = [
         min((cell[1] for cell in column if cell is not None and cell[1] is not None), default=None)
-        for column in zip(*found.values(), strict=True)
+        for column in zip(*cells_of.values(), strict=True)
     ]
     word = f"{'TTFT' if is_prefill else 'TPOT'} {1e3 * targets.limit_s(role):.4g}ms"
     rows = []
-    for name, cells in found.items():
+    for name, cells in cells_of.items():
         texts = [
             "too few or slow" if cell is None else _priced(*cell, best) for cell, best in zip(cells, least, strict=True)
         ]

@@ -1,5 +1,5 @@
-"""Models that a command brings onto this machine: what was asked for, the pinned name, the cache, how far it is.
+"""Models on this machine: parses the model argument, pins its revision, downloads it into the user's cache.
 
-Owns the user's cache of models. Never downloads by itself: `baton_model_fetch` does, as on a cluster, and checks.
-Called by `baton up` and `baton batch` before any process starts.
+Owns the user's model cache. The download itself is `baton_model_fetch`, as on a cluster, which verifies every file.
+Called by `baton up`, `baton batch` and `baton quality` before any process starts.
 """

@@ -1,4 +1,4 @@
-"""The LLMDeployment that `baton up MODEL` stands for: one worker a pool, defaults, the source pinned. Pure."""
+"""The LLMDeployment that `baton up MODEL` runs: one worker per pool, defaults, the pinned source. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from baton_wire.models.decoder_spec import DecoderSpec
 from baton_worker.building.block_budget import CPU_DEFAULT_BYTES, MEMORY_SHARE
 
 MOST_CONTEXT_TOKENS = 32_768
-"""Of a deployment that nobody wrote: longer contexts are asked for by name."""
+"""Longest context of a default deployment; a longer one takes --max-context-tokens or a manifest."""
 LEAST_CONTEXT_TOKENS = 512
 STEP = 16
 FLOAT32_BYTES = 4
 
 
 def context_tokens(config: DecoderSpec, asked: int | None, free_bytes: int | None) -> int:
-    """The context to serve: what is asked for, else what the model is made for and a CPU worker's KV memory holds.
+    """The context length to serve: the requested one, else what the model allows and a CPU worker's KV memory holds.
 
-    A decode worker keeps one sequence of full length and room to land another. `free_bytes` None: not on a CPU.
-    Raises ModelConfigError for more than the model is made for.
+    A decode worker needs memory for one sequence of full length and for another that is being received. `free_bytes`
+    None: the worker runs on a GPU. Raises ModelConfigError for a request beyond the model's own context.
     """
     if asked is not None:
         return config.context_within(asked)
@@ -34,8 +34,8 @@ def context_tokens(config: DecoderSpec, asked: int | None, free_bytes: int | Non
     return most
 
 
-def made_deployment(source: str, served_name: str, context: int, is_on_gpu: bool) -> LLMDeployment:
-    """Raises ManifestError where a name cannot stand in an LLMDeployment."""
+def default_deployment(source: str, served_name: str, context: int, is_on_gpu: bool) -> LLMDeployment:
+    """A deployment of one model with the defaults. Raises ManifestError for a name that no LLMDeployment can have."""
     pool = {"accelerator": {"resource": "nvidia.com/gpu"}} if is_on_gpu else {}
     return parse_object(
         {
@@ -51,6 +51,6 @@ def made_deployment(source: str, served_name: str, context: int, is_on_gpu: bool
 
 
 def as_yaml(deployment: LLMDeployment) -> str:
-    """What was made, as a file for `baton up -f` or `kubectl apply`: only what has no default."""
+    """A manifest for `baton up -f` or `kubectl apply`, without the fields that have their default."""
     plain = deployment.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return yaml.safe_dump(plain, sort_keys=False, width=118)

@@ -1,4 +1,4 @@
-"""Have a model on this machine: resolve its name, fetch it with the cluster's code, show how far that is."""
+"""Downloads a model onto this machine: resolves its revision, fetches it with the cluster's code, shows progress."""
 
 from __future__ import annotations
 
@@ -30,44 +30,46 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "oci": {"endpoint": "OCI_ENDPOINT"},
 }
-"""By scheme: files of credentials as a cluster's Secret has them, and the variables that they come from here."""
+"""Credential files of each scheme, as a cluster's Secret names them, with the environment variables for them here."""
 
 
 class FetchFailedError(LocalError):
-    """The model could not be brought; asking again may help, and goes on where this ended."""
+    """The download failed; the same command may succeed later, and resumes it."""
 
 
-def pinned(name: HubName, cache: ModelCache, environment: Mapping[str, str], is_fresh: bool) -> str:
-    """The name with its commit: the one of last time, unless there is none or a fresh one is wanted.
+def pin_revision(name: HubName, cache: ModelCache, environment: Mapping[str, str], is_fresh: bool) -> str:
+    """The source with its commit: the remembered one, unless there is none or `is_fresh`.
 
     Raises StartError, FetchFailedError.
     """
     text = f"{name.repository}@{name.revision}"
     known = None if is_fresh else cache.pin(text)
     if known is not None:
-        _say(f"hf://{text} is commit {known}, as last time (--latest asks again)")
+        _say(f"hf://{text} is commit {known}, as resolved before (--latest resolves it again)")
         return name.pinned(known)
-    with _credentials("hf", environment) as credentials, _told_plainly(f"hf://{text}"):
+    with _credentials("hf", environment) as credentials, _explain_errors(f"hf://{text}"):
         commit = asyncio.run(_commit(name, credentials))
     cache.remember(text, commit)
     _say(f"hf://{text} is commit {commit}")
     return name.pinned(commit)
 
 
-def fetched(source: str, cache: ModelCache, environment: Mapping[str, str]) -> ModelFolder:
-    """The folder with a pinned source's files, whole and checked. Raises StartError, FetchFailedError."""
+def download_model(source: str, cache: ModelCache, environment: Mapping[str, str]) -> ModelFolder:
+    """The folder with all verified files of a pinned source. Raises StartError, FetchFailedError."""
     model = cache.model(source)
     if model.is_whole():
         return model
     scheme = source.partition("://")[0]
-    logging.getLogger("baton.fetch").setLevel(logging.ERROR)  # the bar says what the log would
-    with _credentials(scheme, environment) as credentials, _told_plainly(source), contextlib.ExitStack() as stack:
-        asyncio.run(fetch(source, model, credentials, _Shown(source, model, cache, stack)))
+    logging.getLogger("baton.fetch").setLevel(logging.ERROR)  # the progress bar replaces the log
+    with _credentials(scheme, environment) as credentials, _explain_errors(source), contextlib.ExitStack() as stack:
+        asyncio.run(fetch(source, model, credentials, _DownloadWatch(source, model, cache, stack)))
     _say(f"{source} is at {model.model}")
     return model
 
 
-class _Shown(Watch):
+class _DownloadWatch(Watch):
+    """Refuses an unservable model early, frees space in the cache, and shows a progress bar."""
+
     every_s = 0.2
 
     def __init__(self, source: str, model: ModelFolder, cache: ModelCache, stack: contextlib.ExitStack) -> None:
@@ -75,8 +77,8 @@ class _Shown(Watch):
         self._bar: ProgressBar | None = None
 
     def listed(self, total: int) -> None:
-        for gone in self._cache.make_room(self._model, total):
-            _say(f"{gone} was removed from the cache to make room")
+        for removed in self._cache.free_space(self._model, total):
+            _say(f"removed {removed} from the cache to free space")
         name = self._source.partition("@")[0]
         self._bar = self._stack.enter_context(ProgressBar(f"fetching {name}", total, "B"))
 
@@ -86,7 +88,7 @@ class _Shown(Watch):
         except ModelError as error:
             raise StartError(f"{self._source} cannot be served: {error}") from error
 
-    def told(self, have: int, total: int, seconds: float) -> None:
+    def progressed(self, have: int, total: int, seconds: float) -> None:
         if self._bar is not None:
             self._bar.at(have)
 
@@ -98,29 +100,30 @@ async def _commit(name: HubName, credentials: Credentials) -> str:
 
 @contextlib.contextmanager
 def _credentials(scheme: str, environment: Mapping[str, str]) -> Iterator[Credentials]:
-    """What the environment has for a scheme, as the files that a cluster mounts; the folder goes at the end."""
-    found = {file: environment[name] for file, name in _NAMES[scheme].items() if environment.get(name)}
+    """The environment's credentials for a scheme, as the files that a cluster mounts, in a temporary folder."""
+    files = {file: environment[name] for file, name in _NAMES[scheme].items() if environment.get(name)}
     docker = Path(environment.get("DOCKER_CONFIG", str(Path.home() / ".docker"))) / "config.json"
     if scheme == "oci" and docker.is_file() and '"auths"' in (text := docker.read_text(encoding="utf-8")):
-        found[".dockerconfigjson"] = text
-    if not found:
+        files[".dockerconfigjson"] = text
+    if not files:
         yield Credentials(None)
         return
     with tempfile.TemporaryDirectory(prefix="baton-credentials-") as folder:  # its mode is 0700
-        for file, text in {**found, "sources": f"{scheme}://"}.items():
+        for file, text in {**files, "sources": f"{scheme}://"}.items():
             Path(folder, file).write_text(text, encoding="utf-8")
         yield Credentials(Path(folder))
 
 
 @contextlib.contextmanager
-def _told_plainly(source: str) -> Iterator[None]:
+def _explain_errors(source: str) -> Iterator[None]:
+    """Raises the errors of the model fetch as StartError or FetchFailedError, which name the source."""
     try:
         yield
     except SourceRefused as error:
         raise StartError(f"{source}: {error}") from error
     except (FetchError, OSError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise FetchFailedError(f"{source}: {said}; the same command goes on where this ended") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise FetchFailedError(f"{source}: {reason}; the same command resumes the download") from error
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What stands behind `baton up`: a folder, or a source to fetch, with or without the commit that pins it. Pure."""
+"""The MODEL argument of `baton up`: a folder, or a remote source with or without a pinned commit. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NAME = 36
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A repository of the hub by branch or tag: it means another commit tomorrow."""
+    """A hub repository at a branch or tag, which may point to another commit tomorrow."""
 
     repository: str
     revision: str
@@ -25,8 +25,14 @@ class HubName:
         return f"hf://{self.repository}@{commit}"
 
 
-def asked_model(text: str) -> Path | ModelSource | HubName:
-    """A folder of this machine, a pinned source, or a name to resolve. Raises StartError."""
+def parse_model_argument(text: str) -> Path | ModelSource | HubName:
+    """A local folder, a pinned source, or a hub name to resolve. Raises StartError.
+
+    >>> parse_model_argument("hf://org/model@main")
+    HubName(repository='org/model', revision='main')
+    >>> parse_model_argument("s3://bucket/models/chat").place
+    'bucket'
+    """
     if "://" not in text:
         return Path(text)
     try:
@@ -38,25 +44,29 @@ def asked_model(text: str) -> Path | ModelSource | HubName:
         message = f"{text[:200]!r} is not allowed: must be a folder, hf://ORG/NAME, or {ALLOWED}"
         raise StartError(message) from None
     if source.scheme is Scheme.PVC:
-        raise StartError(f"{text}: a claim is named in an LLMDeployment: use -f FILE with --volume")
+        raise StartError(f"{text}: only a manifest can name a claim: use -f FILE with --volume")
     if source.scheme is Scheme.RANDOM:
-        raise StartError(f"{text}: random weights are named in an LLMDeployment: use -f FILE")
+        raise StartError(f"{text}: only a manifest can name random weights: use -f FILE")
     return Path(str(source.path)) if source.scheme is Scheme.FILE else source
 
 
-def served_name(asked: Path | ModelSource | HubName) -> str:
-    """What clients write as `model`: the repository for the hub, elsewhere the last name."""
-    if isinstance(asked, HubName):
-        return asked.repository
-    if isinstance(asked, Path):
-        return asked.resolve().name
-    if asked.scheme is Scheme.HF:
-        return str(asked.place)
-    return str(asked.path or asked.place).rstrip("/").rpartition("/")[2]
+def served_name(model: Path | ModelSource | HubName) -> str:
+    """The model name in requests: the repository of a hub model, else the last part of the path."""
+    if isinstance(model, HubName):
+        return model.repository
+    if isinstance(model, Path):
+        return model.resolve().name
+    if model.scheme is Scheme.HF:
+        return str(model.place)
+    return str(model.path or model.place).rstrip("/").rpartition("/")[2]
 
 
 def deployment_name(served: str) -> str:
-    """A name that Kubernetes takes too, from the last part of what is served."""
+    """A name that Kubernetes accepts, from the last part of the served name.
+
+    >>> deployment_name("org/Llama-3.1-8B_Instruct")
+    'llama-3-1-8b-instruct'
+    """
     name = re.sub(r"[^a-z0-9]+", "-", served.rpartition("/")[2].lower()).strip("-")
     name = name if name[:1].isalpha() else f"m-{name}"
     return name[:MAX_NAME].rstrip("-")

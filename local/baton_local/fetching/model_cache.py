@@ -1,7 +1,7 @@
-"""The user's cache of fetched models: a folder for each source, as on a cluster's volume, bounded in bytes.
+"""The user's cache of downloaded models: one folder per source, as on a cluster's volume, bounded in bytes.
 
-When another model needs room, those go that were used longest ago. One that a running command uses never goes: it is
-held by a shared lock, which cannot stay behind.
+The least recently used models are evicted when another one needs the space. A model that a running command uses is
+never evicted: the command holds a shared file lock, which the kernel releases when the command ends.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return base / "baton" / "models"
 
 
-def asked_cache(folder: Path | None, most_bytes: int | None, environment: Mapping[str, str]) -> ModelCache:
-    """The cache that the command line names; None: the user's, the default bound."""
+def open_cache(folder: Path | None, most_bytes: int | None, environment: Mapping[str, str]) -> ModelCache:
+    """The cache that the command line names. None: the user's default folder, the default bound."""
     return ModelCache(folder or cache_folder(environment), most_bytes or DEFAULT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
+    """The cache in a folder, and the most bytes that it may take."""
+
     folder: Path
     most_bytes: int = DEFAULT_BYTES
 
     def model(self, source: str) -> ModelFolder:
-        """Where a pinned source lies, or will."""
+        """The folder of a pinned source, downloaded or not."""
         return ModelFolder(self.folder, f"model-{content_hash(source)}")
 
     @contextlib.contextmanager
-    def used(self, model: ModelFolder) -> Iterator[None]:
-        """Hold a model in the cache, and note that it was used."""
+    def hold(self, model: ModelFolder) -> Iterator[None]:
+        """Keep a model from being evicted while the context lasts, and note that it was used."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.folder / f"{_USED}{model.key}").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -57,38 +59,38 @@ class ModelCache:
             yield
 
     def _note_use(self, descriptor: int) -> None:
-        """Later than every other use, also where the clock was set back in between."""
+        """Note a use that is later than every other one, even if the clock was set back in between."""
         latest = max((int(1e9 * self._used_at(model)) for model in self._models()), default=0)
         now = max(time.time_ns(), latest + 1_000)
         os.utime(descriptor, ns=(now, now))
 
-    def make_room(self, wanted: ModelFolder, size: int) -> list[str]:
-        """Remove models until `size` bytes fit into the bound; returns the sources that went. Raises StartError."""
+    def free_space(self, wanted: ModelFolder, size: int) -> list[str]:
+        """Evict models until `size` bytes fit into the bound; returns the evicted sources. Raises StartError."""
         if size > self.most_bytes:
-            message = f"the model has {shown(size)}, the cache may have {shown(self.most_bytes)}"
+            message = f"the model has {format_size(size)}, the cache may have {format_size(self.most_bytes)}"
             raise StartError(f"{message}: raise --cache-size")
         sizes = {model.key: _size(model) for model in self._models() if model.key != wanted.key}
-        gone = []
+        evicted = []
         for model in sorted(self._models(), key=self._used_at):
             if sum(sizes.values()) + size <= self.most_bytes:
                 break
             source = _source(model)
-            if model.key in sizes and self._removed(model):
+            if model.key in sizes and self._remove(model):
                 del sizes[model.key]
-                gone.append(source)
+                evicted.append(source)
         if (held := sum(sizes.values())) + size > self.most_bytes:
-            message = (
-                f"the model has {shown(size)}; others that are in use take {shown(held)} of {shown(self.most_bytes)}"
-            )
-            raise StartError(f"{message} in {self.folder}: raise --cache-size, or stop them")
-        return gone
+            taken = f"{format_size(held)} of {format_size(self.most_bytes)}"
+            message = f"the model has {format_size(size)}; models in use take {taken} in {self.folder}"
+            raise StartError(f"{message}: raise --cache-size, or stop the commands that use them")
+        return evicted
 
     def pin(self, name: str) -> str | None:
-        """The commit that a name was resolved to before."""
-        found = self._pins().get(name)
-        return found if isinstance(found, str) else None
+        """The commit that a name was resolved to before; None: it was not."""
+        commit = self._pins().get(name)
+        return commit if isinstance(commit, str) else None
 
     def remember(self, name: str, commit: str) -> None:
+        """Remember the commit that a name was resolved to."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(self.folder / PINS, json.dumps({**self._pins(), name: commit}, sort_keys=True).encode())
 
@@ -111,8 +113,8 @@ class ModelCache:
         except OSError:
             return 0.0
 
-    def _removed(self, model: ModelFolder) -> bool:
-        """Remove a model with what was begun of it, unless a command uses or fetches it."""
+    def _remove(self, model: ModelFolder) -> bool:
+        """Remove a model and its partial download. False: a command uses or downloads it."""
         with contextlib.ExitStack() as stack:
             for name in (f"{_USED}{model.key}", f".fetching-{model.key}.lock"):
                 lock = stack.enter_context((self.folder / name).open("a"))
@@ -131,7 +133,7 @@ class ModelCache:
             return True
 
 
-def shown(size: int) -> str:
+def format_size(size: int) -> str:
     return f"{size / (1 << 30):.3g} GiB"
 
 

@@ -1,4 +1,4 @@
-"""The processes of a deployment on this machine: wanted, started, watched, measured and stopped.
+"""The processes of a deployment on this machine: planned, started, monitored, sized and stopped.
 
 Owns the run directory and every child process.
 Never prints for people.

@@ -1,7 +1,7 @@
-"""Files that other processes read, kept at what was last wanted. A disk that is full ends nothing.
+"""Files that other processes read, kept up to date even while the disk is full.
 
-What cannot be written is said once and tried again; readers find the former content until then. A reserve of a few
-pages lies beside the files. It is given up when there is no room, so that addresses of restarted workers get through.
+A failed write is reported once and retried; readers see the previous content until then. A reserve file of a few pages
+is deleted when the disk is full, so that the addresses of restarted workers can still be written.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ RETRY_S: Final = 1.0
 RESERVE_BYTES: Final = 64 << 10
 """Room for the addresses and announcements of some hundred workers."""
 ROOMY: Final = 2
-"""The reserve is made again when so many of its size are free."""
+"""The reserve is made again when this many times its size is free."""
 
 
 class Bookkeeping:
-    """What is on the disk, and what should be. `say` tells the user."""
+    """The files on disk, and the values that could not be written yet. `say` prints a line for the user."""
 
     def __init__(self, reserve: Path, say: Callable[[str], None]) -> None:
         self._reserve, self._say = reserve, say
         self._missing: dict[Path, object] = {}
         self._retry_at = 0.0
-        self._set_aside()
+        self._make_reserve()
 
     def keep(self, path: Path, value: object, now: float) -> None:
         """Write plain data, now or as soon as that is possible."""
@@ -38,26 +38,26 @@ class Bookkeeping:
             self._missing.pop(path, None)
             return
         if not self._missing:
-            self._say(f"{path}: {problem}; going on, and trying again")
+            self._say(f"{path}: {problem}; going on and retrying")
             self._retry_at = now + RETRY_S
         self._missing[path] = value
 
     def retry(self, now: float) -> None:
-        """Write what is still missing, once in a while."""
+        """Retry failed writes, once per RETRY_S."""
         if now < self._retry_at:
             return
         self._retry_at = now + RETRY_S
         if not self._missing:
-            self._set_aside()
+            self._make_reserve()
             return
         for path, value in list(self._missing.items()):
             if self._write(path, value) is None:
                 del self._missing[path]
         if not self._missing:
-            self._say("what could not be written is written now")
+            self._say("all files are written again")
 
     def _write(self, path: Path, value: object) -> str | None:
-        """Why it cannot be written; None: it is."""
+        """Write a file; returns why that failed, None when it did not."""
         try:
             write_json(path, value)
         except OSError:
@@ -68,8 +68,8 @@ class Bookkeeping:
                 return os.strerror(error.errno or 0)
         return None
 
-    def _set_aside(self) -> None:
-        """Make the reserve where it is gone and there is room."""
+    def _make_reserve(self) -> None:
+        """Make the reserve if it is gone and the disk has space again."""
         if self._reserve.exists():
             return
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """From an LLMDeployment to the processes that should run here: rollout and WorkerSpec. Pure.
 
-The same decisions as on a cluster, made by the same functions; a *post* stands for what would be a Pod there.
+The same functions decide as on a cluster. A *process slot* is the local counterpart of a Pod.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from baton_control.worker_specs import Site, WorkerSpec, gateway_spec, worker_sp
 from baton_wire.messages.values import POOL_ROLES, Role
 
 Routable = Mapping[tuple[Role, str], int]
-"""Routable workers by role and template hash, as the gateway tells."""
+"""Number of routable workers by role and template hash, as the gateway reports it."""
 
 
 @dataclass(frozen=True, slots=True)
-class PostSpec:
-    """One process that should run: its name and what it is made from."""
+class SlotSpec:
+    """The specification of a process slot: its name and the template of its process."""
 
     name: str
     worker: WorkerSpec
@@ -34,7 +34,7 @@ class Fleet:
     """The templates of one deployment on this machine."""
 
     deployment: LLMDeployment
-    gateway: PostSpec
+    gateway: SlotSpec
     templates: dict[Role, WorkerSpec]
 
     @property
@@ -43,25 +43,26 @@ class Fleet:
 
 
 def plan_fleet(deployment: LLMDeployment, site: Site) -> Fleet:
-    """All templates of a deployment. Raises UnsupportedError for what no worker can do yet."""
-    gateway = PostSpec(gateway_name(deployment.metadata.name), gateway_spec(deployment, site))
+    """All templates of a deployment. Raises UnsupportedError for a value that no worker supports yet."""
+    gateway = SlotSpec(gateway_name(deployment.metadata.name), gateway_spec(deployment, site))
     return Fleet(deployment, gateway, {role: worker_spec(deployment, role, site) for role in POOL_ROLES})
 
 
-def pools_now(running: Iterable[PostSpec], routable: Routable | None) -> dict[Role, PoolNow]:
-    """The pools when they are sized. `running`: workers that were started and not told to stop."""
-    counts = Counter(post.worker.role for post in running)
-    found: Counter[Role] = Counter()
+def pools_now(running: Iterable[SlotSpec], routable: Routable | None) -> dict[Role, PoolNow]:
+    """The state of the pools for sizing. `running`: workers that were started and not stopped."""
+    counts = Counter(slot.worker.role for slot in running)
+    by_role: Counter[Role] = Counter()
     for (role, _), count in (routable or {}).items():
-        found[role] += count
+        by_role[role] += count
     return {
-        role: PoolNow(counts[role], None if routable is None else min(found[role], counts[role])) for role in POOL_ROLES
+        role: PoolNow(counts[role], None if routable is None else min(by_role[role], counts[role]))
+        for role in POOL_ROLES
     }
 
 
-def roll(fleet: Fleet, wanted: Mapping[Role, int], running: Iterable[PostSpec], routable: Routable | None) -> Step:
-    """The next step towards the wanted numbers of workers. `routable` None: unknown, so that nothing is stopped."""
-    groups = Counter((post.worker.role, post.worker.revision) for post in running)
+def roll(fleet: Fleet, wanted: Mapping[Role, int], running: Iterable[SlotSpec], routable: Routable | None) -> Step:
+    """The next rollout step towards the wanted numbers of workers. `routable` None: unknown, so nothing is stopped."""
+    groups = Counter((slot.worker.role, slot.worker.revision) for slot in running)
     rollout = fleet.deployment.spec.rollout
     return next_step(
         {role: Wanted(fleet.templates[role].revision, wanted[role]) for role in POOL_ROLES},
@@ -79,27 +80,25 @@ def roll(fleet: Fleet, wanted: Mapping[Role, int], running: Iterable[PostSpec], 
     )
 
 
-def new_posts(fleet: Fleet, role: Role, revision: Revision, count: int, taken: frozenset[str]) -> tuple[PostSpec, ...]:
-    """`count` posts with the lowest ordinals whose names are not taken."""
+def new_slots(fleet: Fleet, role: Role, revision: Revision, count: int, taken: frozenset[str]) -> tuple[SlotSpec, ...]:
+    """`count` slots with the lowest ordinals whose names are not taken."""
     template = fleet.templates[role]
     assert template.revision == revision, "only the current template starts new workers"
-    assert count > 0, "new posts are for workers that start"
-    posts: list[PostSpec] = []
+    assert count > 0, "new slots are for workers that start"
+    slots: list[SlotSpec] = []
     ordinal = 0
-    while len(posts) < count:
+    while len(slots) < count:
         name = worker_name(fleet.name, role, revision.template, ordinal)
         if name not in taken:
-            posts.append(PostSpec(name, template))
+            slots.append(SlotSpec(name, template))
         ordinal += 1
-    return tuple(posts)
+    return tuple(slots)
 
 
-def leaving_posts(
-    change: PoolChange, running: Iterable[PostSpec], usable: frozenset[str], started_s: Mapping[str, float]
-) -> tuple[PostSpec, ...]:
-    """Which posts go when a change stops workers: those that serve nothing first, then the youngest, whose caches hold
-    least.
-    """
-    of_group = [post for post in running if (post.worker.role, post.worker.revision) == (change.role, change.revision)]
-    of_group.sort(key=lambda post: (post.name in usable, -started_s.get(post.name, 0.0), post.name))
+def slots_to_stop(
+    change: PoolChange, running: Iterable[SlotSpec], usable: frozenset[str], started_s: Mapping[str, float]
+) -> tuple[SlotSpec, ...]:
+    """The slots that a change stops: unusable workers first, then the youngest, whose caches hold least."""
+    of_group = [slot for slot in running if (slot.worker.role, slot.worker.revision) == (change.role, change.revision)]
+    of_group.sort(key=lambda slot: (slot.name in usable, -started_s.get(slot.name, 0.0), slot.name))
     return tuple(of_group[: -change.workers])

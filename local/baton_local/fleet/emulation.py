@@ -1,6 +1,6 @@
-"""Workers that only keep time (`baton up --emulate`): which step times they get, and how that is said.
+"""Emulated workers (`baton up --emulate`), which compute nothing and take the step times of a modelled accelerator.
 
-For trying out scaling and routing where no GPU is. Only `baton up` can ask for it; the operator renders no such flag.
+They are for trying out scaling and routing without GPUs. Only `baton up` starts them, the operator never does.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from baton_control.sizing.inputs.deployment import DEFAULT_SEQUENCES, DEFAULT_ST
 from baton_control.sizing.inputs.roofline import worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
-from baton_local.commands.plan import accelerator_named, shape_named
 from baton_local.errors import StartError
 from baton_local.fleet.run_dir import write_json
+from baton_local.hardware_arguments import accelerator_named, shape_named
 from baton_wire.rules.prompt_order import BUSY_S
 from baton_wire.rules.step_times import PacedTimes
 
@@ -29,28 +29,28 @@ DEFAULT_STARTUP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What emulated workers take their time from."""
+    """The model of a worker that emulated workers imitate."""
 
     label: str
     model: WorkerModel
     startup_s: float
 
     def prior(self, deployment: LLMDeployment, model_config: bytes | None) -> WorkerModel:
-        """What sizing believes of such a worker before it has seen one; links and gateways are this machine's own."""
+        """The worker model that sizing starts from; links and gateways are this machine's own."""
         return self.model
 
 
-def emulated(text: str, deployment: LLMDeployment) -> Emulation:
-    """From `ACCELERATOR[xN]:MODEL[/SLOWER][@STARTUP_S]`. Raises StartError.
+def parse_emulation(text: str, deployment: LLMDeployment) -> Emulation:
+    """Parse `ACCELERATOR[xN]:MODEL[/SLOWER][@STARTUP_S]`. Raises StartError.
 
-    SLOWER stretches every step, so that a small machine keeps the pace of many workers.
+    SLOWER stretches every step, so that a small machine keeps up with many workers.
     """
-    found = FORM.fullmatch(text)
-    if found is None:
+    match = FORM.fullmatch(text)
+    if match is None:
         raise StartError(f"--emulate: {text!r} is not allowed: must be ACCELERATOR[xN]:MODEL[/SLOWER][@SECONDS]")
-    accelerator, shape = accelerator_named(found["accelerator"]), shape_named(found["model"])
-    count = int(found["count"] or 1)
-    startup_s = float(found["startup"] or DEFAULT_STARTUP_S)
+    accelerator, shape = accelerator_named(match["accelerator"]), shape_named(match["model"])
+    count = int(match["count"] or 1)
+    startup_s = float(match["startup"] or DEFAULT_STARTUP_S)
     decode, prefill = deployment.spec.decode.engine, deployment.spec.prefill.engine
     model = worker_model(
         shape,
@@ -60,10 +60,10 @@ def emulated(text: str, deployment: LLMDeployment) -> Emulation:
         max_step_tokens=prefill.max_step_tokens or DEFAULT_STEP_TOKENS,
         context_tokens=deployment.spec.model.max_context_tokens,
     )
-    slower = int(found["slower"] or 1)
+    slower = int(match["slower"] or 1)
     times = f"{slower} times as long" if slower > 1 else "as long"
     label = f"steps take {times} as {shape.name} on {count} {accelerator.name} by its measured rates"
-    # Few bytes of KV really move here, so the links that sizing reckons with must be as good as free.
+    # Hardly any KV bytes move between emulated workers, so their links must cost sizing nothing.
     return Emulation(
         label,
         replace(model.slowed(slower, slower), link_bytes_per_s=1e15, hold_s=BUSY_S, accelerators=(1, 1)),

@@ -1,4 +1,4 @@
-"""Workers that change their role: which ones, and whether each has. Pure."""
+"""Workers that change their role: which ones do, and which orders are under way. Pure."""
 
 from __future__ import annotations
 
@@ -6,46 +6,47 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from baton_local.fleet.desired_processes import Fleet, PostSpec
+from baton_control.rollout import pool_flip
+from baton_local.fleet.desired_processes import Fleet, SlotSpec
 from baton_wire.messages.operator_link import FlipOrder
-from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.messages.values import Role
 
 
-def posts_to_flip(
+def slots_to_flip(
     fleet: Fleet,
     wanted: Mapping[Role, int],
-    running: Iterable[PostSpec],
+    running: Iterable[SlotSpec],
     usable: frozenset[str],
     started_s: Mapping[str, float],
-) -> tuple[tuple[PostSpec, Role], ...]:
-    """Instead of a start in one pool and a stop in the other, the posts that go from one to the other, and whereto.
+) -> tuple[tuple[SlotSpec, Role], ...]:
+    """The slots whose workers change pools (`pool_flip` says how many), each with its new role.
 
-    Only workers that gateways can use flip (the others are stopped at no loss), the youngest first as when workers are
-    stopped; and none while templates change, which is the rollout's business.
+    Only workers that gateways can use flip, because the others can be stopped at no loss. The youngest flip first, as
+    when workers are stopped. None flips while templates change: that is the rollout's business.
     """
-    posts = tuple(running)
+    slots = tuple(running)
     templates = fleet.templates
     if not all(template.flips for template in templates.values()):
         return ()
-    if any(post.worker.revision != templates[post.worker.role].revision for post in posts):
+    if any(slot.worker.revision != templates[slot.worker.role].revision for slot in slots):
         return ()
-    counts = Counter(post.worker.role for post in posts)
-    surplus = {role: counts[role] - wanted[role] for role in POOL_ROLES}
-    for short, rich in (POOL_ROLES, POOL_ROLES[::-1]):
-        if (number := min(-surplus[short], surplus[rich])) > 0:
-            able = [post for post in posts if post.worker.role is rich and post.name in usable]
-            able.sort(key=lambda post: (-started_s.get(post.name, 0.0), post.name))
-            return tuple((post, short) for post in able[:number])
-    return ()
+    workers = Counter(slot.worker.role for slot in slots)
+    able = Counter(slot.worker.role for slot in slots if slot.name in usable)
+    flip = pool_flip(workers, wanted, able)
+    if flip is None:
+        return ()
+    givers = [slot for slot in slots if slot.worker.role is flip.giver and slot.name in usable]
+    givers.sort(key=lambda slot: (-started_s.get(slot.name, 0.0), slot.name))
+    return tuple((slot, flip.taker) for slot in givers[: flip.workers])
 
 
 @dataclass(frozen=True, slots=True)
 class FlipUnderWay:
-    """A post's process that was told to change its role."""
+    """A worker process that was ordered to change its role."""
 
-    post: str
+    slot: str
     worker: bytes
-    """The process's epoch: the next process of the post begins in the role that its arguments say."""
+    """Epoch of the process: the next process of the slot starts in the role that its arguments name."""
     number: int
     role: Role
     since_s: float
@@ -57,28 +58,28 @@ class FlipUnderWay:
 
 @dataclass(slots=True)
 class FlipsUnderWay:
-    """The flips that are under way, at most one of each post. Later numbers of a worker are larger."""
+    """The flips that are under way, at most one for each slot. The numbers of one worker's flips grow."""
 
     _open: dict[str, FlipUnderWay] = field(default_factory=dict)
     _numbers: dict[bytes, int] = field(default_factory=dict)
 
-    def begin(self, post: str, worker: bytes, role: Role, carried_out: int, now: float) -> None:
-        """`carried_out`: the number of the worker's last flip, as gateways tell; 0: none, or nobody tells."""
+    def begin(self, slot: str, worker: bytes, role: Role, carried_out: int, now: float) -> None:
+        """Order a flip. `carried_out`: the number of the worker's last flip, as gateways report it; 0: none known."""
         number = self._numbers[worker] = max(carried_out, self._numbers.get(worker, 0)) + 1
-        self._open[post] = FlipUnderWay(post, worker, number, role, now)
+        self._open[slot] = FlipUnderWay(slot, worker, number, role, now)
 
     def follow(self, workers: Mapping[str, bytes], carried_out: Mapping[bytes, int]) -> tuple[FlipUnderWay, ...]:
-        """The flips that were carried out since. `workers`: the process of each post; a flip of one that is gone is
-        over.
+        """The flips that were carried out since the last call, and are closed now. `workers`: the epoch of each slot's
+        process; flips of processes that are gone are dropped.
         """
         self._numbers = {epoch: last for epoch, last in self._numbers.items() if epoch in workers.values()}
-        self._open = {post: flip for post, flip in self._open.items() if workers.get(post) == flip.worker}
+        self._open = {slot: flip for slot, flip in self._open.items() if workers.get(slot) == flip.worker}
         done = tuple(flip for flip in self._open.values() if carried_out.get(flip.worker, 0) >= flip.number)
         for flip in done:
-            del self._open[flip.post]
+            del self._open[flip.slot]
         return done
 
     @property
     def orders(self) -> tuple[FlipOrder, ...]:
-        """What gateways are to be told, again and again."""
+        """The orders that gateways have to pass on until they were carried out."""
         return tuple(flip.order for flip in self._open.values())

@@ -1,4 +1,4 @@
-"""What this machine offers a deployment: its model on disk and its devices, or which field cannot be met."""
+"""The model, devices and port that this machine offers a deployment, or the field that it cannot honour."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from baton_control.errors import UnsupportedError
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import Device, pool_spec
+from baton_engine.model.servable import CONFIG, servable_config, servable_model
 from baton_local.errors import StartError
 from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.models.errors import ModelError
+from baton_worker.building.bundle_files import read_bundle
+from baton_worker.errors import ConfigError
 
 GPU_LIST = Path("/proc/driver/nvidia/gpus")
 SOURCE_FIELD = "spec.model.source"
+CONTEXT_FIELD = "spec.model.maxContextTokens"
+RANDOM = f"{Scheme.RANDOM}://"
 
 
-def model_argument(deployment: LLMDeployment, manifest: Path, volumes: Mapping[str, Path]) -> str:
-    """What a worker is told of the model: its directory, or the shape of a random one. Raises as `model_directory`."""
+def model_flag(deployment: LLMDeployment, manifest: Path, volumes: Mapping[str, Path]) -> str:
+    """Value of a worker's --model flag: the model's directory, or the shape of a random one. Raises as
+    `model_directory`."""
     source = parse_source(deployment.spec.model.source)
     if source.scheme is not Scheme.RANDOM:
         return str(model_directory(deployment, manifest, volumes))
@@ -31,7 +38,7 @@ def model_argument(deployment: LLMDeployment, manifest: Path, volumes: Mapping[s
 
 
 def model_directory(deployment: LLMDeployment, manifest: Path, volumes: Mapping[str, Path]) -> Path:
-    """Where the model lies here. Raises UnsupportedError naming `spec.model.source`.
+    """The model's directory on this machine. Raises UnsupportedError naming `spec.model.source`.
 
     A `file://` path is relative to the manifest's directory; a `pvc://` claim needs a directory in `volumes`.
     """
@@ -49,6 +56,29 @@ def model_directory(deployment: LLMDeployment, manifest: Path, volumes: Mapping[
     return path.resolve()
 
 
+def check_model(deployment: LLMDeployment, model: str, is_emulated: bool) -> None:
+    """Check that workers can serve the model, before any process starts. `model`: the value of their --model flag.
+
+    An emulated model is never computed, so it needs a tokenizer only. Raises UnsupportedError naming the field of the
+    manifest.
+    """
+    is_random = model.startswith(RANDOM)
+    folder = Path(model.removeprefix(RANDOM)).parent if is_random else Path(model)
+    try:
+        read_bundle(folder)
+        if is_emulated:
+            return
+        config = servable_config(Path(model.removeprefix(RANDOM))) if is_random else servable_model(folder)
+    except ConfigError as error:
+        raise UnsupportedError(SOURCE_FIELD, str(error).removeprefix("model: ")) from error
+    except ModelError as error:
+        raise UnsupportedError(SOURCE_FIELD, f"{folder}/{CONFIG}: {error}") from error
+    try:
+        config.context_within(deployment.spec.model.max_context_tokens)
+    except ModelError as error:
+        raise UnsupportedError(CONTEXT_FIELD, str(error).removeprefix("max_context_tokens: ")) from error
+
+
 def gpu_ids(environment: Mapping[str, str], gpu_list: Path = GPU_LIST) -> tuple[str, ...]:
     """The NVIDIA GPUs that a process started from here may use, as CUDA_VISIBLE_DEVICES names them."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -60,9 +90,9 @@ def gpu_ids(environment: Mapping[str, str], gpu_list: Path = GPU_LIST) -> tuple[
 
 
 def devices(deployment: LLMDeployment, asked: Device | None, num_gpus: int) -> dict[Role, Device]:
-    """What each pool computes on. Raises UnsupportedError or StartError when that needs a GPU that is not there."""
+    """The device of each pool. Raises UnsupportedError or StartError for a GPU that this machine does not have."""
     if asked is Device.CUDA and not num_gpus:
-        raise StartError("--device cuda: this machine has no NVIDIA GPU (no driver, or none is visible)")
+        raise StartError("--device cuda: this machine has no NVIDIA GPU (no driver, or no GPU is visible)")
     chosen = {}
     for role in POOL_ROLES:
         accelerator = pool_spec(deployment, role).accelerator
@@ -70,17 +100,17 @@ def devices(deployment: LLMDeployment, asked: Device | None, num_gpus: int) -> d
             chosen[role] = asked or Device.CPU
             continue
         if not num_gpus or accelerator.resource != "nvidia.com/gpu":
-            message = f"this machine has no {accelerator.resource}: start with --device cpu, or leave the field out"
+            message = f"this machine has no {accelerator.resource}: start with --device cpu, or omit the field"
             raise UnsupportedError(f"spec.{role}.accelerator", message)
         chosen[role] = Device.CUDA
     return chosen
 
 
-def held_port(host: str, asked: int) -> socket.socket:
-    """A socket that keeps the asked port, or any when 0, from being given to others while it is open.
+def reserve_port(host: str, asked: int) -> socket.socket:
+    """A socket that reserves a port, any free one for 0, while it is open.
 
-    It does not listen, so a gateway can take the port, and take it again after it was killed: that needs SO_REUSEADDR
-    on both sides. Who asks for any port gets another one. Raises StartError.
+    It does not listen, so a gateway can bind the port, and bind it again after it was killed: that needs SO_REUSEADDR
+    on both sides. Processes that ask for any free port get another one. Raises StartError.
     """
     try:
         socket.getaddrinfo(host, asked, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
@@ -95,7 +125,7 @@ def held_port(host: str, asked: int) -> socket.socket:
 
 def _in_volume(claim: str, path: str, volumes: Mapping[str, Path]) -> Path:
     if claim not in volumes:
-        message = f"needs --volume {claim}=PATH, the directory that stands for the claim {claim} here"
+        message = f"needs --volume {claim}=PATH, the directory that replaces the claim {claim} on this machine"
         raise UnsupportedError(SOURCE_FIELD, message)
     root = volumes[claim].resolve()
     if not root.is_dir():

@@ -1,7 +1,7 @@
-"""One running deployment on this machine: the shell around pure decisions, until it is told to stop.
+"""One running deployment on this machine: the shell around pure decisions, until a signal stops it.
 
-It observes (children, announce files, the gateway's health), hands what it saw to `supervision` and to the fleet's
-planning, and carries out what they answer.
+It observes child processes, announce files and the gateway's health, passes what it saw to `supervision` and to the
+planning of the fleet, and carries out their actions.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from baton_control.sizing.decision.scaling import Sized
-from baton_control.spec.api import TargetSpec
+from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, TargetSpec
 from baton_control.worker_specs import Device, instance_arguments
 from baton_local.fleet import supervision
 from baton_local.fleet.bookkeeping import Bookkeeping
-from baton_local.fleet.desired_processes import Fleet, PostSpec, leaving_posts, new_posts, roll
+from baton_local.fleet.desired_processes import Fleet, SlotSpec, new_slots, roll, slots_to_stop
 from baton_local.fleet.emulation import Emulation
-from baton_local.fleet.flipping import FlipsUnderWay, posts_to_flip
+from baton_local.fleet.flipping import FlipsUnderWay, slots_to_flip
 from baton_local.fleet.health_polls import HealthPolls
 from baton_local.fleet.local_site import LOOPBACK
 from baton_local.fleet.log_rotation import rotate_logs
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.pool_scaling import Scaling
 from baton_local.fleet.processes import ChildProcesses
-from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
+from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.fleet.run_dir import (
     RunDir,
     write_json,
@@ -46,59 +48,77 @@ from baton_wire.stop_signals import handle_stop_signals
 POLL_S = 0.05
 
 
-class LocalRuntime:
-    """One running deployment."""
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A deployment that is about to run, with everything that this machine decided for it."""
 
-    def __init__(  # noqa: PLR0913
-        self,
-        run: RunDir,
-        fleet: Fleet,
-        processes: ChildProcesses,
-        host: str,
-        port: int,
-        gpus: tuple[str, ...],
-        patience: Patience,
-        link: socket.socket,
-        emulation: Emulation | None,
-        api_keys: str | None,
-    ) -> None:
-        self._api_keys = api_keys
-        self._run, self._fleet, self._processes = run, fleet, processes
-        self._host, self._port, self._gpus = host, port, gpus
-        self._supervisor = Supervisor(time.monotonic(), patience)
-        self._specs: dict[str, PostSpec] = {}
+    run: RunDir
+    fleet: Fleet
+    host: str
+    """IP address of the gateway."""
+    port: int
+    """Port of the gateway."""
+    gpus: tuple[str, ...]
+    """GPUs for the workers, as CUDA_VISIBLE_DEVICES names them."""
+    patience: Patience
+    emulation: Emulation | None
+    api_keys: str | None
+    """File or folder with the clients' API keys; None: the gateway needs none."""
+
+    @property
+    def address(self) -> str:
+        """The gateway's `host:port`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def endpoint(self) -> str:
+        """The gateway's URL."""
+        return f"http://{self.address}"
+
+
+class LocalRuntime:
+    """One running deployment. `link` listens for the gateways' telemetry."""
+
+    def __init__(self, plan: RunPlan, processes: ChildProcesses, link: socket.socket) -> None:
+        self._plan, self._processes, self._link = plan, processes, link
+        self._run, self._fleet = plan.run, plan.fleet
+        self._supervisor = Supervisor(time.monotonic(), plan.patience)
+        self._specs: dict[str, SlotSpec] = {}
         self._pids: dict[str, int] = {}
         self._log_starts: dict[str, int] = {}
-        self._link, self._emulation = link, emulation
         self._wanted: dict[Role, int] = {}
-        self._told_sizes: dict[Role, int] = {}
-        self._told_hold = False
+        self._printed_sizes: dict[Role, int] = {}
+        self._printed_hold = False
         self._decision = ""
-        self._gpu_by_post: dict[str, str] = {}
+        self._gpu_by_slot: dict[str, str] = {}
         self._flips = FlipsUnderWay()
         self._status: int | None = None
         self._wake = asyncio.Event()
         self._written: RunRecord | None = None
-        self._books = Bookkeeping(run.reserve, self._say)
+        self._books = Bookkeeping(plan.run.reserve, self._say)
+        deployment = plan.fleet.deployment
         self._polls = HealthPolls(
-            self._supervisor, self._endpoint, fleet.deployment.spec.gateway.processes, self._is_asleep, self._act
+            self._supervisor, plan.endpoint, deployment.spec.gateway.processes, self._is_asleep, self._act
         )
         self._scaling = Scaling(
-            fleet.deployment,
-            KeyDirectory(run.keys),
+            deployment,
+            KeyDirectory(plan.run.keys),
             secrets.token_bytes(16),
-            run.sizing,
+            plan.run.sizing,
             self._wake.set,
-            None if emulation is None else emulation.prior,
+            None if plan.emulation is None else plan.emulation.prior,
         )
 
     async def serve(self) -> int:
-        """Start everything, keep it running, stop it when asked; returns the exit status."""
+        """Start all processes, keep them running, stop them at a signal; returns the exit status."""
         for role in POOL_ROLES:
             write_json(self._run.discovery(role), [])
-        handle_stop_signals(asyncio.get_running_loop(), self._stop_asked, lambda: self._supervisor.stopping)
-        if self._emulation is not None:
-            self._say(f"EMULATED: no model computes here; {self._emulation.label}")
+        handle_stop_signals(asyncio.get_running_loop(), self._stop, lambda: self._supervisor.stopping)
+        if self._plan.emulation is not None:
+            self._say(f"EMULATED: no model computes here; {self._plan.emulation.label}")
+        if self._fleet.deployment.spec.autoscaling.is_kept_awake:
+            self._say(IGNORED_SCALE_TO_ZERO)
         health = asyncio.create_task(self._polls.run())
         async with self._scaling.serving(self._link):
             try:
@@ -125,22 +145,23 @@ class LocalRuntime:
 
     def _observe(self, now: float) -> None:
         for ended in self._processes.poll():
-            said = last_line(self._run.log(ended.name), self._log_starts[ended.name])
+            line = last_line(self._run.log(ended.name), self._log_starts[ended.name])
             self._pids.pop(ended.name, None)
-            self._act(self._supervisor.exited(ended.name, ended.status, said, now))
-        for post in list(self._supervisor.posts.values()):
-            if post.phase is Phase.STARTING:
-                announcement = self._announcement(post)
+            self._act(self._supervisor.exited(ended.name, ended.status, line, now))
+        for slot in list(self._supervisor.slots.values()):
+            if slot.phase is Phase.STARTING:
+                announcement = self._announcement(slot)
                 if announcement is not None:
-                    self._act(self._supervisor.announced(post.name, announcement, now))
+                    self._act(self._supervisor.announced(slot.name, announcement, now))
 
-    def _announcement(self, post: supervision.Post) -> Announcement | None:
-        """None: there is none, it cannot be read now, or it is of a former run's process that was about to end."""
+    def _announcement(self, slot: supervision.ProcessSlot) -> Announcement | None:
+        """The announcement of a slot's process. None: there is none, it cannot be read now, or a process of a former
+        run wrote it just before it ended."""
         try:
-            announcement = read_announcement(self._announce_file(post.name, post.incarnation))
+            announcement = read_announcement(self._announce_file(slot.name, slot.incarnation))
         except OSError:
             return None
-        is_own = announcement is not None and announcement.pid == self._pids.get(post.name)
+        is_own = announcement is not None and announcement.pid == self._pids.get(slot.name)
         return announcement if is_own else None
 
     def _reconcile(self, now: float) -> None:
@@ -151,66 +172,66 @@ class LocalRuntime:
         self._forget_gone()
         running = self._running()
         routable = self._scaling.routable()
-        sized = self._scaling.sized(running, routable)
+        sized = self._scaling.size(running, routable)
         self._wanted = dict(sized.workers)
-        self._tell(sized)
+        self._report_sizes(sized)
         self._flip(running, now)
         running = self._running()
         for change in roll(self._fleet, sized.workers, running, routable).changes:
             if change.workers > 0:
                 taken = frozenset(self._specs)
-                for spec in new_posts(self._fleet, change.role, change.revision, change.workers, taken):
+                for spec in new_slots(self._fleet, change.role, change.revision, change.workers, taken):
                     self._want(spec, now)
             else:
-                for spec in leaving_posts(change, running, self._usable(), self._started()):
+                for spec in slots_to_stop(change, running, self._usable(), self._started()):
                     self._act(self._supervisor.remove(spec.name, now))
 
-    def _flip(self, running: tuple[PostSpec, ...], now: float) -> None:
-        """Begin flips, and see which were carried out. Whoever flips counts in the new pool at once."""
-        posts, store = self._supervisor.posts, self._scaling.store
-        workers = {name: epoch for name, post in posts.items() if (epoch := _epoch(post)) is not None}
+    def _flip(self, running: tuple[SlotSpec, ...], now: float) -> None:
+        """Order flips, and close those that were carried out. A worker that flips counts in its new pool at once."""
+        slots, store = self._supervisor.slots, self._scaling.store
+        workers = {name: epoch for name, slot in slots.items() if (epoch := _epoch(slot)) is not None}
         carried_out = store.flips()
         ready = self._usable() & workers.keys()
-        for spec, role in posts_to_flip(self._fleet, self._wanted, running, ready, self._started()):
+        for spec, role in slots_to_flip(self._fleet, self._wanted, running, ready, self._started()):
             epoch = workers[spec.name]
-            self._specs[spec.name] = PostSpec(spec.name, self._fleet.templates[role])
+            self._specs[spec.name] = SlotSpec(spec.name, self._fleet.templates[role])
             self._flips.begin(spec.name, epoch, role, carried_out.get(epoch, 0), now)
-            self._say(f"{spec.name}: told to be {role} instead of {spec.worker.role}")
+            self._say(f"{spec.name}: ordered to flip from {spec.worker.role} to {role}")
             self._act(self._supervisor.flipped(spec.name, role))
         for flip in self._flips.follow(workers, carried_out):
-            self._say(f"{flip.post}: {flip.role} after {now - flip.since_s:.2f} s (flip {flip.number})")
+            self._say(f"{flip.slot}: {flip.role} after {now - flip.since_s:.2f} s (flip {flip.number})")
         self._scaling.order(self._flips.orders)
 
-    def _running(self) -> tuple[PostSpec, ...]:
-        """Workers that were started and not told to stop."""
-        posts = self._supervisor.posts.values()
-        return tuple(self._specs[p.name] for p in posts if p.role is not Role.GATEWAY and not p.leaving)
+    def _running(self) -> tuple[SlotSpec, ...]:
+        """Workers that were started and not stopped."""
+        slots = self._supervisor.slots.values()
+        return tuple(self._specs[p.name] for p in slots if p.role is not Role.GATEWAY and not p.leaving)
 
     def _forget_gone(self) -> None:
-        for name in [name for name in self._specs if name not in self._supervisor.posts]:
+        for name in [name for name in self._specs if name not in self._supervisor.slots]:
             del self._specs[name]
-            self._gpu_by_post.pop(name, None)
+            self._gpu_by_slot.pop(name, None)
 
     def _usable(self) -> frozenset[str]:
-        """Posts whose workers the gateway can use."""
+        """Slots whose workers the gateway can use."""
         addresses = self._scaling.store.routable_addresses()
-        posts = self._supervisor.posts.values()
-        return frozenset(p.name for p in posts if (at := p.announcement) and f"{at.host}:{at.port}" in addresses)
+        slots = self._supervisor.slots.values()
+        return frozenset(p.name for p in slots if (at := p.announcement) and f"{at.host}:{at.port}" in addresses)
 
     def _started(self) -> dict[str, float]:
-        return {post.name: post.since_s for post in self._supervisor.posts.values()}
+        return {slot.name: slot.since_s for slot in self._supervisor.slots.values()}
 
-    def _tell(self, sized: Sized) -> None:
+    def _report_sizes(self, sized: Sized) -> None:
         decision = "; ".join(sized.reasons[role] for role in POOL_ROLES)
         if decision == self._decision:
             return
-        moved = any(self._told_sizes.get(role) != count for role, count in sized.workers.items())
+        moved = any(self._printed_sizes.get(role) != count for role, count in sized.workers.items())
         self._decision = decision
-        if moved or sized.holds is not self._told_hold:
-            self._told_sizes, self._told_hold = dict(sized.workers), sized.holds
+        if moved or sized.holds is not self._printed_hold:
+            self._printed_sizes, self._printed_hold = dict(sized.workers), sized.holds
             self._say(f"pools: {decision}")
 
-    def _want(self, spec: PostSpec, now: float) -> None:
+    def _want(self, spec: SlotSpec, now: float) -> None:
         if spec.name not in self._specs:
             self._specs[spec.name] = spec
             self._act(self._supervisor.add(spec.name, spec.worker.role, now))
@@ -218,28 +239,30 @@ class LocalRuntime:
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
-                case supervision.Start(post, incarnation):
-                    self._act(self._start(self._specs[post], incarnation))
-                case supervision.Signal(post, number):
-                    self._processes.signal(post, number)
+                case supervision.Start(slot, incarnation):
+                    self._act(self._start(self._specs[slot], incarnation))
+                case supervision.Signal(slot, number):
+                    self._processes.signal(slot, number)
                 case supervision.Publish(role, workers):
-                    self._books.keep(self._run.discovery(role), [_address(each) for each in workers], time.monotonic())
+                    self._books.keep(
+                        self._run.discovery(role), [_address(worker) for worker in workers], time.monotonic()
+                    )
                 case supervision.Say(text):
                     self._say(text)
                 case supervision.Ready():
                     self._write_record()
                     with contextlib.suppress(OSError):  # as in _say
-                        print(f"ready {self._endpoint}", flush=True)
+                        print(f"ready {self._plan.endpoint}", flush=True)
                 case supervision.FinishRun(status, cause):
                     self._status = status
                     self._say(f"stopped: {cause}; logs are in {self._run.logs}" if cause else "stopped")
 
-    def _start(self, spec: PostSpec, incarnation: int) -> list[Action]:
+    def _start(self, spec: SlotSpec, incarnation: int) -> list[Action]:
         role, worker = spec.worker.role, spec.worker
         announce = str(self._announce_file(spec.name, incarnation))
         anywhere = f"{LOOPBACK}:0"
         if role is Role.GATEWAY:
-            arguments = instance_arguments(role, self._address, announce, anywhere)
+            arguments = instance_arguments(role, self._plan.address, announce, anywhere)
         else:
             second = anywhere if "pair" in worker.ports else None
             arguments = instance_arguments(role, anywhere, announce, second, flips=worker.flips)
@@ -254,36 +277,27 @@ class LocalRuntime:
         self._say(f"{spec.name}: started (pid {pid})")
         return []
 
-    def _gpu_of(self, spec: PostSpec) -> dict[str, str]:
-        """Workers take the GPUs in turn; more workers than GPUs share them."""
-        if f"--device={Device.CUDA}" not in spec.worker.argv or not self._gpus:
+    def _gpu_of(self, spec: SlotSpec) -> dict[str, str]:
+        """The variable that gives a worker the GPU with the fewest workers; more workers than GPUs share them."""
+        if f"--device={Device.CUDA}" not in spec.worker.argv or not self._plan.gpus:
             return {}
-        if spec.name not in self._gpu_by_post:
-            taken = Counter(self._gpu_by_post.values())
-            self._gpu_by_post[spec.name] = min(self._gpus, key=lambda gpu: taken[gpu])
-        return {"CUDA_VISIBLE_DEVICES": self._gpu_by_post[spec.name]}
+        if spec.name not in self._gpu_by_slot:
+            taken = Counter(self._gpu_by_slot.values())
+            self._gpu_by_slot[spec.name] = min(self._plan.gpus, key=lambda gpu: taken[gpu])
+        return {"CUDA_VISIBLE_DEVICES": self._gpu_by_slot[spec.name]}
 
     def _is_asleep(self) -> bool:
         return bool(self._wanted) and not any(self._wanted.values())
 
-    def _stop_asked(self) -> None:
+    def _stop(self) -> None:
         self._act(self._supervisor.stop(time.monotonic()))
         self._wake.set()
 
-    @property
-    def _address(self) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}"
-
-    @property
-    def _endpoint(self) -> str:
-        return f"http://{self._address}"
-
-    def _announce_file(self, post: str, incarnation: int) -> Path:
-        return self._run.announcements / f"{post}.{incarnation}.json"
+    def _announce_file(self, slot: str, incarnation: int) -> Path:
+        return self._run.announcements / f"{slot}.{incarnation}.json"
 
     def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody may be reading any more, which is no reason to stop
+        with contextlib.suppress(OSError):  # a closed terminal is no reason to stop
             print(f"baton: {text}", file=sys.stderr, flush=True)
 
     def _write_record(self) -> None:
@@ -292,41 +306,41 @@ class LocalRuntime:
             name=metadata.name,
             namespace=metadata.namespace,
             pid=os.getpid(),
-            endpoint=self._endpoint,
+            endpoint=self._plan.endpoint,
             served_name=spec.model.served_name,
             ready=self._supervisor.was_ready and self._supervisor.routable,
             decision=self._decision,
             mode=str(self._scaling.mode),
             wanted={role.value: count for role, count in self._wanted.items()},
-            emulated=self._emulation.label if self._emulation else None,
-            api_keys=self._api_keys,
+            emulated=self._plan.emulation.label if self._plan.emulation else None,
+            api_keys=self._plan.api_keys,
             ttft=_target(spec.slo.ttft),
             tpot=_target(spec.slo.tpot),
-            posts=tuple(self._post_record(post) for post in self._supervisor.posts.values()),
+            processes=tuple(self._process_record(slot) for slot in self._supervisor.slots.values()),
         )
         if record != self._written:
-            self._books.keep(self._run.record, asdict(record), time.monotonic())
+            self._books.keep(self._run.record, msgspec.to_builtins(record), time.monotonic())
             self._written = record
 
-    def _post_record(self, post: supervision.Post) -> PostRecord:
-        at = post.announcement
-        return PostRecord(
-            name=post.name,
-            role=post.role,
-            phase=post.phase.value,
-            revision=str(self._specs[post.name].worker.revision),
-            starts=post.incarnation,
-            pid=self._pids.get(post.name),
+    def _process_record(self, slot: supervision.ProcessSlot) -> ProcessRecord:
+        at = slot.announcement
+        return ProcessRecord(
+            name=slot.name,
+            role=slot.role,
+            phase=slot.phase.value,
+            revision=str(self._specs[slot.name].worker.revision),
+            starts=slot.incarnation,
+            pid=self._pids.get(slot.name),
             host=at.host if at else None,
             port=at.port if at else None,
             admin_port=at.admin_port if at else None,
         )
 
 
-def _epoch(post: supervision.Post) -> bytes | None:
-    """Which process the post has; None: none that is ready."""
-    announced = post.announcement
-    if post.phase is not Phase.READY or post.leaving or announced is None or announced.epoch is None:
+def _epoch(slot: supervision.ProcessSlot) -> bytes | None:
+    """The epoch of the slot's process; None: no process of it is ready."""
+    announced = slot.announcement
+    if slot.phase is not Phase.READY or slot.leaving or announced is None or announced.epoch is None:
         return None
     return bytes.fromhex(announced.epoch)
 

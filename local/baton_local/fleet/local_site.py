@@ -1,4 +1,4 @@
-"""The site that a laptop is for the processes of a deployment: its paths, devices and waits."""
+"""The site of a deployment that runs on this machine: paths, devices and drain times for its processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton_wire.messages.values import Role
 
 LOOPBACK = "127.0.0.1"
 DRAIN_S = 10.0
-"""For requests in flight when told to stop; less than the supervisor's patience with a process."""
+"""Time for requests in flight after SIGTERM; shorter than the supervisor waits for a process."""
 
 
 def local_site(
@@ -22,10 +22,7 @@ def local_site(
     emulation: Emulation | None,
     longest_s: float,
 ) -> Site:
-    """What this machine decides for all processes of a deployment.
-
-    `longest_s`: how long a request may take; a worker that leaves while others go on finishes its own.
-    """
+    """The site of this machine. `longest_s`: longest duration of a request, which a worker that leaves may finish."""
     return Site(
         python=sys.executable,
         model_path=model,

@@ -15,7 +15,7 @@ def last_line(path: Path, start: int = 0) -> str:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            start = start if start <= size else 0  # it was rotated since
+            start = start if start <= size else 0  # the log was rotated
             file.seek(max(start, size - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
@@ -30,11 +30,11 @@ def clean(line: str) -> str:
 
 
 def read_from(path: Path, position: int) -> tuple[str, int]:
-    """What was appended to a file since `position`, in whole lines, and the new position. A missing file is empty."""
+    """The whole lines that were appended to a file after `position`, and the new position. A missing file is empty."""
     try:
         with path.open("rb") as file:
             if file.seek(0, os.SEEK_END) < position:
-                position = 0  # it was started anew
+                position = 0  # the log was rotated
             file.seek(position)
             data = file.read()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the running processes say about themselves, gathered once: worker states and the gateway's latencies."""
+"""An observation of a running deployment: the state pages of its workers and the latencies of its gateway."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_local.fleet.record import PostRecord, RunRecord
+from baton_local.fleet.record import ProcessRecord, RunRecord
 from baton_local.pages import get_json
-from baton_wire.sketch import Sketch, SketchData, merged
+from baton_wire.messages.measures import SketchData
+from baton_wire.sketch import Sketch, merged
 
 
 class Link(msgspec.Struct, frozen=True):
-    """One way that KV takes, as measured when the link came up."""
+    """A prefill worker's link to a decode worker, with the bandwidth measured when it came up."""
 
     peer: str
     lane: str
     bytes_per_s: float | None = None
-    """None: not known."""
+    """Measured bandwidth; None: not measured."""
     below_minimum: bool | None = None
 
 
-_TOLD = {"way": "transport", "bytes_sent": "kv_bytes_sent", "bytes_received": "kv_bytes_received"}
+_PAGE_NAMES = {"way": "transport", "bytes_sent": "kv_bytes_sent", "bytes_received": "kv_bytes_received"}
 
 
-class Transfer(msgspec.Struct, frozen=True, rename=_TOLD):
-    """KV that a worker sent or received so far."""
+class Transfer(msgspec.Struct, frozen=True, rename=_PAGE_NAMES):
+    """KV transfers of a worker so far."""
 
     way: str | None = None
-    """A transport, perhaps with its lane behind it."""
+    """The transport, perhaps followed by its lane."""
     handovers: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     links: tuple[Link, ...] = ()
-    """A prefill worker's ways to decode workers."""
+    """A prefill worker's links to decode workers."""
 
     @property
     def transport(self) -> str | None:
@@ -41,11 +42,11 @@ class Transfer(msgspec.Struct, frozen=True, rename=_TOLD):
 
 
 class ObservedWorker(msgspec.Struct, frozen=True):
-    """A worker's own account of itself."""
+    """A worker's state page."""
 
     blocks_total: int
     blocks_free: int
-    """Cached blocks count: they are given out when needed."""
+    """Free blocks, cached ones included: they are evicted when needed."""
     block_bytes: int
     running: int
     waiting: int
@@ -54,7 +55,7 @@ class ObservedWorker(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class GatewayState:
-    """What the gateway's processes say together; empty when they do not answer."""
+    """The state of all gateway processes together; empty when none answers."""
 
     links: dict[str, str] = field(default_factory=dict)
     """Worker address → `live`, `suspect` or `draining`."""
@@ -64,23 +65,23 @@ class GatewayState:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A running deployment as seen now."""
+    """A running deployment at one moment."""
 
     record: RunRecord
-    workers: tuple[tuple[PostRecord, ObservedWorker | None], ...]
-    """None: the worker does not answer."""
-    gateway: PostRecord | None
+    workers: tuple[tuple[ProcessRecord, ObservedWorker | None], ...]
+    """Each worker with its state; None: it does not answer."""
+    gateway: ProcessRecord | None
     seen_by_gateway: GatewayState
 
 
 def observe(record: RunRecord) -> Observation:
-    """Ask every process of a run."""
-    gateway = next((post for post in record.posts if post.role == "gateway"), None)
-    workers = tuple((post, _worker_state(post)) for post in record.posts if post.role != "gateway")
+    """Read the state pages of every process of a run."""
+    gateway = next((process for process in record.processes if process.role == "gateway"), None)
+    workers = tuple((process, _worker_state(process)) for process in record.processes if process.role != "gateway")
     return Observation(record, workers, gateway, _gateway_state(gateway))
 
 
-def _gateway_state(gateway: PostRecord | None) -> GatewayState:
+def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
     if gateway is None or gateway.admin_port is None:
         return GatewayState()
     raw = get_json(f"http://127.0.0.1:{gateway.admin_port}", "/state")
@@ -114,13 +115,17 @@ class _GatewayPage(msgspec.Struct, frozen=True):
 
 
 def _whole(latency: _Latency | None) -> Sketch:
-    told = [] if latency is None else [latency.sketch]
-    return merged(SketchData(each.ratio, each.sum_s, each.buckets) for each in told)
+    sketches = [] if latency is None else [latency.sketch]
+    return merged(SketchData(sketch.ratio, sketch.sum_s, sketch.buckets) for sketch in sketches)
 
 
-def _worker_state(post: PostRecord) -> ObservedWorker | None:
-    """None: it does not answer, or not with what a worker says."""
+def _worker_state(process: ProcessRecord) -> ObservedWorker | None:
+    """The state of a worker. None: it does not answer, or not with a worker's state page."""
     try:
-        return msgspec.convert(get_json(f"http://{post.address}", "/state"), ObservedWorker) if post.address else None
+        return (
+            msgspec.convert(get_json(f"http://{process.address}", "/state"), ObservedWorker)
+            if process.address
+            else None
+        )
     except msgspec.ValidationError:
         return None

@@ -1,9 +1,9 @@
-"""A tiny process that outlives a killed `baton up` just long enough to kill everything it had started.
+"""A tiny process that outlives a killed `baton up` just long enough to kill everything that it had started.
 
-Run as a script (`python -I -S orphan_guard.py PGID…`, the groups that run already). On standard input it is told
-process groups, `+PGID` when one starts and `-PGID` when it is gone. End of input means that `baton up` ended, perhaps
-by SIGKILL. Then every group that is left is killed, grandchildren included. Signals meant for the terminal's foreground
-do not concern it.
+Run as a script (`python -I -S orphan_guard.py PGID…`, with the groups that already run). It reads process groups from
+standard input, `+PGID` when one starts and `-PGID` when it is gone. End of input means that `baton up` ended, perhaps
+by SIGKILL. Then it kills every group that is left, grandchildren included. It ignores signals to the terminal's
+foreground.
 """
 
 from __future__ import annotations

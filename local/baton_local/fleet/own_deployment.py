@@ -1,6 +1,6 @@
-"""A deployment of a command's own: `baton up` as its child, in a run directory of its own, gone when the command ends.
+"""A temporary deployment of a command: `baton up` as its child, in a run directory of its own, gone when it ends.
 
-So a command sees what users get: the same processes, links and refusals.
+So the command uses the same processes, links and refusals as a user's deployment.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from baton_control.spec.manifest import read_manifest
 from baton_local.errors import LocalError, NotRunningError
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.observation import Observation, ObservedWorker, observe
-from baton_local.fleet.process_tree import descendants, is_alive
-from baton_local.fleet.processes import ChildProcesses, Ended
+from baton_local.fleet.processes import ChildProcesses, Ended, descendants, is_alive
 from baton_local.fleet.record import RunRecord, read_record
 from baton_local.fleet.run_dir import RunDir, base_directory, directory_name
 
@@ -33,39 +32,41 @@ POLL_S = 0.05
 SETTLE_S = 5.0
 STOP_S = 40.0
 PAIRED_S = 30.0
-"""A deployment is ready when a decode worker alone could answer. What is shown or measured waits for a pair."""
-TOLD_S = 0.5
-"""Until a worker's account of its links has reached the gateway too."""
+"""Limit for a linked pair of workers: a deployment is ready when a decode worker alone could answer, and commands need
+both."""
+LINK_REPORT_S = 0.5
+"""Time for a worker's report of its links to reach the gateway too."""
 
 
 class OwnDeploymentError(LocalError):
-    """It did not start, did not do its work through both pools, or did not end."""
+    """The deployment did not start, did not use both pools, or did not end."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnDeployment:
-    """One that runs, with a linked pair of workers."""
+    """A running deployment with a linked pair of workers."""
 
     run: RunDir
     record: RunRecord
     ready_after_s: float
 
     def settled(self) -> Observation:
-        """The processes' accounts once all workers are idle: counters may trail the answer by a moment."""
+        """An observation once all workers are idle, because counters may trail the answer by a moment."""
 
         def idle() -> Observation | None:
             seen = observe(read_record(self.run))
             return seen if is_settled([state for _, state in seen.workers]) else None
 
         try:
-            return _awaited(idle, SETTLE_S, "")
+            return _await(idle, SETTLE_S, "")
         except OwnDeploymentError:
             return observe(read_record(self.run))
 
 
 @contextmanager
 def own_deployment(manifest: Path, up_arguments: Sequence[str], ready_s: float) -> Iterator[OwnDeployment]:
-    """Start it, wait for a pair, stop it, and see that nothing is left. Raises LocalError; logs are kept then."""
+    """Start a deployment, wait for a linked pair, stop it at the end, and check that no process is left. Raises
+    LocalError, and keeps the logs then."""
     metadata = read_manifest(manifest).metadata
     directory = Path(tempfile.mkdtemp(prefix="baton-own-"))
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
@@ -78,8 +79,8 @@ def own_deployment(manifest: Path, up_arguments: Sequence[str], ready_s: float) 
             pid = processes.start(UP, command, environment, log)
             record = _ready(run, pid, processes, log, ready_s)
             ready_after_s = time.monotonic() - started_s
-            _awaited(lambda: is_paired(observe(read_record(run))) or None, PAIRED_S, "no pair of workers is linked")
-            time.sleep(TOLD_S)
+            _await(lambda: is_paired(observe(read_record(run))) or None, PAIRED_S, "no pair of workers is linked")
+            time.sleep(LINK_REPORT_S)
             yield OwnDeployment(run, record, ready_after_s)
             _stop(pid, processes, log)
     except LocalError as error:
@@ -91,14 +92,14 @@ def own_deployment(manifest: Path, up_arguments: Sequence[str], ready_s: float) 
 
 
 def is_paired(seen: Observation) -> bool:
-    """Whether the gateway is linked with every worker, and every prefill worker with a decode worker. Pure."""
-    linked = all(seen.seen_by_gateway.links.get(post.address or "") == "live" for post, _ in seen.workers)
-    prefill = [state for post, state in seen.workers if post.role == "prefill"]
+    """True when the gateway is linked to every worker, and every prefill worker to a decode worker. Pure."""
+    linked = all(seen.seen_by_gateway.links.get(process.address or "") == "live" for process, _ in seen.workers)
+    prefill = [state for process, state in seen.workers if process.role == "prefill"]
     return linked and bool(prefill) and all(state is not None and state.transfer.links for state in prefill)
 
 
 def is_settled(states: Sequence[ObservedWorker | None]) -> bool:
-    """Whether every worker answers, is idle, and both ends of the transfer have counted the same bytes. Pure.
+    """True when every worker answers and is idle, and both ends of the transfers have counted the same bytes. Pure.
 
     Each worker publishes its counters a few times a second: the receiver's may be ahead of the sender's.
     """
@@ -109,9 +110,9 @@ def is_settled(states: Sequence[ObservedWorker | None]) -> bool:
 
 
 def check_moved(seen: Observation) -> None:
-    """That KV went from one process to another. Pure; raises OwnDeploymentError when it did not."""
-    sent = {post.pid: s.transfer.bytes_sent for post, s in seen.workers if s and s.transfer.bytes_sent}
-    got = {post.pid: s.transfer.bytes_received for post, s in seen.workers if s and s.transfer.bytes_received}
+    """Check that KV went from one process to another. Pure. Raises OwnDeploymentError."""
+    sent = {process.pid: s.transfer.bytes_sent for process, s in seen.workers if s and s.transfer.bytes_sent}
+    got = {process.pid: s.transfer.bytes_received for process, s in seen.workers if s and s.transfer.bytes_received}
     if not sent or not got:
         raise OwnDeploymentError("no KV moved from a prefill worker to a decode worker")
     if set(sent) & set(got):
@@ -134,28 +135,28 @@ def _stop(pid: int, processes: ChildProcesses, log: Path) -> None:
 def _ready(run: RunDir, pid: int, processes: ChildProcesses, log: Path, limit_s: float) -> RunRecord:
     def ready() -> RunRecord | None:
         if ended := processes.poll():
-            said = last_line(log).removeprefix("baton: ")
-            raise OwnDeploymentError(said or f"`baton up` ended with status {ended[0].status}")
+            line = last_line(log).removeprefix("baton: ")
+            raise OwnDeploymentError(line or f"`baton up` ended with status {ended[0].status}")
         try:
             record = read_record(run)
         except NotRunningError:
             return None
         return record if record.ready and record.pid == pid else None
 
-    return _awaited(ready, limit_s, "the deployment is not ready")
+    return _await(ready, limit_s, "the deployment is not ready")
 
 
 def _ended(processes: ChildProcesses, log: Path, limit_s: float) -> Ended:
     def ended() -> Ended | None:
         return next(iter(processes.poll()), None)
 
-    return _awaited(ended, limit_s, f"`baton up` did not stop: {last_line(log)}")
+    return _await(ended, limit_s, f"`baton up` did not stop: {last_line(log)}")
 
 
-def _awaited(look: Callable[[], T | None], limit_s: float, failure: str) -> T:
+def _await(poll: Callable[[], T | None], limit_s: float, failure: str) -> T:
     give_up_s = time.monotonic() + limit_s
-    while (found := look()) is None:
+    while (result := poll()) is None:
         if time.monotonic() >= give_up_s:
             raise OwnDeploymentError(f"{failure} after {limit_s:g} s")
         time.sleep(POLL_S)
-    return found
+    return result

@@ -2,7 +2,7 @@
 
 Run as a script by `processes` (`python -I -S parent_death_signal.py PARENT_PID PROGRAM ARG…`): nothing of Baton is
 imported. It sets the parent-death signal, makes sure that the parent still lives, and becomes the program. The signal
-covers the program alone. What the program starts in its turn is the orphan guard's business.
+covers the program alone; the orphan guard kills the processes that the program starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         print(f"cannot be tied to its parent: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
         return 1
     if os.getppid() != parent:
-        return 1  # it died before the signal was set; nobody is left to tell
+        return 1  # the parent died before the signal was set
     os.execv(program[0], program)
 
 

@@ -1,7 +1,7 @@
-"""Sizes the pools of the one deployment that runs here: mode SLO by what the gateway tells, the other modes by nobody.
+"""Sizes the pools of the one deployment that runs here, in mode SLO; in the other modes they keep their size.
 
-`baton up` plays the operator: it takes the gateway's link on loopback and calls the same sizing. What sizing remembers
-is kept in the run directory and found again by the next run.
+`baton up` takes the operator's part: it accepts the gateway's telemetry link on loopback and calls the same sizing. The
+memory of sizing is kept in the run directory for the next run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton_control.names import Key
-from baton_control.sizing.decision.scaling import Sized
+from baton_control.sizing.decision.scaling import Sized, SizingRequest
+from baton_control.sizing.inputs.deployment import Prior
 from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.metrics import SizingMetrics
-from baton_control.sizing.slo_sizing import Prior, SloSizing
+from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.telemetry.store import TelemetryStore
 from baton_control.telemetry.telemetry_server import TelemetryServer
 from baton_control.worker_specs import pool_spec
-from baton_local.fleet.desired_processes import PostSpec, Routable, pools_now
+from baton_local.fleet.desired_processes import Routable, SlotSpec, pools_now
 from baton_local.fleet.run_dir import write_private
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.operator_link import FlipOrder
@@ -38,7 +39,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Scaling:
-    """`listening` is a bound socket for the gateway's link; `on_wake` is called when requests wait for workers."""
+    """The sizes of the pools. `on_wake` is called when requests wait for workers."""
 
     def __init__(
         self,
@@ -72,45 +73,45 @@ class Scaling:
 
     @contextlib.asynccontextmanager
     async def serving(self, listening: socket.socket) -> AsyncIterator[None]:
-        """Take the gateway's links while the context lasts."""
+        """Accept the gateways' links on a bound socket while the context lasts."""
         async with self._server.serving(listening, {"/metrics": self._page}):
             yield
 
     def routable(self) -> Routable | None:
-        """Routable workers by role and template; None: not known now."""
+        """Number of routable workers by role and template; None: unknown now."""
         gateway = self._deployment.spec.gateway
         return self.store.routable(time.monotonic(), gateway.processes)
 
     def order(self, flips: tuple[FlipOrder, ...]) -> None:
-        """Have the gateways tell these workers to change their roles, until told otherwise."""
+        """Have the gateways pass these orders on to workers, until the next call replaces them."""
         self._server.order(self._key, flips)
 
-    def sized(self, running: Iterable[PostSpec], routable: Routable | None) -> Sized:
-        """How many workers each pool should have now."""
+    def size(self, running: Iterable[SlotSpec], routable: Routable | None) -> Sized:
+        """The number of workers that each pool should have now."""
         pools = pools_now(running, routable)
         if self.mode is not ScalingMode.SLO:
-            sized = self._untouched({role: pools[role].workers for role in POOL_ROLES})
+            sized = self._keep_sizes({role: pools[role].workers for role in POOL_ROLES})
         else:
-            sized = self._sizing.decide(self._key, self._deployment, pools, self._memory, time.time(), gateways=1)
-            self._keep(sized.memory)
+            request = SizingRequest(self._key, self._deployment, pools, self._memory, time.time(), gateways=1)
+            sized = self._sizing.decide(request)
+            self._save(sized.memory)
         self._metrics.saw(self._key, sized, pools)
         return sized
 
-    def _untouched(self, workers: dict[Role, int]) -> Sized:
-        """Nobody sizes the pools here: they start at their minimum and stay."""
-        kept = {role: max(pool_spec(self._deployment, role).replicas.min, workers[role]) for role in POOL_ROLES}
-        return Sized(
-            kept, {role: f"{role.value} {kept[role]}: mode {self.mode}, nobody sizes it here" for role in kept}, True
-        )
+    def _keep_sizes(self, workers: dict[Role, int]) -> Sized:
+        """Sizes in the modes other than SLO: the pools start at their minimum and keep their size."""
+        sizes = {role: max(pool_spec(self._deployment, role).replicas.min, workers[role]) for role in POOL_ROLES}
+        reasons = {role: f"{role.value} {sizes[role]}: mode {self.mode}, not sized here" for role in sizes}
+        return Sized(sizes, reasons, True)
 
-    def _keep(self, memory: str | None) -> None:
+    def _save(self, memory: str | None) -> None:
         if memory is None or memory == self._memory:
             return
         self._memory = memory
         try:
             write_private(self._memory_file, memory)
         except OSError as error:
-            log.warning("what sizing remembers is not kept: %s", error)
+            log.warning("cannot save the memory of sizing: %s", error)
 
     async def _page(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": METRICS_TYPE})

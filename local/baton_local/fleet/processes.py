@@ -1,9 +1,9 @@
-"""Child processes, each in a session of its own. The only file that starts or signals.
+"""Child processes, each in a session of its own, and the processes below one. The only file that starts or signals.
 
 The kernel kills a child when this process dies; the orphan guard then kills what the child had started.
 
 Nothing here waits: `poll` asks the kernel. A process that ended is reaped only after its whole group was killed, so
-that no grandchild is left behind and no group id is used after it could mean somebody else.
+that no grandchild survives and no group id is used after the kernel could have given it to another process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from types import TracebackType
 HERE = Path(__file__).parent
 PARENT_VARIABLE = "BATON_PARENT_PID"
 GUARD_END_S = 5.0
+PROC = Path("/proc")
+ZOMBIE = "Z"
 ISOLATED = ("-I", "-S")
 
 
@@ -71,7 +74,7 @@ class ChildProcesses:
                 start_new_session=True,
             )
         self._children[name] = child
-        self._tell_guard(f"+{child.pid}")
+        self._notify_guard(f"+{child.pid}")
         return child.pid
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -86,7 +89,7 @@ class ChildProcesses:
                 os.kill(child.pid, number)
 
     def poll(self) -> list[Ended]:
-        """The children that ended since the last call. What they had started is killed."""
+        """The children that ended since the last call. The processes that they had started are killed."""
         self._watch_guard()
         return [self._reap(name, child) for name, child in list(self._children.items()) if _has_ended(child.pid)]
 
@@ -99,9 +102,9 @@ class ChildProcesses:
 
     def _forget(self, name: str) -> None:
         child = self._children.pop(name)
-        self._tell_guard(f"-{child.pid}")
+        self._notify_guard(f"-{child.pid}")
 
-    def _tell_guard(self, line: str) -> None:
+    def _notify_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
         try:
             self._guard.stdin.write(f"{line}\n".encode())
@@ -110,7 +113,7 @@ class ChildProcesses:
             self._watch_guard()
 
     def _watch_guard(self) -> None:
-        """A guard that was killed is replaced, and told everything again; when that cannot be, at the next look."""
+        """Replace a guard that was killed, by one that knows all running groups; on failure the next call retries."""
         if self._guard.poll() is None:
             return
         with contextlib.suppress(OSError):
@@ -128,5 +131,52 @@ def _start_guard(*groups: int) -> subprocess.Popen[bytes]:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child ended, leaving it unreaped."""
+    """True when a child ended. The child stays unreaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Identity of a process that survives the reuse of process ids: no two have the same id and start. Linux only."""
+
+    pid: int
+    started: int
+    """Clock ticks since boot."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    identity: Identity
+    parent: int
+    state: str
+
+
+def descendants(pid: int) -> frozenset[Identity]:
+    """All living processes below `pid`, without itself, from /proc."""
+    children: defaultdict[int, list[_Stat]] = defaultdict(list)
+    for path in PROC.glob("[0-9]*"):
+        stat = _stat(int(path.name))
+        if stat is not None:
+            children[stat.parent].append(stat)
+    identities: set[Identity] = set()
+    queue = [pid]
+    while queue:
+        below = children[queue.pop()]
+        identities.update(stat.identity for stat in below)
+        queue += [stat.identity.pid for stat in below]
+    return frozenset(identities)
+
+
+def is_alive(process: Identity) -> bool:
+    """True while this very process runs; a zombie does not run."""
+    stat = _stat(process.pid)
+    return stat is not None and stat.identity == process and stat.state != ZOMBIE
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rfind(")") + 2 :].split()  # the name before may hold spaces and brackets
+    return _Stat(Identity(pid, int(fields[19])), int(fields[1]), fields[0])

@@ -1,8 +1,8 @@
-"""What runs, as `baton up` writes it down for the other commands: `run.json` in the run directory."""
+"""The record of a running deployment, `run.json` in the run directory: `baton up` writes it for the other commands."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -11,8 +11,8 @@ from baton_local.fleet.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True)
-class PostRecord:
-    """One process."""
+class ProcessRecord:
+    """One process of the deployment."""
 
     name: str
     role: str
@@ -37,30 +37,29 @@ class TargetRecord:
     percentile: float
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
+class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     """One running deployment."""
 
     name: str
     namespace: str
     pid: int
-    """Of `baton up`."""
+    """Process id of `baton up`."""
     endpoint: str
     served_name: str
     ready: bool
     decision: str
-    """How the pools were sized, in words."""
+    """The latest sizing decision, in words."""
     ttft: TargetRecord
     tpot: TargetRecord
-    posts: tuple[PostRecord, ...]
+    processes: tuple[ProcessRecord, ...]
     mode: str = "SLO"
-    """Who sizes the pools."""
-    wanted: dict[str, int] = field(default_factory=dict)
-    """Workers that each pool should have."""
+    """The scaling mode."""
+    wanted: dict[str, int] = {}
+    """Desired number of workers of each pool."""
     api_keys: str | None = None
-    """The file or folder with the keys of clients; None: the gateway asks for none."""
+    """The file or folder with the clients' API keys; None: the gateway needs none."""
     emulated: str | None = None
-    """What stands in for computing; None: a model computes."""
+    """What the emulated workers imitate; None: a model computes."""
 
 
 def read_record(run: RunDir) -> RunRecord:

@@ -1,7 +1,8 @@
-"""Where a running deployment keeps its files on this machine: one private directory each, below one private directory.
+"""The run directory of a deployment: a private directory for its files, below one private directory for all.
 
-`$XDG_RUNTIME_DIR/baton`, or `/tmp/baton-UID` where there is none. Nobody but the owner may enter it; one that somebody
-else owns or could read is refused, never repaired. A file lock says whether a deployment runs: it cannot stay behind.
+That is `$XDG_RUNTIME_DIR/baton`, or `/tmp/baton-UID` without that variable. Only the owner may enter it; a directory
+that another user owns or could read is refused, never repaired. A file lock shows that a deployment runs: the kernel
+releases it when the process ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LOCK_TRY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """The paths of one deployment."""
+    """The paths in one deployment's run directory."""
 
     root: Path
 
@@ -39,12 +40,12 @@ class RunDir:
 
     @property
     def manifest(self) -> Path:
-        """The LLMDeployment, where `baton up` made it from a model alone."""
+        """The manifest that `baton up MODEL` made."""
         return self.root / "deployment.yaml"
 
     @property
     def api_keys(self) -> Path:
-        """The key that clients need, where `baton up` was given one as text."""
+        """The clients' API key, if `baton up` got one as text."""
         return self.root / "api-keys"
 
     @property
@@ -61,12 +62,12 @@ class RunDir:
 
     @property
     def record(self) -> Path:
-        """What runs, for the other commands; see `record`."""
+        """The record of the run, for the other commands (see `record`)."""
         return self.root / "run.json"
 
     @property
     def sizing(self) -> Path:
-        """What sizing remembers from one run to the next."""
+        """The memory of sizing, from one run to the next."""
         return self.root / "sizing.json"
 
     @property
@@ -76,7 +77,7 @@ class RunDir:
 
     @property
     def reserve(self) -> Path:
-        """Room that is given up when the disk is full."""
+        """A file that is deleted when the disk is full, to free space."""
         return self.root / "reserve"
 
     def discovery(self, role: str) -> Path:
@@ -87,7 +88,7 @@ class RunDir:
 
 
 def base_directory(environment: dict[str, str] | os._Environ[str] = os.environ) -> Path:
-    """The private directory that holds all run directories; made when missing. Raises StartError if not private."""
+    """The private directory of all run directories, created if missing. Raises StartError if it is not private."""
     runtime = environment.get("XDG_RUNTIME_DIR")
     path = Path(runtime) / "baton" if runtime and Path(runtime).is_dir() else Path("/tmp") / f"baton-{os.getuid()}"
     _private_directory(path)
@@ -95,16 +96,15 @@ def base_directory(environment: dict[str, str] | os._Environ[str] = os.environ) 
 
 
 def directory_name(namespace: str, name: str) -> str:
-    """Of a deployment's run directory; neither part can hold a dot or a slash."""
+    """The name of a deployment's run directory; neither part can contain a dot or a slash."""
     return f"{namespace}.{name}"
 
 
 @contextmanager
 def claimed(base: Path, directory: str) -> Iterator[RunDir]:
-    """A fresh run directory, held for as long as the context lasts. Raises StartError when the deployment is running.
+    """A fresh run directory, locked while the context lasts. Raises StartError when the deployment is running.
 
-    Keys and addresses are removed at the end; logs stay until the deployment is started again, what sizing remembers
-    for longer.
+    Keys and addresses are removed at the end. Logs stay until the next start, the memory of sizing for longer.
     """
     run = RunDir(base / directory)
     _private_directory(run.root)
@@ -126,7 +126,7 @@ def claimed(base: Path, directory: str) -> Iterator[RunDir]:
 
 
 def is_held(run: RunDir) -> bool:
-    """Whether a living process holds the run directory."""
+    """True while a living process holds the lock of the run directory."""
     try:
         with run.lock.open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -138,9 +138,9 @@ def is_held(run: RunDir) -> bool:
 
 
 def find_run(base: Path, name: str | None, must_run: bool = True) -> RunDir:
-    """The run directory of a deployment, by `name` or `namespace.name`; without a name the only one.
+    """The run directory of a deployment, by `name` or `namespace.name`; without a name, the only one.
 
-    Raises NotRunningError when there is none or more than one.
+    Raises NotRunningError when none matches, or more than one does.
     """
     runs = [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").exists()]
     if must_run:
@@ -149,11 +149,11 @@ def find_run(base: Path, name: str | None, must_run: bool = True) -> RunDir:
         runs = [run for run in runs if name in (run.root.name, run.root.name.partition(".")[2])]
     if len(runs) == 1:
         return runs[0]
-    asked = f"no deployment named {name}" if name is not None else "no deployment"
     if not runs:
-        raise NotRunningError(f"{asked} is running: start one with `baton up -f FILE`")
+        subject = f"no deployment named {name}" if name is not None else "no deployment"
+        raise NotRunningError(f"{subject} is running: start one with `baton up -f FILE`")
     names = ", ".join(run.root.name for run in runs)
-    raise NotRunningError(f"several deployments are there ({names}): choose one by name")
+    raise NotRunningError(f"there are several deployments ({names}): choose one with --name")
 
 
 def write_key(run: RunDir) -> None:
@@ -162,19 +162,18 @@ def write_key(run: RunDir) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write plain data so that a reader sees all of it or the former content. Raises OSError, and leaves no draft."""
+    """Write plain data atomically: a reader sees all of it or the previous content. Raises OSError."""
     write_private(path, json.dumps(value))
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only the owner can read, whole or not at all. Raises OSError, which names it."""
+    """Write a file that only the owner can read, atomically. Raises OSError, which names the file."""
     write_whole(path, text.encode(), mode=0o600)
 
 
 def _locked(lock: IO[str]) -> bool:
-    """Take the lock; another command that looks whether it is held may hold it for a moment.
-
-    Raises StartError on a file system without locks.
+    """Take the lock; False: another process holds it. Retries briefly, because a command that checks the lock holds it
+    for a moment. Raises StartError on a file system without locks.
     """
     for _ in range(LOCK_TRIES):
         try:
@@ -191,7 +190,7 @@ def _locked(lock: IO[str]) -> bool:
 
 
 def _holder(lock: IO[str]) -> str:
-    """Which process holds the lock, as it wrote into it."""
+    """The process that holds the lock, in words, from the content of the lock file."""
     lock.seek(0)
     pid = lock.read(32).strip()
     return f" (pid {pid})" if pid.isdecimal() else ""
@@ -199,12 +198,12 @@ def _holder(lock: IO[str]) -> str:
 
 def _private_directory(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise StartError(f"{path} is not a directory")
-    if found.st_uid != os.getuid():
+    if status.st_uid != os.getuid():
         raise StartError(f"{path} belongs to another user")
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         raise StartError(f"{path} is open to other users: its mode must be 0700")
 
 

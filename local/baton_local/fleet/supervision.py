@@ -1,10 +1,10 @@
-"""What to do about the processes of a deployment: start, restart with back-off, publish, stop in order. Pure.
+"""The supervisor of a deployment's processes: start, restart with back-off, publish, stop in order. Pure.
 
-A machine of plain values: events with `now` go in, actions come out; `up` carries them out. A *post* is a place for one
-process; each start of its process is an *incarnation*. Until the deployment was ready once, a process that cannot work
-(bad configuration, or too many crashes) ends everything; afterwards everything is tried again, slower each time. Ready
-is more than routable: a prefill worker may answer alone while the only decode worker refuses what it was told.
-A process that hangs is no better than one that ended: it is killed, and the same follows.
+It is a machine of plain values: events with `now` go in, actions come out, and `LocalRuntime` carries them out. A
+*process slot* holds one process; each start of its process is an *incarnation*. Until the deployment was ready once, a
+process that cannot work (bad configuration, or too many crashes) ends the run; afterwards every process is restarted,
+with a growing back-off. Ready is more than routable: a prefill worker may answer alone while the only decode worker
+refuses its configuration. A process that hangs is killed, and then treated like one that ended.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ from baton_wire.announcement import Announcement
 from baton_wire.messages.values import Role
 
 BAD_CONFIGURATION = 2
-"""Exit status of a process that cannot work with what it was told."""
+"""Exit status of a process that refuses its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long things may take, in seconds."""
+    """Time limits, in seconds."""
 
     first_ready_s: float = 600.0
     start_s: float = 600.0
-    """For each start of a process, until it says where it listens."""
+    """For each start of a process, until it announces its address."""
     silent_s: float = 30.0
-    """A process that was ready and does not answer for so long hangs."""
+    """A process that was ready hangs once it has not answered for this long."""
     live_poll_s: float = 2.0
-    """Between two questions whether a process is live."""
+    """Interval of liveness checks."""
     live_answer_s: float = 3.0
-    """How long an answer may take."""
+    """Timeout of a liveness check."""
     backoff_s: float = 0.5
-    """Before the first restart; doubles with each failure in a row."""
+    """Delay before the first restart; doubles with each failure in a row."""
     max_backoff_s: float = 30.0
     stable_s: float = 30.0
-    """A process that was ready for so long starts over with the shortest back-off."""
+    """A process that was ready for this long restarts with the shortest back-off."""
     crashes_before_ready: int = 3
     gateway_stop_s: float = 15.0
     worker_stop_s: float = 15.0
     worker_leave_s: float = 630.0
-    """For a worker that is not wanted any more while others go on: its requests end first."""
+    """For a worker that is removed while others keep serving, so that its requests can end."""
 
 
 class Phase(enum.Enum):
+    """Phase of a process slot."""
+
     WAITING = "waiting"
     STARTING = "starting"
     READY = "ready"
@@ -55,21 +57,23 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    post: str
+    """Start the process of a slot."""
+
+    slot: str
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Send a signal: to the process itself, or SIGKILL to its whole group."""
+    """Send a signal to the process of a slot; SIGKILL goes to its whole group."""
 
-    post: str
+    slot: str
     number: signal.Signals
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """The addresses of a role's workers changed."""
+    """Publish the addresses of a role's workers, which changed."""
 
     role: Role
     workers: tuple[Announcement, ...]
@@ -77,17 +81,19 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Say:
+    """Print a line for the user."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The deployment answers requests and each pool that has workers has one that is ready, for the first time."""
+    """Announce the first time that the deployment answers requests and each pool with workers has a ready one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishRun:
-    """Nothing runs any more: end with this exit status."""
+    """End with this exit status: no process runs any more."""
 
     status: int
     cause: str | None
@@ -97,32 +103,32 @@ Action = Start | Signal | Publish | Say | Ready | FinishRun
 
 
 @dataclass(slots=True)
-class Post:
-    """One process and how it fares. Changed by the supervisor only."""
+class ProcessSlot:
+    """A slot for one process, with the state of that process. Changed by the supervisor only."""
 
     name: str
     role: Role
     phase: Phase
     since_s: float
-    """When the phase began; for WAITING when it ends."""
+    """When the phase began; for WAITING, when it ends."""
     incarnation: int = 0
     failures: int = 0
     """Failures in a row."""
     announcement: Announcement | None = None
     silent_since_s: float | None = None
-    """When it first did not answer; None: it answered last time."""
+    """Time of the first unanswered check; None: the process answered the last one."""
     stop_by_s: float | None = None
     leaving: bool = False
-    """Not wanted any more: goes away after its process ended."""
+    """True: the slot is removed once its process ended."""
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """All posts of one deployment. `start_s` is the time at which it was made."""
+    """The supervisor of all process slots of one deployment. `start_s` is the time at which it was made."""
 
     start_s: float
     patience: Patience = Patience()
-    posts: dict[str, Post] = field(default_factory=dict)
+    slots: dict[str, ProcessSlot] = field(default_factory=dict)
     was_ready: bool = False
     routable: bool = False
     stopping: bool = False
@@ -131,75 +137,76 @@ class Supervisor:
     finished: bool = False
 
     def add(self, name: str, role: Role, now: float) -> list[Action]:
-        """A process is wanted. Adding one that is there already changes nothing."""
-        if name in self.posts or self.stopping:
+        """Add a process slot and start its process. Adding an existing one changes nothing."""
+        if name in self.slots or self.stopping:
             return []
-        post = self.posts[name] = Post(name, role, Phase.WAITING, now)
-        return self._start(post, now)
+        slot = self.slots[name] = ProcessSlot(name, role, Phase.WAITING, now)
+        return self._start(slot, now)
 
     def remove(self, name: str, now: float) -> list[Action]:
-        """A process is not wanted any more: it is told to stop and does not come back."""
-        post = self.posts[name]
-        if post.leaving or self.stopping:
+        """Remove a process slot: its process is stopped and not restarted."""
+        slot = self.slots[name]
+        if slot.leaving or self.stopping:
             return []
-        post.leaving = True
-        if post.phase is Phase.WAITING:
-            return self._gone(post)
-        return self._stop(post, now)
+        slot.leaving = True
+        if slot.phase is Phase.WAITING:
+            return self._gone(slot)
+        return self._stop(slot, now)
 
     def flipped(self, name: str, role: Role) -> list[Action]:
-        """A process was told to change its role: it is found under the new one, and comes back in it."""
-        post = self.posts[name]
-        before, post.role = post.role, role
+        """A process was ordered to change its role: it is published, and later restarted, in the new one."""
+        slot = self.slots[name]
+        before, slot.role = slot.role, role
         return [*self._publish(before), *self._publish(role)]
 
     def announced(self, name: str, announcement: Announcement, now: float) -> list[Action]:
-        """A process said where it listens: it is ready."""
-        post = self.posts.get(name)
-        if post is None or post.phase is not Phase.STARTING:
+        """A process announced its address: it is ready."""
+        slot = self.slots.get(name)
+        if slot is None or slot.phase is not Phase.STARTING:
             return []
-        took = now - post.since_s
-        post.phase, post.since_s, post.announcement, post.silent_since_s = Phase.READY, now, announcement, None
+        took = now - slot.since_s
+        slot.phase, slot.since_s, slot.announcement, slot.silent_since_s = Phase.READY, now, announcement, None
         text = f"{name}: ready after {took:.1f} s (pid {announcement.pid}, {announcement.host}:{announcement.port})"
-        return [Say(text), *self._publish(post.role)]
+        return [Say(text), *self._publish(slot.role)]
 
-    def asked_live(self, name: str, incarnation: int, is_live: bool, now: float) -> list[Action]:
-        """A ready process answered, or did not. Silence counts from the first question without an answer, so that
-        time in which nobody asked (this process was stopped) is nobody's silence."""
-        post = self.posts.get(name)
-        if post is None or post.phase is not Phase.READY or post.incarnation != incarnation:
+    def checked_live(self, name: str, incarnation: int, is_live: bool, now: float) -> list[Action]:
+        """A ready process answered a liveness check, or did not. Silence counts from the first unanswered check, so
+        that time without checks (while `baton up` itself was stopped) does not count."""
+        slot = self.slots.get(name)
+        if slot is None or slot.phase is not Phase.READY or slot.incarnation != incarnation:
             return []
         if is_live:
-            post.silent_since_s = None
+            slot.silent_since_s = None
             return []
-        if post.silent_since_s is None:
-            post.silent_since_s = now
-        if now - post.silent_since_s < self.patience.silent_s:
+        if slot.silent_since_s is None:
+            slot.silent_since_s = now
+        if now - slot.silent_since_s < self.patience.silent_s:
             return []
-        post.silent_since_s = now
+        slot.silent_since_s = now
         return [Say(f"{name}: did not answer for {self.patience.silent_s:g} s, killed"), Signal(name, signal.SIGKILL)]
 
     def not_started(self, name: str, reason: str, now: float) -> list[Action]:
-        """The system could not start a process (no memory, no descriptors, no room): like one that ended at once."""
-        return self._failed(self.posts[name], f"{name}: cannot be started: {reason}", now)
+        """The system could not start a process (no memory, descriptors or disk space): it counts as ended at once."""
+        return self._failed(self.slots[name], f"{name}: cannot be started: {reason}", now)
 
     def exited(self, name: str, status: int, last_line: str, now: float) -> list[Action]:
-        """A process ended by itself or as told; `status` is negative for a signal, `last_line` what it said last."""
-        post = self.posts[name]
-        was, post.announcement, post.stop_by_s = post.phase, None, None
-        actions = self._publish(post.role) if was in (Phase.READY, Phase.STOPPING) else []
-        if self.stopping or post.leaving:
-            return actions + self._gone(post) + self._next_to_stop(now)
-        was_stable = was is Phase.READY and now - post.since_s >= self.patience.stable_s
-        post.failures = 0 if was_stable else post.failures
-        what = f"{name}: {_how(status)}" + (f": {last_line}" if last_line else "")
+        """A process ended by itself or after a signal. `status` is negative for a signal; `last_line` is of its log."""
+        slot = self.slots[name]
+        was, slot.announcement, slot.stop_by_s = slot.phase, None, None
+        actions = self._publish(slot.role) if was in (Phase.READY, Phase.STOPPING) else []
+        if self.stopping or slot.leaving:
+            return actions + self._gone(slot) + self._next_to_stop(now)
+        was_stable = was is Phase.READY and now - slot.since_s >= self.patience.stable_s
+        slot.failures = 0 if was_stable else slot.failures
+        failure = f"{name}: {_describe_exit(status)}" + (f": {last_line}" if last_line else "")
         if not self.was_ready and status == BAD_CONFIGURATION:
-            post.phase = Phase.STOPPED
-            return actions + self._give_up(last_line or what, now)
-        return actions + self._failed(post, what, now)
+            slot.phase = Phase.STOPPED
+            return actions + self._give_up(last_line or failure, now)
+        return actions + self._failed(slot, failure, now)
 
-    def heard_routable(self, routable: bool | None) -> list[Action]:
-        """Whether the gateway has workers now that can answer. None: nobody said, and so it is as it was."""
+    def observed_routable(self, routable: bool | None) -> list[Action]:
+        """The gateway reported that it can route requests now, or that it cannot. None: it did not answer, so nothing
+        changes."""
         if routable is None:
             return []
         before, self.routable = self.routable, routable
@@ -212,102 +219,102 @@ class Supervisor:
             return []
         if routable:
             return [Say("routable again")]
-        is_up = any(post.role is Role.GATEWAY and post.phase is Phase.READY for post in self.posts.values())
-        cause = "no prefill and decode worker that fit are linked" if is_up else "no gateway is ready"
+        is_up = any(slot.role is Role.GATEWAY and slot.phase is Phase.READY for slot in self.slots.values())
+        cause = "no fitting pair of prefill and decode worker is linked" if is_up else "no gateway is ready"
         return [Say(f"not routable: {cause}")]
 
     def tick(self, now: float) -> list[Action]:
-        """Everything that is due."""
+        """The actions that are due now: restarts, kills after a timeout, and giving up."""
         actions: list[Action] = []
-        for post in self.posts.values():
-            if post.phase is Phase.WAITING and now >= post.since_s and not self.stopping:
-                actions += self._start(post, now)
-            elif post.phase is Phase.STARTING and now - post.since_s >= self.patience.start_s:
-                post.since_s = now
-                text = f"{post.name}: not ready after {self.patience.start_s:g} s, killed"
-                actions += [Say(text), Signal(post.name, signal.SIGKILL)]
-            elif post.phase is Phase.STOPPING and post.stop_by_s is not None and now >= post.stop_by_s:
-                post.stop_by_s = None
-                actions += [Say(f"{post.name}: did not stop in time, killed"), Signal(post.name, signal.SIGKILL)]
+        for slot in self.slots.values():
+            if slot.phase is Phase.WAITING and now >= slot.since_s and not self.stopping:
+                actions += self._start(slot, now)
+            elif slot.phase is Phase.STARTING and now - slot.since_s >= self.patience.start_s:
+                slot.since_s = now
+                text = f"{slot.name}: not ready after {self.patience.start_s:g} s, killed"
+                actions += [Say(text), Signal(slot.name, signal.SIGKILL)]
+            elif slot.phase is Phase.STOPPING and slot.stop_by_s is not None and now >= slot.stop_by_s:
+                slot.stop_by_s = None
+                actions += [Say(f"{slot.name}: did not stop in time, killed"), Signal(slot.name, signal.SIGKILL)]
         if not self.was_ready and not self.stopping and now - self.start_s >= self.patience.first_ready_s:
             actions += self._give_up(f"not ready after {self.patience.first_ready_s:g} s: {self._missing()}", now)
         return actions
 
     def stop(self, now: float) -> list[Action]:
-        """Stop everything: the gateway first, so that its requests can end, then the workers. Asked twice: at once."""
+        """Stop the gateway first, so that its requests can end, then the workers. A second call kills everything."""
         if self.finished:
             return []
         if self.stopping:
-            running = [post for post in self.posts.values() if post.phase is not Phase.STOPPED]
-            return [Signal(post.name, signal.SIGKILL) for post in running]
+            running = [slot for slot in self.slots.values() if slot.phase is not Phase.STOPPED]
+            return [Signal(slot.name, signal.SIGKILL) for slot in running]
         self.stopping = True
         actions: list[Action] = [Say("stopping")]
-        for post in self.posts.values():
-            if post.phase is Phase.WAITING:
-                post.phase = Phase.STOPPED
+        for slot in self.slots.values():
+            if slot.phase is Phase.WAITING:
+                slot.phase = Phase.STOPPED
         return actions + self._next_to_stop(now)
 
     def _give_up(self, cause: str, now: float) -> list[Action]:
         self.status, self.cause = 1, cause
         return self.stop(now)
 
-    def _start(self, post: Post, now: float) -> list[Action]:
-        post.phase, post.since_s, post.incarnation = Phase.STARTING, now, post.incarnation + 1
-        return [Start(post.name, post.incarnation)]
+    def _start(self, slot: ProcessSlot, now: float) -> list[Action]:
+        slot.phase, slot.since_s, slot.incarnation = Phase.STARTING, now, slot.incarnation + 1
+        return [Start(slot.name, slot.incarnation)]
 
-    def _failed(self, post: Post, what: str, now: float) -> list[Action]:
-        """A process that was wanted is not there: it is started again later, or everything is given up."""
-        post.failures += 1
-        if not self.was_ready and post.failures >= self.patience.crashes_before_ready:
-            post.phase = Phase.STOPPED
-            return self._give_up(what, now)
-        delay = min(self.patience.backoff_s * 2 ** (post.failures - 1), self.patience.max_backoff_s)
-        post.phase, post.since_s = Phase.WAITING, now + delay
-        return [Say(f"{what}; starting it again in {delay:g} s")]
+    def _failed(self, slot: ProcessSlot, failure: str, now: float) -> list[Action]:
+        """A process failed: restart it after the back-off, or give up."""
+        slot.failures += 1
+        if not self.was_ready and slot.failures >= self.patience.crashes_before_ready:
+            slot.phase = Phase.STOPPED
+            return self._give_up(failure, now)
+        delay = min(self.patience.backoff_s * 2 ** (slot.failures - 1), self.patience.max_backoff_s)
+        slot.phase, slot.since_s = Phase.WAITING, now + delay
+        return [Say(f"{failure}; restarting it in {delay:g} s")]
 
-    def _stop(self, post: Post, now: float) -> list[Action]:
-        if self.stopping and post.leaving and post.stop_by_s is not None:
-            post.stop_by_s = min(post.stop_by_s, now + self.patience.worker_stop_s)
-        if post.phase not in (Phase.STARTING, Phase.READY):
+    def _stop(self, slot: ProcessSlot, now: float) -> list[Action]:
+        if self.stopping and slot.leaving and slot.stop_by_s is not None:
+            slot.stop_by_s = min(slot.stop_by_s, now + self.patience.worker_stop_s)
+        if slot.phase not in (Phase.STARTING, Phase.READY):
             return []
-        limit = self.patience.gateway_stop_s if post.role is Role.GATEWAY else self.patience.worker_stop_s
-        if post.leaving and not self.stopping:
+        limit = self.patience.gateway_stop_s if slot.role is Role.GATEWAY else self.patience.worker_stop_s
+        if slot.leaving and not self.stopping:
             limit = self.patience.worker_leave_s
-        post.phase, post.stop_by_s = Phase.STOPPING, now + limit
-        return [Signal(post.name, signal.SIGTERM)]
+        slot.phase, slot.stop_by_s = Phase.STOPPING, now + limit
+        return [Signal(slot.name, signal.SIGTERM)]
 
     def _next_to_stop(self, now: float) -> list[Action]:
-        """While stopping: the gateways; when they are gone the workers; when those are gone the end."""
+        """While stopping: stop the gateways; once they are gone, the workers; once those are gone, finish the run."""
         if not self.stopping or self.finished:
             return []
-        left = [post for post in self.posts.values() if post.phase is not Phase.STOPPED]
+        left = [slot for slot in self.slots.values() if slot.phase is not Phase.STOPPED]
         if not left:
             self.finished = True
             return [FinishRun(self.status, self.cause)]
-        gateways = [post for post in left if post.role is Role.GATEWAY]
-        return [action for post in gateways or left for action in self._stop(post, now)]
+        gateways = [slot for slot in left if slot.role is Role.GATEWAY]
+        return [action for slot in gateways or left for action in self._stop(slot, now)]
 
-    def _gone(self, post: Post) -> list[Action]:
-        post.phase = Phase.STOPPED
+    def _gone(self, slot: ProcessSlot) -> list[Action]:
+        slot.phase = Phase.STOPPED
         if not self.stopping:
-            del self.posts[post.name]
-        return [Say(f"{post.name}: stopped")]
+            del self.slots[slot.name]
+        return [Say(f"{slot.name}: stopped")]
 
     def _publish(self, role: Role) -> list[Action]:
         if role is Role.GATEWAY:
             return []
-        posts = self.posts.values()
-        workers = (post.announcement for post in posts if post.role is role and post.phase is Phase.READY)
+        slots = self.slots.values()
+        workers = (slot.announcement for slot in slots if slot.role is role and slot.phase is Phase.READY)
         return [Publish(role, tuple(worker for worker in workers if worker is not None))]
 
     def _roles_without_ready(self) -> set[Role]:
-        ready = {post.role for post in self.posts.values() if post.phase is Phase.READY}
-        return {post.role for post in self.posts.values()} - ready
+        ready = {slot.role for slot in self.slots.values() if slot.phase is Phase.READY}
+        return {slot.role for slot in self.slots.values()} - ready
 
     def _missing(self) -> str:
-        waiting = [post.name for post in self.posts.values() if post.phase is not Phase.READY]
+        waiting = [slot.name for slot in self.slots.values() if slot.phase is not Phase.READY]
         return f"{', '.join(waiting)} not ready" if waiting else "the gateway has linked no fitting pair"
 
 
-def _how(status: int) -> str:
+def _describe_exit(status: int) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

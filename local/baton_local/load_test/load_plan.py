@@ -1,4 +1,4 @@
-"""When requests are sent and how long they are: from a distribution, or from a trace."""
+"""The plan of a load: arrival times and lengths, from distributions or from a trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton_local.load_test.length_distribution import LengthDistribution
 
 
 class ArrivalKind(enum.StrEnum):
-    """How the gaps between requests are spread."""
+    """Distribution of the gaps between requests."""
 
     POISSON = "poisson"
     EVEN = "even"
@@ -25,7 +25,7 @@ BURSTY_CV = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of prompts and answers; of a prompt, `shared` tokens stand at the start of many."""
+    """Token counts of prompts and answers. The first `shared` tokens of a prompt are common to many."""
 
     prompt: LengthDistribution
     output: LengthDistribution
@@ -33,7 +33,7 @@ class Lengths:
 
 
 def arrival_times(kind: ArrivalKind, rate: float, duration_s: float, random: np.random.Generator) -> Floats:
-    """Times in [0, duration), `rate` per second on average."""
+    """Arrival times in [0, duration), `rate` per second on average."""
     mean_s = 1.0 / rate
     if kind is ArrivalKind.EVEN:
         return np.arange(0.0, duration_s, mean_s)
@@ -48,7 +48,7 @@ def arrival_times(kind: ArrivalKind, rate: float, duration_s: float, random: np.
 
 
 def drawn_load(times: Floats, lengths: Lengths, random: np.random.Generator) -> Workload:
-    """A request at each time, of lengths drawn."""
+    """A load with a request at each time, its lengths drawn from distributions."""
     prompt = lengths.prompt.draw(len(times), random)
     output = lengths.output.draw(len(times), random)
     shared = np.minimum(lengths.shared, prompt - 1)
@@ -56,7 +56,7 @@ def drawn_load(times: Floats, lengths: Lengths, random: np.random.Generator) -> 
 
 
 def traced_load(times: Floats, trace: Workload, random: np.random.Generator) -> Workload:
-    """A request at each time, with the lengths of one of the trace's requests each."""
+    """A load with a request at each time, its lengths those of a random request of the trace."""
     index = random.integers(0, len(trace), len(times))
     return Workload(
         times, trace.prompt_tokens[index], trace.output_tokens[index], trace.cached_tokens[index], trace.name

@@ -1,4 +1,4 @@
-"""What `baton bench` keeps of a run, as JSON: what was asked for, and a report for each rate."""
+"""The record of a `baton bench` run as JSON: its load, and a report for each rate."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class LoadRecord:
-    """A run. Times are seconds."""
+    """A run of `baton bench`. Times are seconds."""
 
     name: str
-    """Of the server, in tables and plots."""
+    """Name of the server in tables and plots."""
     model: str
     load: str
-    """ArrivalKind and lengths, in words."""
+    """Arrivals and lengths, in words."""
     seeds: tuple[int, ...]
     share: float
-    """Of the requests that have to be within the targets, for them to be kept."""
+    """Share of the requests that have to be within the targets."""
     gpus: int | None
     reports: tuple[LoadReport, ...]
     format: int = FORMAT
 
 
 def as_json(record: LoadRecord) -> bytes:
-    """Indented, with a line's end."""
+    """The record as indented JSON, with a line end."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
 def read_load_record(path: Path) -> LoadRecord:
-    """Raises StartError for what is not one."""
+    """Read a record. Raises StartError for any other file."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=LoadRecord)
     except msgspec.DecodeError as error:

@@ -1,7 +1,7 @@
-"""What a load amounted to: percentiles, and the goodput at each pair of targets. Pure.
+"""The report of a load: latency percentiles, and the goodput at each pair of targets. Pure.
 
 TTFT counts from when a request was due. TPOT is an answer's mean time between tokens, ITL each gap between two pieces
-of it, E2E the time from due to its end. Refused and broken requests count as missed at every target.
+of it, E2E the time from due to its end. Refused and broken requests miss every target.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from baton_local.client import Answer, AnswerEnd
 
 ROUNDING = 1e-6
-"""Of a share of requests: 99.9 / 100 is a little more than 999 of 1,000."""
+"""Tolerance for a share of requests: 99.9 / 100 is a little more than 999 of 1,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTargets:
-    """Seconds; None: not asked for."""
+    """Latency targets in seconds; None: no target."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -38,7 +38,7 @@ class ClientTargets:
 
 @dataclass(frozen=True, slots=True)
 class LatencySpread:
-    """Seconds, by the nearest rank."""
+    """Mean and percentiles of a latency in seconds, by the nearest rank."""
 
     mean: float
     p50: float
@@ -48,54 +48,54 @@ class LatencySpread:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """How many of the offered requests met one pair of targets."""
+    """Attainment of one pair of targets."""
 
     targets: ClientTargets
     share: float
-    """Of the requests that were offered."""
+    """Share of the offered requests that met the targets."""
     goodput_per_s: float
     """Requests within the targets per second of arrivals."""
     is_kept: bool
-    """The share is no less than was asked for."""
+    """True: the share is as large as required."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """One load at one rate. None: nothing ended of which it could be told."""
+    """The report of one load at one rate. None: no request ended that it could be measured on."""
 
     rate: float
-    """Requests per second, as asked for; as sent, where a trace's own times were asked for."""
+    """Requests per second: the requested rate, or that of a trace's own arrival times."""
     duration_s: float
     offered: int
     whole: int
     refused: int
     broken: int
     failures: dict[str, int]
-    """How often each came: a status or an error's name."""
+    """Number of each kind of failure: an HTTP status or the name of an error."""
     failed_because: str | None
-    """What the first of them said."""
+    """Message of the first failure."""
     prompt_tokens: float | None
-    """Mean, as the server counted."""
+    """Mean prompt tokens, as the server counted."""
     output_tokens: float | None
     output_tokens_per_s: float | None
-    """From the first request's time to the last answer's end."""
+    """Throughput from the first request's due time to the end of the last answer."""
     per_gpu_tokens_per_s: float | None
-    """None also where the number of GPUs was not told."""
+    """Throughput per GPU; None also without --gpus."""
     ttft_s: LatencySpread | None
     tpot_s: LatencySpread | None
     itl_s: LatencySpread | None
     e2e_s: LatencySpread | None
     late_p99_s: float | None
-    """How much later than due the client sent; what it misses is in all latencies."""
+    """Delay of the client's own sending, which is part of all latencies."""
     attainment: tuple[Attainment, ...]
     uncounted: int = 0
-    """Whole answers of which the server did not count the tokens: pieces stand for them."""
+    """Whole answers without a token count of the server; their pieces are counted instead."""
     unended: int | None = None
-    """Of a load that was stopped: requests under way then, which are in no other number. None: it was not stopped."""
+    """Requests in flight when the load was stopped, which no other number includes. None: it was not stopped."""
 
     def share_within(self, targets: ClientTargets) -> float | None:
-        """Of the requests; None: it was not asked of this load."""
-        return next((each.share for each in self.attainment if each.targets == targets), None)
+        """Share of the requests within the targets; None: the report does not have these targets."""
+        return next((result.share for result in self.attainment if result.targets == targets), None)
 
 
 def report(
@@ -107,10 +107,10 @@ def report(
     rate: float | None = None,
     unended: int | None = None,
 ) -> LoadReport:
-    """Of requests that arrived over `duration_s` at `rate`.
+    """The report of requests that arrived over `duration_s` at `rate`.
 
-    `share`, in (0, 1], of them have to meet the targets, so that these are kept. Of a load that was stopped nobody
-    knows: the slow ones are missing.
+    `share`, in (0, 1], of them has to meet the targets. A load that was stopped has no attainment, because its slow
+    requests are missing.
     """
     whole = [answer for answer in answers if answer.end is AnswerEnd.WHOLE]
     failed = [answer for answer in answers if answer.end is not AnswerEnd.WHOLE]
@@ -137,22 +137,22 @@ def report(
         itl_s=latency([gap for answer in whole for gap in answer.gaps_s]),
         e2e_s=latency([answer.ended_s - answer.due_s for answer in whole]),
         late_p99_s=None if late is None else late.p99,
-        attainment=tuple(attainment(answers, duration_s, each, share) for each in targets if unended is None),
+        attainment=tuple(attainment(answers, duration_s, pair, share) for pair in targets if unended is None),
         uncounted=sum(not answer.is_counted for answer in whole),
         unended=unended,
     )
 
 
 def attainment(answers: Sequence[Answer], duration_s: float, targets: ClientTargets, share: float) -> Attainment:
-    """Of all that were offered."""
+    """The attainment of a pair of targets, over all offered requests."""
     met = sum(targets.met_by(answer) for answer in answers)
-    found = met / len(answers) if answers else 0.0
+    met_share = met / len(answers) if answers else 0.0
     is_kept = met >= share * len(answers) - ROUNDING
-    return Attainment(targets, found, met / duration_s, bool(answers) and is_kept)
+    return Attainment(targets, met_share, met / duration_s, bool(answers) and is_kept)
 
 
 def latency(seconds: Sequence[float]) -> LatencySpread | None:
-    """None for no values."""
+    """The spread of some latencies; None for no values."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -164,14 +164,14 @@ def latency(seconds: Sequence[float]) -> LatencySpread | None:
 
 
 def highest_kept(reports: Sequence[LoadReport], targets: ClientTargets) -> LoadReport | None:
-    """The report with the highest rate at which these targets were kept, if they were at all at lower rates too.
+    """The report with the highest rate at which these targets were met, as at all lower rates.
 
-    A rate that is kept above one that is not is chance: it does not count.
+    A rate that meets them above one that does not is chance, and does not count.
     """
     best = None
-    asked = (one for one in reports if one.share_within(targets) is not None)
-    for each in sorted(asked, key=lambda one: one.rate):
-        if not any(found.is_kept for found in each.attainment if found.targets == targets):
+    measured = (report for report in reports if report.share_within(targets) is not None)
+    for report in sorted(measured, key=lambda report: report.rate):
+        if not any(result.is_kept for result in report.attainment if result.targets == targets):
             return best
-        best = each
+        best = report
     return best

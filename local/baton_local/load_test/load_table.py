@@ -1,4 +1,4 @@
-"""Loads as a table for people: a line a rate, then the goodput at each pair of targets."""
+"""Load reports as a text table: one line per rate, then the goodput at each pair of targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton_local.load_test.load_report import ClientTargets, LatencySpread, Load
 from baton_local.text_table import table
 
 LATE_S = 0.02
-"""Of sending, at the 99th percentile: above it the client is part of what is measured."""
+"""Delay of sending, at the 99th percentile, above which the client itself distorts the measurement."""
 HEADER = (
     *("server", "req/s", "sent", "lost", "TTFT ms p50/p95/p99", "TPOT ms p50/p95/p99"),
     *("ITL ms p99", "E2E s p95", "output tok/s", "per GPU"),
@@ -17,30 +17,30 @@ HEADER = (
 
 
 def as_text(records: Sequence[LoadRecord]) -> str:
-    """All records in one table; what is told below it is of the last one's targets."""
+    """All records in one table, with notes on the last one below it."""
     last = records[-1]
-    targets = list(dict.fromkeys(each.targets for one in last.reports for each in one.attainment))
+    targets = list(dict.fromkeys(result.targets for report in last.reports for result in report.attainment))
     rows = [
-        (*_cells(record.name, one), *(_within(one, each) for each in targets))
+        (*_cells(record.name, report), *(_within(report, pair) for pair in targets))
         for record in records
-        for one in record.reports
+        for report in record.reports
     ]
     lines = [f"{last.model}: {last.load}, seeds {last.seeds[0]} to {last.seeds[-1]}"]
-    lines.append(table((*HEADER, *(f"% {each}" for each in targets)), rows))
-    for each in targets:
+    lines.append(table((*HEADER, *(f"% {pair}" for pair in targets)), rows))
+    for pair in targets:
         for record in records:
-            if all(one.share_within(each) is None for one in record.reports):
+            if all(report.share_within(pair) is None for report in record.reports):
                 continue
-            best = highest_kept(record.reports, each)
-            goodput = "below every rate that was tried" if best is None else f"{best.rate:.3g} req/s"
-            lines.append(f"goodput at {each}, {100 * record.share:g} %: {record.name} {goodput}")
+            best = highest_kept(record.reports, pair)
+            goodput = "below every tried rate" if best is None else f"{best.rate:.3g} req/s"
+            lines.append(f"goodput at {pair}, {100 * record.share:g} %: {record.name} {goodput}")
     lines += [f"late: at {one.rate:.3g} req/s the client itself sent {1e3 * one.late_p99_s:.0f} ms late (p99)"
               for one in last.reports if one.late_p99_s is not None and one.late_p99_s > LATE_S]  # fmt: skip
-    lines += [f"uncounted at {one.rate:.3g} req/s: the server told the tokens of {one.whole - one.uncounted} of"
-              f" {one.whole} answers; of the others pieces are counted"
+    lines += [f"uncounted at {one.rate:.3g} req/s: the server reported the tokens of {one.whole - one.uncounted} of"
+              f" {one.whole} answers; for the others, pieces are counted"
               for one in last.reports if one.uncounted]  # fmt: skip
-    lines += [f"stopped at {one.rate:.3g} req/s after {one.duration_s:.3g} s: {one.unended} requests under way are not"
-              " in it, the slow ones among them"
+    lines += [f"stopped at {one.rate:.3g} req/s after {one.duration_s:.3g} s: {one.unended} requests in flight are"
+              " missing, the slow ones among them"
               for one in last.reports if one.unended is not None]  # fmt: skip
     for one in last.reports:
         counts = ", ".join(f"{count} x {failure}" for failure, count in one.failures.items())
@@ -63,8 +63,8 @@ def _cells(name: str, one: LoadReport) -> tuple[object, ...]:
     )
 
 
-def _milliseconds(found: LatencySpread | None) -> str | None:
-    return None if found is None else "/".join(f"{1e3 * value:.3g}" for value in (found.p50, found.p95, found.p99))
+def _milliseconds(spread: LatencySpread | None) -> str | None:
+    return None if spread is None else "/".join(f"{1e3 * value:.3g}" for value in (spread.p50, spread.p95, spread.p99))
 
 
 def _within(one: LoadReport, targets: ClientTargets) -> str | None:

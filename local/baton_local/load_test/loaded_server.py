@@ -1,4 +1,4 @@
-"""The server under load: which model it serves, how long its prompts become, and requests made ahead for it."""
+"""The server under load: its model, the token counts of its prompts, and requests encoded ahead for it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ PROBE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LoadedServer:
-    """Where requests go, and how they are made for it."""
+    """The server that requests go to, and how they are made for it."""
 
     session: aiohttp.ClientSession
     endpoint: str
     model: str
     prompts: Prompts
     is_plain: bool = False
-    """Only fields of OpenAI's are sent."""
+    """Send only fields of OpenAI's API."""
     is_chat: bool = False
-    """Prompts are messages of a user: texts."""
+    """Send prompts as user messages, which are texts."""
 
     def request(self, prompt: Sequence[int] | str, output_tokens: int) -> ClientRequest:
-        """Its body is JSON already, so that sending costs the loop nothing."""
-        made = _asking(self.model, prompt, output_tokens, self.is_chat)
-        return (_plain(made) if self.is_plain else made).made_ahead()
+        """A request whose body is JSON already, so that sending it costs the event loop nothing."""
+        request = _request(self.model, prompt, output_tokens, self.is_chat)
+        return (_plain(request) if self.is_plain else request).encode_ahead()
 
-    def planned(self, workload: Workload, load: int) -> list[PlannedRequest]:
-        """A request for each of the workload's; what it calls cached is a beginning that others share.
+    def plan(self, workload: Workload, load: int) -> list[PlannedRequest]:
+        """The requests of a workload; its cached tokens become a beginning that several prompts share.
 
-        `load` numbers the loads that one server gets: no two have a prompt in common.
+        `load` numbers the loads on one server: no two have a prompt in common.
         """
         columns = zip(
             *(workload.arrival_s.tolist(), workload.prompt_tokens.tolist()),
@@ -52,7 +52,7 @@ class LoadedServer:
         ]
 
 
-def _asking(
+def _request(
     model: str, prompt: Sequence[int] | str, output_tokens: int, is_chat: bool, *, stream: bool = True
 ) -> ClientRequest:
     if not is_chat:
@@ -65,7 +65,7 @@ def _plain(request: ClientRequest) -> ClientRequest:
 
 
 async def first_model(session: aiohttp.ClientSession, endpoint: str) -> str:
-    """The first that it lists. Raises LocalError."""
+    """The first model that a server lists. Raises LocalError."""
     try:
         async with session.get(f"{endpoint}/v1/models", timeout=aiohttp.ClientTimeout(total=PROBE_S)) as response:
             if response.status != 200:
@@ -87,14 +87,14 @@ async def counted_words(
     is_chat: bool = False,
     is_plain: bool = False,
 ) -> WordPrompts:
-    """Prompts of words, after the server has counted the tokens of two. Raises LocalError, where it does not tell."""
+    """Prompts of words, calibrated by the server's token counts of two. Raises LocalError when it reports none."""
     counted = []
     for count in PROBED_WORDS:
         text = " ".join(words(random.Random(f"{salt}"), count))
-        asking = _asking(model, text, 1, is_chat, stream=False)
-        answer = (await send(session, endpoint, _plain(asking) if is_plain else asking)).checked()
+        request = _request(model, text, 1, is_chat, stream=False)
+        answer = (await send(session, endpoint, _plain(request) if is_plain else request)).checked()
         if answer.prompt_tokens is None:
             instead = "without them --chat cannot make prompts" if is_chat else "give --ids LOW-HIGH"
-            raise LocalError(f"{endpoint} does not tell the tokens of a prompt; {instead}")
+            raise LocalError(f"{endpoint} does not report the tokens of a prompt; {instead}")
         counted.append((count, answer.prompt_tokens))
     return word_prompts(counted, salt, beginnings)

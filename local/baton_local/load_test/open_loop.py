@@ -1,4 +1,4 @@
-"""An open loop: each request is sent when its time has come, whatever became of those before."""
+"""An open loop: each request is sent when it is due, however many earlier ones are unanswered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton_local.client import Answer, ClientRequest, send
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A request, and when it is due: seconds from the start of the load."""
+    """A request with the time at which it is due: seconds from the start of the load."""
 
     due_s: float
     request: ClientRequest
@@ -26,9 +26,9 @@ async def open_loop(
     plan: Sequence[PlannedRequest],
     on_answer: Callable[[Answer], None] = lambda answer: None,
 ) -> list[Answer]:
-    """Answers in the order in which they ended. The session bounds how long one may take.
+    """Send a plan; returns the answers in the order in which they ended. The session's timeout bounds each of them.
 
-    A cancelled loop takes its requests back; `on_answer` has heard of those that had ended.
+    A cancelled loop cancels its requests; `on_answer` got the answers that had ended.
     """
     began = time.monotonic()
     answers: list[Answer] = []

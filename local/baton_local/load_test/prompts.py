@@ -1,8 +1,8 @@
 """Prompts of a given length: random token ids, or random words for servers that take text alone.
 
-What of a prompt is shared comes from one of a few beginnings, so that prefix caches can hit; the rest is fresh. The
-same salt, load and place give the same prompt. Each run takes a salt of its own: a server that has seen one run must
-not find the next in its cache.
+The shared part of a prompt comes from one of a few beginnings, so that prefix caches can hit; the rest is unique. The
+same salt, load and place give the same prompt. Each run takes a salt of its own, so that a server has none of its
+prompts in the cache.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Prompts(Protocol):
     """Makes the prompt at a place of a load."""
 
     def prompt(self, load: int, place: int, tokens: int, shared: int) -> list[int] | str:
-        """`tokens` long, of which `shared` are a common beginning."""
+        """A prompt of `tokens` tokens, of which the first `shared` are a common beginning."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class IdPrompts:
-    """Random ids from `first` to `last`: exactly as long as asked for."""
+    """Prompts of random token ids from `first` to `last`, with exactly the requested length."""
 
     first: int
     last: int
@@ -41,7 +41,7 @@ class IdPrompts:
 
 @dataclass(frozen=True, slots=True)
 class WordPrompts:
-    """Random words: as long as asked for on average. `base` tokens come with any prompt, `per_word` with each word."""
+    """Prompts of random words, with the requested length on average: `base` tokens, and `per_word` for each word."""
 
     base: float
     per_word: float
@@ -62,7 +62,7 @@ def words(draw: random.Random, count: int) -> list[str]:
 
 
 def word_prompts(counted: Sequence[tuple[int, int]], salt: int, beginnings: int) -> WordPrompts:
-    """From what a server counted: (words, tokens) of two prompts of unequal length."""
+    """Prompts calibrated by a server's counts: (words, tokens) of two prompts of unequal length."""
     (few, few_tokens), (many, many_tokens) = counted
     per_word = max(0.1, (many_tokens - few_tokens) / (many - few))
     return WordPrompts(max(0.0, few_tokens - per_word * few), per_word, salt, beginnings)

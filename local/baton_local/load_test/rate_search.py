@@ -1,17 +1,20 @@
-"""Which rate to try next, to find the highest at which targets are kept."""
+"""The search for the highest rate at which targets are met."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 WIDTH = 0.05
-"""Of the rate: a bracket this narrow is found. Seeds differ by as much."""
+"""Relative width of the bracket at which the search ends. Seeds differ by as much."""
 
 
 def next_rate(kept: Mapping[float, bool], low: float, high: float) -> float | None:
-    """The next rate in [low, high] by bisection of what is known; None: the highest kept rate is found.
+    """The next rate to try in [low, high], by bisection; None: the search has ended.
 
-    `kept`: by rate, whether the targets were kept. Below a rate that fails nothing above it is tried again.
+    `kept`: True for each tried rate at which the targets were met. Rates above a failing one are not tried again.
+
+    >>> next_rate({}, 1, 8), next_rate({1: True}, 1, 8), next_rate({1: True, 8: False}, 1, 8)
+    (1, 8, 4.5)
     """
     if low not in kept:
         return low

@@ -1,8 +1,8 @@
-"""What two models say of the same tokens, compared. Pure.
+"""Compares two models by their log probabilities of the same tokens. Pure.
 
-The API tells the likeliest tokens of each place, not all. So a divergence is computed over the tokens that both lists
-hold, with everything else as one token more. Joining tokens never makes a divergence larger: what is told is a lower
-bound. It is off by the mass outside times the divergence of what lies there, and exact once that mass is nothing.
+The API returns the likeliest tokens of each place, not all. So a divergence is computed over the tokens that both lists
+have, with all others as one token more. Joining tokens never makes a divergence larger, so the result is a lower bound.
+It is off by the mass outside times the divergence in there, and exact once that mass is zero.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 ROUNDING: Final = 2.0**-18
-"""Of a sum of probabilities from float32 log probabilities: rests that differ by less are not known to differ."""
+"""Rounding of a sum of probabilities from float32 log probabilities; smaller differences are not significant."""
 WORST_SHARE: Final = 0.01
 
 
@@ -22,7 +22,7 @@ class Place:
     """One token in its place, as a model sees it."""
 
     token: str
-    """The id of a prompt's token; the text of an answer's."""
+    """Id of a token of a prompt; text of a token of an answer."""
     logprob: float
     likeliest: Mapping[str, float] | None
     """Log probabilities of the likeliest tokens, best first, perhaps with `token`; None: two had the same text."""
@@ -34,35 +34,38 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Over the tokens of prompts, or of answers up to where they part."""
+    """A comparison over the tokens of prompts, or of answers up to where they differ. None: no token was compared."""
 
     tokens: int
     same_likeliest: float | None
-    """Share of them; None: there are none. So for all that follow."""
+    """Share of the tokens with the same likeliest token."""
     divergence: float | None
-    """Kullback-Leibler, of the reference from the model, nats a token, mean. At least so much."""
+    """Mean Kullback-Leibler divergence of the reference from the model, nats per token: a lower bound."""
     divergence_worst: float | None
-    """One token of a hundred diverges by so much or more."""
+    """One token in a hundred diverges at least this much."""
     divergence_greatest: float | None
     mass_outside: float | None
-    """Share of the reference's probability that lies on tokens not compared one by one, mean."""
+    """Mean share of the reference's probability on tokens that are not compared one by one."""
     perplexity: float | None
     reference_perplexity: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
+    """The result of `baton quality`."""
+
     prompts: Comparison
-    """As prefill workers compute."""
+    """Prompts, which prefill workers compute."""
     answers: Comparison
-    """As decode workers compute, but for the first token of each."""
+    """Answers, which decode workers compute but for the first token."""
     asked: int
+    """Number of answers."""
     changed: int
-    """Greedy answers that are not the reference's, of `asked`."""
+    """Number of greedy answers that differ from the reference's."""
 
 
 def divergence(reference: Mapping[str, float], model: Mapping[str, float]) -> tuple[float, float]:
-    """Lower bound in nats, and the reference's mass outside of what both lists hold.
+    """The divergence (a lower bound, in nats), and the reference's probability mass outside of the common tokens.
 
     Each term is p (e^d - 1 - d) with d = ln q - ln p. Its sum is the usual one where both sum to 1, and no term is
     negative, so that rounding of p does not hide small divergences.
@@ -73,19 +76,19 @@ def divergence(reference: Mapping[str, float], model: Mapping[str, float]) -> tu
         q = math.exp(model[token])
         total += p * _excess(model[token] - reference[token]) if p > 0 else q
         inside, inside_model = inside + p, inside_model + q
-    outside, outside_model = (max(1.0 - each, ROUNDING) for each in (inside, inside_model))
+    outside, outside_model = max(1.0 - inside, ROUNDING), max(1.0 - inside_model, ROUNDING)
     if abs(outside_model - outside) > ROUNDING:
         total += outside * _excess(math.log(outside_model / outside))
     return total, max(1.0 - inside, 0.0)
 
 
 def compare(pairs: Sequence[tuple[Place, Place]]) -> Comparison:
-    """The reference's places with the model's, of the same tokens."""
-    return _compared(pairs, perplexities=True)
+    """Compare the reference's places with the model's, for the same tokens."""
+    return _compare(pairs, perplexities=True)
 
 
 def compare_answers(pairs: Sequence[tuple[Sequence[Place], Sequence[Place]]]) -> tuple[Comparison, int]:
-    """Greedy answers, and how many are not the same. The token where two part is the last one with the same context."""
+    """Compare greedy answers, up to the first differing token of each; returns also how many answers differ."""
     places: list[tuple[Place, Place]] = []
     changed = 0
     for theirs, mine in pairs:
@@ -93,21 +96,21 @@ def compare_answers(pairs: Sequence[tuple[Sequence[Place], Sequence[Place]]]) ->
         changed += parting is not None or len(theirs) != len(mine)
         end = None if parting is None else parting + 1
         places += zip(theirs[:end], mine[:end], strict=False)
-    return _compared(places, perplexities=False), changed
+    return _compare(places, perplexities=False), changed
 
 
-def _compared(pairs: Sequence[tuple[Place, Place]], perplexities: bool) -> Comparison:
-    told = [(a.likeliest, b.likeliest) for a, b in pairs if a.likeliest is not None and b.likeliest is not None]
-    found = sorted(divergence(theirs, mine) for theirs, mine in told)
+def _compare(pairs: Sequence[tuple[Place, Place]], perplexities: bool) -> Comparison:
+    lists = [(a.likeliest, b.likeliest) for a, b in pairs if a.likeliest is not None and b.likeliest is not None]
+    divergences = sorted(divergence(theirs, mine) for theirs, mine in lists)
     same = sum(theirs.best == mine.best for theirs, mine in pairs if theirs.best is not None and mine.best is not None)
-    values = [nats for nats, _ in found]
+    values = [nats for nats, _ in divergences]
     return Comparison(
         tokens=len(pairs),
-        same_likeliest=same / len(told) if told else None,
+        same_likeliest=same / len(lists) if lists else None,
         divergence=math.fsum(values) / len(values) if values else None,
         divergence_worst=values[-max(1, math.ceil(len(values) * WORST_SHARE))] if values else None,
         divergence_greatest=values[-1] if values else None,
-        mass_outside=math.fsum(outside for _, outside in found) / len(found) if found else None,
+        mass_outside=math.fsum(outside for _, outside in divergences) / len(divergences) if divergences else None,
         perplexity=_perplexity([mine for _, mine in pairs]) if perplexities else None,
         reference_perplexity=_perplexity([theirs for theirs, _ in pairs]) if perplexities else None,
     )

@@ -1,4 +1,4 @@
-"""Asks a served model what it thinks of passages, and how it goes on after them."""
+"""Scores passages with a served model: log probabilities of each passage and of a greedy answer after it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from baton_local.client import AnswerError, open_session
 from baton_local.quality.comparison import Place
 
 ALTERNATIVES: Final = 20
-"""The most that the API tells."""
+"""Log probabilities per token: the API's maximum."""
 AT_ONCE: Final = 4
 ANSWER_S: Final = 600.0
 UNREADABLE: Final = "\ufffd"
-"""Stands for bytes that are no text by themselves: different tokens may look like it."""
+"""Replacement character for bytes that are no text alone; several tokens may look like it."""
 
 
 class PromptEntry(msgspec.Struct, frozen=True):
-    """What is read of a token in a prompt's place."""
+    """An alternative token at a place of a prompt."""
 
     logprob: float
 
 
 class AnswerLogprobs(msgspec.Struct, frozen=True):
-    """What is read of a completion's `logprobs`."""
+    """The `logprobs` of a completion."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -69,24 +69,26 @@ Reply = TypeVar("Reply", _Completion, _Models)
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A passage, and the greedy answer after it, as one model sees both."""
+    """A passage and the greedy answer after it, as one model sees both."""
 
     prompt: tuple[Place, ...]
-    """Without the first token, before which nothing stands."""
+    """The passage without its first token, which has no probability."""
     answer: tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
+    """A model that a gateway serves."""
+
     endpoint: str
     model: str
     api_key: str | None
 
 
 async def served_name(endpoint: str, api_key: str | None) -> str:
-    """Of the one model there. Raises AnswerError."""
+    """The name of the only model that a gateway serves. Raises AnswerError."""
     async with open_session(ANSWER_S, api_key=api_key) as session:
-        listed = await _asked(session, "GET", f"{endpoint}/v1/models", None, _Models)
+        listed = await _request(session, "GET", f"{endpoint}/v1/models", None, _Models)
     names = [entry.id for entry in listed.data]
     if len(names) != 1:
         raise AnswerError(f"{endpoint} serves {len(names)} models: {', '.join(names)[:200]}; one was expected")
@@ -94,7 +96,11 @@ async def served_name(endpoint: str, api_key: str | None) -> str:
 
 
 def passages_of(text: str, characters: int) -> list[str]:
-    """The text in pieces of at most so many characters, cut before the last white space of each where there is one."""
+    """The text in pieces of at most `characters`, cut before the last white space of each if there is one.
+
+    >>> passages_of("one two three", 8)
+    ['one two', ' three']
+    """
     pieces = []
     start = 0
     while start < len(text):
@@ -110,7 +116,7 @@ def passages_of(text: str, characters: int) -> list[str]:
 async def score(
     service: ServedModel, passages: Sequence[str], answer_tokens: int, done: Callable[[], None]
 ) -> list[Scored]:
-    """In the passages' order; `done` after each. Raises AnswerError at the first that fails."""
+    """Score passages, in their order; `done` is called after each. Raises AnswerError at the first failure."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(passage: str) -> Scored:
@@ -119,7 +125,7 @@ async def score(
             "repetition_penalty": 1.0, "logprobs": ALTERNATIVES, "prompt_logprobs": ALTERNATIVES,
         }  # fmt: skip
         async with free:
-            reply = await _asked(session, "POST", f"{service.endpoint}/v1/completions", body, _Completion)
+            reply = await _request(session, "POST", f"{service.endpoint}/v1/completions", body, _Completion)
         done()
         choice = reply.choices[0]
         return Scored(prompt_places(choice.prompt_logprobs), answer_places(choice.logprobs))
@@ -129,10 +135,10 @@ async def score(
     return [task.result() for task in tasks]
 
 
-def prompt_places(told: Sequence[Mapping[str, PromptEntry] | None]) -> tuple[Place, ...]:
-    """From `prompt_logprobs`: by id. The prompt's own token stands first in each entry."""
+def prompt_places(prompt_logprobs: Sequence[Mapping[str, PromptEntry] | None]) -> tuple[Place, ...]:
+    """The places of a prompt, by token id. The prompt's own token is the first in each entry."""
     places = []
-    for entries in told:
+    for entries in prompt_logprobs:
         if entries:
             likeliest = {token: entry.logprob for token, entry in entries.items()}
             own = next(iter(likeliest))
@@ -140,19 +146,19 @@ def prompt_places(told: Sequence[Mapping[str, PromptEntry] | None]) -> tuple[Pla
     return tuple(places)
 
 
-def answer_places(told: AnswerLogprobs) -> tuple[Place, ...]:
-    """From a completion's `logprobs`: by text. Where texts do not tell tokens apart, the likeliest are not known."""
+def answer_places(logprobs: AnswerLogprobs) -> tuple[Place, ...]:
+    """The places of an answer, by text. Where several tokens have the same text, the likeliest are unknown."""
     places = []
-    for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+    for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
         is_clear = len(top) >= ALTERNATIVES and not any(UNREADABLE in text for text in top)
         places.append(Place(token, logprob, top if is_clear else None))
     return tuple(places)
 
 
-async def _asked(
+async def _request(
     session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, object] | None, kind: type[Reply]
 ) -> Reply:
-    """Raises AnswerError: refused, broken, or not what Baton's gateways answer."""
+    """Send a request to a gateway. Raises AnswerError: refused, broken, or no answer of a Baton gateway."""
     try:
         async with session.request(method, url, json=body) as response:
             content = await response.read()
@@ -163,7 +169,7 @@ async def _asked(
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
-        raise AnswerError(f"{url}: is not what a gateway of Baton answers: {error}") from error
+        raise AnswerError(f"{url}: is no answer of a Baton gateway: {error}") from error
 
 
 def _message(content: bytes) -> str:

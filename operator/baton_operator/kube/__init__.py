@@ -1,4 +1,4 @@
-"""The way to the Kubernetes API: client, credentials, watches, caches, the Lease and the queue of keys.
+"""Everything between passes and the Kubernetes API: client, credentials, watches, caches, the Lease and the queue.
 
 Owns every request and every open stream, with their deadlines and refusals.
 Never knows what an LLMDeployment means.

@@ -1,4 +1,4 @@
-"""How long to wait after one failure of the API server, and after the next."""
+"""Waits after failures of the API server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Backoff:
         self._rng, self._wait_s = rng, FIRST_WAIT_S
 
     def after(self, error: KubeError | None = None) -> float:
-        """Seconds to wait now. A server that names a time is obeyed."""
+        """Seconds to wait now, at least as long as the server asks for."""
         wait_s = self._wait_s * self._rng.uniform(0.7, 1.3)
         self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
         return max(wait_s, error.retry_after_s) if isinstance(error, TooManyRequests) else wait_s
 
     def reset(self) -> None:
-        """It has worked again."""
+        """Begin with the shortest wait again, after a success."""
         self._wait_s = FIRST_WAIT_S

@@ -1,8 +1,8 @@
-"""What was last heard of the objects of one kind: a pass reads it instead of asking the API server.
+"""The cache of one kind of object, which passes read instead of asking the API server.
 
-An object is kept as compact JSON without what no pass reads, so that tens of thousands fit into memory. What a write
-brought back counts as heard, and an event that is older than what is known is dropped: a pass never acts on less than
-what it did itself. Resource versions are compared as numbers, which Kubernetes guarantees for its own storage.
+An object is kept as compact JSON without the fields that no pass reads, so that tens of thousands fit into memory. The
+answer to a write goes into the cache, and an event that is older than the cached object is dropped: a pass always sees
+its own writes. Resource versions are compared as numbers, which Kubernetes guarantees for its own storage.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from baton_control.names import Key
 from baton_operator.kube.field_owners import is_created_by
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS
 from baton_operator.kube.kube_api import Change, Listing, Resource, WatchEvent
-from baton_operator.kube.object_fields import mapping, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest
-from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION, DEPLOYMENT_LABEL, FIELD_MANAGER
+from baton_operator.kube.labels import ASSIGNED_ANNOTATION, COST_ANNOTATION, DEPLOYMENT_LABEL, FIELD_MANAGER
+from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of
 
 Place = tuple[str, str]
 """Namespace and name."""
 REPLICA_OWNERS = "replicaOwners"
-"""Where a cached LLMPool says who owns its `spec.replicas`; left out when the server did not tell."""
+"""Field of a cached LLMPool: the owners of its `spec.replicas`; absent when the server did not say."""
 CREATED = "baton-created"
-"""In the metadata of a cached object: what the operator created it with is still owned by that create."""
+"""Field of a cached object's metadata: the operator's create still owns the fields that it set."""
 MAX_REMOVED = 16_384
-"""Objects that are remembered as gone; the newest. A late event comes soon or never."""
+"""Most objects that are remembered as gone, the newest. A late event comes soon or never."""
 _POD_STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "startTime")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object as last heard."""
+    """The newest known version of one object."""
 
     uid: str
     version: int
     key: Key
-    """The LLMDeployment that its label names, or that it is."""
+    """The LLMDeployment that its label names, or the LLMDeployment itself."""
     data: bytes
 
     def manifest(self) -> Manifest:
-        found: Manifest = msgspec.json.decode(self.data)
-        return found
+        manifest: Manifest = msgspec.json.decode(self.data)
+        return manifest
 
 
 class Cache:
-    """The objects of one kind in `namespaces` (None: in all); tells `on_change` which LLMDeployment a change concerns.
-    What a stream over more namespaces tells of others is dropped. An object that is not `ours` counts as absent."""
+    """The objects of one kind in `namespaces` (None: in all). `on_change` is called with the LLMDeployment that a
+    change concerns. Objects of other namespaces are dropped as they come. An object that is not `ours` counts as
+    absent."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Cache:
         self._entries: dict[Place, Entry] = {}
         self._places: dict[Key, set[Place]] = {}
         self._removed: dict[str, int] = {}
-        """Versions of objects that are known to be gone, by uid: a late event does not bring them back."""
+        """The last versions of deleted objects, by uid: a late event does not bring them back."""
         self._marks: dict[Place, tuple[Entry, str]] = {}
 
     def __len__(self) -> int:
@@ -77,22 +77,22 @@ class Cache:
         return None if entry is None else entry.manifest()
 
     def mark(self, namespace: str, name: str, text: str) -> None:
-        """Note something about an object as it is now; the note goes with the next change of the object."""
+        """Put a note on the present version of an object; its next change removes the note."""
         entry = self._entries.get((namespace, name))
         if entry is not None:
             self._marks[namespace, name] = (entry, text)
 
-    def marked(self, namespace: str, name: str) -> str | None:
-        """What was noted about the object in its present state."""
+    def mark_of(self, namespace: str, name: str) -> str | None:
+        """The note on the present version of an object; None: there is none."""
         entry, text = self._marks.get((namespace, name), (None, None))
         return text if entry is not None and self._entries.get((namespace, name)) is entry else None
 
     def of(self, key: Key) -> tuple[Manifest, ...]:
-        """The objects that name this LLMDeployment, by name; whether it owns them is not said."""
+        """The objects whose label names this LLMDeployment, in the order of their names. It need not own them."""
         return tuple(self._entries[place].manifest() for place in sorted(self._places.get(key, ())))
 
-    def heard(self, event: WatchEvent) -> None:
-        """An event of a watch."""
+    def apply_event(self, event: WatchEvent) -> None:
+        """Apply an event of a watch."""
         if event.change is Change.BOOKMARK:
             return
         entry = self._entry(event.object)
@@ -103,21 +103,22 @@ class Cache:
         else:
             self._keep(_place(event.object), entry)
 
-    def written(self, manifest: Manifest) -> None:
-        """The answer to a write or to a fresh read. It is a change like any other: a pass that wrote is followed by one
-        that sees what came of it."""
+    def store(self, manifest: Manifest) -> None:
+        """Store the answer to a write or a read. It counts as a change like any other: after a pass that wrote, another
+        pass sees the outcome."""
         entry = self._entry(manifest)
         if entry is not None and self._ours(manifest):
             self._keep(_place(manifest), entry)
 
-    def gone(self, namespace: str, name: str) -> None:
-        """A fresh read did not find it."""
+    def remove(self, namespace: str, name: str) -> None:
+        """Remove an object that the server does not have any more."""
         entry = self._entries.get((namespace, name))
         if entry is not None:
             self._drop((namespace, name), entry.uid, entry.version)
 
-    def listed(self, listing: Listing, namespace: str | None) -> None:
-        """A whole list of one namespace (None: of all): what is not in it and not newer than it is gone."""
+    def apply_list(self, listing: Listing, namespace: str | None) -> None:
+        """Apply a whole list of one namespace (None: of all). Cached objects that are neither in the list nor newer
+        than it are removed."""
         seen: set[Place] = set()
         for manifest in listing.items:
             entry = self._entry(manifest)
@@ -170,27 +171,27 @@ class Cache:
 
 
 def _entry(resource: Resource, manifest: Manifest) -> Entry | None:
-    """None for an object that names no LLMDeployment."""
+    """The cache entry of an object; None: its label names no LLMDeployment."""
     metadata = metadata_of(manifest)
     namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
     label = mapping(metadata.get("labels")).get(DEPLOYMENT_LABEL)
     if resource == DEPLOYMENTS:
         label = name
-    elif resource == POOLS:  # says it for good, and is watched without a selector: its label may be taken off
+    elif resource == POOLS:  # watched without a selector, as its label may be removed; this field cannot change
         label = mapping(manifest.get("spec")).get("deployment")
     if not isinstance(label, str) or not namespace:
         return None
-    kept = _pod(manifest) if resource == PODS else {**manifest, "metadata": _without_fields(metadata)}
+    trimmed = _pod(manifest) if resource == PODS else {**manifest, "metadata": _without_fields(metadata)}
     if is_created_by(manifest, FIELD_MANAGER):
-        kept["metadata"] = {**mapping(kept["metadata"]), CREATED: True}
+        trimmed["metadata"] = {**mapping(trimmed["metadata"]), CREATED: True}
     if resource == POOLS and "managedFields" in metadata:
-        kept[REPLICA_OWNERS] = sorted(_owners_of_replicas(metadata))
+        trimmed[REPLICA_OWNERS] = sorted(_owners_of_replicas(metadata))
     version = _number(metadata.get("resourceVersion"))
-    return Entry(str(metadata.get("uid", "")), version, Key(namespace, label), msgspec.json.encode(kept))
+    return Entry(str(metadata.get("uid", "")), version, Key(namespace, label), msgspec.json.encode(trimmed))
 
 
 def _owners_of_replicas(metadata: Manifest) -> set[str]:
-    """Field managers of `spec.replicas`; what one wrote through `/scale` counts."""
+    """The field managers of `spec.replicas`, including those that wrote it through `/scale`."""
     entries = mappings(metadata.get("managedFields"))
     return {
         str(entry.get("manager"))
@@ -209,9 +210,9 @@ def _pod(manifest: Manifest) -> Manifest:
     node = mapping(manifest.get("spec")).get("nodeName")
     given = mapping(metadata.get("annotations"))
     marks = {name: given[name] for name in (ASSIGNED_ANNOTATION, COST_ANNOTATION) if name in given}
-    kept = {name: metadata[name] for name in names if name in metadata}
+    fields = {name: metadata[name] for name in names if name in metadata}
     return {
-        "metadata": {**kept, **({"annotations": marks} if marks else {})},
+        "metadata": {**fields, **({"annotations": marks} if marks else {})},
         **({"spec": {"nodeName": node}} if node else {}),
         "status": {name: status[name] for name in (*_POD_STATUS, *(("podIP",) if marks else ())) if name in status},
     }

@@ -1,7 +1,7 @@
-"""Which namespaces this installation may work in: two of one class in a namespace would undo each other's work.
+"""Claims to namespaces: two installations of one class in a namespace would undo each other's work.
 
-A claim is a Lease in the namespace that the installation holds, whichever of its processes is active. Who comes second
-stays out, and says so. An installation that has gone for good loses its claims when nobody renews them.
+A claim is a Lease in the namespace. The installation holds it, whichever of its processes is active. A second
+installation stays out and says so. Claims that are no longer renewed expire, so that a removed installation loses them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from baton_operator.kube.lease import Lease, Times
 log = logging.getLogger(__name__)
 TIMES = Times(duration_s=180.0, renew_s=60.0, give_up_s=150.0)
 LOOK_S = 30.0
-"""A namespace that another installation holds is looked at again after so long."""
+"""Time until the operator looks again at a namespace that another installation holds."""
 
 
 def claim_name(operator_class: str | None) -> str:
-    """The Lease of a class in each namespace."""
+    """The name of the Lease by which installations of a class claim a namespace."""
     return "baton-claim" if operator_class is None else f"baton-claim-{operator_class}"
 
 
@@ -35,8 +35,8 @@ class _Claim:
 
 
 class Claims:
-    """The claims of one installation, which `identity` names: its processes have the same one. `on_change` is called
-    with a namespace that was won or lost."""
+    """The claims of the installation `identity`, the same for all of its processes. `on_change` is called with a
+    namespace that was won or lost."""
 
     def __init__(
         self, api: KubeApi, name: str, identity: str, on_change: Callable[[str], None] = lambda _: None
@@ -45,8 +45,8 @@ class Claims:
         self._claims: dict[str, _Claim] = {}
 
     async def other(self, namespace: str) -> str:
-        """Who else holds the namespace; empty: this installation does, or nobody may ask. Asks the server when its last
-        answer is old. Raises KubeError."""
+        """The other installation that holds the namespace; empty: this one does, or the server does not let it ask.
+        Asks the server when its last answer is old. Raises KubeError."""
         claim = self._claims.get(namespace)
         if claim is None:
             lease = Lease(self._api, namespace, self._name, self._identity, times=TIMES)
@@ -57,24 +57,24 @@ class Claims:
                 before, claim.other = claim.other, await self._ask(namespace, claim)
                 claim.look_at = clock() + (LOOK_S if claim.other else TIMES.renew_s)
                 if claim.other != before:
-                    self._tell(namespace, claim.other)
+                    self._report(namespace, claim.other)
         return claim.other
 
     def others(self) -> Mapping[str, str]:
-        """The namespaces that other installations hold, and which."""
+        """The namespaces that other installations hold, each with its holder."""
         return {namespace: claim.other for namespace, claim in self._claims.items() if claim.other}
 
     async def keep(self, namespaces: Callable[[], Iterable[str]]) -> None:
-        """Renew the claims of these namespaces, and look again at those of others, until cancelled."""
+        """Renew the claims to `namespaces`, and ask again about namespaces of others, until cancelled."""
         while True:
             wanted = frozenset(namespaces())
-            for each in self._claims.keys() - wanted:
-                del self._claims[each]  # nobody renews it: others may have it in a while
-            for each in wanted:
+            for namespace in self._claims.keys() - wanted:
+                del self._claims[namespace]  # expires, and others may have it
+            for namespace in wanted:
                 try:
-                    await self.other(each)
+                    await self.other(namespace)
                 except KubeError as error:
-                    log.warning("the claim to namespace %s is not renewed: %s", each, error)
+                    log.warning("the claim to namespace %s is not renewed: %s", namespace, error)
             await asyncio.sleep(LOOK_S / 2)
 
     async def _ask(self, namespace: str, claim: _Claim) -> str:
@@ -82,11 +82,11 @@ class Claims:
             return "" if await claim.lease.hold() else claim.lease.holder or "another installation"
         except Forbidden as error:
             if not claim.may_not_ask:
-                log.warning("namespace %s: whether another operator works there cannot be told: %s", namespace, error)
+                log.warning("namespace %s: it is unknown whether another operator works there: %s", namespace, error)
             claim.may_not_ask = True
             return ""
 
-    def _tell(self, namespace: str, other: str) -> None:
+    def _report(self, namespace: str, other: str) -> None:
         if other:
             log.error("namespace %s belongs to the operator %s: %s stays out", namespace, other, self._identity)
         else:

@@ -1,34 +1,33 @@
-"""Who owns which field of an object, as its `managedFields` say. Pure.
+"""The owners of an object's fields, as its `managedFields` name them. Pure.
 
-What an object is created with is owned by an *update* of the creator. An apply takes away only what an earlier *apply*
-of the same manager set, so a field that the operator created and does not want any more would stay for ever. Before its
-first apply, what its create set becomes what its apply set. `kubectl apply --server-side` treats objects of older
-clients alike (k8s.io/client-go/util/csaupgrade).
+The fields that an object is created with belong to an *update* of its creator. An apply removes only fields that an
+earlier *apply* of the same manager set, so a field of the create would stay for ever. So before its first apply the
+operator turns the fields of its create into fields of an apply. `kubectl apply --server-side` does the same for objects
+of older clients (k8s.io/client-go/util/csaupgrade).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from baton_operator.kube.object_fields import mapping, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of
 
 _APPLY, _UPDATE = "Apply", "Update"
 
 
 def is_created_by(manifest: Manifest, manager: str) -> bool:
-    """Whether the manager's create or update owns fields of the object; its subresources do not count."""
-    return any(_is(each, manager, _UPDATE) for each in mappings(metadata_of(manifest).get("managedFields")))
+    """True if the manager's create or update owns fields of the object; fields of subresources do not count."""
+    return any(_is(entry, manager, _UPDATE) for entry in mappings(metadata_of(manifest).get("managedFields")))
 
 
 def as_applied(managed_fields: object, manager: str) -> list[Manifest]:
-    """The same entries, but what the manager's update owns is what its apply owns."""
+    """The entries of `managedFields`, with the fields of the manager's update given to its apply."""
     entries = mappings(managed_fields)
-    mine = [each for each in entries if _is(each, manager, _APPLY) or _is(each, manager, _UPDATE)]
-    others = [each for each in entries if each not in mine]
+    mine = [entry for entry in entries if _is(entry, manager, _APPLY) or _is(entry, manager, _UPDATE)]
+    others = [entry for entry in entries if entry not in mine]
     if not mine:
         return others
-    fields = _union(mapping(each.get("fieldsV1")) for each in mine)
+    fields = _union(mapping(entry.get("fieldsV1")) for entry in mine)
     return [*others, {**mine[-1], "operation": _APPLY, "fieldsV1": fields}]
 
 
@@ -37,8 +36,8 @@ def _is(entry: Manifest, manager: str, operation: str) -> bool:
 
 
 def _union(trees: Iterable[Mapping[str, object]]) -> Manifest:
-    found: Manifest = {}
+    union: Manifest = {}
     for tree in trees:
         for step, below in tree.items():
-            found[step] = _union((mapping(found.get(step)), mapping(below)))
-    return found
+            union[step] = _union((mapping(union.get(step)), mapping(below)))
+    return union

@@ -1,7 +1,7 @@
 """Keeps one cache up to date: list, watch from there, list again when the server no longer knows what changed.
 
-A stream that is dead without saying so ends by the time-outs of the client; one that loses an event is healed by the
-next list, which comes every `relist_s` at the latest.
+The client's time-outs end a dead stream. A lost event is repaired by the next list, which comes every `relist_s` at the
+latest.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ WATCH_S = 300.0
 RELIST_S = 900.0
 
 LISTS, TURN_S = 4, 1.0
-"""Lists at a time, and how long one counts: decoded, it takes ten times what the cache does, so they take turns; one
-that hangs must not keep the others waiting."""
+"""Most lists at a time, and the time after which a list gives up its turn. A decoded list takes ten times the memory of
+the cache, so lists take turns; a list that hangs must not keep the others waiting."""
 
 
 class Turns:
-    """Lets LISTS go at a time. One that takes longer than TURN_S goes on, and the next may begin."""
+    """Lets LISTS lists run at a time. A list that takes longer than TURN_S goes on, and the next may begin."""
 
     def __init__(self, lists: int = LISTS) -> None:
         self._slots = asyncio.Semaphore(lists)
@@ -47,20 +47,20 @@ class Turns:
 
 
 class Store(Protocol):
-    """What an informer fills: a cache, or what is kept of nodes."""
+    """A cache, or another store, that an informer fills."""
 
     @property
     def resource(self) -> Resource: ...
 
-    def listed(self, listing: Listing, namespace: str | None) -> None: ...
+    def apply_list(self, listing: Listing, namespace: str | None) -> None: ...
 
-    def heard(self, event: WatchEvent) -> None: ...
+    def apply_event(self, event: WatchEvent) -> None: ...
 
 
 class Informer:
-    """Fills one cache from one namespace (None: from all)."""
+    """Fills one store from one namespace (None: from all)."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913 - keyword only: intervals and what informers share
         self,
         api: KubeApi,
         cache: Store,
@@ -74,18 +74,18 @@ class Informer:
         reach: Reach | None = None,
         is_optional: bool = False,
     ) -> None:
-        """`turns`: shared by informers that shall list one after the other. `reach` is told what could be read.
-        `is_optional`: a refusal is asked about again with the next list only."""
+        """`turns`: shared by informers that list one after the other. `reach` notes what could be read. `is_optional`:
+        a refused list is tried again only when the next list is due."""
         self._api, self._cache, self._namespace = api, cache, namespace
         self._selector = selector_for(cache.resource)
         self._beat, self._relist_s, self._watch_s = beat, relist_s, watch_s
         self._rng = rng or random.Random()
         self._turns, self._reach, self._is_optional = turns or Turns(), reach or Reach(), is_optional
         self._backoff = Backoff(self._rng)
-        self._version = self._told = ""
+        self._version = self._logged = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self._beat()
             try:
@@ -101,8 +101,8 @@ class Informer:
             self._version = await self._list()
         self._backoff.reset()
         self._beat()
-        self._told = ""
-        self._reach.listed(self._cache.resource, self._namespace)
+        self._logged = ""
+        self._reach.mark_listed(self._cache.resource, self._namespace)
         until = clock() + self._relist_s * self._rng.uniform(0.8, 1.2)
         while (left_s := until - clock()) > 0:
             started = clock()
@@ -119,32 +119,32 @@ class Informer:
                 await asyncio.sleep(1.0)
 
     async def _list(self) -> str:
-        """One list into the cache; returns its version. Nothing else of it is kept while the watch goes on: decoded, it
-        takes ten times what the cache does."""
+        """Apply one list to the cache; returns its version. The list itself is not kept during the watch, because it
+        takes ten times the memory of the cache."""
         listing = await self._api.list(self._cache.resource, self._namespace, self._selector)
-        self._cache.listed(listing, self._namespace)
+        self._cache.apply_list(listing, self._namespace)
         return listing.resource_version
 
     async def _watch(self, timeout_s: float) -> None:
-        """One stream; keeps the version up to which everything was heard."""
+        """Read one stream, and keep the version of its last event."""
         stream = self._api.watch(
             self._cache.resource, self._namespace, self._version, self._selector, timeout_s=max(1.0, timeout_s)
         )
         async for event in stream:
             self._beat()
-            self._cache.heard(event)
+            self._cache.apply_event(event)
             self._backoff.reset()
-            self._reach.heard(self._cache.resource, self._namespace)
-            found = metadata_of(event.object).get("resourceVersion")
-            self._version = str(found) if found else self._version
+            self._reach.mark_allowed(self._cache.resource, self._namespace)
+            version = metadata_of(event.object).get("resourceVersion")
+            self._version = str(version) if version else self._version
         self._beat()
 
     async def _back_off(self, error: KubeError) -> None:
-        said = f"{self._cache.resource.plural} in {self._namespace or 'all namespaces'}: {error}"
-        log.log(logging.WARNING if said != self._told else logging.DEBUG, "%s", said)
-        self._told = said
+        text = f"{self._cache.resource.plural} in {self._namespace or 'all namespaces'}: {error}"
+        log.log(logging.WARNING if text != self._logged else logging.DEBUG, "%s", text)
+        self._logged = text
         self._beat()
-        self._reach.failed(self._cache.resource, self._namespace, error)
+        self._reach.mark_failed(self._cache.resource, self._namespace, error)
         wait_s = self._backoff.after(error)
         if self._is_optional and isinstance(error, Forbidden):
             wait_s = self._relist_s * self._rng.uniform(0.8, 1.2)

@@ -1,10 +1,10 @@
-"""The kinds of objects that the operator works with, and which of them a server may lack."""
+"""The kinds of objects that the operator works with, and the kinds that a server may lack."""
 
 from __future__ import annotations
 
 from baton_control.spec.api import KIND
 from baton_operator.kube.kube_api import Resource
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.schema.llm_pool import POOL_KIND
 
 GROUP, VERSION = "baton.dev", "v1alpha1"
@@ -29,25 +29,25 @@ MONITORS = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule")
 
 CUSTOM = (DEPLOYMENTS, POOLS)
-"""Baton's own kinds. kopf watches them, and nobody else does."""
+"""Baton's own kinds, which kopf alone watches."""
 OWNED = (WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES, JOBS, CLAIMS)
-"""Secrets are not among them: they are written and never read."""
+"""The kinds that make up every deployment. Secrets are missing, because they are written and never read."""
 WATCHED = (*CUSTOM, *OWNED)
 """Without these the operator cannot work."""
 WITHDRAWN = (ROUTES, AUTOSCALERS, MONITORS, RULES)
-"""Not every deployment has these: they are deleted when they are no longer asked for."""
+"""Kinds that not every deployment has; they are deleted when they are no longer asked for."""
 OPTIONAL = (BUDGETS, *WITHDRAWN)
-"""Watched where they are served, else left out, which a condition says."""
+"""Kinds that are watched where the server has them, and otherwise left out, as a condition says."""
 OWNED_SELECTOR = DEPLOYMENT_LABEL
 """Selects everything that carries the label, whatever its value."""
-_BY_NAME = {(each.api_version, each.kind): each for each in (*WATCHED, *OPTIONAL, SECRETS, LEASES, EVENTS)}
+_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (*WATCHED, *OPTIONAL, SECRETS, LEASES, EVENTS)}
 
 
 def resource_of(manifest: dict[str, object]) -> Resource:
-    """The resource that a manifest is one of. Raises KeyError for a kind that is none of ours."""
+    """The resource of a manifest's kind. Raises KeyError for a kind that the operator does not know."""
     return _BY_NAME[str(manifest["apiVersion"]), str(manifest["kind"])]
 
 
 def selector_for(resource: Resource) -> str:
-    """Which objects of a kind are watched: of our own and of nodes all, of others those with our label."""
+    """The label selector for watches of a kind: empty for Baton's own kinds and nodes, else Baton's label."""
     return "" if resource.group == GROUP or resource == NODES else OWNED_SELECTOR

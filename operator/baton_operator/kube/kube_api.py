@@ -1,14 +1,14 @@
-"""What the operator asks of the Kubernetes API, and how it is refused: the seam between deciding and the network.
+"""The operator's interface to the Kubernetes API, with typed errors.
 
-Everything above this module runs against the Protocol; `http_client` talks to a real API server. A write whose answer
-is lost may have happened or not: whoever gets `Unavailable` looks again before it writes again.
+Passes, informers and the Lease run against the Protocol; `http_client` talks to a real API server. A write whose answer
+is lost may have happened or not: after `Unavailable` a caller reads before it writes again.
 
 KubeError
 ├── NotFound, AlreadyExists, Expired (410: list anew), Unauthorized
 ├── Conflict          a precondition does not hold, or another manager owns a field that an apply without force sets
 ├── Forbidden         not allowed, a quota is used up (`is_quota`), or an admission webhook does not answer
 ├── Invalid           refused by field
-├── TooManyRequests   come back after `retry_after_s`
+├── TooManyRequests   retry after `retry_after_s`
 └── Unavailable       no answer, a time-out or a 5xx: the outcome of a write is unknown
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, overload
 
 from baton_control.errors import FieldProblem, OperatorError
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 
 Given = TypeVar("Given")
 
@@ -41,7 +41,7 @@ class Resource:
 
 
 class Change(enum.StrEnum):
-    """What a watch tells about an object. A bookmark carries only a resource version."""
+    """The kinds of watch events. A bookmark carries only a resource version."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -56,8 +56,8 @@ class WatchEvent:
 
 
 class ReadLater(Sequence[Manifest], Generic[Given]):
-    """Objects that are read from what was given each time that they are asked for, and are kept by nobody: thousands
-    of decoded ones take ten times the memory of their JSON."""
+    """A sequence whose objects are decoded from `given` at each access and never kept: thousands of decoded objects
+    take ten times the memory of their JSON."""
 
     def __init__(self, given: Sequence[Given], read: Callable[[Given], Manifest]) -> None:
         self._given, self._read = given, read
@@ -81,11 +81,11 @@ class ReadLater(Sequence[Manifest], Generic[Given]):
 class Listing:
     items: Sequence[Manifest]
     resource_version: str
-    """From where a watch goes on."""
+    """The version from which a watch continues."""
 
 
 class KubeApi(Protocol):
-    """The calls. Each has a deadline of its own and raises KubeError, nothing else.
+    """The calls. Each has a deadline of its own and raises nothing but KubeError.
 
     Manifests carry `metadata.name` and `metadata.namespace`. Where a manifest that is applied or replaced carries
     `metadata.uid` or `metadata.resourceVersion`, these are preconditions: another one raises Conflict; so does a uid
@@ -121,11 +121,11 @@ class KubeApi(Protocol):
         with another value that another manager owns raises Conflict with that manager in `managers`."""
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
-        """Raises AlreadyExists. `metadata.generateName` is honoured. What is set, defaults of the server among it, is
-        owned by an update of the manager: its applies do not take that away again."""
+        """Create an object. `metadata.generateName` is honoured. All its fields, defaults of the server included,
+        belong to an update of the manager, so that its applies do not remove them. Raises AlreadyExists."""
 
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
-        """Raises NotFound, or Conflict when `metadata.resourceVersion` is not the stored one."""
+        """Replace an object. Raises NotFound, or Conflict when `metadata.resourceVersion` is not the stored one."""
 
     async def set_managed_fields(
         self, resource: Resource, namespace: str, name: str, entries: Sequence[Manifest], *, uid: str, version: str
@@ -139,7 +139,7 @@ class KubeApi(Protocol):
         """Delete that very object, its dependants in the background. Raises NotFound, or Conflict for another one."""
 
     async def served(self, group: str, version: str) -> frozenset[str]:
-        """Plurals that the server has in that version of a group; empty when it does not have the version."""
+        """The plurals of the kinds in that version of a group; empty when the server does not have the version."""
 
 
 class KubeError(OperatorError):
@@ -170,7 +170,7 @@ class Conflict(KubeError):
     def __init__(self, message: str, managers: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.managers = managers
-        """Who owns the fields in conflict; empty when a precondition failed."""
+        """The owners of the fields in conflict; empty when a precondition failed."""
 
 
 class Forbidden(KubeError):

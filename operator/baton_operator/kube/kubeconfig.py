@@ -1,4 +1,4 @@
-"""How the API server is reached: from inside a Pod by its mounted token, elsewhere by a kubeconfig."""
+"""The connection to the API server: in a Pod by its mounted token, elsewhere by a kubeconfig."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TokenSource = Callable[[], str | None]
 
 
 class KubeConfigError(OperatorError):
-    """There is no usable way to an API server; says what was looked at."""
+    """No API server can be reached; the text names what was tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeConnection:
-    """Where the API server is, and who we are to it."""
+    """The address of the API server and the credentials for it."""
 
     server: str
     """`https://host:port`."""
@@ -43,7 +43,7 @@ def load() -> KubeConnection:
 
 
 def in_cluster(account: Path = ACCOUNT) -> KubeConnection:
-    """By the token that the kubelet mounts. Raises KubeConfigError."""
+    """The connection by the token that the kubelet mounts. Raises KubeConfigError."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise KubeConfigError("KUBERNETES_SERVICE_HOST is not set: not in a Pod")
@@ -57,7 +57,7 @@ def in_cluster(account: Path = ACCOUNT) -> KubeConnection:
 
 
 class TokenFile:
-    """A token in a file that somebody else rotates."""
+    """A token in a file that the kubelet rotates."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
@@ -77,28 +77,28 @@ class TokenFile:
 
 
 def from_kubeconfig() -> KubeConnection:
-    """By the kubeconfig's current context, exec plugins included. Raises KubeConfigError."""
+    """The connection of the kubeconfig's current context, exec plugins included. Raises KubeConfigError."""
     from kubernetes import client, config  # heavy, and not needed in a Pod
 
-    found = client.Configuration()
+    configuration = client.Configuration()
     try:
         # Named, as the package has read the variable when it was imported.
         named = os.environ.get("KUBECONFIG") or None
-        config.load_kube_config(config_file=named, client_configuration=found)  # type: ignore[no-untyped-call]
+        config.load_kube_config(config_file=named, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         raise KubeConfigError(f"no kubeconfig: {error}") from error
     context: ssl.SSLContext | None = None
-    if found.host.startswith("https:"):
-        context = ssl.create_default_context(cafile=found.ssl_ca_cert)
-        if found.cert_file:
-            context.load_cert_chain(found.cert_file, found.key_file)
-        if not found.verify_ssl:
+    if configuration.host.startswith("https:"):
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
+        if not configuration.verify_ssl:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 
     def token() -> str | None:
-        text: str | None = found.get_api_key_with_prefix("authorization") or found.get_api_key_with_prefix(
-            "BearerToken"
-        )
+        text: str | None = configuration.get_api_key_with_prefix(
+            "authorization"
+        ) or configuration.get_api_key_with_prefix("BearerToken")
         return text.removeprefix("Bearer ") if text else None
 
-    return KubeConnection(found.host, context, token)
+    return KubeConnection(configuration.host, context, token)

@@ -1,10 +1,11 @@
-"""One active operator at a time: a Lease that is renewed, taken over when it is not, and given back at the end.
+"""One active operator at a time: a Lease that is renewed, taken over when it is not renewed, and released at the end.
 
-A store that was restored from a backup gives versions anew that this process has seen before. What it knows is of
-another time then, and nothing would tell: so it ends, and begins anew. The Lease is where that shows, within seconds.
+A store that was restored from a backup hands out resource versions that this process has seen before. Its caches are
+then newer than the store, and no watch reports that. The version of the Lease shows it within seconds, and the process
+ends to begin anew.
 
-Nobody compares wall clocks: who waits takes the Lease over when he has *seen* no change of it for its duration by his
-own monotonic clock. Who holds it gives up a margin before others may take it: a process that cannot renew ends.
+No wall clocks are compared. A waiting process takes the Lease over when it has *seen* no change for the Lease's
+duration by its own monotonic clock. The holder gives up some seconds before that: a process that cannot renew ends.
 """
 
 from __future__ import annotations
@@ -17,20 +18,19 @@ from dataclasses import dataclass
 
 from baton_operator.kube.kinds import LEASES
 from baton_operator.kube.kube_api import AlreadyExists, Conflict, KubeApi, KubeError, NotFound
-from baton_operator.kube.object_fields import annotations_of, mapping, metadata_of, text
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, annotations_of, mapping, metadata_of, text
 
 log = logging.getLogger(__name__)
 MANAGER = "baton-lease"
 LONGEST_S = 60.0
-"""A Lease's duration counts as at most this, and as at least this process's own."""
+"""The longest duration of a Lease that is believed; the shortest is this process's own."""
 MAX_TRANSITIONS = (1 << 31) - 1
 ADDRESS = "baton.dev/address"
 """Annotation: where the holder can be reached."""
 
 
 class LeaseLost(Exception):
-    """Somebody else may be active: this process has to end."""
+    """Another process may be active: this process has to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,14 @@ class Times:
     duration_s: float = 15.0
     renew_s: float = 4.0
     give_up_s: float = 10.0
-    """Without a renewal for so long, it counts as lost; below `duration_s`, so that there are never two."""
+    """Time without a renewal after which the Lease counts as lost; below `duration_s`, so that two processes are never
+    active."""
     retry_s: float = 2.0
 
 
 class Lease:
-    """The Lease `name`; `identity` differs for each process, restarts included. `address` is where this process can be
-    reached, for others to read."""
+    """The Lease `name`. `identity` differs for each process, restarts included. `address`: where others reach this
+    process."""
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class Lease:
         self._api, self._namespace, self._name, self._identity = api, namespace, name, identity
         self._address, self._times, self._now = address, times, now
         self.holder_address: str | None = None
-        """Where the process that holds the Lease can be reached, as last seen; None: not known."""
+        """The address of the process that holds the Lease, as last seen; None: unknown."""
         self.holder = ""
-        """Who held it when it could not be had last; empty: nobody did, or it is not known."""
+        """The holder that kept this process from the Lease last; empty: none did, or it is unknown."""
         self._held: Manifest | None = None
         self._seen: tuple[str, float] | None = None
         """The version last seen, and since when."""
@@ -70,8 +71,8 @@ class Lease:
         """The highest version that the Lease was seen with."""
 
     async def acquire(self) -> None:
-        """Waits until this process holds the Lease; a server that does not answer only prolongs that. Raises LeaseLost
-        where the store was restored from a backup."""
+        """Wait until this process holds the Lease, also while the server does not answer. Raises LeaseLost when the
+        store was restored from a backup."""
         while True:
             try:
                 if await self._try():
@@ -82,7 +83,7 @@ class Lease:
             await asyncio.sleep(self._times.retry_s)
 
     async def keep(self) -> None:
-        """Renews until cancelled. Raises LeaseLost."""
+        """Renew until cancelled. Raises LeaseLost."""
         clock = asyncio.get_running_loop().time
         renewed = clock()
         while True:
@@ -98,13 +99,13 @@ class Lease:
                 raise LeaseLost(f"not renewed for {clock() - renewed:.1f} s")
 
     async def hold(self) -> bool:
-        """One attempt to get the Lease, or to renew it; whether this process holds it now. Raises KubeError."""
+        """Try once to get or renew the Lease. Returns whether this process holds it now. Raises KubeError."""
         if self._held is not None:
             try:
                 await self._renew()
             except (LeaseLost, NotFound):
                 self._held = None
-        self._newest = 0  # whoever asks this way knows nothing else that could be of another time
+        self._newest = 0  # callers of `hold` keep nothing that a restored store would make wrong
         return self._held is not None or await self._try()
 
     async def release(self) -> None:
@@ -120,41 +121,41 @@ class Lease:
 
     async def _try(self) -> bool:
         try:
-            found = await self._api.get(LEASES, self._namespace, self._name)
+            live = await self._api.get(LEASES, self._namespace, self._name)
         except NotFound:
             try:
-                self._held = await self._api.create(LEASES, self._made(), manager=MANAGER)
+                self._held = await self._api.create(LEASES, self._new_lease(), manager=MANAGER)
             except AlreadyExists:
                 return False
             return True
-        self._saw(found)
-        if not self._may_take(found):
-            self.holder_address = text(annotations_of(found).get(ADDRESS)) or None
-            self.holder = text(mapping(found.get("spec")).get("holderIdentity")) or ""
+        self._note_version(live)
+        if not self._may_take(live):
+            self.holder_address = text(annotations_of(live).get(ADDRESS)) or None
+            self.holder = text(mapping(live.get("spec")).get("holderIdentity")) or ""
             return False
         try:
-            self._held = await self._api.replace(LEASES, self._taken(found), manager=MANAGER)
+            self._held = await self._api.replace(LEASES, self._taken_over(live), manager=MANAGER)
         except (Conflict, NotFound):
             return False
         return True
 
-    def _may_take(self, found: Manifest) -> bool:
-        spec = mapping(found.get("spec"))
+    def _may_take(self, live: Manifest) -> bool:
+        spec = mapping(live.get("spec"))
         holder, duration = text(spec.get("holderIdentity")), spec.get("leaseDurationSeconds")
         if not holder or holder == self._identity:
             return True
         clock = asyncio.get_running_loop().time()
-        version = str(metadata_of(found).get("resourceVersion"))
+        version = str(metadata_of(live).get("resourceVersion"))
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, clock)
         wait_s = float(duration) if type(duration) is int else self._times.duration_s
-        # Anybody with the right could have written it: too short lets two be active, too long nobody ever again.
+        # Others may have written it: too short a duration lets two be active, too long a one lets none.
         wait_s = max(self._times.duration_s, min(wait_s, LONGEST_S))
         return clock - self._seen[1] >= wait_s
 
-    def _saw(self, found: Manifest) -> None:
+    def _note_version(self, live: Manifest) -> None:
         """Raises LeaseLost for a version that is older than one before it."""
-        text_of = str(metadata_of(found).get("resourceVersion"))
+        text_of = str(metadata_of(live).get("resourceVersion"))
         version = int(text_of) if text_of.isdigit() else self._newest
         if version < self._newest:
             raise LeaseLost(f"its version went from {self._newest} back to {version}: the store has been restored")
@@ -165,26 +166,26 @@ class Lease:
         spec = {**mapping(self._held.get("spec")), "renewTime": self._stamp()}
         try:
             self._held = await self._api.replace(LEASES, {**self._held, "spec": spec}, manager=MANAGER)
-            self._saw(self._held)
+            self._note_version(self._held)
         except (Conflict, NotFound) as error:
-            found = await self._api.get(LEASES, self._namespace, self._name)
-            self._saw(found)
-            if text(mapping(found.get("spec")).get("holderIdentity")) != self._identity:
-                raise LeaseLost(f"held by {mapping(found.get('spec')).get('holderIdentity')!r} now") from error
-            self._held = found  # our own renewal whose answer was lost
+            live = await self._api.get(LEASES, self._namespace, self._name)
+            self._note_version(live)
+            if text(mapping(live.get("spec")).get("holderIdentity")) != self._identity:
+                raise LeaseLost(f"held by {mapping(live.get('spec')).get('holderIdentity')!r} now") from error
+            self._held = live  # our own renewal whose answer was lost
             raise
 
-    def _made(self) -> Manifest:
+    def _new_lease(self) -> Manifest:
         metadata = {"name": self._name, "namespace": self._namespace, "annotations": {ADDRESS: self._address}}
         spec = self._holding(0)
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
-    def _taken(self, found: Manifest) -> Manifest:
-        before = mapping(found.get("spec")).get("leaseTransitions")
+    def _taken_over(self, live: Manifest) -> Manifest:
+        before = mapping(live.get("spec")).get("leaseTransitions")
         transitions = before + 1 if type(before) is int and 0 <= before < MAX_TRANSITIONS else 1
-        kept = {name: metadata_of(found)[name] for name in ("name", "namespace", "uid", "resourceVersion")}
-        metadata: Manifest = {**kept, "annotations": {**annotations_of(found), ADDRESS: self._address}}
-        return {**found, "metadata": metadata, "spec": self._holding(transitions)}
+        metadata_kept = {name: metadata_of(live)[name] for name in ("name", "namespace", "uid", "resourceVersion")}
+        metadata: Manifest = {**metadata_kept, "annotations": {**annotations_of(live), ADDRESS: self._address}}
+        return {**live, "metadata": metadata, "spec": self._holding(transitions)}
 
     def _holding(self, transitions: int) -> Manifest:
         return {

@@ -1,4 +1,4 @@
-"""Which nodes are being emptied: cordoned, or marked by what takes nodes away. Nothing else is kept of them."""
+"""The nodes that are being emptied: cordoned, or tainted by what removes nodes. Nothing else is kept of nodes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from baton_operator.kube.kinds import NODES
 from baton_operator.kube.kube_api import Change, Listing, WatchEvent
-from baton_operator.kube.object_fields import mapping, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping, mappings, name_of
 
 EMPTYING_TAINTS = frozenset(
     {
@@ -22,11 +21,11 @@ EMPTYING_TAINTS = frozenset(
         "kubernetes.azure.com/scalesetpriority-eviction",
     }
 )
-"""Of kubectl cordon, the cluster autoscaler, Karpenter, and clouds that take spot nodes back."""
+"""Taints of kubectl cordon, the cluster autoscaler, Karpenter, and clouds that take spot nodes back."""
 
 
 class Nodes:
-    """Fed by an informer. `on_change` is told when another set of nodes is being emptied."""
+    """The set of nodes that are being emptied, fed by an informer. `on_change` is called when the set changes."""
 
     resource = NODES
 
@@ -35,12 +34,12 @@ class Nodes:
         self.emptying: frozenset[str] | None = None
         """By name; None: nodes were never read."""
 
-    def listed(self, listing: Listing, namespace: str | None) -> None:
-        """A whole list."""
-        self._set(frozenset(_name(each) for each in listing.items if is_emptying(each)))
+    def apply_list(self, listing: Listing, namespace: str | None) -> None:
+        """Apply a whole list."""
+        self._set(frozenset(_name(node) for node in listing.items if is_emptying(node)))
 
-    def heard(self, event: WatchEvent) -> None:
-        """An event of a watch."""
+    def apply_event(self, event: WatchEvent) -> None:
+        """Apply an event of a watch."""
         if event.change is Change.BOOKMARK or self.emptying is None:
             return
         stays_in = event.change is not Change.DELETED and is_emptying(event.object)
@@ -55,9 +54,9 @@ class Nodes:
 
 def is_emptying(node: Manifest) -> bool:
     spec = mapping(node.get("spec"))
-    taints = {str(each.get("key")) for each in mappings(spec.get("taints"))}
+    taints = {str(taint.get("key")) for taint in mappings(spec.get("taints"))}
     return spec.get("unschedulable") is True or not EMPTYING_TAINTS.isdisjoint(taints)
 
 
 def _name(node: Manifest) -> str:
-    return str(metadata_of(node).get("name", ""))
+    return name_of(node)

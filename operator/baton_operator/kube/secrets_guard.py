@@ -1,8 +1,8 @@
-"""Whether an API server can keep this process from Secrets that are not Baton's.
+"""The check that an API server can keep this process from Secrets that are not Baton's.
 
-RBAC lets one who may write a Secret write each of its kind, and the answer to a patch has the whole object. Only a
-ValidatingAdmissionPolicy tells Secrets apart. In named namespaces that is the installer's choice; in a whole cluster it
-is a condition: a process that was taken over could read every Secret there is.
+RBAC cannot restrict writes to certain Secrets of a namespace, and the answer to a patch contains the whole Secret. Only
+a ValidatingAdmissionPolicy can restrict them by name. In named namespaces such a policy is the installer's choice. For
+a whole cluster it is required, because a hijacked process could read every Secret.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ GROUP, VERSION, POLICIES = "admissionregistration.k8s.io", "v1", "validatingadmi
 
 
 class SecretsUnguarded(Exception):
-    """Nothing would stand between this process and the Secrets of all namespaces."""
+    """Nothing would keep this process from the Secrets of all namespaces."""
 
 
 async def check_secrets_guarded(api: KubeApi, namespaces: tuple[str, ...] | None) -> None:
-    """Waits for a server that does not answer. Raises SecretsUnguarded where all namespaces are to be watched (None)
-    and the server has no such policies."""
+    """Check that the server has such policies, waiting for one that does not answer. Raises SecretsUnguarded when all
+    namespaces are watched (None) and it has none."""
     if namespaces is not None:
         return
     backoff = Backoff(random.Random())

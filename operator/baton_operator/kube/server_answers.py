@@ -1,4 +1,4 @@
-"""What an API server's answers say: objects, parts of lists, events of watches, and errors by their type."""
+"""Parsers of an API server's answers: objects, parts of lists, events of watches, and typed errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from baton_operator.kube.kube_api import (
     Unavailable,
     WatchEvent,
 )
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 
 MAX_LINE_BYTES = 8 << 20
 _OWNER = re.compile(r'conflict with "([^"]*)"')
@@ -59,21 +59,21 @@ async def lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def watch_event(line: bytes) -> WatchEvent:
-    """Raises the KubeError that an ERROR event tells of, and Unavailable for what is no event."""
+    """The event in one line of a watch. Raises the KubeError of an ERROR event, and Unavailable for anything else."""
     event = mapping_of(line)
-    found, kind = event.get("object"), event.get("type")
-    if not isinstance(found, dict):
+    body, kind = event.get("object"), event.get("type")
+    if not isinstance(body, dict):
         raise Unavailable("a watch brought an event without an object")
     if kind == "ERROR":
-        code = found.get("code")
-        raise _from_status(code if isinstance(code, int) else 500, found, None)
+        code = body.get("code")
+        raise _from_status(code if isinstance(code, int) else 500, body, None)
     if kind not in set(Change):
         raise Unavailable(f"a watch brought an event of type {kind!r}")
-    return WatchEvent(Change(str(kind)), found)
+    return WatchEvent(Change(str(kind)), body)
 
 
 def page_of(data: bytes) -> Page:
-    """Raises Unavailable."""
+    """The part of a list in an answer. Raises Unavailable."""
     try:
         return _PAGES.decode(data)
     except msgspec.DecodeError as error:
@@ -81,18 +81,18 @@ def page_of(data: bytes) -> Page:
 
 
 def mapping_of(data: bytes | msgspec.Raw) -> Manifest:
-    """An object. Raises Unavailable."""
+    """The object in an answer. Raises Unavailable."""
     try:
-        found = msgspec.json.decode(data)
+        answer = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise Unavailable(f"the answer is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         raise Unavailable("the answer is not an object")
-    return found
+    return answer
 
 
 def error_of(status: int, data: bytes, headers: Mapping[str, str]) -> KubeError:
-    """What an answer that is no success means."""
+    """The typed error of an answer that is no success."""
     try:
         body = mapping_of(data)
     except Unavailable:
@@ -105,18 +105,20 @@ def _from_status(code: int, body: Manifest, retry_after: str | None) -> KubeErro
     message, reason = str(body.get("message", f"HTTP {code}")), body.get("reason")
     details = body.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None
-    found = [each for each in causes if isinstance(each, dict)] if isinstance(causes, list) else []
+    field_causes = [cause for cause in causes if isinstance(cause, dict)] if isinstance(causes, list) else []
     if code == 429 or (code == 503 and retry_after):
         return TooManyRequests(message, _seconds(retry_after))
     if code == 409 and reason != "AlreadyExists":
-        owners = [match.group(1) for each in found if (match := _OWNER.search(str(each.get("message"))))]
+        owners = [match.group(1) for cause in field_causes if (match := _OWNER.search(str(cause.get("message"))))]
         return Conflict(message, tuple(dict.fromkeys(owners)))
     if code == 403:
         return Forbidden(message, is_quota="exceeded quota" in message)
-    if code == 422 and any(each.get("field") == "metadata.uid" for each in found):
+    if code == 422 and any(cause.get("field") == "metadata.uid" for cause in field_causes):
         return Conflict(message)  # how servers answer an apply under the uid of a predecessor
     if code in (400, 405, 406, 413, 415, 422):
-        return Invalid(message, tuple(FieldProblem(str(c.get("field", "")), str(c.get("message", ""))) for c in found))
+        return Invalid(
+            message, tuple(FieldProblem(str(c.get("field", "")), str(c.get("message", ""))) for c in field_causes)
+        )
     if code == 500 and "failed calling webhook" in message:
         return Forbidden(message)  # nothing was written, and trying again at once would not help
     if code == 500 and "failed to create typed patch object" in message:

@@ -1,5 +1,6 @@
-"""What an API server that is older than the oldest supported one lacks. It is said at the start and the operator works
-on: manifests without Helm install anywhere, and nothing else looks at the version.
+"""The features that an older API server lacks. The operator names them at its start and works on.
+
+Manifests without Helm install on any server, and nothing else checks the version.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from baton_operator.kube.kube_api import Forbidden, KubeError, NotFound, Unautho
 
 log = logging.getLogger(__name__)
 OLDEST = (1, 33)
-"""The chart refuses older ones (`kubeVersion`)."""
+"""The oldest supported version; the chart refuses older servers (`kubeVersion`)."""
 Version = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something that Baton's objects use."""
+    """A feature of the API server that Baton's objects use."""
 
     name: str
     since: Version
     """The first version that has it switched on by default."""
     without: str
-    """What is so on a server without it."""
+    """The consequence on a server without it."""
 
 
 FEATURES = (
@@ -43,30 +44,30 @@ FEATURES = (
 
 
 def version_of(text: str) -> Version | None:
-    """`v1.33.2+k3s1` as (1, 33); None: it is no version."""
-    found = re.match(r"v?(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found is not None else None
+    """`v1.33.2+k3s1` as (1, 33); None: the text is no version."""
+    match = re.match(r"v?(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match is not None else None
 
 
 def lacks(text: str) -> tuple[Feature, ...]:
-    """What a server of this version lacks, the oldest first; an unreadable version lacks nothing that is known."""
+    """The features that a server of this version lacks, the oldest first; none for an unreadable version."""
     version = version_of(text)
-    return () if version is None else tuple(each for each in FEATURES if version < each.since)
+    return () if version is None else tuple(feature for feature in FEATURES if version < feature.since)
 
 
 def warnings(text: str) -> tuple[str, ...]:
-    """What is said of a server of this version; nothing of one that is supported."""
+    """The warnings about a server of this version; none for a supported one."""
     version = version_of(text)
     if version is None or version >= OLDEST:
         return ()
     oldest = ".".join(map(str, OLDEST))
-    said = f"Kubernetes {text} is older than {oldest}, the oldest that Baton supports"
-    return (said, *(f"{each.name} is missing: {each.without}" for each in lacks(text)))
+    too_old = f"Kubernetes {text} is older than {oldest}, the oldest that Baton supports"
+    return (too_old, *(f"{feature.name} is missing: {feature.without}" for feature in lacks(text)))
 
 
 async def look(ask: Callable[[], Awaitable[str]]) -> str:
     """Ask the server for its version, log what it lacks and return the version. Waits for a server that does not
-    answer; one that does not say it is taken as it is."""
+    answer. Empty: the server does not say its version."""
     backoff = Backoff(random.Random())
     while True:
         try:
@@ -79,6 +80,6 @@ async def look(ask: Callable[[], Awaitable[str]]) -> str:
             await asyncio.sleep(backoff.after(error))
             continue
         log.info("the server is Kubernetes %s", text)
-        for each in warnings(text):
-            log.warning("%s", each)
+        for warning in warnings(text):
+            log.warning("%s", warning)
         return text

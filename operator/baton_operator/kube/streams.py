@@ -1,9 +1,8 @@
-"""How many watches are opened: one of each kind for a namespace, or one of each kind for all of them together.
+"""The choice of streams: one per kind and namespace, or one per kind for all namespaces together.
 
-Each watch is a connection, and Python's TLS keeps a buffer for each, of 256 KiB if nobody says otherwise. So from the
-second namespace on, one stream over the whole cluster serves all, where the operator may list and watch there; objects
-of other namespaces are dropped as they come. Without that right the namespaces are watched one by one, with rights in
-these alone.
+Each watch is a connection, and Python's TLS keeps a buffer for each, of 256 KiB by default. So for two or more
+namespaces, one stream per kind over the whole cluster serves all of them, if the operator may list and watch there;
+objects of other namespaces are dropped as they come. Without that right the namespaces are watched one by one.
 """
 
 from __future__ import annotations
@@ -18,45 +17,45 @@ from baton_control.errors import OperatorError
 from baton_operator.kube.backoff import Backoff
 from baton_operator.kube.kinds import OPTIONAL, WATCHED
 from baton_operator.kube.kube_api import Forbidden, KubeApi, KubeError, NotFound
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.reach import Scope
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 
 log = logging.getLogger(__name__)
 LEAST = 4
-"""Namespaces that are never refused for want of open files."""
+"""The number of namespaces that is always allowed, whatever the limit on open files."""
 KINDS = len((*WATCHED, *OPTIONAL))
 SPARE_FILES = 512
-"""Open files for all else: calls, links of gateways, mounted files."""
+"""Open files for everything else: calls, links of gateways, mounted files."""
 TLS_BUFFER = 64 * 1024
 """Four TLS records, instead of 16."""
-_NOBODY = f"{DEPLOYMENT_LABEL}=no_body"
-"""Selects nothing, as no name has an underscore."""
+_NOTHING = f"{DEPLOYMENT_LABEL}=no_body"
+"""A selector that selects nothing, because no name has an underscore."""
 
 
 class TooManyNamespaces(OperatorError):
-    """More namespaces than there may be connections for."""
+    """There are more namespaces than connections allow for."""
 
     def __init__(self, namespaces: int, most: int) -> None:
         super().__init__(
-            f"--namespaces: {namespaces} are not allowed: must be at most {most}, with {KINDS} watches in each and the"
-            " open files that this process may have; with the right to list and watch cluster-wide (in the chart"
-            " watch.sharedStreams) any number is"
+            f"--namespaces: {namespaces} are not allowed: must be at most {most}, with {KINDS} watches in each and this"
+            " process's limit on open files; with the right to list and watch cluster-wide (watch.sharedStreams in the"
+            " chart) any number is allowed"
         )
 
 
 def shrink_read_buffers() -> None:
-    """Let the TLS of this process read TLS_BUFFER bytes at a time and keep as much for each connection that is made
-    from now on. asyncio has no argument for it; its streams take the size from their class."""
+    """Limit the TLS read buffer of each later connection to TLS_BUFFER bytes. asyncio has no argument for it; its
+    streams take the size from their class."""
     sslproto.SSLProtocol.max_size = TLS_BUFFER
 
 
 def most_namespaces(open_files: int) -> int:
-    """How many can be watched one by one with so many open files."""
+    """The most namespaces that can be watched one by one with `open_files` open files."""
     return max(LEAST, (open_files - SPARE_FILES) // KINDS)
 
 
 def raise_open_files() -> int:
-    """Let this process have as many open files as it may; returns how many."""
+    """Raise this process's limit on open files as far as allowed; returns the limit."""
     soft, hard = process_limits.getrlimit(process_limits.RLIMIT_NOFILE)
     wanted = 1 << 16 if hard == process_limits.RLIM_INFINITY else hard
     if soft == process_limits.RLIM_INFINITY or soft >= wanted:
@@ -66,7 +65,7 @@ def raise_open_files() -> int:
 
 
 async def scopes_for(api: KubeApi, namespaces: tuple[str, ...] | None, open_files: int) -> tuple[Scope, ...]:
-    """What streams are to be made for; waits for a server that does not answer. Raises TooManyNamespaces."""
+    """The scopes of the streams to open; waits for a server that does not answer. Raises TooManyNamespaces."""
     if namespaces is None:
         return (None,)
     if len(namespaces) == 1:
@@ -81,20 +80,20 @@ async def scopes_for(api: KubeApi, namespaces: tuple[str, ...] | None, open_file
 
 
 async def _may_share(api: KubeApi) -> bool:
-    """Whether everything that has to be watched may be listed cluster-wide. A list goes as a watch does: the chart
-    grants both together."""
+    """True if all kinds that have to be watched may be listed cluster-wide. The chart grants lists and watches
+    together."""
     backoff = Backoff(random.Random())
-    for each in WATCHED:
+    for resource in WATCHED:
         while True:
             try:
-                await api.list(each, None, _NOBODY)
+                await api.list(resource, None, _NOTHING)
             except Forbidden as error:
                 log.info("namespaces are watched one by one: %s", error)
                 return False
             except NotFound:
                 pass  # its definition comes later
             except KubeError as error:
-                log.warning("%s: %s", each.plural, error)
+                log.warning("%s: %s", resource.plural, error)
                 await asyncio.sleep(backoff.after(error))
                 continue
             break

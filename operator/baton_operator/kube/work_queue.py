@@ -1,9 +1,8 @@
-"""Which LLMDeployment is reconciled next. A machine over keys and times: no clock, no tasks.
+"""The queue of LLMDeployments to reconcile. A machine over keys and times: no clock, no tasks.
 
-A key waits at most once and is never worked on twice at a time; what is offered while it is worked on makes it wait
-again afterwards, for a moment, so that a burst of events becomes one pass. A failed key comes back after a delay that
-doubles with each failure; offers do not shorten it, or a fast stream of events would turn into a fast stream of
-failures.
+A key waits at most once and is in work at most once. A key that is offered while in work waits again afterwards, for a
+moment, so that a burst of events becomes one pass. A failed key is retried after a delay that doubles with each
+failure. Offers do not shorten that delay, or a fast stream of events would become a fast stream of failures.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from baton_control.names import Key
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 60.0
 GAP_S = 0.25
-"""Between two passes of a key: what happens in a burst is seen by one pass."""
+"""Least time between two passes of a key, so that one pass sees a burst of changes."""
 
 
 @dataclass(slots=True)
 class _State:
     due: float | None = None
-    """When it may be taken; None: it does not wait."""
+    """When the key may be taken; None: it does not wait."""
     not_before: float = 0.0
     failures: int = 0
     in_work: bool = False
     again: float | None = None
-    """Offered while in work, for then."""
+    """When the key is due again, because it was offered while in work; None: it was not."""
 
 
 class WorkQueue:
-    """`together`: keys of one namespace that may be in work at a time, so that one that hangs does not take all
-    workers; None: any number."""
+    """The keys that wait or are in work. `together`: most keys of one namespace in work at a time, so that a namespace
+    that hangs does not take all workers; None: any number."""
 
     def __init__(self, rng: random.Random | None = None, together: int | None = None) -> None:
         self._rng, self._together = rng or random.Random(), together
         self._busy: Counter[str] = Counter()
         """Keys in work by namespace."""
         self._parked: dict[str, list[tuple[float, Key]]] = {}
-        """Keys that were due while their namespace had enough in work, and since when."""
+        """Keys that are due but whose namespace has enough in work, each with its due time."""
         self._states: dict[Key, _State] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._count = 0
@@ -50,7 +49,7 @@ class WorkQueue:
         return sum(1 for state in self._states.values() if state.in_work or state.due is not None)
 
     def offer(self, key: Key, at: float) -> None:
-        """Let the key be worked on at that time or sooner."""
+        """Queue the key for that time, or sooner if it waits already."""
         state = self._states.setdefault(key, _State())
         if state.in_work:
             state.again = at if state.again is None else min(at, state.again)
@@ -60,7 +59,7 @@ class WorkQueue:
             self._push(key, state, at)
 
     def take(self, now: float) -> Key | None:
-        """The key that has been due longest, now in work; None: none is due."""
+        """Take the key that has been due longest into work; None: none is due."""
         while self._heap and self._heap[0][0] <= now:
             due, _, key = heapq.heappop(self._heap)
             state = self._states.get(key)
@@ -85,13 +84,13 @@ class WorkQueue:
         return None
 
     def done(self, key: Key, now: float, again_at: float | None = None) -> None:
-        """A pass went well; `again_at`: it asked for another."""
+        """End a successful pass; `again_at`: when it wants the next one."""
         state = self._states[key]
         state.failures, state.not_before = 0, now + GAP_S
         self._settle(key, state, again_at)
 
     def failed(self, key: Key, now: float, at_least_s: float = 0.0) -> float:
-        """A pass failed; returns the delay until the next."""
+        """End a failed pass; returns the delay until the next one."""
         state = self._states[key]
         delay_s = min(FIRST_DELAY_S * 2.0**state.failures, LONGEST_DELAY_S) * self._rng.uniform(0.75, 1.25)
         delay_s = max(delay_s, at_least_s)
@@ -101,20 +100,20 @@ class WorkQueue:
         return delay_s
 
     def is_idle(self, now: float) -> bool:
-        """Nothing is in work, and nothing is due."""
+        """True if no key is in work and none is due."""
         due = self.next_at()
         return (due is None or due > now) and not any(state.in_work for state in self._states.values())
 
     def forget(self, key: Key) -> None:
-        """The deployment is gone: nothing is remembered of it, unless it has been offered again."""
+        """Drop the state of a deployment that is gone, unless it has been offered again."""
         state = self._states.get(key)
         if state is not None and state.due is None and not state.in_work:
             del self._states[key]
 
     def waiting_since(self, now: float) -> float:
-        """Since when the key that is due longest has been; `now` when nothing is late."""
+        """The due time of the key that has been due longest; `now` when none is late."""
         due = self.next_at()
-        parked = [each[0][0] for each in self._parked.values()]
+        parked = [waiting[0][0] for waiting in self._parked.values()]
         return min([now, *parked, *([] if due is None else [due])])
 
     def _settle(self, key: Key, state: _State, again_at: float | None) -> None:
@@ -122,9 +121,9 @@ class WorkQueue:
         self._busy[key.namespace] -= 1
         parked = self._parked.pop(key.namespace, [])
         free = len(parked) if not self._busy[key.namespace] else 1
-        for due, each in parked[:free]:
+        for due, parked_key in parked[:free]:
             self._count += 1
-            heapq.heappush(self._heap, (due, self._count, each))
+            heapq.heappush(self._heap, (due, self._count, parked_key))
         if parked[free:]:
             self._parked[key.namespace] = parked[free:]
         offers = [at for at in (state.again, again_at) if at is not None]

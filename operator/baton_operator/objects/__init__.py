@@ -1,1 +1,1 @@
-"""Kubernetes objects as plain data, made by pure functions. Nothing here talks to an API server."""
+"""The Kubernetes objects of a deployment as plain data, made by pure functions. None of them talks to an API server."""

@@ -1,7 +1,8 @@
-"""Which variables those who write LLMDeployments may set in workers, by name and by value.
+"""The environment variables that authors of LLMDeployments may set in workers, by name and by value.
 
-By default: which card and which transport carry KV and activations, and numbers of theirs. A name is here because of
-what it does in the library. None takes a file, an address, a command or a plug-in, and no value may look like one.
+The defaults choose the network card and the transport for KV and activations, and their numeric settings. Each name is
+listed because of its effect in the library. None takes a file, an address, a command or a plug-in, and no value may
+look like one.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ SAFE_ENV: Final = (*(f"UCX_{name}" for name in _UCX), *(f"NCCL_{name}" for name 
 """Names, never beginnings of names."""
 ANY: Final = "*"
 MOST_NAMED = 8
-"""Entries that a refusal names."""
+"""Most entries that a refusal names."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:;=^*+\[\]-]*")
-"""Names of devices and transports, numbers and lists of them. No path, `file:/…`, `@…`, `%…` or blank."""
+"""Allows names of devices and transports, numbers, and lists of both. No path, `file:/…`, `@…`, `%…` or blank."""
 
 
 def refusal(entries: Sequence[str], name: str, value: str) -> FieldProblem | None:
-    """Why an installation with such a list refuses a variable, by its field; None: it may be set.
+    """Why an installation with this list of `entries` refuses a variable, by its field; None: it may be set.
 
-    An entry that stands for many names, `*` or a beginning with a final `_`, never opens one that is reserved. A
-    beginning opens the names of SAFE_ENV that begin with it and no others: what a family has next is not known.
+    An entry that covers many names (`*`, or a prefix with a final `_`) never allows a reserved name. A prefix allows
+    only the names of SAFE_ENV that begin with it, because the next version of a library may add others.
     """
     if is_reserved(name):
         return FieldProblem("name", f"{shown(name)} is not allowed: it is reserved")
@@ -57,7 +58,7 @@ def refusal(entries: Sequence[str], name: str, value: str) -> FieldProblem | Non
 
 
 def idle_entries(entries: Sequence[str]) -> tuple[str, ...]:
-    """Entries that open nothing: beginnings of which SAFE_ENV has no name, and names that are reserved."""
+    """Entries that allow nothing: prefixes of no name in SAFE_ENV, and reserved names."""
     return tuple(
         entry
         for entry in entries

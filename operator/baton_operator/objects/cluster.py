@@ -1,4 +1,4 @@
-"""What the cluster and whoever installed Baton decide, and the site that follows for the workers of a deployment."""
+"""The settings of the cluster and of the installation, and the site that they give the workers of a deployment."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from baton_control.worker_specs import Device, Site
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role
 
-Manifest = dict[str, object]
-"""One Kubernetes object, or a part of one, as JSON would hold it."""
-
 HTTP_PORT, PAIR_PORT, OPERATOR_PORT = 8000, 8001, 8443
 MODEL_PATH, KEYS_PATH, RUN_PATH = "/model", "/etc/baton/keys", "/run/baton"
 TLS_PATH, API_KEYS_PATH = "/etc/baton/tls", "/etc/baton/api-keys"
 DRAIN_MARGIN_S = 10.0
-"""What a process gets beyond the longest request, to notice that it is told to stop and to finish the last one."""
+"""Seconds that a stopping process gets beyond the longest request, to notice the signal and finish the last request."""
 MAX_THREADS = 1024
 _PINNED = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 
@@ -36,7 +33,7 @@ class Platform:
     gateway_image: str
     operator_namespace: str = "baton-system"
     monitoring_namespace: str | None = None
-    """Namespace that may read metrics; None: none may."""
+    """The namespace that may read metrics; None: no namespace may."""
     cluster_domain: str = "cluster.local"
     fetch_ports: tuple[int, ...] = (443,)
     """Ports that fetch Jobs may reach, at public addresses and in `fetch_cidrs`."""
@@ -44,15 +41,15 @@ class Platform:
     """Networks with private addresses that fetch Jobs may reach: those of mirrors and registries."""
     python: str = "python"
     monitors: bool = False
-    """Whether PodMonitors are made."""
+    """True: PodMonitors are made."""
     alerts: bool = False
-    """Whether PrometheusRules are made."""
+    """True: PrometheusRules are made."""
     operator_service: str | None = None
-    """Service in the operator's namespace that gateways link with; None: gateways tell nobody anything."""
+    """The Service in the operator's namespace that gateways link with; None: gateways report nothing."""
     hears_gateways: bool = True
-    """Whether passes go by what gateways tell (`--routable-from=gateway`)."""
+    """True: passes use the reports of gateways (`--routable-from=gateway`)."""
     pod_policy: PodPolicy = DEFAULT_POLICY
-    """What LLMDeployments may say about Pods."""
+    """The settings of Pods that LLMDeployments may use."""
 
     def __post_init__(self) -> None:
         for field in ("worker_image", "gateway_image"):
@@ -67,11 +64,12 @@ class Owner:
 
     uid: str
     adopts: bool = False
-    """Whether it takes over objects that carry its label and that nobody controls."""
+    """True: it takes over objects with its label that have no controller."""
 
 
 def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
-    """What Pods of a role find around them. Raises UnsupportedError for what this version cannot run on a cluster."""
+    """The surroundings of a role's Pods: paths, addresses, devices. Raises UnsupportedError for what this version
+    cannot run on a cluster."""
     prefill, decode = deployment.spec.prefill, deployment.spec.decode
     if deployment.spec.autoscaling.flips:
         _require_one_account(deployment)
@@ -98,17 +96,17 @@ def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
 
 
 def _require_one_account(deployment: LLMDeployment) -> None:
-    """Raises UnsupportedError: a Pod that serves in both pools has one ServiceAccount."""
-    prefill, decode = (each.service_account_annotations for each in (deployment.spec.prefill, deployment.spec.decode))
+    """Raises UnsupportedError where the pools differ in their ServiceAccounts: a flexible Pod has only one."""
+    prefill, decode = (pool.service_account_annotations for pool in (deployment.spec.prefill, deployment.spec.decode))
     if prefill != decode:
         text = "prefill and decode have unequal `serviceAccountAnnotations`: must be equal where workers flip"
         raise UnsupportedError("spec.autoscaling.flips", text)
 
 
 def _require_gateways(platform: Platform) -> None:
-    """Raises UnsupportedError: orders go by the gateways' links, and what was carried out comes back by them."""
+    """Raises UnsupportedError without links to gateways, which carry the orders to flip and their outcomes."""
     if platform.operator_service is None or not platform.hears_gateways:
-        text = "the operator hears no gateways (--gateway-listen, --routable-from): must be false"
+        text = "the operator gets no reports of gateways (--gateway-listen, --routable-from): must be false"
         raise UnsupportedError("spec.autoscaling.flips", text)
 
 
@@ -122,7 +120,7 @@ def model_source(deployment: LLMDeployment) -> ModelSource:
 
 
 def _model_path(deployment: LLMDeployment) -> str:
-    """Where a worker finds the model: what is mounted, or a folder of its image."""
+    """The model's path in a worker: a mount, or a folder of its image."""
     source = model_source(deployment)
     if source.is_remote:
         return f"{MODEL_PATH}/{model_key(deployment.spec.model.source)}"
@@ -132,7 +130,7 @@ def _model_path(deployment: LLMDeployment) -> str:
 
 
 def model_key(source: str) -> str:
-    """The folder of a fetched model in its volume; another source, another folder."""
+    """The folder of a fetched model in its volume; each source has its own."""
     return f"model-{content_hash(source)}"
 
 
@@ -160,7 +158,7 @@ def _device(pool: PoolSpec) -> Device:
 
 
 def _threads(pool: PoolSpec) -> int | None:
-    """Whole CPUs that a worker asks for; None where it asks for none or computes elsewhere."""
+    """The whole CPUs that a worker asks for; None: it asks for none or computes on an accelerator."""
     cpu = pool.resources.cpu
     if cpu is None or pool.accelerator is not None:
         return None

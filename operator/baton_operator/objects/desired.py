@@ -8,10 +8,11 @@ from baton_control.hashes import Revision
 from baton_control.names import flexible_name, gateway_name, pool_name, workers_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.worker_specs import pool_spec
-from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
-from baton_operator.objects.metadata import ROLES_ANNOTATION, owned, roles_text, selector
+from baton_operator.objects.metadata import ROLES_ANNOTATION, object_head, roles_text, selector
 from baton_operator.objects.optional import optional_objects
 from baton_operator.objects.pod_additions import with_annotations
 from baton_operator.objects.pods import LOAD_S, TEMPLATE_VERSION, WorkerTemplate, gateway_template
@@ -21,9 +22,9 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 _ROLES = (*POOL_ROLES, Role.GATEWAY)
 PROGRESS_VERSION = 4
-"""Images of this template version and later know how to tell how far a fetch is."""
+"""Images of this template version and later report the progress of a fetch."""
 LINK_S = 5
-"""A worker that is ready counts after so long: by then gateways have found and linked it."""
+"""Seconds after which a ready worker counts: by then gateways have found and linked it."""
 
 
 def standing_objects(
@@ -61,23 +62,23 @@ def worker_deployment(deployment: LLMDeployment, template: WorkerTemplate, repli
 def workers_of(
     deployment: LLMDeployment, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner
 ) -> Manifest:
-    """The same from a recorded template."""
+    """The worker Deployment of a recorded template."""
     name = workers_name(deployment.metadata.name, role, revision.template)
-    made = owned("apps/v1", "Deployment", name, deployment, owner, role, revision)
+    head = object_head("apps/v1", "Deployment", name, deployment, owner, role, revision)
     pods = selector(deployment, role, revision.template)
-    return made | {"spec": _workers(pods, pod, replicas, _strategy(replicas))}
+    return head | {"spec": _workers(pods, pod, replicas, _strategy(replicas))}
 
 
 def flexible_workers_of(
     deployment: LLMDeployment, revision: Revision, pod: Manifest, roles: Mapping[Role, int], owner: Owner
 ) -> Manifest:
-    """The flexible workers of one template, so many of each role. What a Pod serves as is in no selector of its
-    Deployment, so that it can change."""
+    """The flexible workers of one template, with the number for each role. The role is not in the Deployment's
+    selector, so that a Pod's role can change."""
     name = flexible_name(deployment.metadata.name, revision.template)
-    made = owned("apps/v1", "Deployment", name, deployment, owner, None, revision)
+    head = object_head("apps/v1", "Deployment", name, deployment, owner, None, revision)
     pods = selector(deployment, None, revision.template)
     spec = _workers(pods, pod, sum(roles.values()), _strategy(min(roles.values())))
-    return with_annotations(made, {ROLES_ANNOTATION: roles_text(roles)}) | {"spec": spec}
+    return with_annotations(head, {ROLES_ANNOTATION: roles_text(roles)}) | {"spec": spec}
 
 
 def _workers(pods: Mapping[str, str], pod: Manifest, replicas: int, strategy: Manifest) -> Manifest:
@@ -93,19 +94,20 @@ def _workers(pods: Mapping[str, str], pod: Manifest, replicas: int, strategy: Ma
 
 
 def _strategy(replicas: int) -> Manifest:
-    """Baton never edits a template, but people restart Deployments, and edit them, which Baton takes back. Of several
-    workers one is missing meanwhile; of a single one none, so that it needs room for its successor."""
+    """The update strategy for restarts by `kubectl`, and for edits by others, which Baton reverts; Baton itself never
+    edits a template. Of several workers one is missing meanwhile. A single worker gets its successor first, which needs
+    room for both."""
     surge, missing = (1, 0) if replicas <= 1 else (0, 1)
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": missing}}
 
 
 def pool_facade(deployment: LLMDeployment, role: Role, owner: Owner, replicas: int | None = None) -> Manifest:
-    """The pool's `/scale` facade. `replicas` is left out where another than the operator writes it."""
+    """The pool's `/scale` facade, without `replicas` where a writer other than the operator sets them."""
     name = deployment.metadata.name
     spec: Manifest = {"deployment": name, "role": role.value}
     if replicas is not None:
         spec["replicas"] = replicas
-    return owned(API_VERSION, POOL_KIND, pool_name(name, role), deployment, owner, role) | {"spec": spec}
+    return object_head(API_VERSION, POOL_KIND, pool_name(name, role), deployment, owner, role) | {"spec": spec}
 
 
 def _name(deployment: LLMDeployment, role: Role) -> str:
@@ -114,25 +116,26 @@ def _name(deployment: LLMDeployment, role: Role) -> str:
 
 
 def _account(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
-    account = owned("v1", "ServiceAccount", _name(deployment, role), deployment, owner, role)
+    account = object_head("v1", "ServiceAccount", _name(deployment, role), deployment, owner, role)
     if role in POOL_ROLES:
         account = with_annotations(account, pool_spec(deployment, role).service_account_annotations)
     return account | {"automountServiceAccountToken": False}
 
 
 def _budget(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
-    """One voluntary disruption at a time over all revisions; Pods that serve nothing never hold up a drain."""
+    """The budget of a role: one voluntary disruption at a time over all revisions. Pods that are not ready never block
+    a drain."""
     spec: Manifest = {
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": selector(deployment, role)},
     }
     name = _name(deployment, role)
-    return owned("policy/v1", "PodDisruptionBudget", name, deployment, owner, role) | {"spec": spec}
+    return object_head("policy/v1", "PodDisruptionBudget", name, deployment, owner, role) | {"spec": spec}
 
 
 def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner) -> Manifest:
-    """Without replicas where an autoscaler writes them (`passes/gateway_size.py`)."""
+    """The gateway's Deployment, without replicas where an autoscaler writes them (`passes/shared_objects.py`)."""
     given = deployment.spec.gateway
     spec: Manifest = {
         **({"replicas": given.replicas} if given.autoscaling is None else {}),
@@ -142,4 +145,4 @@ def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner) -> Manifest
         "template": pod,
     }
     name = gateway_name(deployment.metadata.name)
-    return owned("apps/v1", "Deployment", name, deployment, owner, Role.GATEWAY) | {"spec": spec}
+    return object_head("apps/v1", "Deployment", name, deployment, owner, Role.GATEWAY) | {"spec": spec}

@@ -1,7 +1,7 @@
-"""Models that are fetched: a volume for them, and a Job that alone has the credentials and the way out.
+"""The objects that fetch a model: a volume, and a Job that alone has the credentials and the way to the internet.
 
-The Job runs `baton_model_fetch`; its name follows from its template, so that it is never edited and an upgrade
-of the operator starts none. Workers mount the volume read-only.
+The Job runs `baton_model_fetch`. Its name is the hash of its template, so that a Job is never edited and an upgrade of
+the operator starts none. Workers mount the volume read-only.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from baton_control.hashes import content_hash
 from baton_control.names import cache_name, fetch_account_name, fetch_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme
-from baton_operator.kube.object_fields import mapping, mappings, metadata_of
-from baton_operator.objects.cluster import Manifest, Owner, Platform, model_key, model_source
+from baton_operator.kube.object_fields import Manifest, labels_of, mapping, mappings, metadata_of, name_of
+from baton_operator.objects.cluster import Owner, Platform, model_key, model_source
 from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
-from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
-from baton_operator.objects.pod_additions import nodes, sized, with_annotations
+from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, object_head, selector
+from baton_operator.objects.pod_additions import build_resources, nodes, with_annotations
 
 USER = 10_001
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
 REFUSED = 3
-"""Exit status of the program when another try would not help."""
+"""Exit status of the program when a retry would not help."""
 TRIES = 12
-"""Pods of one Job; each goes on where the one before stopped. Kubernetes waits longer between them, up to 6 minutes."""
+"""Retries of one Job; each Pod continues where the one before stopped. Kubernetes waits longer each time, up to 6
+min."""
 _PUBLIC: tuple[Manifest, ...] = (
     {
         "ipBlock": {
@@ -41,28 +42,28 @@ _PUBLIC: tuple[Manifest, ...] = (
     },
     {"ipBlock": {"cidr": "::/0", "except": ["fc00::/7", "fe80::/10"]}},
 )
-"""The open internet. Clusters, machines and their metadata servers are in what is left out."""
+"""The public internet, without the networks of clusters, machines and their metadata servers."""
 _COMPONENT = {ROLE_LABEL: FETCH_ROLE, "app.kubernetes.io/component": FETCH_ROLE}
 
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """How far fetching is, as its Job tells."""
+    """The state of a fetch, by its Job."""
 
     is_done: bool
     failure: str = ""
-    """Why it was given up; empty: it goes on."""
+    """Why the fetch was given up; empty: it goes on."""
 
 
 def fetch_objects(
     deployment: LLMDeployment, platform: Platform, owner: Owner, tells_progress: bool = True
 ) -> tuple[Manifest, ...]:
-    """What a deployment needs whose model has to be fetched, in the order of creation; nothing for any other. Older
-    images do not tell progress."""
+    """The objects that fetch a deployment's model, in the order of creation; none if its model is not fetched.
+    `tells_progress`: the image reports progress, which older images do not."""
     source = model_source(deployment)
     if not source.is_remote:
         return ()
-    account = _owned("v1", "ServiceAccount", fetch_account_name(deployment.metadata.name), deployment, owner)
+    account = _object_head("v1", "ServiceAccount", fetch_account_name(deployment.metadata.name), deployment, owner)
     marked = with_annotations(account, deployment.spec.model.fetch.service_account_annotations)
     return (
         _policy(deployment, platform, owner, source),
@@ -76,7 +77,7 @@ def fetch_job(deployment: LLMDeployment, platform: Platform, owner: Owner, tells
     """The Job that fetches the model."""
     pod = _pod(deployment, platform, tells_progress)
     name = fetch_name(deployment.metadata.name, content_hash(pod))
-    job = _owned("batch/v1", "Job", name, deployment, owner)
+    job = _object_head("batch/v1", "Job", name, deployment, owner)
     refused = {"containerName": FETCH_ROLE, "operator": "In", "values": [REFUSED]}
     spec: Manifest = {
         "backoffLimit": TRIES,
@@ -94,16 +95,16 @@ def fetch_job(deployment: LLMDeployment, platform: Platform, owner: Owner, tells
 
 
 def fetch_of(objects: Iterable[Manifest], live: Iterable[Manifest]) -> FetchState:
-    """How far the Job among the wanted objects is; done where nothing is to be fetched."""
-    names = [metadata_of(each).get("name") for each in objects if each["kind"] == "Job"]
-    found = {metadata_of(each).get("name"): each for each in live}
-    return fetch_state(found.get(names[0])) if names else FetchState(True)
+    """The state of the fetch Job among the wanted objects; done where no model is fetched."""
+    names = [name_of(manifest) for manifest in objects if manifest["kind"] == "Job"]
+    jobs = {name_of(job): job for job in live}
+    return fetch_state(jobs.get(names[0])) if names else FetchState(True)
 
 
 def fetch_state(job: Manifest | None) -> FetchState:
-    """What a live Job says; None: it is not there yet."""
+    """The state of a live Job; None: the Job does not exist yet."""
     conditions = mappings(mapping((job or {}).get("status")).get("conditions"))
-    true = {str(each.get("type")): each for each in conditions if each.get("status") == "True"}
+    true = {str(condition.get("type")): condition for condition in conditions if condition.get("status") == "True"}
     if "Complete" in true:
         return FetchState(True)
     failed = true.get("Failed")
@@ -112,25 +113,25 @@ def fetch_state(job: Manifest | None) -> FetchState:
     return FetchState(False, f"{failed.get('reason', 'Failed')}: {failed.get('message', 'the Job failed')}")
 
 
-def former_jobs(objects: Iterable[Manifest], live: Iterable[Manifest]) -> tuple[Manifest, ...]:
-    """Live fetch Jobs that are not wanted: those of earlier sources or credentials."""
-    wanted = {metadata_of(each).get("name") for each in objects if each["kind"] == "Job"}
-    return tuple(each for each in live if _is_fetch(each) and metadata_of(each).get("name") not in wanted)
+def find_former_jobs(objects: Iterable[Manifest], live: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    """The live fetch Jobs of earlier sources or credentials."""
+    wanted = {name_of(manifest) for manifest in objects if manifest["kind"] == "Job"}
+    return tuple(job for job in live if _is_fetch(job) and name_of(job) not in wanted)
 
 
 def _is_fetch(job: Manifest) -> bool:
-    return mapping(metadata_of(job).get("labels")).get(ROLE_LABEL) == FETCH_ROLE
+    return labels_of(job).get(ROLE_LABEL) == FETCH_ROLE
 
 
-def _owned(api_version: str, kind: str, name: str, deployment: LLMDeployment, owner: Owner) -> Manifest:
-    made = owned(api_version, kind, name, deployment, owner)
-    metadata = metadata_of(made)
-    return made | {"metadata": metadata | {"labels": {**mapping(metadata["labels"]), **_COMPONENT}}}
+def _object_head(api_version: str, kind: str, name: str, deployment: LLMDeployment, owner: Owner) -> Manifest:
+    head = object_head(api_version, kind, name, deployment, owner)
+    metadata = metadata_of(head)
+    return head | {"metadata": metadata | {"labels": {**mapping(metadata["labels"]), **_COMPONENT}}}
 
 
 def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source: ModelSource) -> Manifest:
-    """Out to the ports that sources listen on, at public addresses and those that the installation names; nobody comes
-    in. What private networks hold is no source's to choose."""
+    """The policy of fetch Pods: out to the ports of sources, at public addresses and in the networks that the
+    installation names, and nothing in. A source must not choose addresses in private networks."""
     ports = {*platform.fetch_ports}
     if source.scheme is Scheme.OCI:
         _, separator, port = str(source.place).partition("/")[0].partition(":")
@@ -146,7 +147,7 @@ def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source:
         ],
     }
     name = fetch_account_name(deployment.metadata.name)
-    return _owned("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner) | {"spec": spec}
+    return _object_head("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner) | {"spec": spec}
 
 
 def _claim(deployment: LLMDeployment, owner: Owner) -> Manifest:
@@ -157,7 +158,7 @@ def _claim(deployment: LLMDeployment, owner: Owner) -> Manifest:
     }
     if cache.storage_class_name is not None:
         spec["storageClassName"] = cache.storage_class_name
-    claim = _owned("v1", "PersistentVolumeClaim", cache_name(deployment.metadata.name), deployment, owner)
+    claim = _object_head("v1", "PersistentVolumeClaim", cache_name(deployment.metadata.name), deployment, owner)
     return claim | {"spec": spec}
 
 
@@ -179,7 +180,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
         "command": [platform.python, "-m", "baton_model_fetch"],
         "args": [argument.replace("$", "$$") for argument in arguments],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
-        "resources": sized(model.fetch.resources, cpu="250m", memory="256Mi", limit="2Gi"),
+        "resources": build_resources(model.fetch.resources, cpu="250m", memory="256Mi", limit="2Gi"),
         "volumeMounts": mounts,
         **({"readinessProbe": _probe(platform)} if tells_progress else {}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -190,7 +191,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
         },
     }
     given = deployment.spec.pod_metadata
-    own = {**mapping(metadata_of(owned("v1", "Pod", "", deployment, Owner("")))["labels"]), **_COMPONENT}
+    own = {**mapping(metadata_of(object_head("v1", "Pod", "", deployment, Owner("")))["labels"]), **_COMPONENT}
     annotations = {"annotations": dict(given.annotations)} if given.annotations else {}
     secrets = deployment.spec.image_pull_secrets
     spec: Manifest = {
@@ -215,6 +216,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
 
 
 def _probe(platform: Platform) -> Manifest:
-    """It fails with a sentence that says how far the fetch is; nobody asks whether the Pod is Ready."""
+    """The readiness probe of a fetch Pod, which always fails, with the progress as its message. Nothing depends on the
+    Pod being Ready."""
     command = [platform.python, "-m", "baton_model_fetch.progress", PROGRESS_FILE]
     return {"exec": {"command": command}, "periodSeconds": PROGRESS_S, "timeoutSeconds": 10, "failureThreshold": 1}

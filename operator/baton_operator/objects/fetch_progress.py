@@ -1,4 +1,4 @@
-"""How far a fetch is, from the Event that the kubelet makes of the readiness probe of its Pod. Pure.
+"""The progress of a fetch, from the Event that the kubelet makes of its Pod's readiness probe. Pure.
 
 The Job's Pod has no rights and no port, and the operator reads no logs.
 """
@@ -9,18 +9,18 @@ import re
 
 PROGRESS_FILE = "/tmp/progress"
 PROGRESS_S = 30
-"""The probe runs so often, and its Events are asked for as often."""
+"""Seconds between two probes, and between two reads of their Events."""
 _SAID = re.compile(r"\bfetched ([0-9]{1,18})(?: of ([0-9]{1,18}))? bytes\b")
 _WORDS = re.compile(r": (?:[0-9]+ %|under 1 %|[0-9.]+ [KMGT]?i?B so far)(?: \([^)]*\))?")
 
 
 def progress_words(message: str) -> str:
-    """`: 20 % (12.3 of 60.5 GiB)`, to stand behind what it is about; without a known total `: 12.3 GiB so far`. Empty
-    where the Event says nothing of it."""
-    found = _SAID.search(message)
-    if found is None:
+    """The progress as the end of a sentence: `: 20 % (12.3 of 60.5 GiB)`, or `: 12.3 GiB so far` without a known total.
+    Empty if the Event has no progress."""
+    match = _SAID.search(message)
+    if match is None:
         return ""
-    have, total = int(found.group(1)), int(found.group(2) or 0)
+    have, total = int(match.group(1)), int(match.group(2) or 0)
     if total <= 0:
         number, unit = _in_units(have, have)
         return f": {number} {unit} so far"
@@ -31,12 +31,12 @@ def progress_words(message: str) -> str:
 
 
 def without_progress(text: str) -> str:
-    """A message without the numbers that move while a model is fetched."""
+    """A message without the numbers that change while a model is fetched."""
     return _WORDS.sub("", text)
 
 
 def _in_units(size: int, like: int) -> tuple[str, str]:
     """A size in the unit that fits `like`."""
-    power = max((each for each in range(5) if like >= 1 << (10 * each)), default=0)
+    power = max((exponent for exponent in range(5) if like >= 1 << (10 * exponent)), default=0)
     unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
     return (f"{size / (1 << (10 * power)):.1f}" if power else str(size)), unit

@@ -1,4 +1,4 @@
-"""The keys of internal links: derived from the operator's master keys, so that no Secret ever has to be read."""
+"""The keys of internal links, derived from the operator's master keys, so that no Secret ever has to be read."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Mapping
 
 from baton_control.names import keys_name
 from baton_control.spec.api import LLMDeployment
-from baton_operator.kube.object_fields import mappings, metadata_of
-from baton_operator.objects.cluster import Manifest, Owner
-from baton_operator.objects.metadata import owned
+from baton_operator.kube.object_fields import Manifest, mappings, metadata_of
+from baton_operator.objects.cluster import Owner
+from baton_operator.objects.metadata import object_head
 from baton_wire.keys import derived_key
 
 
 def key_marker(secret: Manifest, uid: str) -> Manifest:
-    """An object whose only owner is the stored key Secret, with that uid. Secrets are never read; this is. When the
-    Secret goes, the garbage collector takes it along, and that is seen."""
+    """The marker of a stored key Secret with that uid: an object that only the Secret owns. Secrets are never read, but
+    markers are. When the Secret is deleted, the garbage collector deletes the marker, and a watch reports that."""
     metadata = metadata_of(secret)
     reference = {"apiVersion": "v1", "kind": "Secret", "name": metadata["name"], "uid": uid}
-    kept = {name: metadata[name] for name in ("name", "namespace", "labels")}
-    made: Manifest = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 0, "data": {}}
-    return made | {"metadata": {**kept, "ownerReferences": [reference]}}
+    metadata_kept = {name: metadata[name] for name in ("name", "namespace", "labels")}
+    marker: Manifest = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 0, "data": {}}
+    return marker | {"metadata": {**metadata_kept, "ownerReferences": [reference]}}
 
 
-def is_key_marker(found: Manifest) -> bool:
-    """Whether a live object stands for a Secret that is there."""
-    return any(each.get("kind") == "Secret" for each in mappings(metadata_of(found).get("ownerReferences")))
+def is_key_marker(live: Manifest) -> bool:
+    """True if a live object is the marker of an existing Secret."""
+    return any(reference.get("kind") == "Secret" for reference in mappings(metadata_of(live).get("ownerReferences")))
 
 
 def key_secret(deployment: LLMDeployment, owner: Owner, masters: Mapping[str, bytes]) -> Manifest:
@@ -34,5 +34,5 @@ def key_secret(deployment: LLMDeployment, owner: Owner, masters: Mapping[str, by
         raise ValueError("there is no master key")
     keys = {name: derived_key(master, owner.uid).encode() for name, master in masters.items()}
     data = {name: base64.b64encode(key).decode() for name, key in sorted(keys.items())}
-    secret = owned("v1", "Secret", keys_name(deployment.metadata.name), deployment, owner)
+    secret = object_head("v1", "Secret", keys_name(deployment.metadata.name), deployment, owner)
     return secret | {"type": "Opaque", "data": data}

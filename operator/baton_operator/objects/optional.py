@@ -1,34 +1,35 @@
-"""Objects of APIs that a cluster may lack: a route of the Gateway API, an autoscaler, and what the Prometheus operator
-reads.
+"""Objects of APIs that a cluster may lack: a route of the Gateway API, an autoscaler, and objects for the Prometheus
+operator.
 
-They are made where they are asked for and served; where they are asked for and not served, a condition says so.
+They are made where they are asked for and the server has their API. Where it has not, a condition says so.
 """
 
 from __future__ import annotations
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
-from baton_operator.objects.cluster import Manifest, Owner, Platform
-from baton_operator.objects.metadata import owned, selector
+from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import Owner, Platform
+from baton_operator.objects.metadata import object_head, selector
 from baton_wire.messages.values import POOL_ROLES, Role
 
 ROUTE_API, MONITOR_API = "gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1"
 SCALER_API = "autoscaling/v2"
 SHRINK_AFTER_S, SHRINK_EVERY_S = 300, 60
-"""A gateway that goes drains for as long as a request may take, so that Pods are given up slowly."""
+"""The autoscaler removes Pods slowly, because a stopping gateway drains for as long as a request may take."""
 MISSED_FOR, FAILED_SHARE = "10m", 0.01
 
 
 def optional_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
-    """What the deployment and the installation ask for."""
+    """The optional objects that the deployment and the installation ask for."""
     monitors = [_monitor(deployment, role, owner) for role in (*POOL_ROLES, Role.GATEWAY)] if platform.monitors else []
     alerts = [_alerts(deployment, owner)] if platform.alerts else []
     return (*_routes(deployment, owner), *_autoscaler(deployment, owner), *monitors, *alerts)
 
 
 def _routes(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
-    """From the named Gateway to the gateway's Service. Its time-out is off: the gateway ends every request itself, and
-    implementations would cut long answers."""
+    """The route from the named Gateway to the gateway's Service. It has no time-out, because the gateway ends every
+    request itself and a time-out would cut long answers."""
     route, name = deployment.spec.gateway.route, gateway_name(deployment.metadata.name)
     if route is None:
         return ()
@@ -39,11 +40,12 @@ def _routes(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
         **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
         "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
     }
-    return (owned(ROUTE_API, "HTTPRoute", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
+    return (object_head(ROUTE_API, "HTTPRoute", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
 
 
 def _autoscaler(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
-    """By CPUs used, not by a share of those requested: a process uses one at most, whatever its Pod asked for."""
+    """The autoscaler of gateways, by CPUs used and not by a share of the CPUs requested: a process uses one at most,
+    whatever its Pod asks for."""
     gateway, name = deployment.spec.gateway, gateway_name(deployment.metadata.name)
     if gateway.autoscaling is None:
         return ()
@@ -58,11 +60,11 @@ def _autoscaler(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]
         ],
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": SHRINK_AFTER_S, "policies": [slowly]}},
     }
-    return (owned(SCALER_API, "HorizontalPodAutoscaler", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
+    return (object_head(SCALER_API, "HorizontalPodAutoscaler", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
 
 
 def _monitor(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
-    """The processes of a role, each read by itself."""
+    """The monitor that reads each process of a role."""
     name = deployment.metadata.name
     endpoint: Manifest = {"port": "http", "path": "/metrics", "interval": "15s"}
     if role is Role.GATEWAY and deployment.spec.gateway.tls is not None:
@@ -72,11 +74,11 @@ def _monitor(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
         "podMetricsEndpoints": [endpoint],
     }
     named = gateway_name(name) if role is Role.GATEWAY else pool_name(name, role)
-    return owned(MONITOR_API, "PodMonitor", named, deployment, owner, role) | {"spec": spec}
+    return object_head(MONITOR_API, "PodMonitor", named, deployment, owner, role) | {"spec": spec}
 
 
 def _alerts(deployment: LLMDeployment, owner: Owner) -> Manifest:
-    """The targets of `spec.slo`, and requests that fail. Metrics: docs/metrics.md."""
+    """The alerts on the targets of `spec.slo` and on failing requests. Metrics: docs/metrics.md."""
     slo, metadata = deployment.spec.slo, deployment.metadata
     of = f'{{namespace="{metadata.namespace}",pod=~"{gateway_name(metadata.name)}-.+"}}'
     failed = f'{{namespace="{metadata.namespace}",pod=~"{gateway_name(metadata.name)}-.+",outcome="failed"}}'
@@ -105,4 +107,4 @@ def _alerts(deployment: LLMDeployment, owner: Owner) -> Manifest:
         }
     )
     spec: Manifest = {"groups": [{"name": f"baton-{metadata.name}", "rules": rules}]}
-    return owned(MONITOR_API, "PrometheusRule", metadata.name, deployment, owner) | {"spec": spec}
+    return object_head(MONITOR_API, "PrometheusRule", metadata.name, deployment, owner) | {"spec": spec}

@@ -1,6 +1,6 @@
-"""What a deployment adds to its workers' Pods: variables, volumes, shared memory and huge pages.
+"""Additions of a deployment to its workers' Pods: variables, volumes, shared memory and huge pages.
 
-Nothing here replaces what Baton sets: its variables win, its volumes have names and places of their own.
+They never replace what Baton sets: Baton's variables win, and its volumes have names and paths of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from baton_control.spec.placing import NodesSpec, PlacementSpec, ResourceSpec
 from baton_control.spec.pod_affinity import NodeExpressionSpec, NodeTermSpec, PodTermSpec
 from baton_control.spec.pools import PoolSpec
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -18,20 +18,20 @@ SHARED_MEMORY_PATH, HUGEPAGES_PATH = "/dev/shm", "/dev/hugepages"
 
 
 def environment(given: PoolSpec | None, own: Mapping[str, str]) -> list[Manifest]:
-    """Variables of a container; of a name that both give, Baton's."""
-    theirs = {} if given is None else {each.name: each.value.replace("$", "$$") for each in given.env}
+    """The variables of a container. Where both set a name, Baton's value wins."""
+    theirs = {} if given is None else {variable.name: variable.value.replace("$", "$$") for variable in given.env}
     return [{"name": name, "value": value} for name, value in ({**theirs, **own}).items()]
 
 
 def volumes(pool: PoolSpec) -> Iterator[tuple[Manifest, Manifest]]:
     """Volumes with their mounts."""
-    for each in pool.volumes:
-        mount: Manifest = {"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only}
-        if each.claim_name is not None:
-            claim: Manifest = {"claimName": each.claim_name, "readOnly": each.read_only}
-            yield {"name": each.name, "persistentVolumeClaim": claim}, mount
+    for volume in pool.volumes:
+        mount: Manifest = {"name": volume.name, "mountPath": volume.mount_path, "readOnly": volume.read_only}
+        if volume.claim_name is not None:
+            claim: Manifest = {"claimName": volume.claim_name, "readOnly": volume.read_only}
+            yield {"name": volume.name, "persistentVolumeClaim": claim}, mount
         else:
-            yield {"name": each.name, "configMap": {"name": each.config_map_name}}, mount
+            yield {"name": volume.name, "configMap": {"name": volume.config_map_name}}, mount
     if pool.shared_memory is not None:
         memory: Manifest = {"medium": "Memory", "sizeLimit": pool.shared_memory}
         yield {"name": "shm", "emptyDir": memory}, {"name": "shm", "mountPath": SHARED_MEMORY_PATH}
@@ -42,15 +42,15 @@ def volumes(pool: PoolSpec) -> Iterator[tuple[Manifest, Manifest]]:
 
 def mount(pod: Manifest, volume: Manifest, place: Manifest) -> None:
     """Add a volume to a Pod and mount it in its one container."""
-    found, containers = pod["volumes"], pod["containers"]
-    assert isinstance(found, list)
+    volumes_of_pod, containers = pod["volumes"], pod["containers"]
+    assert isinstance(volumes_of_pod, list)
     assert isinstance(containers, list)
-    found.append(volume)
+    volumes_of_pod.append(volume)
     containers[0]["volumeMounts"].append(place)
 
 
-def sized(given: ResourceSpec, cpu: str, memory: str, limit: str) -> Manifest:
-    """Resources of a Pod that has defaults: what is given is requested, and memory is the limit too."""
+def build_resources(given: ResourceSpec, cpu: str, memory: str, limit: str) -> Manifest:
+    """The resources of a Pod: the given ones or the defaults as requests, and memory as a limit too."""
     return {
         "requests": {"cpu": given.cpu or cpu, "memory": given.memory or memory},
         "limits": {"memory": given.memory or limit},
@@ -58,7 +58,7 @@ def sized(given: ResourceSpec, cpu: str, memory: str, limit: str) -> Manifest:
 
 
 def nodes(placement: NodesSpec) -> Manifest:
-    """Where a Pod may go."""
+    """The fields of a Pod that choose its node."""
     tolerations = [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in placement.tolerations]
     given: Manifest = {
         "nodeSelector": dict(placement.node_selector),
@@ -69,20 +69,20 @@ def nodes(placement: NodesSpec) -> Manifest:
 
 
 def _affinity(placement: PlacementSpec) -> Manifest:
-    found: Manifest = {
+    affinity: Manifest = {
         "nodeAffinity": _node_affinity(placement.node_affinity),
         "podAffinity": _pod_affinity(placement.pod_affinity),
         "podAntiAffinity": _pod_affinity(placement.pod_anti_affinity),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in affinity.items() if value}
 
 
 def _node_affinity(terms: Iterable[NodeTermSpec]) -> Manifest:
-    made = [(each.weight, {"matchExpressions": [_expression(e) for e in each.match_expressions]}) for each in terms]
-    required = [term for weight, term in made if weight is None]
-    preferred = [{"weight": weight, "preference": term} for weight, term in made if weight is not None]
-    found: Manifest = {_REQUIRED: {"nodeSelectorTerms": required}} if required else {}
-    return found | ({_PREFERRED: preferred} if preferred else {})
+    weighted = [(term.weight, {"matchExpressions": [_expression(e) for e in term.match_expressions]}) for term in terms]
+    required = [term for weight, term in weighted if weight is None]
+    preferred = [{"weight": weight, "preference": term} for weight, term in weighted if weight is not None]
+    rules: Manifest = {_REQUIRED: {"nodeSelectorTerms": required}} if required else {}
+    return rules | ({_PREFERRED: preferred} if preferred else {})
 
 
 def _expression(given: NodeExpressionSpec) -> Manifest:
@@ -90,15 +90,15 @@ def _expression(given: NodeExpressionSpec) -> Manifest:
 
 
 def _pod_affinity(terms: Iterable[PodTermSpec]) -> Manifest:
-    """Without namespaces, so that Pods of the same namespace alone are meant."""
-    made = [
-        (each.weight, {"labelSelector": {"matchLabels": dict(each.match_labels)}, "topologyKey": each.topology_key})
-        for each in terms
+    """Affinity terms without namespaces, which select Pods of the same namespace only."""
+    weighted = [
+        (term.weight, {"labelSelector": {"matchLabels": dict(term.match_labels)}, "topologyKey": term.topology_key})
+        for term in terms
     ]
-    required = [term for weight, term in made if weight is None]
-    preferred = [{"weight": weight, "podAffinityTerm": term} for weight, term in made if weight is not None]
-    found: Manifest = {_REQUIRED: required} if required else {}
-    return found | ({_PREFERRED: preferred} if preferred else {})
+    required = [term for weight, term in weighted if weight is None]
+    preferred = [{"weight": weight, "podAffinityTerm": term} for weight, term in weighted if weight is not None]
+    rules: Manifest = {_REQUIRED: required} if required else {}
+    return rules | ({_PREFERRED: preferred} if preferred else {})
 
 
 def with_annotations(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:

@@ -1,9 +1,9 @@
-"""What those who write LLMDeployments may say about Pods: whoever installed Baton lists it, all else is refused.
+"""The policy for settings of Pods in LLMDeployments: the installer lists what is allowed, and all else is refused.
 
-Others act on what stands on a Pod. An injector adds an image or a network because of an annotation; a priority puts
-other Pods to death; a toleration opens a node that was set apart. None of it is Baton's to judge, so it is listed.
+Other components act on a Pod's metadata. An injector adds an image or a network because of an annotation, a priority
+evicts other Pods, a toleration opens a reserved node. Baton cannot judge these, so the installer lists them.
 
-A field that reaches Pods and means something to others belongs here: a list below, and its line in `refusals`.
+A field that reaches Pods and means something to other components belongs here: as a list below, and in `refusals`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from baton_operator.objects.allowed_env import ANY, SAFE_ENV, refusal
 from baton_wire.messages.values import POOL_ROLES
 
 NEVER_PRIORITIES: Final = "system-"
-"""Begins the names of the priorities that keep a cluster alive; no list lets a tenant have one."""
+"""Prefix of the priorities that keep a cluster alive; no list lets a tenant use one."""
 SAFE_ANNOTATIONS: Final = ("prometheus.io", "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh")
-"""Read by whoever measures or moves Pods; none of them changes what runs in one."""
+"""Annotations for monitoring and for moving Pods; none changes what runs in a Pod."""
 ACCELERATOR_TAINTS: Final = ("nvidia.com/gpu", "amd.com/gpu")
 _ENTRY: Final = re.compile(r"\*|[A-Za-z0-9]([-A-Za-z0-9_./]{0,250}[A-Za-z0-9_])?")
 
@@ -33,7 +33,7 @@ Entries = Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
 
 
 class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Lists of what is allowed; `*` allows all. Raises ValueError for an entry that can mean nothing.
+    """The lists of what is allowed; `*` allows all. Raises ValueError for an entry that can match nothing.
 
     In lists of keys an entry is a whole key (`example.com/team`) or a domain, which allows all keys of that very
     domain (`example.com`). Elsewhere it is a name.
@@ -48,7 +48,7 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     tolerations: Entries = ACCELERATOR_TAINTS
     """Keys of taints."""
     env: Entries = SAFE_ENV
-    """Names of variables; beginnings with a final `_` and `*` open none that is reserved (`allowed_env`)."""
+    """Names of variables; prefixes with a final `_` and `*` never allow a reserved name (`allowed_env`)."""
     service_annotations: Entries = ()
     """Keys, or domains: of the Services that clients use."""
     account_annotations: Entries = ()
@@ -76,7 +76,7 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
             raise NotAllowedError(problems)
 
     def refusals(self, deployment: LLMDeployment) -> Iterator[FieldProblem]:
-        """What is not allowed, in the order of the fields."""
+        """The settings that are not allowed, in the order of the fields."""
         given = deployment.spec.pod_metadata
         domained = [key for key in given.labels if "/" in key]
         yield from _keys("spec.podMetadata.labels", domained, self.labels, "labels")
@@ -127,7 +127,9 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
         if given is None:
             return
         places = [(at, given.node_selector)]
-        places += [(f"{at}.alternatives[{i}]", each.node_selector) for i, each in enumerate(given.alternatives)]
+        places += [
+            (f"{at}.alternatives[{i}]", alternative.node_selector) for i, alternative in enumerate(given.alternatives)
+        ]
         for path, selector in places:
             for key in selector:
                 if not _allows(self.node_labels, key):
@@ -141,11 +143,11 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 
 DEFAULT_POLICY: Final = PodPolicy()
-"""Safe on any cluster: nothing in it gives a tenant more than an own Pod has."""
+"""Safe on any cluster: it gives a tenant nothing beyond what the tenant's own Pods could have."""
 
 
 def parse_pod_policy(text: str) -> PodPolicy:
-    """The policy in a JSON object; lists that it does not have stay as they are by default. Raises ValueError."""
+    """The policy in a JSON object; absent lists have their defaults. Raises ValueError."""
     try:
         return msgspec.json.decode(text, type=PodPolicy)
     except msgspec.DecodeError as error:
@@ -170,5 +172,5 @@ def _name(path: str, name: str | None, entries: Entries, field: str) -> Iterator
 
 def _problem(path: str, value: str | None, entries: Entries, field: str) -> FieldProblem:
     allowed = ", ".join(entries) or "none"
-    said = "not allowed" if value is None else f"{shown(value)} is not allowed"
-    return FieldProblem(path, f"{said} by this installation (podPolicy.{field}): {allowed}")
+    text = "not allowed" if value is None else f"{shown(value)} is not allowed"
+    return FieldProblem(path, f"{text} by this installation (podPolicy.{field}): {allowed}")

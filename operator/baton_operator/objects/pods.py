@@ -1,7 +1,7 @@
 """Pod templates of workers and gateways. Every Pod passes Pod Security *restricted* and has no API token.
 
 A worker's template is never edited once it runs: its hash covers everything in it, and a different hash is a different
-Deployment. What changes without restarting anything (keys, tenants) is in mounted files and not in the template.
+Deployment. What changes without a restart (keys, tenants) is in mounted files and not in the template.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from baton_control.spec.model_source import Scheme
 from baton_control.spec.placing import PlacementSpec
 from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
+from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import (
     API_KEYS_PATH,
     HTTP_PORT,
@@ -24,27 +25,26 @@ from baton_operator.objects.cluster import (
     PAIR_PORT,
     RUN_PATH,
     TLS_PATH,
-    Manifest,
     Platform,
     grace_s,
     model_source,
     site_of,
 )
 from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, ROLE_LABEL, labels, selector
-from baton_operator.objects.pod_additions import environment, mount, nodes, sized, volumes
+from baton_operator.objects.pod_additions import build_resources, environment, mount, nodes, volumes
 from baton_wire.messages.values import POOL_ROLES, Role
 
 USER = 10_001
 KEY_FILE_MODE = 0o440
 """Owner and group may read: workers refuse keys that others can read."""
 LOAD_S = 1800
-"""How long a worker may take until it listens: reading weights and capturing graphs."""
+"""Seconds that a worker may take until it listens: reading weights and capturing graphs."""
 BEFORE_STOP_S = 5
-"""A gateway keeps accepting for so long, until load balancers have noticed that it goes."""
+"""Seconds for which a stopping gateway keeps accepting, until load balancers have noticed."""
 PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
 TEMPLATE_VERSION = 5
-"""Raised when a template uses what images made for an older one do not know, such as a new flag."""
+"""Raised when a template uses something that older images do not know, such as a new flag."""
 ROLE_VARIABLE = "BATON_ROLE"
 """Environment of a flexible worker: the role in its Pod's label when its container started."""
 _TEMPLATE_FLAG = "--template-hash="
@@ -60,8 +60,8 @@ class WorkerTemplate:
 
 
 def worker_template(deployment: LLMDeployment, role: Role, platform: Platform, restart: str = "") -> WorkerTemplate:
-    """The template of a pool's workers; flexible workers of both pools have one. `restart`: a mark that makes it
-    another one; empty: none. Raises UnsupportedError for what this version cannot run."""
+    """The template of a pool's workers; flexible workers of both pools share one. `restart`: a mark whose change
+    changes the template; empty: none. Raises UnsupportedError for what this version cannot run."""
     spec = worker_spec(deployment, role, site_of(deployment, role, platform))
     pool = pool_spec(deployment, role)
     argv = tuple(argument for argument in spec.argv if not argument.startswith(_TEMPLATE_FLAG))
@@ -78,7 +78,7 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     scheme = None if tls is None else "HTTPS"
     container = _container(spec, platform.gateway_image, None)
     container |= {
-        "resources": sized(deployment.spec.gateway.resources, cpu="250m", memory="512Mi", limit="4Gi"),
+        "resources": build_resources(deployment.spec.gateway.resources, cpu="250m", memory="512Mi", limit="4Gi"),
         "lifecycle": {"preStop": {"sleep": {"seconds": BEFORE_STOP_S}}},
         "startupProbe": _probe("live", period_s=1, failures=120, scheme=scheme),
         "livenessProbe": _probe("live", period_s=10, failures=3, scheme=scheme),
@@ -100,7 +100,9 @@ def _worker_pod(
     revision: Revision | None,
     restart: str,
 ) -> Manifest:
-    role = Role.PREFILL if spec.flips else spec.role  # a flexible worker begins as one, and is labelled as it flips
+    role = (
+        Role.PREFILL if spec.flips else spec.role
+    )  # a flexible worker starts as prefill and is relabelled when it flips
     container = _container(spec, platform.worker_image, PAIR_PORT if "pair" in spec.ports else None, pool)
     container |= {
         "resources": _resources(spec, pool),
@@ -120,8 +122,8 @@ def _metadata(
     deployment: LLMDeployment, role: Role, revision: Revision | None, more: dict[str, str], restart: str = ""
 ) -> Manifest:
     given = deployment.spec.pod_metadata
-    found = {**given.annotations, **({RESTART_ANNOTATION: restart} if restart else {})}
-    annotations = {"annotations": found} if found else {}
+    annotated = {**given.annotations, **({RESTART_ANNOTATION: restart} if restart else {})}
+    annotations = {"annotations": annotated} if annotated else {}
     return {"labels": {**given.labels, **more, **labels(deployment, role, revision)}, **annotations}
 
 

@@ -1,17 +1,18 @@
-"""Services and NetworkPolicies: who is found, and who may talk to whom.
+"""Services and NetworkPolicies: how Pods are found, and which Pods may connect to which.
 
-Everything is denied; then these edges are allowed and no others: clients → gateway, gateway → prefill and decode,
-prefill ↔ decode, gateway → operator, monitoring → metrics, everybody → DNS. RDMA does not pass through any of this.
-Workers that flip dial each other whatever they serve as.
-Clients are all Pods of the namespace; they are anybody where the gateway asks for keys or is said to be open.
+Everything is denied except these edges: clients → gateway, gateway → prefill and decode, prefill ↔ decode,
+gateway → operator, monitoring → metrics, all Pods → DNS. RDMA does not pass through NetworkPolicies. Workers that flip
+connect to each other in any role. Clients are all Pods of the namespace, or anybody where the gateway asks for keys or
+is declared open.
 """
 
 from __future__ import annotations
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
-from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Manifest, Owner, Platform
-from baton_operator.objects.metadata import owned, selector
+from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Owner, Platform
+from baton_operator.objects.metadata import object_head, selector
 from baton_operator.objects.pod_additions import with_annotations
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -21,7 +22,7 @@ DNS_PORT = 53
 
 
 def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
-    """The headless Service that discovery resolves: it also lists workers that are still starting or draining."""
+    """The headless Service that discovery resolves; it also lists workers that are starting or draining."""
     name = pool_name(deployment.metadata.name, role)
     has_pairs = role is Role.DECODE or deployment.spec.autoscaling.flips
     ports = [("http", HTTP_PORT)] + ([("pair", PAIR_PORT)] if has_pairs else [])
@@ -31,7 +32,7 @@ def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifes
         "selector": selector(deployment, role),
         "ports": [{"name": port, "port": number, "targetPort": port, "protocol": "TCP"} for port, number in ports],
     }
-    return owned("v1", "Service", name, deployment, owner, role) | {"spec": spec}
+    return object_head("v1", "Service", name, deployment, owner, role) | {"spec": spec}
 
 
 def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
@@ -44,25 +45,25 @@ def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
         "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP", **scheme}],
     }
     name = gateway_name(deployment.metadata.name)
-    made = with_annotations(owned("v1", "Service", name, deployment, owner, Role.GATEWAY), service.annotations)
-    return made | {"spec": spec}
+    head = with_annotations(object_head("v1", "Service", name, deployment, owner, Role.GATEWAY), service.annotations)
+    return head | {"spec": spec}
 
 
 def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
-    """Default deny for all Pods of the deployment, and what each role may nevertheless do."""
+    """The policies of a deployment: deny everything by default, then allow the edges of each role."""
     name = deployment.metadata.name
     denied: Manifest = {
         "podSelector": {"matchLabels": selector(deployment)},
         "policyTypes": ["Ingress", "Egress"],
         "egress": [{"ports": [_port(DNS_PORT, "UDP"), _port(DNS_PORT)]}],
     }
-    deny = owned("networking.k8s.io/v1", "NetworkPolicy", f"{name}-default", deployment, owner) | {"spec": denied}
+    deny = object_head("networking.k8s.io/v1", "NetworkPolicy", f"{name}-default", deployment, owner) | {"spec": denied}
     roles = (*POOL_ROLES, Role.GATEWAY)
     return (deny, *(_allowed(deployment, role, platform, owner) for role in roles))
 
 
 def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: Owner) -> Manifest:
-    prefill, decode, gateway = (_pods(deployment, each) for each in (Role.PREFILL, Role.DECODE, Role.GATEWAY))
+    prefill, decode, gateway = (_pods(deployment, role) for role in (Role.PREFILL, Role.DECODE, Role.GATEWAY))
     ingress: dict[Role, list[Manifest]] = {
         Role.PREFILL: [_from([gateway], HTTP_PORT)],
         Role.DECODE: [_from([gateway], HTTP_PORT), _from([prefill], PAIR_PORT)],
@@ -86,7 +87,7 @@ def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
         **({"egress": egress[role]} if egress[role] else {}),
     }
     name = f"{deployment.metadata.name}-{role}"
-    return owned("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner, role) | {"spec": spec}
+    return object_head("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner, role) | {"spec": spec}
 
 
 def _clients(deployment: LLMDeployment) -> Manifest:

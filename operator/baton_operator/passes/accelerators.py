@@ -1,7 +1,7 @@
-"""Which type of accelerator pools have, where a manifest names several: by the status, else by what runs. Pure.
+"""The type of accelerator of a pool whose manifest names several: from the status, else from the newest record. Pure.
 
-A choice of sizing is first said in the status, and carried out by the next pass: it is there before anything is made
-from it. Whoever loses the status, as a restored backup does, goes on with what was recorded.
+A pass writes sizing's choice into the status, and the next pass carries it out, so that the choice is stored before
+anything is made from it. If the status is lost, as with a restored backup, the type in the newest record stays.
 """
 
 from __future__ import annotations
@@ -14,36 +14,35 @@ from baton_control.rollout import Group
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import pool_spec
-from baton_operator.kube.object_fields import mapping, mappings
-from baton_operator.objects.cluster import Manifest
-from baton_operator.passes.template_records import Stored, newest
+from baton_operator.kube.object_fields import Manifest, mapping, mappings
+from baton_operator.passes.template_records import Stored, newest_record
 from baton_operator.schema.status import DeploymentStatus
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
-def said(before: DeploymentStatus) -> dict[Role, str]:
-    """The types that the status names."""
+def status_types(before: DeploymentStatus) -> dict[Role, str]:
+    """The types in the status, by role."""
     pools = {Role.PREFILL: before.prefill, Role.DECODE: before.decode}
     return {role: pool.accelerator for role, pool in pools.items() if pool is not None and pool.accelerator is not None}
 
 
-def recorded(deployment: LLMDeployment, records: Iterable[Stored]) -> dict[Role, str]:
-    """The types of the newest templates, as far as they are known."""
-    before = newest(records)
+def recorded_types(deployment: LLMDeployment, records: Iterable[Stored]) -> dict[Role, str]:
+    """The types of the newest templates, as far as they are known, by role."""
+    before = newest_record(records)
     if before is None:
         return {}
-    found = {
+    names = {
         role: _of_template(pool_spec(deployment, role), before.record.rendered[role].pod)
         for role in POOL_ROLES
         if types_of(pool_spec(deployment, role))
     }
-    return {role: name for role, name in found.items() if name is not None}
+    return {role: name for role, name in names.items() if name is not None}
 
 
-def others(
+def count_other_types(
     deployment: LLMDeployment, role: Role, groups: Iterable[Group], pods: Mapping[tuple[Role, Revision], Manifest]
 ) -> tuple[dict[str, int], int]:
-    """Workers that are on another type than the one in force, by type, and how many of them are routable."""
+    """Workers on a type other than the one in force, by type, and the number of routable ones."""
     pool = pool_spec(deployment, role)
     types = types_of(pool)
     counts: dict[str, int] = {}
@@ -62,7 +61,7 @@ def _of_template(pool: PoolSpec, pod: Manifest) -> str | None:
     selector = mapping(spec.get("nodeSelector"))
     for container in mappings(spec.get("containers"))[:1]:
         for resource in mapping(mapping(container.get("resources")).get("limits")):
-            found = type_of(pool, resource, selector)
-            if found is not None:
-                return found
+            name = type_of(pool, resource, selector)
+            if name is not None:
+                return name
     return None

@@ -1,7 +1,7 @@
-"""Conditions: how one is set so that its transition time is stable, and how their list is kept in a fixed order.
+"""Conditions: setting one with a stable transition time, and keeping their list in a fixed order.
 
-A condition's `lastTransitionTime` moves only when its status does: otherwise every pass would write a new status. What
-the conditions of a deployment are is decided elsewhere.
+A condition's `lastTransitionTime` changes only with its status; otherwise every pass would write a new status.
+`deployment_status` decides which conditions a deployment has.
 """
 
 from __future__ import annotations
@@ -11,22 +11,14 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton_operator.schema.status import Condition, ConditionType
+from baton_operator.schema.status import Condition, ConditionType, Truth
 
 MAX_MESSAGE = 1024
 
 
-class Truth(enum.StrEnum):
-    """A condition's status; what is not known is `Unknown`, never `False`."""
-
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one pass says about one condition."""
+    """The state of one condition by one pass."""
 
     type: enum.StrEnum
     truth: Truth
@@ -34,26 +26,25 @@ class Finding:
     message: str = ""
 
 
-def merged(
+def merge_conditions(
     before: Iterable[Condition], findings: Iterable[Finding], generation: int, now: datetime.datetime
 ) -> tuple[Condition, ...]:
     """The conditions after a pass, in the order of ConditionType.
 
-    Those that the pass says nothing about stay as they are, with the generation that they were observed at; types that
-    this version does not know are kept at the end. `now` is aware. Raises ValidationError for a reason that is no
-    CamelCase word.
+    Conditions without a finding stay unchanged, with their observed generation; types that this version does not know
+    are kept at the end. `now` is aware. Raises ValidationError for a reason that is no CamelCase word.
     """
     old = {condition.type: condition for condition in before}
     new: dict[str, Condition] = {
         finding.type.value: _condition(finding, old.get(finding.type), generation, now) for finding in findings
     }
-    kept: dict[str, Condition] = {**old, **new}
-    known = [kept[kind] for kind in ConditionType if kind in kept]
-    return (*known, *(condition for kind, condition in kept.items() if kind not in set(ConditionType)))
+    by_type: dict[str, Condition] = {**old, **new}
+    known = [by_type[kind] for kind in ConditionType if kind in by_type]
+    return (*known, *(condition for kind, condition in by_type.items() if kind not in set(ConditionType)))
 
 
-def said(finding: Finding) -> str:
-    """Its message within bounds; never empty, as API servers such as 1.20 turn an applied "" into null."""
+def message_of(finding: Finding) -> str:
+    """The message of a finding within bounds; never empty, because API servers such as 1.20 turn "" into null."""
     message = finding.message or finding.reason
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
 
@@ -64,7 +55,7 @@ def _condition(finding: Finding, before: Condition | None, generation: int, now:
         "type": finding.type.value,
         "status": finding.truth.value,
         "reason": finding.reason,
-        "message": said(finding),
+        "message": message_of(finding),
         "lastTransitionTime": before.last_transition_time if before is not None and is_same else timestamp(now),
         "observedGeneration": generation,
     }

@@ -1,4 +1,4 @@
-"""Everything that keeps a deployment back, from what is seen of its objects: one list, each cause named once. Pure."""
+"""The problems of a deployment, from the state of its objects: one list, each cause once. Pure."""
 
 from __future__ import annotations
 
@@ -10,57 +10,61 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import pool_spec
 from baton_operator.kube.kinds import AUTOSCALERS
-from baton_operator.kube.object_fields import integer, mapping, metadata_of, uid_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, condition_of, integer, labels_of, mapping, metadata_of, uid_of
 from baton_operator.objects.fetch import TRIES, FetchState
 from baton_operator.objects.fetch_progress import progress_words
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
-from baton_operator.passes.ingress import unreached
-from baton_operator.passes.observe import condition
-from baton_operator.passes.pod_problems import PodNeeds, Said, age_s, is_ready, pod_trouble, seconds_since
-from baton_operator.passes.problems import Trouble, refused_object, short
+from baton_operator.passes.ingress import find_ingress_problems
+from baton_operator.passes.observe import WorkerSet
+from baton_operator.passes.pod_problems import ObjectEvent, PodNeeds, age_s, find_pod_problem, is_ready, seconds_since
+from baton_operator.passes.problems import PassProblem, reason_of_refusal, shorten
 from baton_operator.passes.snapshot import Snapshot
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MEASURED_WITHIN_S = 120.0
-"""An autoscaler that has not measured for so long is told of."""
+"""Seconds without a measurement after which an autoscaler is a problem."""
 
 
 def diagnose(
     seen: Snapshot,
+    sets: Iterable[WorkerSet],
     deployment: LLMDeployment,
     fetch: FetchState,
-    said: Mapping[str, Said],
+    events: Mapping[str, ObjectEvent],
     now: datetime.datetime,
-) -> tuple[Trouble, ...]:
-    """`said`: the newest Events about Pods and Jobs that are stuck, by uid."""
+) -> tuple[PassProblem, ...]:
+    """The problems of a deployment. `sets`: its worker sets with the sizes of this pass. `events`: the newest Events
+    about stuck Pods and Jobs, by uid."""
     needs = _needs(deployment)
-    found = [pod_trouble(pod, needs, said.get(uid_of(pod)), age_s(pod, now)) for pod in _current(seen.live_pods)]
-    troubles = [each for each in found if each is not None]
-    troubles += _refused_pods(seen)
+    found_problems = [
+        find_pod_problem(pod, needs, events.get(uid_of(pod)), age_s(pod, now))
+        for pod in _select_current(seen.live_pods)
+    ]
+    problems = [problem for problem in found_problems if problem is not None]
+    problems += _find_refused_pods(seen)
     if fetch.failure:
-        troubles = [each for each in troubles if each.of != FETCH_ROLE]
-        message = f"{fetch.failure}; delete the Job to have it tried again"
-        troubles.append(Trouble("ModelFetchFailed", message, of=FETCH_ROLE))
+        problems = [problem for problem in problems if problem.of != FETCH_ROLE]
+        message = f"{fetch.failure}; delete the Job to retry"
+        problems.append(PassProblem("ModelFetchFailed", message, of=FETCH_ROLE))
     elif not fetch.is_done:
-        troubles += _fetching(seen, said)
-    if seen.gateway_lateness and not any(each.of == Role.GATEWAY for each in troubles):
-        troubles.append(Trouble("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
+        problems += _find_fetch_problems(seen, events)
+    if seen.gateway_lateness and not any(problem.of == Role.GATEWAY for problem in problems):
+        problems.append(PassProblem("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
     scaler = idle_scaler(seen, now)
     if scaler is not None and scaler[1] <= 0:
-        troubles.append(scaler[0])
-    troubles += [trouble for trouble, left_s in unreached(seen, now) if left_s <= 0]
-    for each in seen.sets:
-        is_quiet = not any(trouble.of == each.role for trouble in troubles)
-        if each.is_late and not each.is_leaving and each.ready < each.wanted and is_quiet:
-            message = f"{each.role} worker: not ready within the time for loading"
-            troubles.append(Trouble("WorkersFail", message, of=each.role.value))
-    return tuple(dict.fromkeys(troubles))
+        problems.append(scaler[0])
+    problems += [problem for problem, left_s in find_ingress_problems(seen, now) if left_s <= 0]
+    for worker_set in sets:
+        is_quiet = not any(problem.of == worker_set.role for problem in problems)
+        if worker_set.is_late and not worker_set.is_leaving and worker_set.ready < worker_set.wanted and is_quiet:
+            message = f"{worker_set.role} worker: not ready within the time for loading"
+            problems.append(PassProblem("WorkersFail", message, of=worker_set.role.value))
+    return tuple(dict.fromkeys(problems))
 
 
 def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
-    """The fetch Job that has no Pod although it should; only its Events say why. None: there is none."""
-    has_pod = any(mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == FETCH_ROLE for pod in seen.live_pods)
+    """The fetch Job that has no Pod although it should; only its Events give the reason. None: there is no such Job."""
+    has_pod = any(labels_of(pod).get(ROLE_LABEL) == FETCH_ROLE for pod in seen.live_pods)
     if fetch.is_done or fetch.failure or has_pod:
         return None
     active = [job for job in seen.fetches if not mapping(job.get("status")).get("conditions")]
@@ -69,21 +73,21 @@ def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
 
 def fetching_pods(seen: Snapshot) -> tuple[Manifest, ...]:
     """Pods that fetch the model now, the oldest first."""
-    found = [
+    running = [
         pod
         for pod in seen.live_pods
-        if mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == FETCH_ROLE
-        and mapping(pod.get("status")).get("phase") == "Running"
+        if labels_of(pod).get(ROLE_LABEL) == FETCH_ROLE and mapping(pod.get("status")).get("phase") == "Running"
     ]
-    return tuple(sorted(found, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))))
+    return tuple(sorted(running, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))))
 
 
-def _current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
-    """Pods that count: of those that ended, the newest of a role, and only while none of that role is ready."""
+def _select_current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
+    """The Pods that count. Of a role's failed Pods only the newest counts, and only while no Pod of the role is
+    ready."""
     ended: dict[str, Manifest] = {}
     ready: set[str] = set()
-    for pod in sorted(pods, key=lambda each: str(metadata_of(each).get("creationTimestamp"))):
-        role, status = str(mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL)), mapping(pod.get("status"))
+    for pod in sorted(pods, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))):
+        role, status = str(labels_of(pod).get(ROLE_LABEL)), mapping(pod.get("status"))
         if is_ready(status):
             ready.add(role)
         elif status.get("phase") == "Failed":
@@ -104,34 +108,43 @@ def _needs(deployment: LLMDeployment) -> PodNeeds:
     return PodNeeds({role.value: pool_spec(deployment, role).queue for role in POOL_ROLES}, mounts)
 
 
-def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[Trouble, float] | None:
-    """An autoscaler that cannot measure, which leaves the gateways as many as they are, and in how many seconds that is
-    a trouble: a new one needs a moment. None: it can, or there is none."""
+def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[PassProblem, float] | None:
+    """The problem of an autoscaler that cannot measure, and so keeps the number of gateways, with the seconds until it
+    counts: a new autoscaler needs a moment. None: it measures, or there is no autoscaler."""
     for resource, scaler in seen.withdrawable:
-        active = condition(scaler, "ScalingActive") if resource == AUTOSCALERS else {}
+        active = condition_of(mapping(scaler.get("status")), "ScalingActive") if resource == AUTOSCALERS else {}
         since_s = seconds_since(active.get("lastTransitionTime"), now)
         if active.get("status") == "False" and since_s is not None:
-            message = f"gateway: its autoscaler does nothing: {active.get('reason')}: {short(active.get('message'))}"
-            return Trouble("GatewayNotScaled", message, of=Role.GATEWAY.value), MEASURED_WITHIN_S - since_s
+            message = f"gateway: its autoscaler does nothing: {active.get('reason')}: {shorten(active.get('message'))}"
+            return PassProblem("GatewayNotScaled", message, of=Role.GATEWAY.value), MEASURED_WITHIN_S - since_s
     return None
 
 
-def _refused_pods(seen: Snapshot) -> list[Trouble]:
-    """Pods that cannot be made, as the Deployments tell."""
-    told = [(each.role.value, each.refusal) for each in seen.sets if each.refusal and not each.is_leaving]
-    told += [(Role.GATEWAY.value, seen.gateway_refusal)] if seen.gateway_refusal else []
-    return [Trouble(refused_object(text, "FailedCreate"), f"{role}: {short(text)}", of=role) for role, text in told]
+def _find_refused_pods(seen: Snapshot) -> list[PassProblem]:
+    """The problems of Pods that cannot be made, by the conditions of their Deployments."""
+    refusals = [
+        (worker_set.role.value, worker_set.refusal)
+        for worker_set in seen.sets
+        if worker_set.refusal and not worker_set.is_leaving
+    ]
+    refusals += [(Role.GATEWAY.value, seen.gateway_refusal)] if seen.gateway_refusal else []
+    return [
+        PassProblem(reason_of_refusal(text, "FailedCreate"), f"{role}: {shorten(text)}", of=role)
+        for role, text in refusals
+    ]
 
 
-def _fetching(seen: Snapshot, said: Mapping[str, Said]) -> list[Trouble]:
-    told = [said[uid_of(job)] for job in seen.fetches if uid_of(job) in said]
-    refused = [each for each in told if each.reason == "FailedCreate"]
+def _find_fetch_problems(seen: Snapshot, events: Mapping[str, ObjectEvent]) -> list[PassProblem]:
+    job_events = [events[uid_of(job)] for job in seen.fetches if uid_of(job) in events]
+    refused = [event for event in job_events if event.reason == "FailedCreate"]
     if refused:
         text = refused[0].message
-        return [Trouble(refused_object(text, "FailedCreate"), f"fetch of the model: {short(text)}", of=FETCH_ROLE)]
+        return [
+            PassProblem(reason_of_refusal(text, "FailedCreate"), f"fetch of the model: {shorten(text)}", of=FETCH_ROLE)
+        ]
     suspended = any(mapping(job.get("spec")).get("suspend") is True for job in seen.fetches)
     if suspended:
-        return [Trouble("QueuedByKueue", "the fetch of the model is suspended", lasts=False, of=FETCH_ROLE)]
+        return [PassProblem("QueuedByKueue", "the fetch of the model is suspended", lasts=False, of=FETCH_ROLE)]
     unbound = [
         f"; the claim {metadata_of(claim).get('name')} is {mapping(claim.get('status')).get('phase')}"
         for claim in seen.claims
@@ -139,7 +152,7 @@ def _fetching(seen: Snapshot, said: Mapping[str, Said]) -> list[Trouble]:
     ]
     failed = max((integer(mapping(job.get("status")).get("failed")) or 0 for job in seen.fetches), default=0)
     tries = f", try {failed + 1} of {TRIES + 1}" if failed else ""
-    running = [said[uid_of(pod)].message for pod in fetching_pods(seen) if uid_of(pod) in said]
+    running = [events[uid_of(pod)].message for pod in fetching_pods(seen) if uid_of(pod) in events]
     far = progress_words(running[-1]) if running else ""
     message = f"the model is being fetched{far}{tries}{''.join(unbound)}"
-    return [Trouble("FetchingModel", message, lasts=False, of=FETCH_ROLE)]
+    return [PassProblem("FetchingModel", message, lasts=False, of=FETCH_ROLE)]

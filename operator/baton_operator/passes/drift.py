@@ -1,6 +1,6 @@
-"""Whether a live object still says what was applied. Pure; quicker than to ask the server by applying again.
+"""The comparison of a live object with what was applied. Pure, and quicker than applying again.
 
-Compared is what Baton sets and nothing else: defaults that the server fills in, and what others add, are theirs.
+Only fields that Baton sets are compared. Defaults of the server and additions by others do not count.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from baton_operator.kube.object_fields import mapping
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping
 
 APPLIED = "baton.dev/applied"
-"""Annotation with the hash of what was applied: tells a change of what is wanted, the removal of a field included."""
+"""Annotation with the hash of what was applied. It shows every change of what is wanted, also a removed field."""
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?")
 _POWERS = {"m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12)}
 _POWERS |= {"P": Decimal(10**15), "": Decimal(1)}
@@ -20,12 +19,12 @@ _POWERS |= {f"{letter}i": Decimal(1 << (10 * place)) for place, letter in enumer
 
 
 def has_drifted(wanted: Manifest, live: Manifest) -> bool:
-    """Whether any field of `wanted`, status and preconditions apart, is absent or different in `live`."""
+    """True if any field of `wanted`, except for status and preconditions, is absent or different in `live`."""
     for name, value in wanted.items():
         if name == "metadata":
             ours, theirs = mapping(value), mapping(live.get("metadata"))
-            kept = {key: each for key, each in ours.items() if key not in ("uid", "resourceVersion")}
-            if not _holds(kept, theirs, ""):
+            settings = {key: setting for key, setting in ours.items() if key not in ("uid", "resourceVersion")}
+            if not _holds(settings, theirs, ""):
                 return True
         elif not _holds(value, live.get(name), name):
             return True
@@ -34,8 +33,8 @@ def has_drifted(wanted: Manifest, live: Manifest) -> bool:
 
 def _holds(wanted: object, live: object, name: str) -> bool:
     if isinstance(wanted, dict):
-        found = mapping(live)
-        return all(_holds(value, found.get(key), str(key)) for key, value in wanted.items())
+        live_fields = mapping(live)
+        return all(_holds(value, live_fields.get(key), str(key)) for key, value in wanted.items())
     if isinstance(wanted, list):
         return _list_holds(wanted, live, name)
     if wanted == live:
@@ -53,13 +52,13 @@ def _list_holds(wanted: list[object], live: object, name: str) -> bool:
     key = "uid" if name == "ownerReferences" else "name"
     ours, theirs = _by(wanted, key), _by(live, key)
     if ours is not None and theirs is not None:
-        return all(each in theirs and _holds(value, theirs[each], "") for each, value in ours.items())
+        return all(item in theirs and _holds(value, theirs[item], "") for item, value in ours.items())
     return len(wanted) == len(live) and all(_holds(one, other, "") for one, other in zip(wanted, live, strict=True))
 
 
 def _by(items: list[object], key: str) -> dict[str, object] | None:
-    found: dict[str, object] = {str(item[key]): item for item in items if isinstance(item, dict) and key in item}
-    return found if items and len(found) == len(items) else None
+    items_by_key: dict[str, object] = {str(item[key]): item for item in items if isinstance(item, dict) and key in item}
+    return items_by_key if items and len(items_by_key) == len(items) else None
 
 
 def _same_quantity(one: str, other: str) -> bool:

@@ -1,7 +1,7 @@
-"""From live objects to what the rollout planner sees, and from its step back to numbers of replicas. Pure.
+"""Worker Deployments as the rollout planner sees them, and its steps as numbers of replicas. Pure.
 
 The state of a rollout is in the worker Deployments alone: their labels name role and revision. Only Deployments that
-the LLMDeployment controls count: one of the same name and labels with another owner is somebody else's.
+the LLMDeployment controls count, whatever the names and labels of others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, Step
-from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.kube.object_fields import Manifest, condition_of, mapping
+from baton_operator.objects.cluster import Owner
 from baton_operator.objects.metadata import (
     FIT_LABEL,
     ROLE_LABEL,
@@ -21,59 +22,71 @@ from baton_operator.objects.metadata import (
     roles_of,
 )
 from baton_operator.passes.worker_pods import PodCounts
+from baton_operator.telemetry import RoutableCounts
 from baton_wire.messages.values import POOL_ROLES, Role
 
-RoutableCounts = Mapping[tuple[Role, str], int]
-"""Routable workers by role and template hash, as the gateways tell."""
-NO_CREWS: Mapping[tuple[Role, str], PodCounts] = {}
+TemplateKey = tuple[Role, str]
+"""Role and template hash."""
+NO_PODS: Mapping[TemplateKey, PodCounts] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSet:
-    """One live worker Deployment; of flexible workers that part which serves in one pool."""
+    """One live worker Deployment, or the part of a flexible one that serves in one pool."""
 
     name: str
     role: Role
     revision: Revision
     wanted: int
-    """`spec.replicas`: started and not told to stop."""
+    """`spec.replicas`: started and not stopping."""
     existing: int
-    """Pods that exist, also those that are still being drained."""
+    """Pods that exist, including draining ones."""
     ready: int
     is_leaving: bool
-    """Deleted, and waiting for its Pods."""
+    """True: it is deleted and waits for its Pods."""
     since: str = ""
-    """When it was made, as RFC 3339."""
+    """Its creation time, as RFC 3339."""
     is_observed: bool = True
-    """Whether the counts are those of its present spec."""
+    """True: the counts are those of its present spec."""
     refusal: str = ""
-    """Why Pods of it cannot be made, such as a quota; empty: they can."""
+    """Why its Pods cannot be made, such as a quota; empty: they can."""
     is_late: bool = False
-    """Its Pods did not become ready in time."""
+    """True: its Pods did not become ready in time."""
     is_flexible: bool = False
-    """Its Pods may serve in either pool: another set of the same name has the rest of them."""
+    """True: its Pods may serve in either pool, and another set of the same name has the other pool's."""
+
+    @property
+    def key(self) -> TemplateKey:
+        return self.role, self.revision.template
 
 
 def worker_sets(
-    deployments: Iterable[Manifest], owner: Owner, crews: Mapping[tuple[Role, str], PodCounts] = NO_CREWS
+    deployments: Iterable[Manifest], owner: Owner, pod_counts: Mapping[TemplateKey, PodCounts] = NO_PODS
 ) -> tuple[WorkerSet, ...]:
-    """The worker Deployments that belong to `owner`, by name. Objects that are not worker Deployments are left out.
-    `crews`: their Pods, by role and template hash; a Deployment of flexible workers does not tell its own by role."""
-    found = (part for each in deployments for part in _worker_sets(each, owner, crews))
-    return tuple(sorted(found, key=lambda each: each.name))
+    """The worker Deployments that belong to `owner`, by name; other objects are left out. `pod_counts`: their Pods; the
+    status of a Deployment of flexible workers does not count its Pods by role."""
+    parts = (part for deployment in deployments for part in _worker_sets(deployment, owner, pod_counts))
+    return tuple(sorted(parts, key=lambda worker_set: worker_set.name))
 
 
-def groups(sets: Iterable[WorkerSet], routable: RoutableCounts | None) -> tuple[Group, ...]:
-    """What the planner sees. `routable` None: no gateway has told yet, so that nothing is known; a template that the
-    gateways do not name has no routable worker."""
+def rollout_groups(
+    sets: Iterable[WorkerSet], routable: RoutableCounts | None, pod_counts: Mapping[TemplateKey, PodCounts] = NO_PODS
+) -> tuple[Group, ...]:
+    """The worker sets as the rollout's planner sees them. `routable` None: no gateway has reported yet, so that the
+    counts are unknown; a template that gateways do not name has no routable worker."""
     return tuple(
-        Group(each.role, each.revision, each.wanted, _routable(each, routable)) for each in sets if not each.is_leaving
+        _group(worker_set, routable, pod_counts.get(worker_set.key, PodCounts()))
+        for worker_set in sets
+        if not worker_set.is_leaving
     )
 
 
 def replicas_after(sets: Iterable[WorkerSet], step: Step) -> dict[tuple[Role, Revision], int]:
-    """How many a step asks for, by role and template, of those alone that it changes. Raises ValueError below zero."""
-    now = {(each.role, each.revision): each.wanted for each in sets if not each.is_leaving}
+    """The numbers of replicas after a step, by role and template, of the sets that it changes. Raises ValueError below
+    zero."""
+    now = {
+        (worker_set.role, worker_set.revision): worker_set.wanted for worker_set in sets if not worker_set.is_leaving
+    }
     after: dict[tuple[Role, Revision], int] = {}
     for change in step.changes:
         key = (change.role, change.revision)
@@ -83,31 +96,31 @@ def replicas_after(sets: Iterable[WorkerSet], step: Step) -> dict[tuple[Role, Re
     return after
 
 
-def finished(sets: Iterable[WorkerSet], wanted: Mapping[Role, Revision]) -> tuple[WorkerSet, ...]:
-    """Worker Deployments of other revisions without any worker left: they may be deleted. Of a Deployment with two
-    parts that has to be true of both, and one of them stands for it."""
+def find_finished(sets: Iterable[WorkerSet], wanted: Mapping[Role, Revision]) -> tuple[WorkerSet, ...]:
+    """Worker Deployments of other revisions without workers, which may be deleted. Both parts of a flexible Deployment
+    have to be empty; one part represents it."""
     parts = tuple(sets)
-    done = [each for each in parts if _is_finished(each, wanted)]
-    by_name = {each.name: each for each in done}
-    kept = {each.name for each in parts if each not in done}
-    return tuple(each for name, each in by_name.items() if name not in kept)
+    done = [part for part in parts if _is_finished(part, wanted)]
+    by_name = {part.name: part for part in done}
+    busy = {part.name for part in parts if part not in done}
+    return tuple(part for name, part in by_name.items() if name not in busy)
 
 
-def _is_finished(each: WorkerSet, wanted: Mapping[Role, Revision]) -> bool:
+def _is_finished(worker_set: WorkerSet, wanted: Mapping[Role, Revision]) -> bool:
     return (
-        not each.is_leaving
-        and each.is_observed
-        and each.revision != wanted[each.role]
-        and each.wanted == 0
-        and each.existing == 0
+        not worker_set.is_leaving
+        and worker_set.is_observed
+        and worker_set.revision != wanted[worker_set.role]
+        and worker_set.wanted == 0
+        and worker_set.existing == 0
     )
 
 
 def _worker_sets(
-    deployment: Manifest, owner: Owner, crews: Mapping[tuple[Role, str], PodCounts]
+    deployment: Manifest, owner: Owner, pod_counts: Mapping[TemplateKey, PodCounts]
 ) -> Iterator[WorkerSet]:
-    metadata, spec, status = (_mapping(deployment.get(part)) for part in ("metadata", "spec", "status"))
-    labels = _mapping(metadata.get("labels"))
+    metadata, spec, status = (mapping(deployment.get(part)) for part in ("metadata", "spec", "status"))
+    labels = mapping(metadata.get("labels"))
     role, template, fit = (labels.get(label) for label in (ROLE_LABEL, TEMPLATE_LABEL, FIT_LABEL))
     if role not in {*POOL_ROLES, None} or not isinstance(template, str) or not isinstance(fit, str):
         return
@@ -124,48 +137,45 @@ def _worker_sets(
         since=str(metadata.get("creationTimestamp") or ""),
         is_observed=_count(status, "observedGeneration", 0) >= _count(metadata, "generation", 0),
         refusal=refusal(deployment),
-        is_late=condition(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded",
+        is_late=condition_of(status, "Progressing").get("reason") == "ProgressDeadlineExceeded",
     )
     if role is not None:
         yield whole
         return
-    pools = {each: crews.get((each, template), PodCounts()) for each in POOL_ROLES}
-    roles = roles_of(_mapping(metadata.get("annotations")).get(ROLES_ANNOTATION))
-    if roles is None:  # somebody took it away: what runs stays, and whoever comes begins as its template says
+    pools = {role: pod_counts.get((role, template), PodCounts()) for role in POOL_ROLES}
+    roles = roles_of(mapping(metadata.get("annotations")).get(ROLES_ANNOTATION))
+    if roles is None:  # somebody removed it: running Pods keep their roles, and new ones start as their template says
         decode = min(pools[Role.DECODE].existing - pools[Role.DECODE].leaving, whole.wanted)
         roles = {Role.PREFILL: whole.wanted - decode, Role.DECODE: decode}
-    for each, crew in pools.items():
+    for role, counts in pools.items():
         yield replace(
             whole,
-            role=each,
-            wanted=roles[each],
-            existing=crew.existing - crew.leaving,
-            ready=crew.ready,
+            role=role,
+            wanted=roles[role],
+            existing=counts.existing - counts.leaving,
+            ready=counts.ready,
             is_flexible=True,
         )
 
 
-def condition(manifest: Manifest, kind: str) -> Manifest:
-    """A condition of a live object; empty when it is not set."""
-    found = _mapping(manifest.get("status")).get("conditions")
-    entries = found if isinstance(found, list) else []
-    return next((each for each in map(_mapping, entries) if each.get("type") == kind), {})
-
-
 def refusal(deployment: Manifest) -> str:
     """Why the Pods of a Deployment cannot be made; empty: they can."""
-    failure = condition(deployment, "ReplicaFailure")
+    failure = condition_of(mapping(deployment.get("status")), "ReplicaFailure")
     return str(failure.get("message") or failure.get("reason")) if failure.get("status") == "True" else ""
 
 
-def _routable(each: WorkerSet, routable: RoutableCounts | None) -> int | None:
-    if routable is None:
-        return None
-    return min(routable.get((each.role, each.revision.template), 0), each.wanted)
-
-
-def _mapping(value: object) -> Manifest:
-    return value if isinstance(value, dict) else {}
+def _group(worker_set: WorkerSet, routable: RoutableCounts | None, pods: PodCounts) -> Group:
+    is_failing = pods.failing > 0 and pods.failing >= pods.ready
+    return Group(
+        worker_set.role,
+        worker_set.revision,
+        worker_set.wanted,
+        None if routable is None else min(routable.get(worker_set.key, 0), worker_set.wanted),
+        failing=is_failing or (worker_set.is_late and not pods.placing and pods.ready == 0),
+        unschedulable=pods.unschedulable,
+        idle=max(worker_set.wanted - pods.ready, 0),
+        since=worker_set.since,
+    )
 
 
 def _count(part: Manifest, field: str, absent: int) -> int:

@@ -1,7 +1,7 @@
-"""Why the Pods of a deployment are not ready: gateways, workers and fetch Jobs alike. Pure.
+"""The problems of Pods that are not ready: gateways, workers and fetch Jobs alike. Pure.
 
-A Pod's own status names most causes. What only the kubelet's Events name (a Secret that is not there) comes in as
-`said`, the newest Warning about a Pod by its uid.
+A Pod's own status names most causes. Causes that only the kubelet's Events name, such as a missing Secret, come from
+the newest Event about the Pod.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from baton_control.names import flexible_name, gateway_name, workers_name
-from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import (
+    Manifest,
+    condition_of,
+    integer,
+    is_leaving,
+    mapping,
+    mappings,
+    metadata_of,
+    uid_of,
+)
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.passes.problems import Trouble, missing_object, short, unplaced
+from baton_operator.passes.problems import PassProblem, explain_unplaced, find_missing_object, shorten
 from baton_wire.messages.values import POOL_ROLES, Role
 
 CREATING_S = 8.0
-"""A container that is being created for longer makes the operator ask for Events about its Pod."""
+"""Seconds of creating a container after which the operator reads Events about its Pod."""
 SLOW_S = 60.0
-"""After so long without an Event that says why, it is told that containers are still being created."""
+"""Seconds after which creating containers is reported even without an Event that gives a reason."""
 MANY_RESTARTS = 2
 _NO_IMAGE = frozenset(
     {
@@ -40,8 +48,8 @@ _CRASH = {Role.GATEWAY.value: "GatewayFails", FETCH_ROLE: "ModelFetchFailed"}
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What an Event says about an object."""
+class ObjectEvent:
+    """The content of an Event about an object."""
 
     reason: str
     message: str
@@ -50,7 +58,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class PodNeeds:
-    """What Pods of a deployment wait for, which the caches do not keep of them."""
+    """Objects that the Pods of a deployment may wait for. The caches do not keep these fields of Pods."""
 
     queue: Mapping[str, str | None]
     """Kueue's queue, by role."""
@@ -59,12 +67,12 @@ class PodNeeds:
 
 
 def our_pods(pods: Iterable[Manifest], deployment: str, jobs: frozenset[str]) -> tuple[Manifest, ...]:
-    """The Pods that Deployments of ours made, or one of the fetch `jobs`: whatever labels a Pod carries, another's
-    troubles are not told."""
-    return tuple(pod for pod in pods if _is_ours(metadata_of(pod), deployment, jobs))
+    """The Pods of a deployment; Pods of other owners are left out, whatever their labels."""
+    return tuple(pod for pod in pods if is_ours(metadata_of(pod), deployment, jobs))
 
 
-def _is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str]) -> bool:
+def is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str] = frozenset()) -> bool:
+    """True if a deployment's own Deployments, or its fetch `jobs`, made the Pod with this metadata."""
     labels = mapping(metadata.get("labels"))
     role, template = labels.get(ROLE_LABEL), str(labels.get(TEMPLATE_LABEL))
     made_by: tuple[str, ...] = (f"{gateway_name(deployment)}-",) if role == Role.GATEWAY else ()
@@ -79,105 +87,115 @@ def _is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str]) -> bool:
     return False
 
 
-def pod_trouble(pod: Manifest, needs: PodNeeds, said: Said | None, age_s: float | None) -> Trouble | None:
-    """Why this Pod is not ready; None: it is, it leaves, or it only takes its time. `age_s`: since it was made."""
+def find_pod_problem(
+    pod: Manifest, needs: PodNeeds, event: ObjectEvent | None, age_s: float | None
+) -> PassProblem | None:
+    """Why this Pod is not ready; None: it is ready, it is stopping, or it is only starting. `age_s`: the Pod's age."""
     metadata, status = metadata_of(pod), mapping(pod.get("status"))
     if is_leaving(pod) or is_ready(status) or status.get("phase") == "Succeeded":
         return None
     role = str(mapping(metadata.get("labels")).get(ROLE_LABEL))
-    found = _found(status, role, needs, said, age_s)
-    return None if found is None else Trouble(found.reason, f"{_whose(role)}: {found.message}", found.lasts, role)
+    problem = _problem_of(status, role, needs, event, age_s)
+    return (
+        None
+        if problem is None
+        else PassProblem(problem.reason, f"{_subject(role)}: {problem.message}", problem.lasts, role)
+    )
 
 
-def _whose(role: str) -> str:
+def _subject(role: str) -> str:
     return {FETCH_ROLE: "the fetch of the model", Role.GATEWAY.value: "gateway"}.get(role, f"{role} worker")
 
 
-def _found(status: Manifest, role: str, needs: PodNeeds, said: Said | None, age_s: float | None) -> Trouble | None:
+def _problem_of(
+    status: Manifest, role: str, needs: PodNeeds, event: ObjectEvent | None, age_s: float | None
+) -> PassProblem | None:
     if status.get("phase") == "Failed":
-        return _failed(status, role)
-    placed = _condition(status, "PodScheduled")
+        return _node_problem(status, role)
+    placed = condition_of(status, "PodScheduled")
     if placed.get("status") == "False":
-        return _unplaced(placed, role, needs)
-    found = container_trouble(status, role) or _ended_once(status, role)
-    if found is None and is_creating(status):
-        return _creating(said, age_s)
-    # The probe of a fetch fails to tell how far it is.
-    return _unready(said) if found is None and is_unready(status) and role != FETCH_ROLE else found
+        return _placement_problem(placed, role, needs)
+    problem = find_container_problem(status, role) or _restart_problem(status, role)
+    if problem is None and is_creating(status):
+        return _creation_problem(event, age_s)
+    # The probe of a fetch always fails, with the progress as its message.
+    return _readiness_problem(event) if problem is None and is_unready(status) and role != FETCH_ROLE else problem
 
 
-def _failed(status: Manifest, role: str) -> Trouble | None:
-    """Of a Pod that ended: a node refused it or sent it away; what a program says when it ends is told elsewhere."""
+def _node_problem(status: Manifest, role: str) -> PassProblem | None:
+    """The problem of a Pod that a node refused or evicted; failures of its program are reported by other functions."""
     reason = str(status.get("reason") or "")
     if not reason.startswith(_REFUSED_BY_NODE):
         return None
-    return Trouble("NodeRefuses", f"{reason}: {short(status.get('message'))}")
+    return PassProblem("NodeRefuses", f"{reason}: {shorten(status.get('message'))}")
 
 
-def _unplaced(placed: Manifest, role: str, needs: PodNeeds) -> Trouble | None:
+def _placement_problem(placed: Manifest, role: str, needs: PodNeeds) -> PassProblem | None:
     if placed.get("reason") == "SchedulingGated":
         queue = needs.queue.get(role)
         if queue is None:
-            return Trouble("SchedulingGated", "a scheduling gate keeps it from a node", lasts=False)
-        return Trouble("QueuedByKueue", f"it waits in the queue {queue}", lasts=False)
+            return PassProblem("SchedulingGated", "a scheduling gate keeps it from a node", lasts=False)
+        return PassProblem("QueuedByKueue", f"it waits in the queue {queue}", lasts=False)
     if placed.get("reason") == "Unschedulable":
-        return unplaced(str(placed.get("message") or ""), needs.claims.get(role, ()))
+        return explain_unplaced(str(placed.get("message") or ""), needs.claims.get(role, ()))
     return None
 
 
-def container_trouble(status: Manifest, role: str) -> Trouble | None:
-    """Why a container does not come up by itself; None: it may."""
+def find_container_problem(status: Manifest, role: str) -> PassProblem | None:
+    """Why a container will not start by itself; None: it may."""
     for container in mappings(status.get("containerStatuses")):
         waiting = mapping(mapping(container.get("state")).get("waiting"))
         reason = str(waiting.get("reason"))
         if reason in _NO_IMAGE:
-            return Trouble("ImagePull", f"the image {container.get('image')} cannot be pulled")
+            return PassProblem("ImagePull", f"the image {container.get('image')} cannot be pulled")
         if reason in _STUCK:
-            message = short(waiting.get("message"))
-            return missing_object(message) or Trouble("ContainerConfig", f"{reason}: {message}")
+            message = shorten(waiting.get("message"))
+            return find_missing_object(message) or PassProblem("ContainerConfig", f"{reason}: {message}")
         if reason == "CrashLoopBackOff" or (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
-            return Trouble(_CRASH.get(role, "WorkersFail"), last_words(container))
+            return PassProblem(_CRASH.get(role, "WorkersFail"), last_end(container))
     return None
 
 
-def _ended_once(status: Manifest, role: str) -> Trouble | None:
-    """Of a process that has failed and is tried again: it may pass, and until then its last words are all that is
-    known. It fails no template yet."""
+def _restart_problem(status: Manifest, role: str) -> PassProblem | None:
+    """The problem of a process that failed once and is being restarted. It may pass, and does not fail its template
+    yet; until then its last message is all that is known."""
     for container in mappings(status.get("containerStatuses")):
         code = integer(_last_end(container).get("exitCode"))
         if code and role != FETCH_ROLE:
-            return Trouble(_CRASH.get(role, "WorkersFail"), last_words(container), lasts=False)
+            return PassProblem(_CRASH.get(role, "WorkersFail"), last_end(container), lasts=False)
     return None
 
 
-def _creating(said: Said | None, age_s: float | None) -> Trouble | None:
-    if said is not None and said.warns:
-        missing = missing_object(said.message)
+def _creation_problem(event: ObjectEvent | None, age_s: float | None) -> PassProblem | None:
+    if event is not None and event.warns:
+        missing = find_missing_object(event.message)
         if missing is not None:
             return missing
-        if said.reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
-            return Trouble("VolumeFails", short(said.message))
-        if said.reason == "FailedCreatePodSandBox":
-            return Trouble("SandboxFails", short(said.message))
-    if said is not None and said.reason == "Pulling":
-        return Trouble("PullingImage", short(said.message), lasts=False)
+        if event.reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
+            return PassProblem("VolumeFails", shorten(event.message))
+        if event.reason == "FailedCreatePodSandBox":
+            return PassProblem("SandboxFails", shorten(event.message))
+    if event is not None and event.reason == "Pulling":
+        return PassProblem("PullingImage", shorten(event.message), lasts=False)
     if age_s is None or age_s < SLOW_S:
         return None
-    hint = f": {said.reason}: {short(said.message)}" if said is not None else ", and no Event says why"
-    return Trouble("ContainerCreating", f"its containers have been created for over {SLOW_S:.0f} s{hint}", lasts=False)
+    hint = f": {event.reason}: {shorten(event.message)}" if event is not None else ", and no Event says why"
+    return PassProblem(
+        "ContainerCreating", f"its containers have been in creation for over {SLOW_S:.0f} s{hint}", lasts=False
+    )
 
 
-def _unready(said: Said | None) -> Trouble | None:
-    """Of a process that started and is not Ready, which may pass."""
-    if said is not None and said.reason == "NodeNotReady":
-        return Trouble("NodeNotReady", "its node does not answer", lasts=False)
-    if said is not None and said.reason in ("Unhealthy", "ProbeWarning"):
-        return Trouble("ProbeFails", short(said.message), lasts=False)
+def _readiness_problem(event: ObjectEvent | None) -> PassProblem | None:
+    """The problem of a process that has started and is not Ready, which may pass."""
+    if event is not None and event.reason == "NodeNotReady":
+        return PassProblem("NodeNotReady", "its node does not answer", lasts=False)
+    if event is not None and event.reason in ("Unhealthy", "ProbeWarning"):
+        return PassProblem("ProbeFails", shorten(event.message), lasts=False)
     return None
 
 
-def last_words(container: Manifest) -> str:
-    """How a container that crashes ended last. The same while it goes back and forth between trying and waiting."""
+def last_end(container: Manifest) -> str:
+    """How a crashing container ended last; the same text while the container alternates between running and waiting."""
     ended = _last_end(container)
     last = " ".join(str(ended.get("message") or "").split())[-300:]
     how = f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}"
@@ -185,57 +203,53 @@ def last_words(container: Manifest) -> str:
 
 
 def _last_end(container: Manifest) -> Manifest:
-    """How it ended: just now, or before the present try."""
+    """The last end of a container: its present state, or the state before its restart."""
     now, before = (mapping(mapping(container.get(name)).get("terminated")) for name in ("state", "lastState"))
     return now or before
 
 
 def is_ready(status: Manifest) -> bool:
-    return _condition(status, "Ready").get("status") == "True"
+    return condition_of(status, "Ready").get("status") == "True"
 
 
 def is_creating(status: Manifest) -> bool:
-    """On a node, and its containers are not made yet."""
-    if _condition(status, "PodScheduled").get("status") == "False" or status.get("phase") in ("Running", "Failed"):
+    """True if the Pod has a node and its containers are not created yet."""
+    if condition_of(status, "PodScheduled").get("status") == "False" or status.get("phase") in ("Running", "Failed"):
         return False
     containers = mappings(status.get("containerStatuses"))
-    reasons = [str(mapping(mapping(each.get("state")).get("waiting")).get("reason")) for each in containers]
+    reasons = [str(mapping(mapping(container.get("state")).get("waiting")).get("reason")) for container in containers]
     return all(reason in _CREATING for reason in reasons)
 
 
 def is_unready(status: Manifest) -> bool:
-    """Its containers run and have started, and it is not Ready: only an Event says why."""
+    """True if the Pod's containers run and have started, but it is not Ready; only an Event gives the reason."""
     containers = mappings(status.get("containerStatuses"))
-    runs = all("running" in mapping(each.get("state")) for each in containers)
-    has_started = any(each.get("started") is True for each in containers)
+    runs = all("running" in mapping(container.get("state")) for container in containers)
+    has_started = any(container.get("started") is True for container in containers)
     return status.get("phase") == "Running" and runs and has_started and not is_ready(status)
 
 
 def waiting_pods(pods: Iterable[Manifest], now: datetime) -> tuple[tuple[Manifest, float], ...]:
     """Pods whose containers are being created, or run without being Ready, with their ages in seconds, the oldest
     first."""
-    found = []
+    aged = []
     for pod in pods:
         status = mapping(pod.get("status"))
         if not is_leaving(pod) and (is_creating(status) or is_unready(status)):
             age = age_s(pod, now)
             if age is not None:
-                found.append((pod, age))
-    return tuple(sorted(found, key=lambda each: (-each[1], uid_of(each[0]))))
+                aged.append((pod, age))
+    return tuple(sorted(aged, key=lambda item: (-item[1], uid_of(item[0]))))
 
 
 def age_s(pod: Manifest, now: datetime) -> float | None:
-    """Seconds since it was made; None: that is not known."""
+    """The age of a Pod in seconds; None: unknown."""
     return seconds_since(metadata_of(pod).get("creationTimestamp"), now)
 
 
 def seconds_since(moment: object, now: datetime) -> float | None:
-    """Seconds since a moment as objects write it; None: that is not known."""
+    """Seconds since a time in an object; None: the time is unknown."""
     try:
         return (now - datetime.fromisoformat(str(moment))).total_seconds()
     except (ValueError, TypeError):
         return None
-
-
-def _condition(status: Manifest, kind: str) -> Manifest:
-    return next((each for each in mappings(status.get("conditions")) if each.get("type") == kind), {})

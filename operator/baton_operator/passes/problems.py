@@ -1,7 +1,7 @@
-"""What keeps a deployment from what is wanted, each with a reason that names the cause, and the words it is told from.
+"""Problems that keep a deployment from its wanted state, each with a reason that names the cause. Pure.
 
-Reasons are a closed set and stable: alerts may be written on them. Kubernetes tells most causes only as text, so the
-phrases of its components are matched here and nowhere else. Pure.
+Reasons are a closed, stable set, so that alerts can use them. Kubernetes gives most causes only as text; the phrases of
+its components are matched here and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ MAX_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Something that a pass wanted and did not get."""
+class PassProblem:
+    """Something that a pass wants and does not get."""
 
     reason: str
-    """CamelCase, of the closed set."""
+    """A CamelCase word from the closed set."""
     message: str
     """A sentence or a part of one."""
     lasts: bool = True
-    """Whether it stays until somebody does something; False: waiting is enough."""
+    """True: the problem stays until somebody acts. False: waiting is enough."""
     of: str = ""
-    """Whom it keeps back: a role, `fetch`, or nobody in particular."""
+    """The role that it keeps back, or `fetch`; empty: the whole deployment."""
 
 
 WORST = (
@@ -48,15 +48,15 @@ WORST = (
     ("NodeNotReady", "ProbeFails"),
     ("NoGateway",),
 )
-"""All reasons. A line stands before another because what it names is in the way of the other. Within what lasts, and
-then within what does not, the first line is told first."""
+"""All reasons. Problems of an earlier line cause problems of later ones. Among lasting problems, and then among the
+others, those of the first line are reported first."""
 _PLACE = {reason: place for place, line in enumerate(WORST) for reason in line}
 
 
-def worst_first(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:
-    """What lasts before what does not, causes before what follows from them; the same ones once."""
+def rank_problems(problems: Iterable[PassProblem]) -> tuple[PassProblem, ...]:
+    """The problems without duplicates: lasting ones first, and causes before their consequences."""
     return tuple(
-        sorted(dict.fromkeys(troubles), key=lambda each: (not each.lasts, _PLACE.get(each.reason, 0)))
+        sorted(dict.fromkeys(problems), key=lambda problem: (not problem.lasts, _PLACE.get(problem.reason, 0)))
     )  # fmt: skip
 
 
@@ -75,11 +75,11 @@ _REFUSALS = (
     ("usage per Pod is", "OutsideLimitRange"),
     ("usage per PersistentVolumeClaim is", "OutsideLimitRange"),
 )
-"""By phrases of the API server and its admission plugins."""
+"""Reasons by phrases of the API server and its admission plugins."""
 
 
-def refused_object(text: str, otherwise: str) -> str:
-    """The reason for which an object was refused, from the refusal's words."""
+def reason_of_refusal(text: str, otherwise: str) -> str:
+    """The reason of a refusal, from its text; `otherwise`: no phrase matches."""
     return next((reason for phrase, reason in _REFUSALS if phrase in text), otherwise)
 
 
@@ -89,41 +89,40 @@ _MISSING = re.compile(
 _MISSING_KINDS = {"secret": "MissingSecret", "configmap": "MissingConfigMap", "persistentvolumeclaim": "MissingClaim"}
 
 
-def missing_object(text: str) -> Trouble | None:
-    """An object that a Pod needs and that is not there, as the scheduler or a kubelet says; None: it says no such
-    thing."""
-    found = _MISSING.search(text)
-    if found is None:
+def find_missing_object(text: str) -> PassProblem | None:
+    """The missing object that a text of the scheduler or a kubelet names; None: it names none."""
+    match = _MISSING.search(text)
+    if match is None:
         return None
-    kind, name = found.group(1), found.group(2)
+    kind, name = match.group(1), match.group(2)
     words = {"secret": "the Secret", "configmap": "the ConfigMap", "persistentvolumeclaim": "the claim"}
     reason = _MISSING_KINDS.get(kind, "MissingResourceClaim")
-    return Trouble(reason, f"{words.get(kind, 'the resource claim')} {name} does not exist")
+    return PassProblem(reason, f"{words.get(kind, 'the resource claim')} {name} does not exist")
 
 
 _ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+\.[a-z0-9.-]+/(?!hugepages)\S+")
-_CLAIM_TROUBLES = ("PersistentVolumeClaim", "persistentvolumeclaim", "volume node affinity conflict")
+_CLAIM_PROBLEMS = ("PersistentVolumeClaim", "persistentvolumeclaim", "volume node affinity conflict")
 
 
-def unplaced(text: str, claims: Iterable[str] = ()) -> Trouble:
-    """Why no node takes a Pod, from the scheduler's words. `claims`: the volumes that it waits for, if it does."""
-    missing = missing_object(text)
+def explain_unplaced(text: str, claims: Iterable[str] = ()) -> PassProblem:
+    """Why no node takes a Pod, from the scheduler's text. `claims`: the volume claims of the Pod."""
+    missing = find_missing_object(text)
     if missing is not None:
         return missing
-    if any(phrase in text for phrase in _CLAIM_TROUBLES):
+    if any(phrase in text for phrase in _CLAIM_PROBLEMS):
         names = ", ".join(sorted(claims)) or "of a volume"
-        return Trouble("MissingClaim", f"the claim {names} is not bound: {short(text)}")
+        return PassProblem("MissingClaim", f"the claim {names} is not bound: {shorten(text)}")
     reason = "InsufficientAccelerators" if _ACCELERATOR.search(text) else "Unschedulable"
-    return Trouble(reason, f"no node takes it: {short(text)}")
+    return PassProblem(reason, f"no node takes it: {shorten(text)}")
 
 
-def short(text: object) -> str:
+def shorten(text: object) -> str:
     """One line of at most MAX_TEXT characters."""
     words = " ".join(str(text or "").split())
     return words if len(words) <= MAX_TEXT else words[: MAX_TEXT - 1] + "…"
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names as a sentence has them: a, b and c."""
+def join_names(names: Iterable[str]) -> str:
+    """Names in a sentence: a, b and c."""
     *first, last = list(names) or [""]
     return f"{', '.join(first)} and {last}" if first else last

@@ -1,8 +1,8 @@
-"""Variables that an installation refuses now and has carried out before: what an upgrade, or a shorter list, leaves.
+"""Variables that an installation carried out before and refuses now, after an upgrade or with a shorter list. Pure.
 
-What runs goes on with its recorded template, and its spec is not refused, so that it is sized, edited and repaired as
-ever. A template that is made anew for any reason has them no more. A spec that brings such a variable is refused as
-always. Pure.
+Running workers keep their recorded template, and the spec is not refused, so that the deployment is sized, edited and
+repaired as before. A template that is made anew lacks these variables. A spec that adds such a variable is refused as
+always.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton_control.errors import FieldProblem
-from baton_operator.kube.object_fields import mapping
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.passes.template_records import Record, Stored
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -34,57 +33,57 @@ class WrittenSpec:
     """A spec without the variables that are left out, and with them."""
 
     raw: Manifest
-    """An LLMDeployment without those that are refused and were carried out before."""
+    """The LLMDeployment without variables that are refused now and were carried out before."""
     full: Mapping[Role, list[Manifest]]
-    """`env` of the pools that had some, as it was written."""
+    """The written `env` of pools that had such variables."""
     left_out: tuple[FieldProblem, ...] = ()
 
 
-def written(raw: Manifest, policy: PodPolicy, before: Stored | None) -> WrittenSpec:
-    """What is to be made of a spec after what was made before; None: nothing was."""
-    known = frozenset[Variable]() if before is None else _carried_out(before)
+def read_written_spec(raw: Manifest, policy: PodPolicy, before: Stored | None) -> WrittenSpec:
+    """The spec to carry out after the record `before`; None: there is no record yet."""
+    known = frozenset[Variable]() if before is None else _known_variables(before)
     spec = dict(mapping(raw.get("spec")))
     full: dict[Role, list[Manifest]] = {}
     left_out: list[FieldProblem] = []
     for role in POOL_ROLES:
         entries = mapping(spec.get(role.value)).get("env")
-        kept: list[object] = []
+        allowed: list[object] = []
         for place, entry in enumerate(entries if isinstance(entries, list) else []):
             variable = _variable(role, entry)
             problem = None
             if variable is not None and variable in known:
                 problem = policy.env_problem(variable.name, variable.value)
             if problem is None:
-                kept.append(entry)
+                allowed.append(entry)
             else:
                 left_out.append(FieldProblem(f"spec.{role}.env[{place}].{problem.path}", problem.message))
-        if isinstance(entries, list) and len(kept) < len(entries):
-            spec[role.value] = {**mapping(spec[role.value]), "env": kept}
-            full[role] = [_entry(each) for each in _variables(role, entries)]
+        if isinstance(entries, list) and len(allowed) < len(entries):
+            spec[role.value] = {**mapping(spec[role.value]), "env": allowed}
+            full[role] = [_entry(written) for written in _variables(role, entries)]
     return WrittenSpec({**raw, "spec": spec} if full else raw, full, tuple(left_out))
 
 
-def still_there(records: Iterable[Record], live_templates: Iterable[str], policy: PodPolicy) -> tuple[str, ...]:
-    """The variables that are refused and stand in templates in use: those of the first record, from which the next Pods
-    are made, and those of which workers are left. Each as `spec.decode.env: NAME`."""
-    live, found = set(live_templates), dict[str, None]()
+def find_refused_env(records: Iterable[Record], live_templates: Iterable[str], policy: PodPolicy) -> tuple[str, ...]:
+    """The refused variables in used templates: templates of the first record, from which the next Pods are made, and
+    templates with live workers. Each as `spec.decode.env: NAME`."""
+    live, fields = set(live_templates), dict[str, None]()
     for place, record in enumerate(records):
         for role in POOL_ROLES:
             if place == 0 or record.rendered[role].revision.template in live:
                 for variable in _of_record(record, role):
                     if policy.env_problem(variable.name, variable.value) is not None:
-                        found[f"spec.{role}.env: {variable.name}"] = None
-    return tuple(found)
+                        fields[f"spec.{role}.env: {variable.name}"] = None
+    return tuple(fields)
 
 
-def _carried_out(before: Stored) -> frozenset[Variable]:
+def _known_variables(before: Stored) -> frozenset[Variable]:
     """The variables of the spec that was carried out last and of its templates."""
-    found = {variable for role in POOL_ROLES for variable in _of_record(before.record, role)}
+    variables = {variable for role in POOL_ROLES for variable in _of_record(before.record, role)}
     if before.good is not None:
         spec = mapping(mapping(msgspec.json.decode(before.good)).get("spec"))
         for role in POOL_ROLES:
-            found |= set(_variables(role, mapping(spec.get(role.value)).get("env")))
-    return frozenset(found)
+            variables |= set(_variables(role, mapping(spec.get(role.value)).get("env")))
+    return frozenset(variables)
 
 
 def _of_record(record: Record, role: Role) -> Iterator[Variable]:
@@ -99,9 +98,9 @@ def _variables(role: Role, entries: object) -> Iterator[Variable]:
 
 
 def _variable(role: Role, entry: object) -> Variable | None:
-    """None: it is no entry, which its parser says."""
-    found = mapping(entry)
-    name, value = found.get("name"), found.get("value")
+    """The variable of an entry of `env`; None: the entry is malformed, as its parser reports."""
+    fields = mapping(entry)
+    name, value = fields.get("name"), fields.get("value")
     return Variable(role, name, value) if isinstance(name, str) and isinstance(value, str) else None
 
 

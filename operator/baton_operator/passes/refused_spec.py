@@ -1,4 +1,4 @@
-"""The status of a deployment that gets no pass: its spec was refused and none was good before, or its namespace cannot
+"""The status of a deployment without a pass: its spec is refused and no earlier one was good, or its namespace cannot
 be read. Pure.
 """
 
@@ -8,9 +8,9 @@ import datetime
 from dataclasses import dataclass, replace
 
 from baton_control.errors import FieldProblem
-from baton_operator.passes.conditions import Finding, Truth, merged, said
-from baton_operator.passes.problems import Trouble
-from baton_operator.schema.status import ConditionType, DeploymentStatus
+from baton_operator.passes.conditions import Finding, merge_conditions, message_of
+from baton_operator.passes.problems import PassProblem
+from baton_operator.schema.status import ConditionType, DeploymentStatus, Truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +25,24 @@ class RefusedSpec:
 
     @property
     def message(self) -> str:
-        return "; ".join(str(each) for each in self.problems)
+        return "; ".join(str(problem) for problem in self.problems)
 
     @property
-    def trouble(self) -> Trouble:
-        """As a pass tells it that goes on from the last good spec."""
-        return Trouble(self.reason, f"the last good spec stays: {self.message}", of="spec")
+    def as_problem(self) -> PassProblem:
+        """The problem that a pass reports while it carries out the last good spec."""
+        return PassProblem(self.reason, f"the last good spec stays: {self.message}", of="spec")
 
 
-def refused(
+def refused_status(
     refusal: RefusedSpec, before: DeploymentStatus, generation: int, now: datetime.datetime
 ) -> DeploymentStatus:
-    """The status of a spec that cannot be carried out where no former one was: nothing runs, and that is all there is
-    to say."""
+    """The status of a spec that is refused when no earlier one was carried out: nothing runs."""
     reason = refusal.reason
     finding = Finding(ConditionType.DEGRADED, Truth.TRUE, reason, refusal.message)
     findings = [
         finding,
         replace(finding, type=ConditionType.STALLED),
-        Finding(ConditionType.RECONCILING, Truth.FALSE, "Stalled", "somebody has to do something first"),
+        Finding(ConditionType.RECONCILING, Truth.FALSE, "Stalled", "somebody has to act first"),
         Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, "the last good spec keeps serving"),
     ]
     if not before.conditions:
@@ -52,15 +51,15 @@ def refused(
         findings += [nothing, replace(nothing, type=ConditionType.AVAILABLE)]
     changed = {
         "summary": reason,
-        "message": said(finding),
+        "message": message_of(finding),
         "observed_generation": generation,
-        "conditions": merged(before.conditions, findings, generation, now),
+        "conditions": merge_conditions(before.conditions, findings, generation, now),
     }
     return before.model_copy(update=changed)
 
 
-def unreadable(why: str, before: DeploymentStatus, generation: int, now: datetime.datetime) -> DeploymentStatus:
-    """The status of a deployment in a namespace that the operator cannot read: what was last known may be wrong."""
+def unreadable_status(why: str, before: DeploymentStatus, generation: int, now: datetime.datetime) -> DeploymentStatus:
+    """The status of a deployment in a namespace that the operator cannot read: its last known state may be wrong."""
     reason, message = "NamespaceUnreadable", f"the operator cannot read the namespace: {why}"
     waits = "nothing is changed until it can be read again"
     findings = (
@@ -71,6 +70,6 @@ def unreadable(why: str, before: DeploymentStatus, generation: int, now: datetim
         Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, waits),
         Finding(ConditionType.DEGRADED, Truth.TRUE, reason, message),
     )
-    conditions = merged(before.conditions, findings, generation, now)
-    told = {"summary": reason, "message": said(findings[0]), "conditions": conditions}
-    return before.model_copy(update=told)
+    conditions = merge_conditions(before.conditions, findings, generation, now)
+    changed = {"summary": reason, "message": message_of(findings[0]), "conditions": conditions}
+    return before.model_copy(update=changed)

@@ -1,7 +1,7 @@
-"""Everything that follows from what is wanted alone: parsed, rendered and hashed once for all passes that want it.
+"""The rendering of a spec: parsed, rendered and hashed once for all passes with equal inputs.
 
-Passes outnumber changes by far. Results are kept by their inputs' values, not by versions of objects: equal inputs, the
-same result, whatever happened in between.
+Passes outnumber changes by far. Renderings are cached by the values of their inputs, not by versions of objects: equal
+inputs give the same result, whatever happened in between.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.spec.manifest import parse_live
 from baton_operator.kube.kinds import ACCOUNTS, OPTIONAL, SECRETS, resource_of
 from baton_operator.kube.kube_api import Resource
-from baton_operator.kube.object_fields import annotations_of, mapping, metadata_of
-from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.kube.object_fields import Manifest, annotations_of, mapping, metadata_of
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, pool_facade, standing_objects, workers_of
 from baton_operator.objects.metadata import RESTART_ANNOTATION, roles_text
 from baton_operator.passes import accelerators
-from baton_operator.passes.apply import DesiredObject, wish, with_metadata
-from baton_operator.passes.refused_env import written
+from baton_operator.passes.apply import DesiredObject, desired_object, with_metadata
+from baton_operator.passes.refused_env import read_written_spec
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
-from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current, newest
+from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current_record, newest_record
 from baton_wire.messages.values import POOL_ROLES, Role
 
 KEPT = 256
-"""Deployments whose rendering is kept: those that passes come to again within seconds. One takes some 100 KB."""
+"""Most renderings that are cached, for deployments with passes every few seconds. One takes some 100 KB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a rendering follows from."""
+    """Everything that a rendering depends on."""
 
     text: bytes
     """The LLMDeployment without status, labels and annotations, as JSON: for Python, true equals 1."""
@@ -46,13 +46,13 @@ class Inputs:
     platform: Platform
     masters: Mapping[str, bytes]
     served: frozenset[Resource]
-    """Which of the optional kinds there are."""
+    """The optional kinds that the server has."""
     restart: str = ""
-    """Mark of the restart that was asked for last; empty: none was."""
+    """Mark of the last requested restart; empty: none was requested."""
     is_held: bool = False
-    """The last good spec, while a newer one is refused: nothing new is rendered."""
+    """True: this is the last good spec while a newer one is refused, and no new template is rendered."""
     types: Mapping[Role, str] = field(default_factory=dict)
-    """Of the accelerators that the status says were chosen."""
+    """The chosen accelerator types in the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +71,30 @@ class Rendering:
     pods: Mapping[tuple[Role, Revision], Manifest]
     """Every recorded worker template; the newest record wins, though equal hashes mean equal templates."""
     notes: tuple[str, ...]
-    """What is left out and harmless."""
+    """Harmless omissions, in words."""
     text: str = ""
     """The LLMDeployment that all this follows from."""
     _workers: dict[tuple[Role | None, Revision, str], DesiredObject] = field(default_factory=dict, compare=False)
 
     def workers(self, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner) -> DesiredObject:
-        """The workers of one template, which `pod` is."""
+        """The worker Deployment of the template `pod`."""
         key = (role, revision, str(replicas))
         if key not in self._workers:
-            self._workers[key] = wish(workers_of(self.deployment, role, revision, pod, replicas, owner))
+            self._workers[key] = desired_object(workers_of(self.deployment, role, revision, pod, replicas, owner))
         return self._workers[key]
 
     def flexible_workers(
         self, revision: Revision, pod: Manifest, roles: Mapping[Role, int], owner: Owner
     ) -> DesiredObject:
-        """The flexible workers of one template, so many of each role."""
+        """The flexible workers of one template, with the number for each role."""
         key = (None, revision, roles_text(roles))
         if key not in self._workers:
-            self._workers[key] = wish(flexible_workers_of(self.deployment, revision, pod, roles, owner))
+            self._workers[key] = desired_object(flexible_workers_of(self.deployment, revision, pod, roles, owner))
         return self._workers[key]
 
     @property
     def objects(self) -> tuple[Manifest, ...]:
-        return tuple(each.body for each in self.standing)
+        return tuple(desired.body for desired in self.standing)
 
 
 def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], served: frozenset[Resource]) -> Inputs:
@@ -105,14 +105,14 @@ def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], 
     text = msgspec.json.encode(raw, order="sorted")
     asked = annotations_of(seen.raw).get(RESTART_ANNOTATION)
     restart = content_hash(asked) if asked else ""
-    types = accelerators.said(seen.before)
+    types = accelerators.status_types(seen.before)
     return Inputs(text, upgrade, seen.owner, seen.records, platform, masters, served, restart, types=types)
 
 
 def last_good(given: Inputs) -> Inputs | None:
-    """The inputs of what was last carried out; None: nothing was, or it was not noted. An operator of another API
-    version may have noted it: fields have the same names in all of them, so that only the version is another."""
-    before = newest(given.records)
+    """The inputs of the last spec that was carried out; None: none was, or it was not noted. An operator of another API
+    version may have noted it; fields have the same names in all versions, so that only the version differs."""
+    before = newest_record(given.records)
     if before is None or before.good is None:
         return None
     raw = mapping(msgspec.json.decode(before.good)) | {"apiVersion": API_VERSION}
@@ -121,19 +121,19 @@ def last_good(given: Inputs) -> Inputs | None:
 
 
 def render(given: Inputs) -> Rendering:
-    """Raises ManifestError for a spec that is wrong, NotAllowedError for one that asks for what the installation does
-    not allow, UnsupportedError for one that this version cannot run."""
-    recorded = newest(given.records)
-    as_written = written(msgspec.json.decode(given.text), given.platform.pod_policy, recorded)
+    """Render a spec. Raises ManifestError for a spec that is wrong, NotAllowedError for one that asks for what the
+    installation does not allow, UnsupportedError for one that this version cannot run."""
+    recorded = newest_record(given.records)
+    as_written = read_written_spec(msgspec.json.decode(given.text), given.platform.pod_policy, recorded)
     deployment, unknown = parse_live(as_written.raw)
     before = recorded if given.is_held else None
     if before is None:
         given.platform.pod_policy.check(deployment)
-    deployment = in_force(deployment, {**accelerators.recorded(deployment, given.records), **given.types})
+    deployment = in_force(deployment, {**accelerators.recorded_types(deployment, given.records), **given.types})
     if before is not None:
         record = before.record
     else:
-        record = current(
+        record = current_record(
             deployment,
             given.platform,
             given.upgrade,
@@ -151,24 +151,27 @@ def render(given: Inputs) -> Rendering:
         gateway_pod,
         version=record.version,
     )
-    secret = next(each for each in objects if each["kind"] == SECRETS.kind)
+    secret = next(manifest for manifest in objects if manifest["kind"] == SECRETS.kind)
     keys = content_hash(secret)
-    others = [_with_keys(each, deployment, keys) for each in objects if each is not secret]
-    absent = {each for each in OPTIONAL if each not in given.served}
-    missing = sorted({resource_of(each) for each in others} & absent, key=lambda each: each.plural)
+    others = [_with_keys(manifest, deployment, keys) for manifest in objects if manifest is not secret]
+    absent = {kind for kind in OPTIONAL if kind not in given.served}
+    missing = sorted({resource_of(manifest) for manifest in others} & absent, key=lambda kind: kind.plural)
     notes = [f"unknown fields are ignored: {', '.join(unknown)}"] if unknown else []
-    notes += [f"left out: {each}" for each in as_written.left_out]
-    notes += [f"{each.kind}s are left out: {each.api_version} is not served, or not granted" for each in missing]
+    notes += [f"left out: {problem}" for problem in as_written.left_out]
+    notes += [f"{kind.kind}s are left out: {kind.api_version} is not served, or not granted" for kind in missing]
     pods: dict[tuple[Role, Revision], Manifest] = {}
-    for each in (*(each.record for each in sorted(given.records, key=lambda each: each.number)), record):
-        pods |= {(role, each.rendered[role].revision): each.rendered[role].pod for role in POOL_ROLES}
+    for known_record in (
+        *(stored.record for stored in sorted(given.records, key=lambda stored: stored.number)),
+        record,
+    ):
+        pods |= {(role, known_record.rendered[role].revision): known_record.rendered[role].pod for role in POOL_ROLES}
     return Rendering(
         deployment=deployment,
         record=record,
         secret=secret,
         keys=keys,
-        standing=tuple(wish(each) for each in others if resource_of(each) not in absent),
-        pools={role: wish(pool_facade(deployment, role, given.owner)) for role in POOL_ROLES},
+        standing=tuple(desired_object(manifest) for manifest in others if resource_of(manifest) not in absent),
+        pools={role: desired_object(pool_facade(deployment, role, given.owner)) for role in POOL_ROLES},
         pods=pods,
         notes=tuple(notes),
         text=given.text.decode(),
@@ -176,28 +179,28 @@ def render(given: Inputs) -> Rendering:
 
 
 class Renderings:
-    """The latest rendering of each of the deployments that had a pass last."""
+    """A cache of the latest renderings, of the deployments with the latest passes."""
 
     def __init__(self, make: Callable[[Inputs], Rendering] = render) -> None:
         self._make = make
         self._kept: OrderedDict[str, tuple[Inputs, Rendering]] = OrderedDict()
 
     def of(self, given: Inputs) -> Rendering:
-        """Raises what `render` raises."""
+        """The rendering of these inputs, cached or made now. Raises what `render` raises."""
         uid = given.owner.uid
-        kept = self._kept.get(uid)
-        if kept is None or kept[0] != given:
-            kept = (given, self._make(given))
-        self._kept[uid] = kept
+        entry = self._kept.get(uid)
+        if entry is None or entry[0] != given:
+            entry = (given, self._make(given))
+        self._kept[uid] = entry
         self._kept.move_to_end(uid)
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return kept[1]
+        return entry[1]
 
     def last(self, owner: Owner) -> Rendering | None:
-        """What was made of this deployment last, if it is still kept."""
-        kept = self._kept.get(owner.uid)
-        return None if kept is None else kept[1]
+        """The last rendering of this deployment; None: it is not cached."""
+        entry = self._kept.get(owner.uid)
+        return None if entry is None else entry[1]
 
 
 def _with_keys(manifest: Manifest, deployment: LLMDeployment, keys: str) -> Manifest:

@@ -1,8 +1,8 @@
-"""Which role each flexible worker has: how many flip, which Pods these are, and what their workers are told. Pure.
+"""The roles of flexible workers: how many flip, which Pods flip, and which orders their workers get. Pure.
 
-How many of a template serve in each pool stands on their Deployment, beside their sum. Which Pods these are stands on
-the Pods, as the label that Services select by. Whether a worker does what its Pod's label says is what gateways tell.
-Each follows from the one before, so that a pass that is repeated, or comes after a crash, does what is left to be done.
+The Deployment of a template says how many workers serve in each pool. The label that Services select by says it for
+each Pod. Gateways report whether a worker serves as its Pod's label says. Each follows from the one before, so that a
+repeated pass, or a pass after a crash, completes what is left.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from baton_control.rollout import Group, Wanted
+from baton_control.rollout import Group, Wanted, pool_flip
 from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.worker_pods import WorkerPod
@@ -20,11 +20,11 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 
 def sizes_after_flips(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> dict[Role, int] | None:
-    """How many workers each pool has when those have flipped that one pool has too many and the other too few; None:
-    nobody flips.
+    """The size of each pool after flips from a pool with too many workers to a pool with too few; None: no worker
+    flips.
 
-    Only workers that gateways can use flip: others are stopped at no loss. Nobody does while templates change, or while
-    it is unknown who serves.
+    Only routable workers flip, because others can be stopped without loss. No worker flips while templates change or
+    while it is unknown which workers serve.
     """
     revisions = {pool.revision for pool in wanted.values()}
     running = [group for group in groups if group.workers]
@@ -32,113 +32,119 @@ def sizes_after_flips(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) 
         return None
     have = {role: sum(group.workers for group in running if group.role is role) for role in POOL_ROLES}
     serving = {role: sum(group.routable or 0 for group in running if group.role is role) for role in POOL_ROLES}
-    for rich, short in (POOL_ROLES, POOL_ROLES[::-1]):
-        surplus, shortage = have[rich] - wanted[rich].workers, wanted[short].workers - have[short]
-        if (number := min(surplus, shortage, serving[rich])) > 0:
-            return {rich: have[rich] - number, short: have[short] + number}
-    return None
+    flip = pool_flip(have, {role: pool.workers for role, pool in wanted.items()}, serving)
+    if flip is None:
+        return None
+    return {flip.giver: have[flip.giver] - flip.workers, flip.taker: have[flip.taker] + flip.workers}
 
 
-def after_flips(
+def apply_flips(
     sets: Iterable[WorkerSet], wanted: Mapping[Role, Wanted], sizes: Mapping[Role, int]
 ) -> tuple[WorkerSet, ...]:
-    """The worker sets, those of the wanted template with these sizes."""
+    """The worker sets with the new sizes for the wanted template."""
     return tuple(
-        replace(each, wanted=sizes[each.role]) if each.revision == wanted[each.role].revision else each for each in sets
+        replace(worker_set, wanted=sizes[worker_set.role])
+        if worker_set.revision == wanted[worker_set.role].revision
+        else worker_set
+        for worker_set in sets
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
-    """What a flexible worker's Pod is to be."""
+class Assignment:
+    """The role that a flexible worker's Pod is to have."""
 
     pod: WorkerPod
     role: Role
     is_spare: bool
-    """It is one too many, and is to be the one that goes."""
+    """True: the Pod is one too many, and goes first."""
 
     @property
     def is_new(self) -> bool:
-        """Whether the Pod does not say so yet."""
+        """True if the Pod is not labelled accordingly yet."""
         return not self.pod.is_assigned or (self.pod.role, self.pod.is_spare) != (self.role, self.is_spare)
 
 
-def assigned(pods: Iterable[WorkerPod], sizes: Mapping[Role, int]) -> tuple[Assigned, ...]:
+def assign_roles(pods: Iterable[WorkerPod], sizes: Mapping[Role, int]) -> tuple[Assignment, ...]:
     """The role of each Pod of one template that stays, by name, with as few changes as possible.
 
-    Too many Pods: those go that are not ready, and then the youngest of the pool that has too many. A pool that has too
-    many gives the other one ready workers, the youngest first. Pods that have no role of their own yet fill what is
-    left: whoever is new does not move one that serves.
+    If there are too many Pods, those go that are not ready, and then the youngest of the pool with too many. A pool
+    with too many gives ready workers to the other pool, the youngest first. Pods without an assigned role fill the
+    remaining places, so that a new Pod does not move one that serves.
     """
     staying = [pod for pod in pods if not pod.leaving]
     spare = _spare(staying, sizes)
-    kept = [pod for pod in staying if pod.uid not in spare]
-    roles = {pod.uid: pod.role for pod in kept if pod.is_assigned}
-    for rich, short in (POOL_ROLES, POOL_ROLES[::-1]):
+    fitting = [pod for pod in staying if pod.uid not in spare]
+    roles = {pod.uid: pod.role for pod in fitting if pod.is_assigned}
+    for rich in POOL_ROLES:
+        short = rich.partner
         surplus = _count(roles, rich) - sizes[rich]
         missing = sizes[short] - _count(roles, short)
-        givers = [pod for pod in kept if roles.get(pod.uid) is rich]
+        givers = [pod for pod in fitting if roles.get(pod.uid) is rich]
         givers.sort(key=lambda pod: pod.name)
-        givers.sort(key=lambda pod: (pod.ready, pod.made), reverse=True)
+        givers.sort(key=lambda pod: (pod.ready, pod.created), reverse=True)
         roles |= {pod.uid: short for pod in givers[: max(min(surplus, missing), 0)]}
     for pod in sorted(
-        (pod for pod in kept if not pod.is_assigned), key=lambda pod: (not pod.ready, pod.made, pod.name)
+        (pod for pod in fitting if not pod.is_assigned), key=lambda pod: (not pod.ready, pod.created, pod.name)
     ):
         short_of = [role for role in POOL_ROLES if _count(roles, role) < sizes[role]]
         roles[pod.uid] = pod.role if pod.role in short_of or not short_of else short_of[0]
-    made = (Assigned(pod, roles.get(pod.uid, pod.role), pod.uid in spare) for pod in staying)
-    return tuple(sorted(made, key=lambda each: each.pod.name))
+    assignments = (Assignment(pod, roles.get(pod.uid, pod.role), pod.uid in spare) for pod in staying)
+    return tuple(sorted(assignments, key=lambda assignment: assignment.pod.name))
 
 
 def _spare(pods: list[WorkerPod], sizes: Mapping[Role, int]) -> frozenset[str]:
-    """Uids of those that are one too many."""
+    """Uids of the Pods that are too many."""
     left, have = list(pods), {role: sum(pod.role is role for pod in pods) for role in POOL_ROLES}
-    found: set[str] = set()
+    spare: set[str] = set()
     for _ in range(len(pods) - sum(sizes.values())):
         surplus = {role: have[role] - sizes[role] for role in POOL_ROLES}
         left.sort(key=lambda pod: pod.name)
-        left.sort(key=lambda pod: (not pod.ready, surplus[pod.role], pod.is_spare, pod.made), reverse=True)
+        left.sort(key=lambda pod: (not pod.ready, surplus[pod.role], pod.is_spare, pod.created), reverse=True)
         going = left.pop(0)
-        found.add(going.uid)
+        spare.add(going.uid)
         have[going.role] -= 1
-    return frozenset(found)
+    return frozenset(spare)
 
 
 def _count(roles: Mapping[str, Role], wanted: Role) -> int:
     return sum(role is wanted for role in roles.values())
 
 
-def serving_as_labelled(
+def count_serving(
     routable: Mapping[tuple[Role, str], int],
     sets: Iterable[WorkerSet],
     pods: Iterable[WorkerPod],
-    told: Iterable[FlexibleWorker],
+    workers: Iterable[FlexibleWorker],
 ) -> dict[tuple[Role, str], int]:
-    """Routable workers by role and template, flexible ones where their Pods say the same: who serves as something else
-    now is about to flip, and nobody's place is given up for that one."""
+    """Routable workers by role and template. A flexible worker counts only if its Pod's label says the same role:
+    another one is about to flip, and no worker is stopped because of it."""
     given = {(_address(pod.address), pod.role): pod.template for pod in pods if pod.is_assigned and not pod.leaving}
-    found = {**routable, **{(each.role, each.revision.template): 0 for each in sets if each.is_flexible}}
-    for worker in told:
+    counts = {
+        **routable,
+        **{(worker_set.role, worker_set.revision.template): 0 for worker_set in sets if worker_set.is_flexible},
+    }
+    for worker in workers:
         template = given.get((_address(worker.host), worker.role))
-        if worker.is_routable and (worker.role, template) in found:
-            found[worker.role, str(template)] += 1
-    return found
+        if worker.is_routable and (worker.role, template) in counts:
+            counts[worker.role, str(template)] += 1
+    return counts
 
 
-def orders(pods: Iterable[WorkerPod], told: Iterable[FlexibleWorker]) -> tuple[FlipOrder, ...]:
-    """What workers are to be told whose role is not their Pod's. The number is the next after the last one that the
-    worker carried out: the same worker in the same role gets the same order, whoever asks and however often."""
+def flip_orders(pods: Iterable[WorkerPod], workers: Iterable[FlexibleWorker]) -> tuple[FlipOrder, ...]:
+    """The orders for workers whose role is not their Pod's. The number follows the last one that the worker carried
+    out, so that the same worker in the same role always gets the same order."""
     roles = {_address(pod.address): pod.role for pod in pods if pod.is_assigned and pod.address and not pod.leaving}
-    found = [
+    flips = [
         FlipOrder(worker.epoch, worker.flip + 1, role)
-        for worker in told
+        for worker in workers
         if (role := roles.get(_address(worker.host))) is not None and role is not worker.role
     ]
-    return tuple(sorted(found, key=lambda order: order.worker))
+    return tuple(sorted(flips, key=lambda order: order.worker))
 
 
 def _address(text: str) -> str:
-    """In one notation: IPv6 has several."""
+    """The address in one notation: IPv6 has several."""
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Everything of a deployment but its workers: accounts, policies, Services, keys, the gateway and the pool facades."""
+"""Makes all objects of a deployment except its workers: accounts, policies, Services, keys, gateway, pool facades."""
 
 from __future__ import annotations
 
@@ -7,79 +7,95 @@ from dataclasses import dataclass
 from baton_control.errors import OperatorError
 from baton_control.names import gateway_name
 from baton_control.spec.api import ScalingMode
+from baton_control.spec.gateway_fields import GatewaySpec
 from baton_operator.kube.kinds import ACCOUNTS, POLICIES, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
-from baton_operator.kube.object_fields import mapping
+from baton_operator.kube.object_fields import (
+    Manifest,
+    annotations_of,
+    integer,
+    is_leaving,
+    mapping,
+    metadata_of,
+    uid_of,
+)
 from baton_operator.objects.cluster import Owner
+from baton_operator.objects.metadata import belongs
 from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, with_metadata
-from baton_operator.passes.drain_replacement import DrainReplacement, adjusted
-from baton_operator.passes.gateway_size import handed_over
+from baton_operator.passes.drain_replacement import DrainReplacement, adjust_object
+from baton_operator.passes.drift import APPLIED
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
-from baton_operator.passes.problems import Trouble, refused_object
+from baton_operator.passes.problems import PassProblem, reason_of_refusal
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
 
 _NEEDED = (POLICIES, ACCOUNTS)
-"""What has to be there, as it should be, before any Pod starts."""
+"""Kinds that have to be as wanted before any Pod starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ensured:
-    """What came of it."""
+    """The outcome of making objects."""
 
-    troubles: list[Trouble]
-    """What was refused, and why."""
-    may_run: bool
-    """Whether all is there that Pods need."""
+    problems: tuple[PassProblem, ...] = ()
+    """The refusals."""
+    may_run: bool = True
+    """True if everything that Pods need exists."""
+    again_s: float | None = None
+    """When the rest can be made; None: nothing is left to make."""
 
 
 class SharedObjects:
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
 
-    async def ensure(self, seen: Snapshot, made: Rendering, found: DrainReplacement) -> Ensured:
-        """Make these objects what they should be, in order; what Pods need comes before them. Evictions are met as
-        `found` has it. Stops at the first that is refused of those that Pods need, so that none runs without its
-        policies; what else is refused keeps nothing back. Raises KubeError for what can be tried again."""
-        troubles: list[Trouble] = []
-        if seen.keys != made.keys or not seen.has_keys:
+    async def ensure(self, seen: Snapshot, rendering: Rendering, replacement: DrainReplacement) -> Ensured:
+        """Make the shared objects as wanted, in order, what Pods need first; budgets and the gateway follow
+        `replacement`. Stops at the first refusal of an object that Pods need, so that no Pod runs without its policies;
+        other refusals keep nothing back. Raises KubeError for failures that can be retried."""
+        problems: list[PassProblem] = []
+        if seen.keys != rendering.keys or not seen.has_keys:
             try:
-                await self._applier.ensure_secret(made.secret, seen.owner, is_known=seen.keys is not None)
+                await self._applier.ensure_secret(rendering.secret, seen.owner, is_known=seen.keys is not None)
             except (NameTaken, Forbidden, Invalid) as error:
-                troubles.append(trouble(error))
+                problems.append(refusal_problem(error))
                 if seen.keys is None or not seen.has_keys:
-                    return Ensured(troubles, may_run=False)  # else Pods start with the keys that are there
-        for each in made.standing:
-            refused = await self._one(each, seen, made, found)
-            troubles += [refused] if refused is not None else []
-            if refused is not None and each.resource in _NEEDED:
-                return Ensured(troubles, may_run=False)
-        return Ensured(troubles, may_run=True)
+                    return Ensured(tuple(problems), may_run=False)  # else Pods start with the present keys
+        for desired in rendering.standing:
+            refused = await self._one(desired, seen, rendering, replacement)
+            problems += [refused] if refused is not None else []
+            if refused is not None and desired.resource in _NEEDED:
+                return Ensured(tuple(problems), may_run=False)
+        return Ensured(tuple(problems), may_run=True)
 
     async def _one(
-        self, each: DesiredObject, seen: Snapshot, made: Rendering, found: DrainReplacement
-    ) -> Trouble | None:
-        gateway = gateway_name(made.deployment.metadata.name)
+        self, desired: DesiredObject, seen: Snapshot, rendering: Rendering, replacement: DrainReplacement
+    ) -> PassProblem | None:
+        gateway = gateway_name(rendering.deployment.metadata.name)
         try:
-            if each.name == gateway and each.resource == WORKERS:
-                size = handed_over(each, seen.live_sets.get(gateway), made.deployment.spec.gateway, seen.owner)
+            if desired.name == gateway and desired.resource == WORKERS:
+                size = plan_handover(
+                    desired, seen.live_sets.get(gateway), rendering.deployment.spec.gateway, seen.owner
+                )
                 if size is not None:
                     await self._applier.apply(size, manager=SCALER, force=True)
-            if await self._applier.ensure(adjusted(each, found), seen.owner) is not Applied.LEAVING:
+            if await self._applier.ensure(adjust_object(desired, replacement), seen.owner) is not Applied.LEAVING:
                 return None
         except (NameTaken, Forbidden, Invalid) as error:
-            return trouble(error)
-        return Trouble("Replacing", f"an older {each.resource.kind} {each.name} is being deleted", lasts=False)
+            return refusal_problem(error)
+        return PassProblem(
+            "Replacing", f"an older {desired.resource.kind} {desired.name} is being deleted", lasts=False
+        )
 
     async def facade(
         self, bare: DesiredObject, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
     ) -> None:
-        """Make the LLMPool be there and, where `replicas` is given, say so many. `bare` is the pool without them."""
+        """Make the LLMPool, and write `replicas` into it if given. `bare` is the pool without them."""
         spec = {**mapping(bare.body["spec"]), "replicas": replicas}
         full = with_metadata({**bare.body, "spec": spec}, annotations={WRITTEN: str(replicas)})
         if live is None:
-            found = await self._applier.find(bare, owner)
-            if found is None and replicas is not None:
+            existing = await self._applier.find(bare, owner)
+            if existing is None and replicas is not None:
                 await self._applier.apply(full, manager=SCALER, force=False)
             return
         await self._applier.ensure(bare, owner)
@@ -87,10 +103,33 @@ class SharedObjects:
             await self._applier.apply(full, manager=SCALER, force=live.mode != mode)
 
 
-def trouble(error: OperatorError) -> Trouble:
-    """A refusal as it is reported."""
+def refusal_problem(error: OperatorError) -> PassProblem:
+    """The problem that a refusal is reported as."""
     if isinstance(error, NameTaken):
-        return Trouble("NameTaken", str(error))
+        return PassProblem("NameTaken", str(error))
     if isinstance(error, Forbidden):
-        return Trouble("QuotaExceeded" if error.is_quota else refused_object(error.message, "Forbidden"), error.message)
-    return Trouble(refused_object(str(error), "Rejected"), str(error))
+        return PassProblem(
+            "QuotaExceeded" if error.is_quota else reason_of_refusal(error.message, "Forbidden"), error.message
+        )
+    return PassProblem(reason_of_refusal(str(error), "Rejected"), str(error))
+
+
+def plan_handover(wanted: DesiredObject, live: Manifest | None, gateway: GatewaySpec, owner: Owner) -> Manifest | None:
+    """The fields that the scaler's manager applies to the gateway's live Deployment before `wanted` is applied; None:
+    none.
+
+    A field that its only owner leaves out of an apply falls back to its default: an autoscaler that got `replicas` only
+    because they are left out would find one gateway. So the scaler's manager takes the present number over first, and
+    raises it to the autoscaler's floor: an autoscaler does nothing at zero, and some clusters have none.
+    """
+    if gateway.autoscaling is None or live is None or is_leaving(live) or not belongs(live, owner):
+        return None
+    replicas = integer(mapping(live.get("spec")).get("replicas")) or 0
+    is_as_applied = annotations_of(live).get(APPLIED) == wanted.digest
+    if is_as_applied and replicas >= gateway.autoscaling.min:
+        return None
+    metadata: Manifest = {"name": wanted.name, "namespace": wanted.namespace, "uid": uid_of(live)}
+    metadata["resourceVersion"] = metadata_of(live).get("resourceVersion")
+    spec: Manifest = {"replicas": max(replicas, gateway.autoscaling.min)}
+    kind = {"apiVersion": wanted.resource.api_version, "kind": wanted.resource.kind}
+    return {**kind, "metadata": metadata, "spec": spec}

@@ -1,17 +1,17 @@
-"""The record of rendered templates: why an operator upgrade restarts nothing. Pure.
+"""Records of rendered templates, because of which an operator upgrade restarts nothing. Pure.
 
-A deployment's Pod templates are rendered once for what its user wrote, and kept in a ControllerRevision that the
-LLMDeployment owns: the inputs, the rendered Pods, the images and the template version they came from. A pass renders
-again only where the inputs differ from the recorded ones, so that other images, flags or defaults of a newer operator
-move nothing. Images move when the user asks for it (annotation `baton.dev/upgrade` with a new value), or when an edit
-needs a template of a version that the recorded images do not speak: then both pools move together, or P and D would
-not fit. The current record is the one with the highest revision; older ones stay while workers made from them run.
+A deployment's Pod templates are rendered once from what its user wrote. A ControllerRevision of the LLMDeployment keeps
+the inputs, the rendered Pods, the images and the template version. A pass renders again only if the inputs differ from
+the recorded ones, so that other images, flags or defaults of a newer operator change nothing. Images change when the
+user asks for it (a new value of the annotation `baton.dev/upgrade`), or when an edit needs a template version that the
+recorded images do not support. Then both pools change together, because their workers have to fit. The current record
+has the highest revision; older ones stay while workers made from them run.
 
 The current record also has, in an annotation, the spec that was last carried out as a whole. While a newer one is
-refused, passes go on from that.
+refused, passes carry that one out.
 
-Inputs are compared field by field: a field that only the newer operator knows counts as unchanged while it has its
-default, one that only the older knew is ignored.
+Inputs are compared field by field. A field that only the newer operator knows counts as unchanged while it has its
+default. A field that only the older one knew is ignored.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from baton_control.names import record_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.served_model import ModelSpec
 from baton_control.worker_specs import keeps_answers, pool_spec
-from baton_operator.kube.object_fields import integer, mapping, text
-from baton_operator.objects.cluster import Manifest, Owner, Platform
-from baton_operator.objects.metadata import owned
+from baton_operator.kube.object_fields import Manifest, integer, mapping, text
+from baton_operator.objects.cluster import Owner, Platform
+from baton_operator.objects.metadata import object_head
 from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -39,15 +39,15 @@ _NOT_IN_WORKERS = ("generationDefaults", "aliases", "toolFormat", "reasoningForm
 _NOT_IN_TEMPLATES = ("replicas", "serviceAccountAnnotations")
 """Fields of a pool that its Pods do not depend on."""
 KEEPS_ANSWERS = "keepsAnswers"
-"""Whether prefill workers decode, too: follows from `routing` and what the pool offloads."""
+"""Derived input: prefill workers decode, too. It follows from `routing` and the layers that the pool offloads."""
 _FLIPS = "flips"
-"""Input of workers that flip, and of no others: what was recorded before there were any stays what it is."""
+"""Input of workers that flip, and of no others, so that older records stay unchanged."""
 GOOD_ANNOTATION = "baton.dev/last-good"
 """On the current record: the LLMDeployment that was last carried out, as JSON without status and labels."""
 MAX_GOOD_BYTES = 128 << 10
 """Annotations of an object may have 256 KiB together."""
 KEPT = 8
-"""Older records at most."""
+"""Most older records."""
 _NONE: Mapping[Role, Sequence[Manifest]] = {}
 
 
@@ -64,22 +64,22 @@ class Rendered:
 @dataclass(frozen=True, slots=True)
 class Record:
     version: int
-    """The template version: what the rendering operator and its images agree about."""
+    """The template version, which the rendering operator and its images share."""
     worker_image: str
     gateway_image: str
     upgrade: str
-    """The value of the annotation by which the images were last asked for."""
+    """The value of the annotation that asked for these images."""
     rendered: Mapping[Role, Rendered]
 
     def data(self) -> Manifest:
         roles = {
             role.value: {
-                "inputs": each.inputs,
-                "fit": each.revision.fit,
-                "template": each.revision.template,
-                "pod": each.pod,
+                "inputs": template.inputs,
+                "fit": template.revision.fit,
+                "template": template.revision.template,
+                "pod": template.pod,
             }
-            for role, each in self.rendered.items()
+            for role, template in self.rendered.items()
         }
         return {
             "version": self.version,
@@ -92,17 +92,17 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record as it stands in the cluster."""
+    """A record in the cluster."""
 
     name: str
     uid: str
     number: int
     record: Record
     good: str | None = None
-    """The LLMDeployment that was last carried out with it; None: not noted."""
+    """The last LLMDeployment that was carried out with it; None: not noted."""
 
 
-def current(
+def current_record(
     deployment: LLMDeployment,
     platform: Platform,
     upgrade: str,
@@ -111,52 +111,53 @@ def current(
     restart: str = "",
     full_env: Mapping[Role, Sequence[Manifest]] = _NONE,
 ) -> Record:
-    """What the deployment is to be made from now. `restart`: the mark of the last restart that was asked for; empty:
-    none, and what runs keeps the one it has. `full_env`: `env` of pools as their user wrote it, where the deployment is
-    without variables that are refused by now. The current template stays while nothing else was edited; none is made,
-    and no older one is taken, that has them. Raises UnsupportedError for what this version cannot run."""
+    """The record to make the deployment from now. `restart`: the mark of the last requested restart; empty: none, and
+    running workers keep theirs. `full_env`: the written `env` of pools whose `deployment` lacks variables that are
+    refused by now. Their current template stays while nothing else is edited; no new or older template with these
+    variables is used. Raises UnsupportedError for what this version cannot run."""
     version = TEMPLATE_VERSION if version is None else version
-    newest_first = [each.record for each in sorted(stored, key=lambda each: -each.number)]
+    newest_first = [record.record for record in sorted(stored, key=lambda record: -record.number)]
     if not restart and newest_first:
         restart = text(newest_first[0].rendered[Role.DECODE].inputs.get("restart")) or ""
     wanted = {role: inputs(deployment, role, restart) for role in ROLES}
     if newest_first and newest_first[0].upgrade == upgrade:
         base = newest_first[0]
-        kept = {
-            role: _unedited(role, wanted[role], base, full_env) or _known(role, wanted[role], base, newest_first)
+        unchanged = {
+            role: _find_unedited(role, wanted[role], base, full_env)
+            or _find_rendered(role, wanted[role], base, newest_first)
             for role in ROLES
         }
-        if all(kept.values()) or base.version == version:
+        if all(unchanged.values()) or base.version == version:
             pinned = replace(platform, worker_image=base.worker_image, gateway_image=base.gateway_image)
-            rendered = {role: kept[role] or _render(deployment, role, pinned, wanted[role]) for role in ROLES}
+            rendered = {role: unchanged[role] or _render(deployment, role, pinned, wanted[role]) for role in ROLES}
             return replace(base, rendered=rendered)
     rendered = {role: _render(deployment, role, platform, wanted[role]) for role in ROLES}
     return Record(version, platform.worker_image, platform.gateway_image, upgrade, rendered)
 
 
-def _unedited(
+def _find_unedited(
     role: Role, wanted: Manifest, base: Record, full_env: Mapping[Role, Sequence[Manifest]]
 ) -> Rendered | None:
-    """The current template of a pool that has variables which are left out from now on, while it is what was asked for
-    with them."""
+    """The current template of a pool with refused variables, if the written spec equals what it was rendered from; else
+    None."""
     if role not in full_env:
         return None
     written = {**wanted, "pool": {**mapping(wanted["pool"]), "env": list(full_env[role])}}
-    return _known(role, written, base, [base])
+    return _find_rendered(role, written, base, [base])
 
 
-def _known(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]) -> Rendered | None:
-    """What was rendered from these inputs before, for the same images."""
+def _find_rendered(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]) -> Rendered | None:
+    """The template that was rendered from equal inputs before, for the same images; None: there is none."""
     source = (base.version, base.worker_image, base.gateway_image, base.upgrade)
     for record in records:
-        found = record.rendered.get(role)
+        template = record.rendered.get(role)
         is_alike = (record.version, record.worker_image, record.gateway_image, record.upgrade) == source
-        if (found is not None and found.inputs.get(_FLIPS, False) is True) is not wanted.get(_FLIPS, False):
+        if (template is not None and template.inputs.get(_FLIPS, False) is True) is not wanted.get(_FLIPS, False):
             continue
-        # What is derived has no default: an older record, which has no word of it, stays as it is.
+        # A derived input has no default: an older record without it stays unchanged.
         defaults = {**_DEFAULTS[role], KEEPS_ANSWERS: wanted.get(KEEPS_ANSWERS)}
-        if found is not None and is_alike and same_inputs(found.inputs, wanted, defaults):
-            return found
+        if template is not None and is_alike and are_same_inputs(template.inputs, wanted, defaults):
+            return template
     return None
 
 
@@ -176,7 +177,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
     longest = spec.gateway.limits.max_request_duration
     if role is Role.GATEWAY:
         gateway = {name: value for name, value in dump["gateway"].items() if name not in _NOT_IN_PODS}
-        targets = {name: each["target"] for name, each in dump["slo"].items()}
+        targets = {name: target["target"] for name, target in dump["slo"].items()}
         may_sleep = spec.prefill.replicas.min == 0
         routing = {name: value for name, value in dump["routing"].items() if name != "keepAnswers"}
         more = {"routing": routing, "targets": targets, "maySleep": may_sleep}
@@ -185,9 +186,9 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         more["aliases"] = [f"{alias}={spec.model.served_name}" for alias in spec.model.aliases]
         return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}
     pool = {name: value for name, value in dump[role.value].items() if name not in _NOT_IN_TEMPLATES}
-    if pool["accelerator"] is not None:  # what it costs, or could be, is no reason to start workers anew
+    if pool["accelerator"] is not None:  # its price and its alternatives are no reason to restart workers
         pool["accelerator"] = {"resource": pool["accelerator"]["resource"]}
-    devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}
+    devices = {pool_role.value: pool_spec(deployment, pool_role).accelerator is not None for pool_role in POOL_ROLES}
     more = {KEEPS_ANSWERS: keeps_answers(deployment)} if role is Role.PREFILL else {}
     return {
         **shared,
@@ -202,13 +203,13 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
     }
 
 
-def same_inputs(recorded: Manifest, wanted: Manifest, defaults: Manifest) -> bool:
-    """Whether a template rendered from `recorded` serves `wanted`."""
+def are_same_inputs(recorded: Manifest, wanted: Manifest, defaults: Manifest) -> bool:
+    """True if a template rendered from `recorded` serves `wanted`."""
     for name, value in wanted.items():
         default = defaults.get(name)
         before = recorded.get(name, default)
         if isinstance(default, dict) and default and isinstance(before, dict) and isinstance(value, dict):
-            if not same_inputs(before, value, default):
+            if not are_same_inputs(before, value, default):
                 return False
         elif before != value:
             return False
@@ -231,28 +232,28 @@ def _of_defaults(role: Role) -> Manifest:
 _DEFAULTS = {role: _of_defaults(role) for role in ROLES}
 
 
-def manifest(
+def record_manifest(
     record: Record, number: int, deployment: LLMDeployment, owner: Owner, good: str = "", name: str | None = None
 ) -> Manifest:
-    """The ControllerRevision of a record, named by its content; `good` is noted on it, if there is room. One that
-    stands keeps its `name`: a backup or another version may have named it by other bytes of the same content."""
+    """The ControllerRevision of a record, named by its content; `good` is noted on it, if there is room. An existing
+    one keeps its `name`: a backup or another version may have named it by other bytes of the same content."""
     data = record.data()
     name = name or record_name(deployment.metadata.name, content_hash(data))
-    made = owned("apps/v1", "ControllerRevision", name, deployment, owner)
+    head = object_head("apps/v1", "ControllerRevision", name, deployment, owner)
     if 0 < len(good.encode()) <= MAX_GOOD_BYTES:
-        made["metadata"] = {**mapping(made["metadata"]), "annotations": {GOOD_ANNOTATION: good}}
-    return made | {"revision": number, "data": data}
+        head["metadata"] = {**mapping(head["metadata"]), "annotations": {GOOD_ANNOTATION: good}}
+    return head | {"revision": number, "data": data}
 
 
-def stored(found: Manifest) -> Stored | None:
+def read_record(live: Manifest) -> Stored | None:
     """The record in a live ControllerRevision; None for one that cannot be read, which then counts as absent."""
-    data, metadata = mapping(found.get("data")), mapping(found.get("metadata"))
-    number, version = integer(found.get("revision")), integer(data.get("version"))
+    data, metadata = mapping(live.get("data")), mapping(live.get("metadata"))
+    number, version = integer(live.get("revision")), integer(data.get("version"))
     images = text(data.get("workerImage")), text(data.get("gatewayImage"))
-    rendered = {role: _rendered(mapping(mapping(data.get("roles")).get(role.value))) for role in ROLES}
+    rendered = {role: _read_rendered(mapping(mapping(data.get("roles")).get(role.value))) for role in ROLES}
     if number is None or version is None or images[0] is None or images[1] is None:
         return None
-    complete = {role: each for role, each in rendered.items() if each is not None}
+    complete = {role: template for role, template in rendered.items() if template is not None}
     if len(complete) < len(ROLES):
         return None
     record = Record(version, images[0], images[1], text(data.get("upgrade")) or "", complete)
@@ -260,29 +261,29 @@ def stored(found: Manifest) -> Stored | None:
     return Stored(str(metadata.get("name")), str(metadata.get("uid")), number, record, good)
 
 
-def newest(records: Iterable[Stored]) -> Stored | None:
+def newest_record(records: Iterable[Stored]) -> Stored | None:
     """The current one; None: nothing was ever rendered."""
-    return max(records, key=lambda each: each.number, default=None)
+    return max(records, key=lambda record: record.number, default=None)
 
 
-def _rendered(data: Manifest) -> Rendered | None:
+def _read_rendered(data: Manifest) -> Rendered | None:
     fit, template, pod, given = (data.get(name) for name in ("fit", "template", "pod", "inputs"))
     if not (isinstance(fit, str) and isinstance(template, str) and isinstance(pod, dict) and isinstance(given, dict)):
         return None
     return Rendered(given, Revision(fit, template), pod)
 
 
-def outdated(records: Iterable[Stored], live_templates: Iterable[str]) -> tuple[Stored, ...]:
-    """Records that nothing needs any more: not the current one, and every worker left is made from a newer one too."""
-    newest_first = sorted(records, key=lambda each: -each.number)
+def find_outdated(records: Iterable[Stored], live_templates: Iterable[str]) -> tuple[Stored, ...]:
+    """Records that can be deleted: not the current one, and every live worker's template is in a newer one too."""
+    newest_first = sorted(records, key=lambda record: -record.number)
     missing = set(live_templates)
-    found = []
-    for place, each in enumerate(newest_first):
+    unneeded = []
+    for place, record in enumerate(newest_first):
         templates = {
-            rendered.revision.template for role, rendered in each.record.rendered.items() if role in POOL_ROLES
+            rendered.revision.template for role, rendered in record.record.rendered.items() if role in POOL_ROLES
         }
         if place > 0 and (not templates & missing or place > KEPT):
-            found.append(each)
+            unneeded.append(record)
         else:
             missing -= templates
-    return tuple(found)
+    return tuple(unneeded)

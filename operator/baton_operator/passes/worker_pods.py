@@ -1,4 +1,4 @@
-"""What the Pods of a deployment tell about its workers: who is ready, who fails and why, who finds no node. Pure."""
+"""The workers of a deployment by their Pods: which are ready, fail or have no node. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from baton_control.names import flexible_name, workers_name
 from baton_control.sizing.inputs.observations import slow_start_s
-from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
-from baton_operator.objects.cluster import Manifest
-from baton_operator.objects.metadata import ASSIGNED_ANNOTATION, COST_ANNOTATION, ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.passes.pod_problems import container_trouble, is_creating, is_ready
+from baton_operator.kube.labels import ASSIGNED_ANNOTATION, COST_ANNOTATION
+from baton_operator.kube.object_fields import (
+    Manifest,
+    annotations_of,
+    condition_of,
+    integer,
+    is_leaving,
+    mapping,
+    mappings,
+    metadata_of,
+    uid_of,
+)
+from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
+from baton_operator.passes.pod_problems import find_container_problem, is_creating, is_ours, is_ready
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
@@ -25,22 +34,22 @@ class WorkerPod:
     ready: bool
     leaving: bool
     failure: str = ""
-    """Why it does not come up by itself; empty: it may."""
+    """Why it will not start by itself; empty: it may."""
     unschedulable: str = ""
-    """Why no node takes it; empty: one did, or none has been tried."""
+    """Why no node takes it; empty: one did, or none was tried."""
     placing: bool = False
-    """Whether its process has not begun: a gate, no node yet, or containers that are still being created."""
-    made: str = ""
-    """When, as the API server wrote it: texts in the order of time."""
+    """True: its process has not begun, because of a gate, no node, or containers in creation."""
+    created: str = ""
+    """Its creation time as the API server wrote it: texts in the order of time."""
     name: str = ""
     address: str = ""
-    """The Pod's, of a flexible worker that has been given its role; empty: none yet, or not looked at."""
+    """The address of a flexible worker with an assigned role; empty: none yet, or not kept."""
     is_assigned: bool = False
-    """Its role is what the operator gave it; of a flexible worker alone."""
+    """True: the operator assigned the role of this flexible worker."""
     is_spare: bool = False
-    """It is marked as the one that goes first."""
+    """True: it is marked to go first."""
     placed_s: float | None = None
-    """From when it was made until its container ran: a node, the image; None: it does not run, or was restarted."""
+    """Seconds from its creation until its container ran: a node, the image. None: it does not run, or was restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +57,39 @@ class PodCounts:
     """The Pods of one template together."""
 
     existing: int = 0
-    """Those that are being stopped too."""
+    """All Pods, including stopping ones."""
     leaving: int = 0
     ready: int = 0
     failing: int = 0
     unschedulable: int = 0
     placing: int = 0
-    """Those whose processes have not begun: nothing is known of the template by them."""
+    """Pods whose processes have not begun: they show nothing about the template."""
     message: str = ""
-    """Of one that fails or finds no node."""
+    """The message of a Pod that fails or has no node."""
 
 
 def worker_pods(pods: Iterable[Manifest], deployment: str) -> tuple[WorkerPod, ...]:
-    """The workers among the Pods that carry the deployment's label. One that no Deployment of ours made, whatever its
-    labels, is left out."""
-    found = (_worker_pod(pod, deployment) for pod in pods)
-    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.uid))
+    """The workers among the Pods with the deployment's label. A Pod that the deployment's own Deployments did not make
+    is left out, whatever its labels."""
+    workers = (_worker_pod(pod, deployment) for pod in pods)
+    return tuple(sorted((worker for worker in workers if worker is not None), key=lambda worker: worker.uid))
 
 
 def placement_s(pods: Iterable[WorkerPod], role: Role) -> float | None:
-    """What workers of a pool wait for before their processes start; None: none runs."""
-    newest = sorted((pod for pod in pods if pod.role is role), key=lambda pod: pod.made)
+    """Seconds that the newest workers of a pool waited before their processes started; None: none runs."""
+    newest = sorted((pod for pod in pods if pod.role is role), key=lambda pod: pod.created)
     return slow_start_s([pod.placed_s for pod in newest if pod.placed_s is not None])
 
 
-def crews(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], PodCounts]:
-    """By role and template hash."""
+def count_pods(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], PodCounts]:
+    """Count Pods by role and template hash."""
     grouped: dict[tuple[Role, str], list[WorkerPod]] = {}
     for pod in pods:
         grouped.setdefault((pod.role, pod.template), []).append(pod)
-    return {key: _crew(members) for key, members in grouped.items()}
+    return {key: _pod_counts(members) for key, members in grouped.items()}
 
 
-def _crew(members: list[WorkerPod]) -> PodCounts:
+def _pod_counts(members: list[WorkerPod]) -> PodCounts:
     staying = [pod for pod in members if not pod.leaving]
     messages = [pod.failure for pod in staying if pod.failure] + [p.unschedulable for p in staying if p.unschedulable]
     return PodCounts(
@@ -98,20 +107,13 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
     metadata, status = metadata_of(pod), mapping(pod.get("status"))
     labels = mapping(metadata.get("labels"))
     role, template = labels.get(ROLE_LABEL), labels.get(TEMPLATE_LABEL)
-    if role not in set(POOL_ROLES) or not isinstance(template, str):
+    if role not in set(POOL_ROLES) or not isinstance(template, str) or not is_ours(metadata, deployment):
         return None
-    made_by = (f"{workers_name(deployment, Role(str(role)), template)}-", f"{flexible_name(deployment, template)}-")
-    owners = mappings(metadata.get("ownerReferences"))
-    if not any(each.get("kind") == "ReplicaSet" and str(each.get("name")).startswith(made_by) for each in owners):
-        return None
-    marks = mapping(metadata.get("annotations"))
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
-    conditions = {str(each.get("type")): each for each in mappings(status.get("conditions"))}
-    ready = is_ready(status)
-    placed = mapping(conditions.get("PodScheduled"))
+    marks, ready, placed = annotations_of(pod), is_ready(status), condition_of(status, "PodScheduled")
     is_refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
-    failure = None if ready else container_trouble(status, str(role))
+    failure = None if ready else find_container_problem(status, str(role))
     return WorkerPod(
         uid=uid_of(pod),
         role=Role(str(role)),
@@ -121,7 +123,7 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
         failure="" if failure is None else failure.message,
         unschedulable=str(placed.get("message", "no node")) if is_refused else "",
         placing=not ready and (placed.get("status") == "False" or is_creating(status)),
-        made=str(metadata.get("creationTimestamp", "")),
+        created=str(metadata.get("creationTimestamp", "")),
         name=str(metadata.get("name", "")),
         address=str(status.get("podIP", "")),
         is_assigned=ASSIGNED_ANNOTATION in marks,
@@ -132,45 +134,47 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
 
 def _placed_s(metadata: Manifest, status: Manifest) -> float | None:
     containers = mappings(status.get("containerStatuses"))
-    times = [mapping(mapping(each.get("state")).get("running")).get("startedAt") for each in containers]
-    if not times or any(integer(each.get("restartCount")) for each in containers):
+    times = [mapping(mapping(container.get("state")).get("running")).get("startedAt") for container in containers]
+    if not times or any(integer(container.get("restartCount")) for container in containers):
         return None
     try:
-        made, *started = (datetime.fromisoformat(str(each)) for each in (metadata.get("creationTimestamp"), *times))
-        return max(0.0, (max(started) - made).total_seconds())
+        created, *started = (
+            datetime.fromisoformat(str(moment)) for moment in (metadata.get("creationTimestamp"), *times)
+        )
+        return max(0.0, (max(started) - created).total_seconds())
     except (ValueError, TypeError):
-        return None  # it does not run yet, or its times are of another form
+        return None  # it does not run yet, or its times have another form
 
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What readiness lets assume about routing."""
+    """Assumptions about routing that follow from readiness."""
 
     routable: Mapping[tuple[Role, str], int]
     """By role and template hash."""
     doubtful: frozenset[tuple[Role, str]]
-    """Those with a worker that served a moment ago and is not ready now: it may only be slow to answer."""
+    """Templates with a worker that served a moment ago and is not ready now: it may only be slow to answer."""
     again_at: float | None
-    """When a worker will have settled, or a doubt ends."""
+    """When the next worker has settled, or the next doubt ends; None: none is pending."""
 
 
 class Readiness:
-    """Stands in for gateways that tell nothing: a worker counts as routable once it has been seen ready for `settle_s`,
-    the time in which gateways find and link it. Ready is not routable; this is the nearest that can be known without
-    them. Times are those of the operator's own monotonic clock: no two clocks are compared."""
+    """Replaces the reports of gateways: a worker counts as routable once it has been ready for `settle_s`, the time in
+    which gateways find and link it. Ready is not routable, but nothing better is known without gateways. All times are
+    of the operator's own monotonic clock."""
 
     def __init__(self, settle_s: float = 15.0, doubt_s: float = 60.0) -> None:
         self._settle_s, self._doubt_s = settle_s, doubt_s
         self._ready_since: dict[str, float] = {}
         self._lost_at: dict[str, float] = {}
         self._pods: dict[str, frozenset[str]] = {}
-        """Uids of the Pods of each deployment, as it was last seen."""
+        """Uids of the Pods of each deployment at its last pass."""
 
     def routable(
         self, owner: str, pods: Iterable[WorkerPod], published: Mapping[tuple[Role, str], int], now: float
     ) -> Assumed:
-        """The first time that this process sees a deployment, as many of its workers as its status called routable are
-        taken to have settled."""
+        """The routable workers now. When this process first sees a deployment, as many workers as its status called
+        routable count as settled."""
         pods = tuple(pods)
         credit = {} if owner in self._pods else dict(published)
         self._keep(owner, frozenset(pod.uid for pod in pods))
@@ -202,12 +206,12 @@ class Readiness:
         return Assumed(counts, frozenset(doubtful), min(later, default=None))
 
     def forget(self, owner: str) -> None:
-        """The deployment is gone."""
+        """Drop what is known of a deployment that is gone."""
         self._keep(owner, frozenset())
         del self._pods[owner]
 
     def _keep(self, owner: str, uids: frozenset[str]) -> None:
-        """Forget Pods that are not there any more."""
+        """Forget Pods that are gone."""
         for uid in self._pods.get(owner, frozenset()) - uids:
             self._ready_since.pop(uid, None)
             self._lost_at.pop(uid, None)

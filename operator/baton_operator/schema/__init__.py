@@ -1,4 +1,4 @@
-"""What the API server checks and shows: CustomResourceDefinitions, CEL rules, the status types, the reference page.
+"""The schemas of Baton's own kinds: CustomResourceDefinitions, CEL rules, status types and the reference page.
 
 Owns the translation of the API's types into structural schemas.
 Never runs while the operator reconciles, but for the types of the status.

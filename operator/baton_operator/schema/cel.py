@@ -1,7 +1,8 @@
-"""The rules of the API that no single field can say, in CEL, for the API server: they hold while the operator is down.
+"""The CEL rules of the API over several fields. The API server checks them, so that they hold without the operator.
 
-Rules over several fields say what the validators in `api` say; transition rules (with `oldSelf`) exist only here, for
-a file has no past. Bounds of quantities and keys of mappings become rules too, because a pattern cannot say them.
+Rules over several fields repeat the validators in `api`. Transition rules (with `oldSelf`) exist only here, because a
+file has no former state. Bounds of quantities and of mapping keys become rules too, because a pattern cannot express
+them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_control.spec.api import (
-    AutoscalingSpec,
     DeploymentSpec,
     LLMDeployment,
     PodMetadataSpec,
@@ -55,17 +55,13 @@ def _accelerators(pool: str) -> str:
     return f"(has(self.{pool}.accelerator) ? {replicas} * {ranks} : 0)"
 
 
-def _has_price(pool: str) -> str:
-    return f"has(self.{pool}.accelerator) && has(self.{pool}.accelerator.costPerHour)"
-
-
 ALTERNATIVES = "has(self.alternatives) && self.alternatives.size() > 0"
 
 
 def _differ(one: str, other: str) -> str:
-    """That two accelerators select other nodes."""
+    """The CEL expression that two accelerators select different nodes."""
     empty = "dyn({})"
-    labels = [f"(has({each}.nodeSelector) ? dyn({each}.nodeSelector) : {empty})" for each in (one, other)]
+    labels = [f"(has({name}.nodeSelector) ? dyn({name}.nodeSelector) : {empty})" for name in (one, other)]
     return f"{labels[0]} != {labels[1]}"
 
 
@@ -201,13 +197,6 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         Rule("self.start != self.end", "must differ from start", ".end"),
         Rule("has(self.prefill) || has(self.decode)", "a schedule names prefill, decode or both"),
     ),
-    AutoscalingSpec: (
-        Rule(
-            "!(has(self.scaleToZero) && has(self.scaleToZeroAfter))",
-            "must be absent while scaleToZeroAfter is given",
-            ".scaleToZero",
-        ),
-    ),
     ServiceSpec: (_reserved("annotations", RESERVED_ANNOTATIONS),),
     FetchSpec: (_reserved("serviceAccountAnnotations", RESERVED_ANNOTATIONS),),
     PodMetadataSpec: (_reserved("labels", RESERVED_LABELS), _reserved("annotations", RESERVED_ANNOTATIONS)),
@@ -237,16 +226,6 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "!has(self.autoscaling.scaleToZeroAfter) || self.prefill.replicas.min == 0",
             "needs replicas.min 0 in both pools",
             ".autoscaling.scaleToZeroAfter",
-        ),
-        Rule(
-            "!has(self.autoscaling.scaleToZero) || self.prefill.replicas.min == 0",
-            "needs replicas.min 0 in both pools",
-            ".autoscaling.scaleToZero",
-        ),
-        Rule(
-            f"!has(self.autoscaling.scaleToZero) || ({_has_price('prefill')} && {_has_price('decode')})",
-            "needs accelerator.costPerHour in both pools",
-            ".autoscaling.scaleToZero",
         ),
         *(
             Rule(

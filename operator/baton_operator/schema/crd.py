@@ -99,10 +99,10 @@ def pool_definition() -> Schema:
 def _root(description: str, spec: Schema, status: Schema) -> Schema:
     properties: Schema = {
         "apiVersion": {"type": "string", "description": "Version of the schema that this object follows."},
-        "kind": {"type": "string", "description": "What kind of object this is."},
-        "metadata": {"type": "object"},  # API servers refuse any word about it
-        "spec": {"description": "What is asked for.", **spec},
-        "status": {"description": "What was found; only Baton writes it.", **status},
+        "kind": {"type": "string", "description": "Kind of this object."},
+        "metadata": {"type": "object"},  # API servers refuse a description of it
+        "spec": {"description": "The wanted state.", **spec},
+        "status": {"description": "The observed state; only Baton writes it.", **status},
     }
     return {"type": "object", "description": description, "properties": properties, "required": ["spec"]}
 

@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from baton_control.spec.allowed import describe, fields_of, model_of, words_of
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.base_model import Model
-from baton_control.spec.quantities import Unit, show_quantity
+from baton_control.spec.quantities import Quantity
 
 HEADER = """\
 # LLMDeployment reference
@@ -33,7 +33,7 @@ Written from `control/baton_control/spec/` by `make format`; do not edit. A pool
 """
 SAME_AS_PREFILL = "spec.decode"
 MAX_CELL = 120
-"""Characters of a cell; what a field must be stands below the table where it is longer."""
+"""Most characters of a cell; a longer description of allowed values goes below the table."""
 BELOW = "see below"
 
 
@@ -64,15 +64,15 @@ def _is_wide(row: Row) -> bool:
 
 
 def _note(row: Row) -> str:
-    """What a field must be, as a sentence of its own."""
+    """The allowed values of a field, as a sentence below the table."""
     words = f"`{row.path}` must be: {row.allowed}"
     return "\n".join(textwrap.wrap(words, MAX_CELL, break_long_words=False, break_on_hyphens=False))
 
 
 def rows(model: type[Model], prefix: str, default: object = None) -> Iterator[Row]:
-    """The fields of a model and of those inside it, in the order of the types; mappings of fields have no row.
+    """The fields of a model and of its inner models, in the order of the types; mappings of fields have no row.
 
-    `default` is what the model itself is when a manifest leaves it out: its fields then have defaults too.
+    `default` is the value of the model itself when a manifest leaves it out; its fields then have defaults too.
     """
     for name, field in fields_of(model).items():
         path = f"{prefix}.{name}" if prefix else name
@@ -109,9 +109,9 @@ def _default(field: FieldInfo, inherited: object) -> str:
         return "required"
     if value is None or value in ((), {}):
         return "none"
-    unit = next((item.name for item in field.metadata if isinstance(item, Unit)), None)
-    if unit is not None and isinstance(value, int | float):
-        return f"`{show_quantity(value, unit)}`"
+    quantity = next((item for item in field.metadata if isinstance(item, Quantity)), None)
+    if quantity is not None and isinstance(value, int | float):
+        return f"`{quantity.show(value)}`"
     if isinstance(value, enum.Enum):
         return f"`{value.value}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

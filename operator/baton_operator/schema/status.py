@@ -1,7 +1,6 @@
-"""What Baton reports on an LLMDeployment and its pools: the shape of `status`, bounded like everything else.
+"""The `status` of an LLMDeployment and of its pools: types with bounds, like everything in the API.
 
-Only the operator writes it. A count that is not known is absent, never zero. How a status is computed from what was
-observed is not here.
+Only the operator writes it. An unknown count is absent, never zero. `passes/deployment_status` computes it.
 """
 
 from __future__ import annotations
@@ -24,15 +23,23 @@ class ConditionType(enum.StrEnum):
     READY = "Ready"
     """A request would be answered; where not, the reason is the cause. With the next two, kstatus reads it."""
     RECONCILING = "Reconciling"
-    """What is wanted is not reached yet, and waiting is enough."""
+    """The wanted state is not reached yet, and waiting is enough."""
     STALLED = "Stalled"
-    """What is wanted is not reached until somebody does something."""
+    """The wanted state is not reached until somebody acts."""
     AVAILABLE = "Available"
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
     SLO_MET = "SLOMet"
     TRANSPORT_VERIFIED = "TransportVerified"
     SCALING_LIMITED = "ScalingLimited"
+
+
+class Truth(enum.StrEnum):
+    """The status of a condition; what is not known is `Unknown`, never `False`."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
 
 
 class PoolConditionType(enum.StrEnum):
@@ -44,7 +51,7 @@ class PoolConditionType(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ListKey:
-    """Annotates a list of mappings with the field that tells its entries apart, for server-side apply."""
+    """Annotates a list of mappings with the field that identifies its entries, for server-side apply."""
 
     name: str
 
@@ -66,9 +73,9 @@ class Condition(Model):
     """One aspect of the state, as metav1.Condition."""
 
     type: Annotated[str, StringConstraints(pattern=r"^[A-Za-z]([A-Za-z0-9]*)$", max_length=64)]
-    """Which aspect it is about."""
+    """The aspect that it is about."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """True, False or Unknown."""
     reason: Reason
     """Why, in one word for programs."""
     message: LongText
@@ -76,7 +83,7 @@ class Condition(Model):
     last_transition_time: Time
     """When `status` changed last."""
     observed_generation: Generation | None = None
-    """`metadata.generation` that it was concluded from."""
+    """`metadata.generation` that it is based on."""
 
 
 Conditions = Annotated[tuple[Condition, ...], Field(max_length=16), ListKey("type")]
@@ -96,7 +103,7 @@ class RevisionStatus(Model):
 
 
 class PoolStatus(Model):
-    """One pool as it is."""
+    """The state of one pool."""
 
     desired: Count | None = None
     """Workers that the pool should have now."""
@@ -107,9 +114,9 @@ class PoolStatus(Model):
     summary: Text | None = None
     """Ready and desired as the column shows them: 3/3."""
     accelerator: Text | None = None
-    """Type of accelerator that the pool should have, of those that may be chosen; absent: there is no choice."""
+    """Type of accelerator that the pool should have, among the alternatives; absent: there is no choice."""
     choice: LongText | None = None
-    """Why, with the workers of each type and what they cost; absent: they were not compared yet."""
+    """Why, with the workers and the cost of each type; absent: types were not compared yet."""
     revisions: Annotated[tuple[RevisionStatus, ...], Field(max_length=16), ListKey("revision")] = ()
     """The pool's workers by revision."""
 
@@ -138,7 +145,7 @@ class ScalingDecision(Model):
     time: Time
     """When it was decided."""
     pool: Literal["prefill", "decode"]
-    """Which pool changed."""
+    """The pool that changed."""
     from_: Annotated[Count, Field(alias="from")]
     """Workers wanted before."""
     to: Count
@@ -150,12 +157,12 @@ class ScalingDecision(Model):
 
 
 class DeploymentStatus(Model):
-    """What Baton found; only the operator writes it."""
+    """The observed state; only the operator writes it."""
 
     observed_generation: Generation | None = None
     """`metadata.generation` that the status is about."""
     summary: Text | None = None
-    """The worst that is true now, as the column shows it: Serving, FetchingModel, MissingSecret."""
+    """The worst present state, as the column shows it: Serving, FetchingModel, MissingSecret."""
     message: LongText | None = None
     """The same in words."""
     conditions: Conditions = ()
@@ -173,11 +180,11 @@ class DeploymentStatus(Model):
     revision: Text | None = None
     """The revision that is being rolled out or serves."""
     sizing_memory: Annotated[str, StringConstraints(max_length=SIZING_MEMORY_BYTES)] | None = None
-    """What sizing remembers; safe to lose."""
+    """Memory of sizing; safe to lose."""
 
 
 class PoolFacadeStatus(Model):
-    """What Baton made of the wanted number; only the operator writes it."""
+    """The observed state of the pool; only the operator writes it."""
 
     observed_generation: Generation | None = None
     """`metadata.generation` that the status is about."""
@@ -188,4 +195,4 @@ class PoolFacadeStatus(Model):
     effective: Count | None = None
     """`spec.replicas` within the bounds of the LLMDeployment."""
     conditions: Conditions = ()
-    """Sized: who sizes the pool."""
+    """Sized: its reason is the mode that sizes the pool."""

@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 from baton_control.spec.allowed import describe, fields_of, model_of, unwrapped, words_of
 from baton_control.spec.base_model import Model
 from baton_control.spec.model_source import ALLOWED, source_pattern
-from baton_control.spec.quantities import PATTERNS, Allowed, Unit, show_quantity
+from baton_control.spec.quantities import Allowed, Quantity
 from baton_operator.schema.cel import ABSOLUTE, NO_PARENT, RULES, Rule, keys_match, quantity_bounds
 from baton_operator.schema.status import ListKey
 
@@ -47,9 +47,9 @@ def schema_of(annotation: object, metadata: Iterable[object] = ()) -> Schema:
         return {"type": "string", "enum": list(arguments)}
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return {"type": "string", "enum": [str(member.value) for member in annotation]}
-    unit = _first(items, Unit)
-    if unit is not None:
-        return _quantity(unit.name, items)
+    quantity = _first(items, Quantity)
+    if quantity is not None:
+        return _quantity(quantity, items)
     if annotation is bool:
         return {"type": "boolean"}
     if annotation in (int, float):
@@ -60,30 +60,30 @@ def schema_of(annotation: object, metadata: Iterable[object] = ()) -> Schema:
 
 
 def default_of(field: FieldInfo) -> object:
-    """What the API server fills in for an absent field, as a manifest writes it; None for nothing."""
-    return _written(field.get_default(call_default_factory=False), field)
+    """The default that the API server fills in for an absent field, as a manifest writes it; None: there is none."""
+    return _written_default(field.get_default(call_default_factory=False), field)
 
 
-def _written(value: object, field: FieldInfo) -> object:
+def _written_default(value: object, field: FieldInfo) -> object:
     if value is PydanticUndefined or value is None or value in ((), {}):
         return None
     if isinstance(value, Model):
         return _whole(value)
-    unit = _first(unwrapped(field.annotation, tuple(field.metadata))[1], Unit)
-    if unit is not None:
+    quantity = _first(unwrapped(field.annotation, tuple(field.metadata))[1], Quantity)
+    if quantity is not None:
         assert isinstance(value, int | float)
-        return show_quantity(value, unit.name)
+        return quantity.show(value)
     return value.value if isinstance(value, enum.Enum) else value
 
 
 def _whole(value: Model) -> Schema:
-    """A default value with all that is in it: the API server checks its rules before it fills in inner defaults."""
-    found: Schema = {}
+    """A default value with all its inner defaults, because the API server checks rules before it fills those in."""
+    fields: Schema = {}
     for key, field in type(value).model_fields.items():
-        inner = _written(getattr(value, key), field)
+        inner = _written_default(getattr(value, key), field)
         if inner is not None:
-            found[field.alias or key] = inner
-    return found
+            fields[field.alias or key] = inner
+    return fields
 
 
 def _object(model: type[Model]) -> Schema:
@@ -92,7 +92,7 @@ def _object(model: type[Model]) -> Schema:
     for name, field in fields_of(model).items():
         schema = schema_of(field.annotation, field.metadata)
         default = default_of(field)
-        words = _explained(field, default)
+        words = _explain(field, default)
         described: Schema = {"description": words} if words else {}
         properties[name] = {**described, **schema, **({} if default is None else {"default": default})}
         if field.is_required():
@@ -100,12 +100,12 @@ def _object(model: type[Model]) -> Schema:
     return {"type": "object", "properties": properties, **({"required": required} if required else {})}
 
 
-def _explained(field: FieldInfo, default: object) -> str:
-    """What `kubectl explain` says: what the field means, how a quantity is written, and the default, which it does not
-    show by itself."""
+def _explain(field: FieldInfo, default: object) -> str:
+    """The description for `kubectl explain`: the meaning of the field, the form of a quantity, and the default, which
+    `kubectl explain` does not show by itself."""
     words = [words_of(field)]
     metadata = unwrapped(field.annotation, tuple(field.metadata))[1]
-    if _first(metadata, Unit) is not None:
+    if _first(metadata, Quantity) is not None:
         words.append(f"Must be {describe(field.annotation, field.metadata)}.")
     if isinstance(default, str | int | float):
         words.append(f"Default: {str(default).lower() if isinstance(default, bool) else default}.")
@@ -160,12 +160,12 @@ def _text(items: tuple[object, ...]) -> Schema:
     return schema if constraints.pattern is None else {**schema, "pattern": str(constraints.pattern)}
 
 
-def _quantity(unit: str, items: tuple[object, ...]) -> Schema:
+def _quantity(quantity: Quantity[float], items: tuple[object, ...]) -> Schema:
     low, high = _first(items, Ge), _first(items, Le)
-    least = None if low is None else show_quantity(typing.cast("float", low.ge), unit)
-    most = None if high is None else show_quantity(typing.cast("float", high.le), unit)
-    schema: Schema = {"type": "string", "maxLength": LONGEST_QUANTITY, "pattern": PATTERNS[unit]}
-    return _with_rules(schema, quantity_bounds(unit, least, most))
+    least = None if low is None else quantity.show(typing.cast("float", low.ge))
+    most = None if high is None else quantity.show(typing.cast("float", high.le))
+    schema: Schema = {"type": "string", "maxLength": LONGEST_QUANTITY, "pattern": quantity.pattern}
+    return _with_rules(schema, quantity_bounds(quantity.name, least, most))
 
 
 def _with_rules(schema: Schema, rules: tuple[Rule, ...]) -> Schema:

@@ -3,7 +3,7 @@
 v1: a replica is saturated at KV ≥ 0.80 or queue ≥ 5; +1 when mean spare KV < 0.10 or mean spare queue < 3; -1 when
 the same load over one replica less stays inside these limits, with two unsaturated ones. v2 counts tokens: supply per
 replica 0.80 of its KV, or what it held while it queued, and before that what as many sequences hold as its steps of
-prompts can renew; +n when demand/0.85 exceeds what is there or starting, -n when supply exceeds demand/0.70. HPA
+prompts can renew; +n when demand/0.85 exceeds what runs or starts, -n when supply exceeds demand/0.70. HPA
 applies both (300 s window down). Lost metrics read as zero (its issues 360 and 1543).
 """
 

@@ -1,4 +1,4 @@
-"""The plain rule: capacity per worker by step times, a share of it used, the most of a window. No twin, no forecast.
+"""The plain rule: capacity per worker by step times, a share of it used, the most of a window, without a forecast.
 
 Prefill: seconds of prompts that arrive per second over 30 s, over 0.6; what waits is to be gone within a minute.
 Decode: arrivals per second over what a worker finishes at the largest batch within TPOT, over 0.75.
@@ -49,7 +49,7 @@ class Plain:
         sizes = {}
         for role in POOL_ROLES:
             self.wanted[role].add(now, ceil(loads[role] / USED[role]))
-            sizes[role] = self.spec.bounds_of[role].clamped(max(1, int(self.wanted[role].most())))
+            sizes[role] = self.spec.bounds_of[role].clamp(max(1, int(self.wanted[role].most())))
         return sizes
 
     def _finished_per_s(self, signals: Signals) -> float:

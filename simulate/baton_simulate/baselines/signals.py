@@ -1,4 +1,4 @@
-"""What baseline rules look at, the pools' bounds that they obey, and the windows that several of them share."""
+"""Signals that baseline rules read, the pools' bounds that they obey, and the windows that several rules share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PoolSignals:
     """One pool at one moment, averaged over its routable workers where it says so."""
 
     workers: int
-    """Started and not told to stop."""
+    """Started and not asked to stop."""
     ready: int
     running: float
     """Requests in a step or a batch, of the pool."""
@@ -23,7 +23,7 @@ class PoolSignals:
     kv_use: float
     """Mean share of the KV pool in use."""
     kv_tokens: float
-    """Of the pool, in use."""
+    """The share of the KV pool in use."""
     queued_tokens: float
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from bench.machine import this_machine
 from bench.results import Cell, publish
 
-from baton_gateway.requests.request_events import Outcome
+from baton_gateway.reporting.outcome import Outcome
 from baton_testing.simulation.chaos.plan import Weather, chaos_scenario
 from baton_testing.simulation.chaos.world import ChaosWorld, chaos_world
 from baton_testing.simulation.process import Violation

@@ -172,20 +172,20 @@ class UpFleet:
         if record is None:
             return []
         found = []
-        for post in record.posts:
-            if post.pid is None or post.phase != "ready":
+        for process in record.processes:
+            if process.pid is None or process.phase != "ready":
                 continue
-            if post.role == "gateway":
-                found.append(Member(post.name, "gateway", post.pid))
-                pids = _gateway_children(post.pid)
-                found += [Member(f"{post.name}/{n}", "gateway process", pid) for n, pid in enumerate(pids)]
-            elif (state := await page(self._session, f"http://{post.address}/state")) is not None:
-                found.append(Member(post.name, post.role, post.pid, state["epoch"]))
+            if process.role == "gateway":
+                found.append(Member(process.name, "gateway", process.pid))
+                pids = _gateway_children(process.pid)
+                found += [Member(f"{process.name}/{n}", "gateway process", pid) for n, pid in enumerate(pids)]
+            elif (state := await page(self._session, f"http://{process.address}/state")) is not None:
+                found.append(Member(process.name, process.role, process.pid, state["epoch"]))
         return found
 
     async def is_complete(self) -> bool:
         record, state = self._record(), await self._gateway_state()
-        if record is None or state is None or any(post.phase != "ready" for post in record.posts):
+        if record is None or state is None or any(process.phase != "ready" for process in record.processes):
             return False
         linked = [process["workers_linked"] for process in state["processes"]]
         if linked != [self._workers] * self._processes:
@@ -200,28 +200,36 @@ class UpFleet:
 
     async def books(self) -> list[WorkerBooks]:
         record = self._record()
-        posts = [] if record is None else [post for post in record.posts if post.role != "gateway" and post.address]
-        states = await asyncio.gather(*(page(self._session, f"http://{post.address}/state") for post in posts))
-        return [books_of(post.name, state) for post, state in zip(posts, states, strict=True) if state is not None]
+        processes = (
+            []
+            if record is None
+            else [process for process in record.processes if process.role != "gateway" and process.address]
+        )
+        states = await asyncio.gather(
+            *(page(self._session, f"http://{process.address}/state") for process in processes)
+        )
+        return [
+            books_of(process.name, state) for process, state in zip(processes, states, strict=True) if state is not None
+        ]
 
     async def counts(self) -> dict[str, float]:
         record = self._record()
         found: dict[str, float] = {}
-        for post in () if record is None else record.posts:
-            if post.role == "gateway" and post.admin_port is not None:
-                page = f"http://127.0.0.1:{post.admin_port}/metrics"
+        for process in () if record is None else record.processes:
+            if process.role == "gateway" and process.admin_port is not None:
+                page = f"http://127.0.0.1:{process.admin_port}/metrics"
                 for name in ("retries", "migrations"):
                     found[name] = await series(self._session, page, f"baton_gateway_{name}_total")
-            elif post.address is not None:
-                page = f"http://{post.address}/metrics"
-                found[f"preemptions {post.pid}"] = await series(self._session, page, "baton_preemptions_total")
-                drawn = f'baton_tokens_total{{kind="drawn",role="{post.role}"}}'
-                found[f"drawn-{post.role} {post.pid}"] = await series(self._session, page, drawn)
+            elif process.address is not None:
+                page = f"http://{process.address}/metrics"
+                found[f"preemptions {process.pid}"] = await series(self._session, page, "baton_preemptions_total")
+                drawn = f'baton_tokens_total{{kind="drawn",role="{process.role}"}}'
+                found[f"drawn-{process.role} {process.pid}"] = await series(self._session, page, drawn)
         return found
 
     async def _gateway_state(self) -> Any:
         record = self._record()
-        gateway = next((post for post in record.posts if post.role == "gateway"), None) if record else None
+        gateway = next((process for process in record.processes if process.role == "gateway"), None) if record else None
         if gateway is None or gateway.admin_port is None:
             return None
         return await page(self._session, f"http://127.0.0.1:{gateway.admin_port}/state")

@@ -25,7 +25,7 @@ TARGETS = (
     Target("gateway/baton_gateway/requests/request.py", _REQUESTS),
     Target("gateway/baton_gateway/requests/run.py", _REQUESTS),
     Target("gateway/baton_gateway/requests/admission.py", _REQUESTS),
-    Target("gateway/baton_gateway/requests/waiting_line.py", _REQUESTS),
+    Target("gateway/baton_gateway/requests/wait_prediction.py", _REQUESTS),
     Target("gateway/baton_gateway/requests/held_runs.py", _REQUESTS),
     Target("gateway/baton_gateway/requests/routing.py", _REQUESTS),
     Target("gateway/baton_gateway/workers/route.py", _REQUESTS),
@@ -40,6 +40,9 @@ TARGETS = (
     Target("control/baton_control/sizing/decision/slo.py", _SIZING),
     Target("control/baton_control/sizing/decision/sizing_state.py", _SIZING),
     Target("operator/baton_operator/passes/reconcile.py", _PASSES),
+    Target("operator/baton_operator/passes/pass_plan.py", _PASSES),
+    Target("operator/baton_operator/passes/plan_writer.py", _PASSES),
+    Target("operator/baton_operator/passes/pass_reporter.py", _PASSES),
     Target("wire/baton_wire/keys.py", _WIRE),
     Target("wire/baton_wire/handshake.py", _WIRE),
 )

@@ -41,7 +41,7 @@ from baton_operator.kube.kinds import (
 )
 from baton_operator.kube.kube_api import Change, KubeApi, KubeError, Resource
 from baton_operator.kube.kubeconfig import load
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_testing.kube.control_plane import HOW, control_plane, find_programs
 from baton_testing.kube.manifests import manifest
 

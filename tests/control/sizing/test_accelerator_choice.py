@@ -13,12 +13,12 @@ from baton_control.sizing.decision.accelerator_choice import (
     counted_in,
     equivalent,
     peak_per_s,
-    together,
+    total_of_types,
     worth,
 )
-from baton_control.sizing.decision.capacity import Mix
 from baton_control.sizing.inputs.deployment import worker_prior
 from baton_control.sizing.inputs.memory import HISTORY, Interval, SizingMemory
+from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds
 from baton_testing.kube.manifests import deployment
@@ -100,11 +100,11 @@ def test_a_change_never_leaves_less_than_was_there_nor_buys_more_than_the_larger
     """`before` workers of the former type do as much as `after` of the new one, whichever are more."""
     each = after / before
     for routable in range(after + 1):
-        total = together(after, routable, each)
+        total = total_of_types(after, routable, each)
         assert routable + (total - routable) * each >= after - 1e-6
         assert total <= max(before, after) + 1
-    assert together(after, 0, each) == before
-    assert together(after, after, each) == after
+    assert total_of_types(after, 0, each) == before
+    assert total_of_types(after, after, each) == after
     assert equivalent(0, {"H100": before}, lambda name: each) == after
 
 

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from baton_control.sizing.decision import capacity
-from baton_control.sizing.decision.capacity import Mix, SimulatedSizer
+from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_control.sizing.decision.slo import size
 from baton_control.sizing.inputs.memory import HISTORY, SizingMemory
+from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.observations import Arrivals
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Targets
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.inputs.workload import Floats, Workload
-from baton_control.sizing.simulator.decode_pool import answers_alone, answers_end
-from baton_control.sizing.simulator.prefill_pool import first_tokens
-from baton_testing.sizing.builders import ROUND_WORKER, requests, seen, spec
+from baton_control.sizing.simulator.one_pool import answer_ends, first_tokens
+from baton_testing.sizing.builders import ROUND_WORKER, seen, spec
 from baton_wire.messages.values import POOL_ROLES, Role
 
-MOST_PLAYED = 14_000
-"""Requests in a decision, which are 11,184; with all loads of the half hour asked about it would be 16,379."""
+MOST_PLAYED = 40_000
+"""Requests in one decision, which are 31,932: new sizes at a new mix."""
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> dict[Role, list[int]]:
 
     def answers(model: WorkerModel, load: Workload, workers: int) -> Floats:
         counts[Role.DECODE].append(len(load))
-        return answers_end(model, load, workers)
+        return answer_ends(model, load, workers)
 
     monkeypatch.setattr(capacity, "first_tokens", prompts)
-    monkeypatch.setattr(capacity, "answers_end", answers)
+    monkeypatch.setattr(capacity, "answer_ends", answers)
     return counts
 
 
@@ -73,24 +73,11 @@ def test_how_many_a_decision_plays_stays_bounded_over_a_dense_half_hour(played: 
     assert most <= MOST_PLAYED
 
 
-def test_answers_alone_take_what_a_pool_takes_them_one_after_the_other() -> None:
-    rows = [(1000.0 * place, 200 + 37 * place, 1 + 11 * (place % 7)) for place in range(30)]
-    load = requests(rows)
-    ends = answers_end(ROUND_WORKER, load, 1) - load.arrival_s
-    assert answers_alone(ROUND_WORKER, load) == pytest.approx(ends, abs=1e-9)
-
-
-def test_what_was_asked_bounds_what_is_late_at_other_loads_and_sizes(played: dict[Role, list[int]]) -> None:
+def test_a_load_is_simulated_once_on_the_grid(played: dict[Role, list[int]]) -> None:
     sizer, mix = SimulatedSizer(ROUND_WORKER, Targets(0.5, 0.025)), Mix((RequestShape(900, 20), RequestShape(2500, 20)))
-    most_per_s = sizer.most_per_s(Role.PREFILL, mix)
-    late = 1.0 - sizer.share_met(Role.PREFILL, mix, 2 * most_per_s, 2)
-    assert 0.0 < late < 1.0
-
-    def known(workers: int, part: float) -> tuple[float, float]:
-        return sizer.late_between(Role.PREFILL, mix, workers * part * most_per_s, workers)
-
-    assert known(2, 1.0) == (late, late)
-    assert known(2, 0.8) == known(3, 1.0) == (0.0, late)
-    assert known(2, 1.2) == known(1, 1.0) == (late, 1.0)
-    assert known(1, 0.8) == known(3, 1.2) == (0.0, 1.0)
-    assert len(played[Role.PREFILL]) == 1
+    rate = 1.9 * sizer.most_per_s(Role.PREFILL, mix)
+    shares = {sizer.share_met(Role.PREFILL, mix, rate * part, 2) for part in (1.0, 1.0 + 1e-12)}
+    assert len(played[Role.PREFILL]) == len(shares) == 1
+    for workers in (6, 7, 60):
+        sizer.share_met(Role.PREFILL, mix, rate * workers / 2, workers)
+    assert len(played[Role.PREFILL]) == 2, "one group stands for every pool of six and more"

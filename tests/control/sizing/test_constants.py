@@ -7,15 +7,13 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
 
-from baton_control.sizing import (
+from baton_control.sizing.decision import (
     accelerator_choice,
+    backtest,
     capacity,
     demand,
     forecast,
-    idle_gaps,
-    look_back,
-    slo,
-    stabilisation,
+    pool_sizer,
 )
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 
@@ -48,6 +46,6 @@ def test_the_table_has_every_constant_with_its_value() -> None:
         for each in fields(SizingSpec)
         if each.default is not MISSING and type(each.default) in (int, float)
     }
-    modules = (demand, slo, look_back, forecast, stabilisation, capacity, idle_gaps, accelerator_choice)
+    modules = (demand, backtest, forecast, pool_sizer, capacity, accelerator_choice)
     found = spec | {name: value for module in modules for name, value in of(module).items()}
     assert told() == found

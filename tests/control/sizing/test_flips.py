@@ -6,11 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.sizing.decision.flips import Flips, exchanged, flips_of, resized
+from baton_control.sizing.decision.flips import Flips, find_flips, sizes_after_flips, sizes_with_starts
 from baton_control.sizing.decision.slo import SloDecision, size
 from baton_control.sizing.inputs.deployment import FLIP_S, sizing_spec
 from baton_control.sizing.inputs.memory import SizingMemory
-from baton_control.sizing.inputs.observations import Arrivals, Observed, ParsePlan, PoolSeen, ProvenZero, Unknown
+from baton_control.sizing.inputs.observations import (
+    Arrivals,
+    Measurement,
+    Measurements,
+    ObservedPool,
+    ProvenZero,
+    Unknown,
+)
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_testing.kube.manifests import deployment
@@ -20,21 +27,21 @@ from baton_wire.messages.values import POOL_ROLES, Role
 PREFILL, DECODE = POOL_ROLES
 
 
-def pools(prefill: int, decode: int, routable: int | None = None) -> Observed:
-    of = [PoolSeen(count, count if routable is None else routable) for count in (prefill, decode)]
-    return Observed(ProvenZero(), of[0], of[1])
+def pools(prefill: int, decode: int, routable: int | None = None) -> Measurements:
+    of = [ObservedPool(count, count if routable is None else routable) for count in (prefill, decode)]
+    return Measurements(ProvenZero(), of[0], of[1])
 
 
 def test_who_is_short_now_gets_what_the_other_does_not_need() -> None:
-    assert exchanged(pools(3, 8), {PREFILL: 6, DECODE: 4}, {PREFILL: 7, DECODE: 4}.__getitem__) == {
+    assert sizes_after_flips(pools(3, 8), {PREFILL: 6, DECODE: 4}, {PREFILL: 7, DECODE: 4}.__getitem__) == {
         PREFILL: 6,
         DECODE: 5,
     }
-    assert exchanged(pools(3, 8), {PREFILL: 9, DECODE: 4}, {PREFILL: 9, DECODE: 4}.__getitem__) == {
+    assert sizes_after_flips(pools(3, 8), {PREFILL: 9, DECODE: 4}, {PREFILL: 9, DECODE: 4}.__getitem__) == {
         PREFILL: 7,
         DECODE: 4,
     }
-    assert exchanged(pools(8, 3), {PREFILL: 2, DECODE: 5}, {PREFILL: 3, DECODE: 5}.__getitem__) == {
+    assert sizes_after_flips(pools(8, 3), {PREFILL: 2, DECODE: 5}, {PREFILL: 3, DECODE: 5}.__getitem__) == {
         PREFILL: 6,
         DECODE: 5,
     }
@@ -42,32 +49,35 @@ def test_who_is_short_now_gets_what_the_other_does_not_need() -> None:
 
 def test_nothing_changes_role_when_both_are_short_or_nobody_is() -> None:
     here = {PREFILL: 3, DECODE: 8}
-    assert exchanged(pools(3, 8), {PREFILL: 6, DECODE: 9}, {PREFILL: 6, DECODE: 9}.__getitem__) == here
-    assert exchanged(pools(3, 8), {PREFILL: 3, DECODE: 2}, {PREFILL: 3, DECODE: 2}.__getitem__) == here
+    assert sizes_after_flips(pools(3, 8), {PREFILL: 6, DECODE: 9}, {PREFILL: 6, DECODE: 9}.__getitem__) == here
+    assert sizes_after_flips(pools(3, 8), {PREFILL: 3, DECODE: 2}, {PREFILL: 3, DECODE: 2}.__getitem__) == here
 
 
 def test_one_worker_that_serves_stays_and_who_starts_is_not_flipped() -> None:
     needs = {PREFILL: 9, DECODE: 1}
-    assert exchanged(pools(3, 8, routable=3), needs, needs.__getitem__) == {PREFILL: 5, DECODE: 6}
-    assert flips_of(pools(3, 8, routable=3), {PREFILL: 9, DECODE: 2}) == Flips(DECODE, 2)
-    unknown = Observed(ProvenZero(), PoolSeen(3, 3), PoolSeen(8, None))
-    assert exchanged(unknown, needs, needs.__getitem__) == {PREFILL: 3, DECODE: 8}
-    assert exchanged(unknown, {PREFILL: 1, DECODE: 9}, {PREFILL: 1, DECODE: 9}.__getitem__) == {PREFILL: 3, DECODE: 8}
-    assert flips_of(unknown, {PREFILL: 9, DECODE: 2}) is None
+    assert sizes_after_flips(pools(3, 8, routable=3), needs, needs.__getitem__) == {PREFILL: 5, DECODE: 6}
+    assert find_flips(pools(3, 8, routable=3), {PREFILL: 9, DECODE: 2}) == Flips(DECODE, 2)
+    unknown = Measurements(ProvenZero(), ObservedPool(3, 3), ObservedPool(8, None))
+    assert sizes_after_flips(unknown, needs, needs.__getitem__) == {PREFILL: 3, DECODE: 8}
+    assert sizes_after_flips(unknown, {PREFILL: 1, DECODE: 9}, {PREFILL: 1, DECODE: 9}.__getitem__) == {
+        PREFILL: 3,
+        DECODE: 8,
+    }
+    assert find_flips(unknown, {PREFILL: 9, DECODE: 2}) is None
 
 
 def test_starts_are_those_that_both_need_together_and_stops_those_of_each_pool() -> None:
     flipped = {PREFILL: 6, DECODE: 5}
-    assert resized(pools(3, 8), flipped, {PREFILL: 9, DECODE: 8}, 13) == {PREFILL: 8, DECODE: 5}
-    assert resized(pools(3, 8), flipped, {PREFILL: 9, DECODE: 8}, 17) == {PREFILL: 9, DECODE: 8}
-    assert resized(pools(3, 8), flipped, {PREFILL: 9, DECODE: 8}, 2) == flipped, "nobody is stopped for it"
-    assert resized(pools(3, 8), flipped, {PREFILL: 3, DECODE: 4}, 11) == {PREFILL: 6, DECODE: 4}
+    assert sizes_with_starts(pools(3, 8), flipped, {PREFILL: 9, DECODE: 8}, 13) == {PREFILL: 8, DECODE: 5}
+    assert sizes_with_starts(pools(3, 8), flipped, {PREFILL: 9, DECODE: 8}, 17) == {PREFILL: 9, DECODE: 8}
+    assert sizes_with_starts(pools(3, 8), flipped, {PREFILL: 9, DECODE: 8}, 2) == flipped, "nobody is stopped for it"
+    assert sizes_with_starts(pools(3, 8), flipped, {PREFILL: 3, DECODE: 4}, 11) == {PREFILL: 6, DECODE: 4}
 
 
 def test_flips_are_what_one_loses_and_the_other_gains() -> None:
-    assert flips_of(pools(3, 8), {PREFILL: 6, DECODE: 5}) == Flips(DECODE, 3)
-    assert flips_of(pools(8, 3), {PREFILL: 6, DECODE: 9}) == Flips(PREFILL, 2)
-    assert flips_of(pools(3, 8), {PREFILL: 3, DECODE: 5}) is None
+    assert find_flips(pools(3, 8), {PREFILL: 6, DECODE: 5}) == Flips(DECODE, 3)
+    assert find_flips(pools(8, 3), {PREFILL: 6, DECODE: 9}) == Flips(PREFILL, 2)
+    assert find_flips(pools(3, 8), {PREFILL: 3, DECODE: 5}) is None
     assert Flips(PREFILL, 2).taker is DECODE
 
 
@@ -78,7 +88,7 @@ class Prompts(PerWorker):
         return PerWorker.required(self, role, mix, rate_per_s * (1.0 if role is PREFILL else 0.2))  # type: ignore[arg-type]
 
 
-def turned(a_spec: SizingSpec, running: ParsePlan | None = None) -> SloDecision:
+def turned(a_spec: SizingSpec, running: Measurement | None = None) -> SloDecision:
     """A step in prompts while decode has more workers than it needs. running: answers, as told at the step."""
     memory = SizingMemory()
     now = 0.0

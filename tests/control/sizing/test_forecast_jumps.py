@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton_control.sizing.decision.forecast import _quantiles, _steps, _tested, forecast, means
+from baton_control.sizing.decision.forecast import _quantiles, _steps, _test, forecast, means
 
 CALM, HIGH = [4.0] * 24, [12.0] * 6
 """Requests per second in buckets of ten seconds: four minutes, and a minute of burst."""
@@ -53,7 +53,7 @@ def test_predictors_are_tested_side_by_side_as_each_alone() -> None:
     for places in (9, 180):
         actual, said, ahead = random.uniform(1.0, 9.0, places), random.uniform(1.0, 9.0, (4, places)), 7
         weights = random.uniform(0.1, 1.0, places - ahead)
-        losses, highs = _tested(said, actual, ahead, 0.8, weights)
+        losses, highs = _test(said, actual, ahead, 0.8, weights)
         for loss, high, each in zip(losses, highs, said, strict=True):
             past, later = each[:-ahead], actual[ahead:]
             ratio, more = (by_hand(errors, weights, 0.8) for errors in (later / past, later - past))

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from baton_control.errors import ManifestError
-from baton_control.sizing.decision.capacity import Mix, SimulatedSizer, draw, latencies
+from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_control.sizing.decision.demand import capacity_steps, waiting_at
 from baton_control.sizing.decision.forecast import forecast
+from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.model_shape import LLAMA_8B
 from baton_control.sizing.inputs.observations import (
     Arrivals,
     Known,
     ProvenZero,
     Unknown,
-    arrivals_reading,
-    merged_arrivals,
-    number_reading,
+    measure_arrivals,
+    measure_number,
+    merge_arrivals,
 )
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.roofline import worker_model
@@ -38,22 +39,22 @@ SHAPE = RequestShape(1000, 100)
     ("count", "stamp"), [(None, 100.0), (float("nan"), 100.0), (-1.0, 100.0), (1e300, 100.0), (5.0, 10.0), (5.0, 200.0)]
 )
 def test_absurd_or_stale_arrivals_are_unknown(count: float | None, stamp: float) -> None:
-    assert isinstance(arrivals_reading(count, 10.0, (SHAPE,), stamp, 100.0), Unknown)
+    assert isinstance(measure_arrivals(count, 10.0, (SHAPE,), stamp, 100.0), Unknown)
 
 
 def test_zero_is_proven_only_by_a_fresh_report_and_absurd_lengths_are_left_out() -> None:
-    assert isinstance(arrivals_reading(0.0, 10.0, (), 100.0, 100.0), ProvenZero)
-    reading = arrivals_reading(5.0, 10.0, (SHAPE, RequestShape(1 << 30, 5)), 100.0, 101.0)
+    assert isinstance(measure_arrivals(0.0, 10.0, (), 100.0, 100.0), ProvenZero)
+    reading = measure_arrivals(5.0, 10.0, (SHAPE, RequestShape(1 << 30, 5)), 100.0, 101.0)
     assert isinstance(reading, Arrivals)
     assert reading.sample == (SHAPE,)
-    assert isinstance(number_reading(float("inf"), "queue"), Unknown)
-    assert number_reading(3.0, "queue") == Known(3.0)
+    assert isinstance(measure_number(float("inf"), "queue"), Unknown)
+    assert measure_number(3.0, "queue") == Known(3.0)
 
 
 def test_one_unknown_gateway_makes_the_sum_unknown() -> None:
     some = Arrivals(5, 10.0, (SHAPE,))
-    assert isinstance(merged_arrivals([some, Unknown("gone")]), Unknown)
-    total = merged_arrivals([some, ProvenZero(), Arrivals(7, 10.0, (SHAPE, SHAPE))])
+    assert isinstance(merge_arrivals([some, Unknown("gone")]), Unknown)
+    total = merge_arrivals([some, ProvenZero(), Arrivals(7, 10.0, (SHAPE, SHAPE))])
     assert isinstance(total, Arrivals)
     assert total.count == 12
 
@@ -133,13 +134,13 @@ def test_what_is_known_of_other_loads_gives_the_answer_that_asking_would() -> No
 
 def _shares_met(sizer: SimulatedSizer, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
     """Within TTFT and TPOT, with both pools and the links between them."""
-    workload = draw(mix, rate_per_s, 4_000)
+    workload = mix.draw(rate_per_s, 4_000)
     twin = Simulator(sizer.model, workload, ttft_s=sizer.targets.ttft_s)
     for role, count in zip(POOL_ROLES, workers, strict=True):
         for _ in range(count):
             twin.add(role, 0.0)
     twin.run_out()
-    ttft, tpot = (each[len(workload) // 2 :] for each in latencies(twin, workload))
+    ttft, tpot = (each[len(workload) // 2 :] for each in twin.latencies())
     return float(np.mean(ttft <= sizer.targets.ttft_s)), float(np.mean(tpot <= sizer.targets.tpot_s))
 
 

@@ -10,14 +10,14 @@ from baton_control.sizing.decision.sizing_state import (
     MOST_STEPS,
     fresh,
     learn_and_size,
-    resized,
     restored,
     saved,
+    with_kv_capacity,
     with_steps,
 )
 from baton_control.sizing.inputs.deployment import sizing_spec
 from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES
-from baton_control.sizing.inputs.observations import Arrivals, ProvenZero, StepSeen, Unknown
+from baton_control.sizing.inputs.observations import Arrivals, ObservedStep, ProvenZero, Unknown
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_testing.kube.manifests import deployment
 from baton_testing.sizing.builders import ROUND_WORKER, seen, spec
@@ -27,13 +27,13 @@ from baton_wire.messages.values import Role
 SHAPE = RequestShape(1000, 100)
 
 
-def prefill_steps(slower: float, count: int = 200) -> list[StepSeen]:
+def prefill_steps(slower: float, count: int = 200) -> list[ObservedStep]:
     steps = []
     for place in range(count):
         tokens = 200 + 150 * (place % 12)
         seconds = ROUND_WORKER.prefill.seconds(tokens, tokens * tokens / 2) * slower
         timing = StepTiming(place, tokens, tokens * tokens / 2, 0, 0, seconds)
-        steps.append(StepSeen(Role.PREFILL, f"w{place % 2}", timing))
+        steps.append(ObservedStep(Role.PREFILL, f"w{place % 2}", timing))
     return steps
 
 
@@ -79,7 +79,7 @@ def test_schedules_of_a_manifest_are_floors_by_role_day_and_minute() -> None:
 def test_steps_of_both_kinds_at_once_teach_neither() -> None:
     a_spec = spec()
     state = fresh(ROUND_WORKER, a_spec)
-    mixed = [StepSeen(Role.DECODE, "w", StepTiming(1, 100, 5e3, 4, 400, 9.0))] * 100
+    mixed = [ObservedStep(Role.DECODE, "w", StepTiming(1, 100, 5e3, 4, 400, 9.0))] * 100
     assert with_steps(a_spec, state, mixed).model == ROUND_WORKER
 
 
@@ -128,5 +128,5 @@ def test_a_restart_keeps_fits_and_history_within_4_kib() -> None:
 def test_the_room_for_kv_is_what_workers_really_have() -> None:
     a_spec = spec()
     state = fresh(ROUND_WORKER, a_spec)
-    assert resized(a_spec, state, 100_000) is state
-    assert resized(a_spec, state, 5_000).model.kv_capacity_tokens == 5_000
+    assert with_kv_capacity(a_spec, state, 100_000) is state
+    assert with_kv_capacity(a_spec, state, 5_000).model.kv_capacity_tokens == 5_000

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from baton_control.sizing.decision.slo import size
 from baton_control.sizing.inputs.memory import SizingMemory, restored, saved
 from baton_control.sizing.inputs.observations import (
-    ArrivalReading,
     Arrivals,
     Known,
-    PoolSeen,
+    MeasuredArrivals,
+    ObservedPool,
     ProvenZero,
     Unknown,
-    arrivals_reading,
+    measure_arrivals,
 )
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_testing.sizing.builders import PerWorker, seen, spec
@@ -34,20 +34,20 @@ _absurd = st.sampled_from([float("nan"), float("inf"), -1.0, 1e300])
 
 @dataclass(frozen=True)
 class Tick:
-    reading: ArrivalReading
+    reading: MeasuredArrivals
     routable: int | None
     """How many workers of each pool are routable at most; None: unknown."""
     died: int
     restart: bool
 
 
-def _reading(kind: int, rate: float, absurd: float) -> ArrivalReading:
+def _reading(kind: int, rate: float, absurd: float) -> MeasuredArrivals:
     if kind == 0:
         return Unknown("no report")
     if kind == 1:
-        return arrivals_reading(absurd, 10.0, SAMPLE, 100.0, 100.0)
+        return measure_arrivals(absurd, 10.0, SAMPLE, 100.0, 100.0)
     if kind == 2:
-        return arrivals_reading(rate, 10.0, SAMPLE, 0.0, 1000.0)  # stale
+        return measure_arrivals(rate, 10.0, SAMPLE, 0.0, 1000.0)  # stale
     if kind == 3 or rate < 0.1:
         return ProvenZero()
     return Arrivals(max(1, round(rate * 10)), 10.0, SAMPLE)
@@ -127,8 +127,8 @@ def test_a_worker_that_died_is_replaced_where_both_pools_are_sized_as_one() -> N
     assert {role: decision.pools[role].workers for role in POOL_ROLES} == dict.fromkeys(POOL_ROLES, 2)
 
 
-def _pool(workers: int, routable: int | None) -> PoolSeen:
-    return PoolSeen(workers, None if routable is None else min(routable, workers), 30.0)
+def _pool(workers: int, routable: int | None) -> ObservedPool:
+    return ObservedPool(workers, None if routable is None else min(routable, workers), 30.0)
 
 
 @AT_THRESHOLD

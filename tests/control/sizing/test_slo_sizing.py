@@ -9,11 +9,12 @@ import pytest
 
 from baton_control.accelerator_types import in_force
 from baton_control.names import Key
-from baton_control.sizing.decision.scaling import PoolNow, Sized
+from baton_control.sizing.decision.budget import affordable_bounds
+from baton_control.sizing.decision.scaling import PoolNow, Sized, SizingRequest
 from baton_control.sizing.inputs.deployment import sizing_spec
 from baton_control.sizing.inputs.memory import HISTORY
 from baton_control.sizing.inputs.worker_model import WorkerModel
-from baton_control.sizing.slo_sizing import SloSizing, _affordable
+from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
 from baton_testing.kube.manifests import deployment
@@ -24,12 +25,12 @@ from baton_wire.messages.measures import (
     Backlog,
     RequestLengths,
     Served,
+    SketchData,
     WorkerCondition,
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import POOL_ROLES, Address, Role
-from baton_wire.sketch import SketchData
 
 KEY = Key("default", "chat")
 GATEWAY = b"g" * 16
@@ -74,7 +75,8 @@ class Run:
 
     def decide(self) -> Sized:
         pools = {role: PoolNow(self.workers, self.workers, self.placement_s) for role in POOL_ROLES}
-        sized = self.sizing.decide(KEY, self.deployment, pools, self.memory, 1.7e9 + self.now, self.gateways)
+        request = SizingRequest(KEY, self.deployment, pools, self.memory, 1.7e9 + self.now, self.gateways)
+        sized = self.sizing.decide(request)
         self.workers = max(sized.workers.values())
         return sized
 
@@ -114,7 +116,7 @@ def test_what_clients_saw_late_is_remembered_with_how_many_served() -> None:
     run.step(40)
     run.served = Served(SketchData(total=8.0, bins=((-100, 6), (200, 2))), SketchData(total=1.0, bins=((-300, 4),)), 1)
     run.step(40)
-    state = run.sizing._known[KEY].state
+    state = run.sizing._deployments[KEY].known.state
     told = {role: pool.served[-1] for role, pool in state.memory.pools.items()}
     assert [(routable, seen.requests, round(seen.late, 6)) for routable, seen in told.values()] == [
         (2, 9, 3),
@@ -243,10 +245,9 @@ def test_a_type_whose_workers_the_budget_has_no_room_for_is_not_chosen() -> None
             autoscaling__budget={"maxAccelerators": 15},
         )
     )
-    pools = {role: PoolNow(count, count) for role, count in zip(POOL_ROLES, (5, 9), strict=True)}
-    assert _affordable(a_spec, Role.PREFILL, pools).maximum == 6
-    assert _affordable(a_spec, Role.DECODE, pools).maximum == 10
-    assert _affordable(replace(a_spec, max_accelerators=None), Role.DECODE, pools).maximum == 20
+    assert affordable_bounds(a_spec, Role.PREFILL, 9).maximum == 6
+    assert affordable_bounds(a_spec, Role.DECODE, 5).maximum == 10
+    assert affordable_bounds(replace(a_spec, max_accelerators=None), Role.DECODE, 5).maximum == 20
 
 
 def test_another_type_is_chosen_when_it_keeps_the_target_for_less_and_both_are_counted_while_it_comes() -> None:
@@ -267,7 +268,7 @@ def test_another_type_is_chosen_when_it_keeps_the_target_for_less_and_both_are_c
         here = workers + sum(others.values())
         prefill = PoolNow(here, here if routable is None else routable, None, others, sum(others.values()))
         pools = {Role.PREFILL: prefill, Role.DECODE: PoolNow(9, 9)}
-        return run.sizing.decide(KEY, run.deployment, pools, run.memory, 1.7e9 + run.now, None)
+        return run.sizing.decide(SizingRequest(KEY, run.deployment, pools, run.memory, 1.7e9 + run.now))
 
     workers = 1
     for place in range(240):
@@ -313,7 +314,8 @@ def test_a_pool_does_not_grow_by_itself_while_workers_of_another_type_are_on_the
             Role.PREFILL: PoolNow(wanted, former or wanted, None, others, former),
             Role.DECODE: PoolNow(9, 9),
         }
-        return run.sizing.decide(KEY, run.deployment, pools, run.memory, 1.7e9 + run.now, None).workers[Role.PREFILL]
+        request = SizingRequest(KEY, run.deployment, pools, run.memory, 1.7e9 + run.now)
+        return run.sizing.decide(request).workers[Role.PREFILL]
 
     workers = 1
     for _ in range(240):

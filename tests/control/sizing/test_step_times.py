@@ -148,7 +148,7 @@ def test_a_fit_finds_the_true_times_through_warm_up_and_outliers() -> None:
         true = 1.3 * believed.base_s(batch) + 1.1 * believed.per_kv_token_s * kv
         slow = 20.0 if step < 15 or step % 50 == 0 else 1.0
         steps.append(("w0", fitting.decode_features(believed, batch, kv), true * slow))
-    fitted = fitting.fitted_decode(fitting.observed(fitting.decode_prior(believed), steps), believed)
+    fitted = fitting.fitted_decode(fitting.learn(fitting.decode_prior(believed), steps), believed)
     for batch, kv in ((8, 8000.0), (100, 150_000.0), (250, 300_000.0)):
         true = 1.3 * believed.base_s(batch) + 1.1 * believed.per_kv_token_s * kv
         assert fitted.seconds(batch, kv) == pytest.approx(true, rel=0.03)
@@ -164,7 +164,7 @@ def fed(fit: fitting.Fit, steps: int, speed: float, seed: int) -> fitting.Fit:
         kv = float(batch * random.integers(200, 3000))
         slow = 20.0 if step % 50 == 49 else 1.0
         true = believed.seconds(batch, kv) * speed * slow * float(random.uniform(0.97, 1.03))
-        fit = fitting.observed(fit, [("w0", fitting.decode_features(believed, batch, kv), true)])
+        fit = fitting.learn(fit, [("w0", fitting.decode_features(believed, batch, kv), true)])
     return fit
 
 
@@ -198,8 +198,8 @@ def test_multipliers_solve_the_equations_of_all_steps_and_the_prior() -> None:
     steps = [("w", row.tolist(), float(took)) for row, took in zip(features, seconds, strict=True)]
     fit = fitting.fresh(prior)
     for step in steps:
-        fit = fitting.observed(fit, [step])
-    at_once = fitting.observed(fitting.fresh(prior), steps)
+        fit = fitting.learn(fit, [step])
+    at_once = fitting.learn(fitting.fresh(prior), steps)
     assert at_once.multipliers == fit.multipliers
     assert at_once.steps == 400 - fitting.WARM_STEPS
     assert fit.multipliers == pytest.approx(np.linalg.solve(fit.gram, fit.moment).tolist(), rel=1e-9)
@@ -210,13 +210,13 @@ def test_a_slow_worker_is_a_bias_and_absurd_timings_are_nothing() -> None:
     believed = worker_model(LLAMA_8B, H200).prefill
     fit = fitting.prefill_prior(believed)
     for bad in (float("nan"), -1.0, 0.0, 1e300):
-        assert fitting.observed(fit, [("w", (1.0, 10.0, 10.0), bad)]) is fit
+        assert fitting.learn(fit, [("w", (1.0, 10.0, 10.0), bad)]) is fit
     random = np.random.default_rng(4)
     for _ in range(800):
         tokens = float(random.integers(100, 4000))
         features = fitting.prefill_features(tokens, attended_pairs(tokens, 0))
         true = believed.seconds(tokens, attended_pairs(tokens, 0))
-        fit = fitting.observed(fit, [("fast", features, true), ("slow", features, true * 1.08)])
+        fit = fitting.learn(fit, [("fast", features, true), ("slow", features, true * 1.08)])
     assert fit.bias["slow"] / fit.bias["fast"] == pytest.approx(1.08, rel=0.02)
     again = fitting.restored(fitting.saved(fit), fit.prior)
     assert again.multipliers == pytest.approx(fit.multipliers, rel=1e-3)

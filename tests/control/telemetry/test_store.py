@@ -18,13 +18,13 @@ from baton_wire.messages.measures import (
     Lanes,
     RequestLengths,
     Served,
+    SketchData,
     StepTiming,
     WorkerCondition,
 )
 from baton_wire.messages.measures import WorkerMeasures as Measures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import POOL_ROLES, Address, Role
-from baton_wire.sketch import SketchData
 
 ONE, TWO = b"1" * 16, b"2" * 16
 EMPTY = SketchData()
@@ -316,12 +316,12 @@ def test_the_slowest_measured_way_of_all_workers_counts_and_unmeasured_ones_do_n
 def test_the_operator_hears_lane_rate_and_verdict() -> None:
     store = linked(ONE)
     telemetry = GatewayTelemetry(lambda key: store, lambda: 1.0)
-    heard = telemetry.heard(Key("team-a", "chat"), "uid", deployment())
+    heard = telemetry.report(Key("team-a", "chat"), "uid", deployment())
     assert heard is not None
     assert (heard.lane, heard.transport_verified) == (None, None)
     slow = worker(b"Q", Role.PREFILL, lanes=Lanes(3, 1, "tcp x1", 9.04e8))
     store.told(ONE, summary(1, workers=(slow, *PAIR)), 1.0)
-    heard = telemetry.heard(Key("team-a", "chat"), "uid", deployment())
+    heard = telemetry.report(Key("team-a", "chat"), "uid", deployment())
     assert heard is not None
     assert heard.lane == LaneStatus(lane="tcp x1", bandwidth="0.9 GB/s")
     assert heard.transport_verified is False
@@ -339,7 +339,7 @@ def test_what_a_flexible_worker_is_comes_from_the_gateway_that_heard_of_its_late
     store.told(TWO, summary(2, workers=PAIR), 2.0)
     assert store.flexible_workers() == (FlexibleWorker("127.0.0.1", after.epoch, Role.DECODE, 4, is_routable=False),)
     store.told(TWO, summary(3, workers=(before, *PAIR)), 3.0)
-    heard = GatewayTelemetry(lambda key: store, lambda: 1.0).heard(Key("team-a", "chat"), "uid", deployment())
+    heard = GatewayTelemetry(lambda key: store, lambda: 1.0).report(Key("team-a", "chat"), "uid", deployment())
     assert heard is not None
     assert heard.flexible == store.flexible_workers()
 

@@ -110,7 +110,7 @@ async def test_a_flip_that_was_carried_out_is_told_before_the_next_summary_is_du
         await until(lambda: store.has_links and store._gateways[b"g" * 16].last is not None)
         assert store.flips() == {}
         gateway.workers = (replace(WORKER, flips=True, flip=4), replace(WORKER, epoch=b"x" * 16))
-        gateway.link.tell_now()
+        gateway.link.report_now()
         await until(lambda: store.flips() == {WORKER.epoch: 4})
         gateway.parked = 2
         gateway.link.wake()  # wakes go on behind it
@@ -235,7 +235,7 @@ async def test_two_summaries_before_their_time_are_a_moment_apart(tmp_path: Path
         began = time.monotonic()
         for count in range(1, 41):
             gateway.workers = tuple(replace(WORKER, epoch=bytes([each]) * 16) for each in range(count))
-            gateway.link.tell_now()
+            gateway.link.report_now()
             await asyncio.sleep(0.005)
 
         def last() -> Summary:

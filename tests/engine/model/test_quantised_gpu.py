@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.model.layers.experts import QuantisedExperts
+from baton_engine.model.layers.experts import StackedExperts
 from baton_engine.model.layers.mlp import QuantisedMlp
 from baton_engine.model.layers.norm import RmsNorm, RoundingRmsNorm, WeightedRmsNorm
 from baton_engine.model.loading import load_model
+from baton_kernels.experts.expert_inputs import QuantisedStacks
 from baton_testing.engine import quantised_models as written
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import reference_logits, reference_model, write_random_model
@@ -28,7 +29,7 @@ FORMS["fp8 powers"] = written.powers("blocks")
 
 
 @pytest.mark.parametrize(
-    ("family", "sizes", "block"), [("llama-gqa", SIZES, QuantisedMlp), ("qwen3-moe", EXPERTS, QuantisedExperts)]
+    ("family", "sizes", "block"), [("llama-gqa", SIZES, QuantisedMlp), ("qwen3-moe", EXPERTS, QuantisedStacks)]
 )
 @pytest.mark.parametrize("name", FORMS)
 def test_logits_are_those_of_transformers_but_for_rounding(
@@ -39,7 +40,8 @@ def test_logits_are_those_of_transformers_but_for_rounding(
     source = write_random_model(tmp_path / "model", family, **sizes)
     made = written.write_quantised(source, tmp_path / "copies", FORMS[name])
     loaded = load_model(made.quantised, torch.bfloat16, torch.device("cuda"))
-    assert all(isinstance(layer.mlp, block) for layer in loaded.model.layers)
+    blocks = [layer.mlp for layer in loaded.model.layers]
+    assert all(isinstance(mlp.stacks if isinstance(mlp, StackedExperts) else mlp, block) for mlp in blocks)
     reference = reference_model(made.dense)
     for count, allowed in ((40, 0.03), (120, 0.15 if name.startswith("fp8") else 0.06)):
         tokens = [3 + 7 * at % 190 for at in range(count)]

@@ -13,15 +13,14 @@ from baton_testing.processes.prepared import Prepared
 PROGRAM = """
 import sys
 import torch
-from baton_engine.model.layers.experts import BiasedExperts, QuantisedExperts, Router, StackedExperts
+from baton_engine.model.layers.experts import Router, StackedExperts
 from baton_engine.running.warm_up import EXPERT_TOKENS, run_experts
 from baton_kernels.ahead.compiling import compiled_together
 from baton_kernels.ahead.described_gpu import GPUS, META, compiling_for
-from baton_kernels.experts.experts import Mxfp4Stacks
+from baton_kernels.experts.expert_inputs import Mxfp4Stacks, PlainStacks, QuantisedStacks
 from baton_kernels.ahead.kernel_folder import CompiledHere, use_folder
-from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
+from baton_kernels.dense.mxfp4_stack import Mxfp4Stack
 from baton_kernels.dense.quantised_stack import QuantisedStack
-from baton_wire.models.decoder_spec import ClampedGate
 
 folder, form, count, per_token = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 H, F = 256, 384
@@ -46,13 +45,13 @@ def four(features, columns):
 
 router = Router(blank(count, H), None, per_token, True, blank(1, dtype=torch.int32))
 if form == "bf16":
-    block = StackedExperts(router, blank(count, 2 * F, H), blank(count, H, F))
+    stacks = PlainStacks(blank(count, 2 * F, H), blank(count, H, F))
 elif form == "mxfp4":
-    stacks = Mxfp4Stacks(mxfp4(2 * F, H), blank(count, 2 * F), mxfp4(H, F), blank(count, H))
-    block = BiasedExperts(router, stacks, ClampedGate(limit=7.0, alpha=1.702))
+    stacks = Mxfp4Stacks(mxfp4(2 * F, H), blank(count, 2 * F), mxfp4(H, F), blank(count, H), 7.0, 1.702)
 else:
     stack = four if form == "int4" else eight
-    block = QuantisedExperts(router, stack(2 * F, H), stack(H, F))
+    stacks = QuantisedStacks(stack(2 * F, H), stack(H, F))
+block = StackedExperts(router, stacks)
 
 from pathlib import Path
 use_folder(Path(folder))

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from baton_gateway.answers.formats import AnswerFormat, FormatNames
+from baton_gateway.answers.formats import REASONING_FORMATS, TOOL_CALL_FORMATS, AnswerFormat, FormatNames
 from baton_gateway.answers.output_parser import OutputParser, new_call_id
 from baton_gateway.answers.output_parts import (
     AnswerPart,
@@ -17,7 +17,7 @@ from baton_gateway.answers.output_parts import (
     ReasoningPart,
     WholeAnswer,
     WholeCall,
-    joined,
+    merge_parts,
     whole_answer,
 )
 from baton_gateway.answers.text_feed import MAX_BLANKS
@@ -36,6 +36,7 @@ from baton_testing.gateway.answer_transcripts import (
     spans_of,
     spoilt,
 )
+from baton_wire.rules.answer_formats import AUTO, HARMONY, NONE, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 TRANSCRIPTS = 20
 SPLITS = 20
@@ -128,7 +129,7 @@ def test_a_prompt_that_opened_a_thought_is_gone_on_with() -> None:
 
 def test_a_single_call_ends_the_answer() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    reader = OutputParser(form_of("hermes", False), TOOLS, single=True)
+    reader = OutputParser(form_of("hermes", False), TOOLS, single_call=True)
     parts = [*reader.push(call[:-1])]
     assert not reader.is_over
     parts += reader.push(call[-1] + call)
@@ -146,8 +147,8 @@ def test_the_beginning_of_a_mark_is_content_where_text_may_come(text: str) -> No
 def test_where_calls_come_alone_the_beginning_of_a_mark_is_a_mark() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     for text in ("<tool", '<tool_call>{"name": "ge', "<thi"):
-        assert told(text, calls_alone=True) == called()
-    assert told(f"{call}\n<tool_c", calls_alone=True) == called(("f", "{}"))
+        assert told(text, calls_only=True) == called()
+    assert told(f"{call}\n<tool_c", calls_only=True) == called(("f", "{}"))
 
 
 def test_without_tools_nothing_is_a_call() -> None:
@@ -198,11 +199,11 @@ def test_parts_of_one_kind_are_joined_and_no_others() -> None:
         ArgumentsPart(0, "1"), ArgumentsPart(0, "2"), CallPart(1, "y", "f"), CallPart(2, "z", "f"),
         ArgumentsPart(2, "3"),
     ]  # fmt: skip
-    assert joined(parts) == [
+    assert merge_parts(parts) == [
         ContentPart("ab"), ReasoningPart("c"), ContentPart("d"), CallPart(0, "x", "f"), ArgumentsPart(0, "12"),
         CallPart(1, "y", "f"), CallPart(2, "z", "f"), ArgumentsPart(2, "3"),
     ]  # fmt: skip
-    assert joined([]) == []
+    assert merge_parts([]) == []
 
 
 def test_ids_of_calls_are_what_every_template_takes() -> None:
@@ -211,13 +212,19 @@ def test_ids_of_calls_are_what_every_template_takes() -> None:
     assert all(re.fullmatch("[A-Za-z0-9]{9}", each) for each in ids)
 
 
+def test_every_name_of_a_format_has_its_parser() -> None:
+    assert {*TOOL_CALL_FORMATS, AUTO, NONE, HARMONY} == set(TOOL_FORMAT_NAMES)
+    assert {*REASONING_FORMATS, AUTO, NONE, HARMONY} == set(REASONING_FORMAT_NAMES)
+
+
 def test_a_format_that_is_named_counts_instead_of_the_templates() -> None:
     hermes, harmony = "<tool_call></think>", "<|channel|> to=functions."
-    assert FormatNames().of(hermes) == AnswerFormat("think", "hermes")
-    assert FormatNames("pythonic").of(hermes) == AnswerFormat("think", "pythonic")
-    assert FormatNames("none", "mistral").of(hermes) == AnswerFormat("mistral", None)
-    assert FormatNames("harmony").of(hermes) == FormatNames().of(harmony) == AnswerFormat("harmony", "harmony")
-    assert FormatNames("hermes").of(harmony) == AnswerFormat(None, "hermes")
-    for names in (("xml", "auto"), ("auto", "hermes"), ("harmony", "think"), ("none", "harmony")):
+    assert FormatNames().resolve(hermes) == AnswerFormat("think", "hermes")
+    assert FormatNames("pythonic").resolve(hermes) == AnswerFormat("think", "pythonic")
+    assert FormatNames("none", "mistral").resolve(hermes) == AnswerFormat("mistral", None)
+    for names, template in ((FormatNames("harmony"), hermes), (FormatNames(), harmony)):
+        assert names.resolve(template) == AnswerFormat("harmony", "harmony")
+    assert FormatNames("hermes").resolve(harmony) == AnswerFormat(None, "hermes")
+    for wrong in (("xml", "auto"), ("auto", "hermes"), ("harmony", "think"), ("none", "harmony")):
         with pytest.raises(ValueError, match=r"is none of|is the format of"):
-            FormatNames(*names)
+            FormatNames(*wrong)

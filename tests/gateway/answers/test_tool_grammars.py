@@ -13,14 +13,15 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from baton_gateway.answers.formats import CALLS, HARMONY, AnswerFormat
+from baton_gateway.answers.formats import TOOL_CALL_FORMATS, AnswerFormat
 from baton_gateway.answers.output_parts import WholeAnswer, WholeCall, whole_answer
-from baton_gateway.answers.parse_plan import reading_of
+from baton_gateway.answers.parse_plan import make_parse_plan
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import RefusedError
-from baton_gateway.structured_outputs.definition import definition_of
+from baton_gateway.structured_outputs.grammar_builder import build_grammar
 from baton_testing.engine.tiny_llama import FOLDER
 from baton_testing.gateway.answer_transcripts import RENDERERS, same
+from baton_wire.rules.answer_formats import HARMONY
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -36,7 +37,7 @@ NONE: dict[str, Any] = {"type": "object", "properties": {}, "additionalPropertie
 TOOLS = (Tool("get_weather", None, CITY, False), Tool("now", None, NONE, True))
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 HARMONY_FORM = AnswerFormat(HARMONY, HARMONY)
-FORMS = [*(AnswerFormat("think", name) for name in CALLS), HARMONY_FORM, AnswerFormat()]
+FORMS = [*(AnswerFormat("think", name) for name in TOOL_CALL_FORMATS), HARMONY_FORM, AnswerFormat()]
 DRAWS = 4
 
 
@@ -72,9 +73,9 @@ def with_tokens(form: AnswerFormat) -> AnswerFormat:
 
 
 def definition(form: AnswerFormat, use: ToolUse) -> str:
-    shape = reading_of(form, use, "", None).shape
+    shape = make_parse_plan(form, use, "", None).output_format
     assert shape is not None
-    return definition_of(shape)
+    return build_grammar(shape)
 
 
 def draw(dice: random.Random, definition: str, begin: str = "", with_marks: bool = False) -> str:
@@ -119,7 +120,7 @@ def decoded(ids: list[int], with_marks: bool = False) -> str:
 
 
 def read(form: AnswerFormat, use: ToolUse, text: str) -> WholeAnswer:
-    reader = reading_of(form, use, "", None).reader()
+    reader = make_parse_plan(form, use, "", None).make_parser()
     return whole_answer([*reader.push(text), *reader.end()])
 
 
@@ -174,7 +175,10 @@ BEGINNINGS = {
 
 @pytest.mark.parametrize(
     ("form", "with_marks"),
-    [*((AnswerFormat(None, name), tokens) for name in CALLS for tokens in (False, True)), (HARMONY_FORM, True)],
+    [
+        *((AnswerFormat(None, name), tokens) for name in TOOL_CALL_FORMATS for tokens in (False, True)),
+        (HARMONY_FORM, True),
+    ],
     ids=str,
 )
 def test_free_text_may_come_and_a_strict_call_keeps_to_its_schema(form: AnswerFormat, with_marks: bool) -> None:
@@ -197,7 +201,7 @@ def test_free_text_may_come_and_a_strict_call_keeps_to_its_schema(form: AnswerFo
 
 
 def test_text_alone_is_an_answer_where_calls_may_come() -> None:
-    for form in (*(AnswerFormat(None, name) for name in CALLS), HARMONY_FORM):
+    for form in (*(AnswerFormat(None, name) for name in TOOL_CALL_FORMATS), HARMONY_FORM):
         for each, with_marks in ((form, False), (with_tokens(form), True))[form.is_harmony :]:
             channel = "<|channel|>final<|message|>" if form.is_harmony else ""
             ids = encoded(f"{channel}Some words, <tool or {{not}} [at all].", with_marks)
@@ -236,7 +240,7 @@ def test_a_strict_call_has_no_argument_beside_its_schema(family: str, with_marks
     assert matcher.validate_tokens(ids) < len(ids)
 
 
-@pytest.mark.parametrize("family", [*CALLS, HARMONY])
+@pytest.mark.parametrize("family", [*TOOL_CALL_FORMATS, HARMONY])
 def test_the_grammar_takes_what_the_format_writes(family: str) -> None:
     form = HARMONY_FORM if family == HARMONY else AnswerFormat(None, family)
     call = WholeCall("id", "get_weather", '{"city": "Köln", "unit": "c", "days": 3}')
@@ -270,14 +274,14 @@ def test_arguments_that_a_format_cannot_write_come_as_json(parameters: dict[str,
     for call in read(form, required, text).calls:
         jsonschema.validate(json.loads(call.arguments), parameters)
     with pytest.raises(RefusedError) as refusal:
-        reading_of(form, ToolUse(tools, ToolMode.AUTO), "", None)
+        make_parse_plan(form, ToolUse(tools, ToolMode.AUTO), "", None)
     assert refusal.value.problem.param == "tools[0].function.strict"
 
 
 def test_a_strict_tool_is_refused_where_it_is_not_known_how_calls_are_written() -> None:
     for form in (AnswerFormat(), HARMONY_FORM):  # the latter of a vocabulary without its marks
         with pytest.raises(RefusedError):
-            reading_of(form, ToolUse(TOOLS, ToolMode.AUTO), "", None)
+            make_parse_plan(form, ToolUse(TOOLS, ToolMode.AUTO), "", None)
 
 
 ARGUMENTS: dict[str, Any] = {
@@ -339,7 +343,7 @@ def test_where_calls_must_come_no_text_of_a_call_that_was_cut_is_content(form: A
     """`max_tokens` may end an answer within a mark or a name. Whole or in pieces, the parts are the same."""
     dice = random.Random(f"cut {form}")
     for use in (ToolUse(TOOLS, ToolMode.REQUIRED), ToolUse(TOOLS, ToolMode.REQUIRED, "get_weather")):
-        reading = reading_of(form, use, "", None)
+        reading = make_parse_plan(form, use, "", None)
         for _ in range(DRAWS):
             text = draw(dice, definition(form, use))
             whole = read(form, use, text)
@@ -350,7 +354,7 @@ def test_where_calls_must_come_no_text_of_a_call_that_was_cut_is_content(form: A
                 assert names == [call.name for call in whole.calls][: len(names)]
                 if dice.random() < 0.9:
                     continue
-                reader = reading.reader()
+                reader = reading.make_parser()
                 parts = [part for character in text[:end] for part in reader.push(character)]
                 pieces = whole_answer([*parts, *reader.end()])
                 assert pieces.content == ""

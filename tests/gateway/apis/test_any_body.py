@@ -14,7 +14,7 @@ from baton_gateway.apis.messages_request import parse_message
 from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.openai_types import ChatRequest
+from baton_gateway.openai_api.openai_types import ChatRequest
 
 TEXT = {"type": "text", "text": ""}
 CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}

@@ -18,10 +18,10 @@ from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPa
 from baton_gateway.apis.messages_answer import MESSAGES, UNPARSED
 from baton_gateway.apis.responses_answer import ResponsesForm
 from baton_gateway.apis.responses_request import parse_response
-from baton_gateway.http_api.answer_forms import AnswerForm
-from baton_gateway.http_api.collected_answer import GrowingAnswer
-from baton_gateway.http_api.openai_types import ApiEndpoint
-from baton_gateway.http_api.response_encoding import AnswerHead, FinishedChoice, ResponseHead, Usage
+from baton_gateway.openai_api.answer_forms import AnswerForm
+from baton_gateway.openai_api.collected_message import CollectedMessage
+from baton_gateway.openai_api.openai_types import ApiEndpoint
+from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, ResponseHead, Usage
 
 HEAD = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-0123456789ab", 1, "tiny", "fp_x")
 ANSWER = AnswerHead(HEAD, cast(Any, None), 1, False, False, 7, False)
@@ -48,8 +48,8 @@ def finish_of(parts: list[AnswerPart]) -> str:
 
 
 def whole(form: AnswerForm, parts: list[AnswerPart], finish: str) -> dict[str, Any]:
-    answer = GrowingAnswer()
-    answer.take(parts)
+    answer = CollectedMessage()
+    answer.add(parts)
     choice = FinishedChoice(answer, None, finish)
     return dict(json.loads(b"".join(form.body(ANSWER, [choice], USAGE))))
 

@@ -16,7 +16,7 @@ KEY_A, KEY_B, KEY_C = "sk-aaaaaaaa", "sk-bbbbbbbb==", "sk-cccccccc"
 
 def tenant_of(tenants: Tenants, key: str) -> str | None:
     try:
-        return tenants.of(f"Bearer {key}").name
+        return tenants.authenticate(f"Bearer {key}").name
     except RefusedError:
         return None
 
@@ -50,7 +50,7 @@ def test_the_files_of_a_secret_name_the_tenants_and_change_without_a_restart(tmp
     mounted(tmp_path, "1", alice=KEY_A + "\n", bob=KEY_B, tenants=json.dumps(hashed))
     tenants = Tenants(tmp_path)
     assert [tenant_of(tenants, key) for key in (KEY_A, KEY_B, KEY_C)] == ["alice", "bob", "hashed"]
-    assert tenants.of(f"Bearer {KEY_C}").weight == 2
+    assert tenants.authenticate(f"Bearer {KEY_C}").weight == 2
     mounted(tmp_path, "2", alice="sk-rotated-1\n" + KEY_A, bob="sk-rotated-2", tenants=json.dumps(hashed))
     tenants.refresh()
     found = [tenant_of(tenants, key) for key in (KEY_A, "sk-rotated-1", "sk-rotated-2", KEY_B)]

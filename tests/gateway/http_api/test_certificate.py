@@ -68,7 +68,7 @@ async def test_https_is_served_and_a_renewed_certificate_is_taken_without_a_rest
 @pytest.mark.parametrize("pair", [(ONE[0], TWO[1]), ("", ONE[1]), (ONE[0], "nonsense")])
 def test_files_that_are_no_certificate_and_its_key_are_refused(tmp_path: Path, pair: tuple[str, str]) -> None:
     put(tmp_path, pair)
-    with pytest.raises(CertificateError, match="no certificate and its key"):
+    with pytest.raises(CertificateError, match="not a certificate and its key"):
         Certificate(tmp_path)
 
 

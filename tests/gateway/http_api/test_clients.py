@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_gateway.http_api import streaming_writer as streaming_sink
+from baton_gateway.openai_api import streaming_writer as streaming_sink
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, ids_of, running_gateway, until
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve

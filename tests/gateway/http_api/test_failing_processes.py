@@ -20,7 +20,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from baton_gateway import parent_process
 from baton_gateway.errors import TokenizerError, is_panic, library_error
-from baton_gateway.helper_processes import piped_process as apart_pipes
+from baton_gateway.helper_processes import piped_process
 from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S
 from baton_gateway.http_api import tokenising
 from baton_gateway.parent_process import GatewayProcesses
@@ -44,9 +44,13 @@ async def is_idle(gateway: RunningGateway) -> None:
     """Nothing is held for any request."""
     server = gateway.server
     await until(lambda: server.relay.num_live == 0 and server._admission.num_running == 0)
-    await until(lambda: not server.budget.used_bytes and not server.api._tokenising._at_work)
-    all_turns = [server._templates._short.turns, server._templates._long.turns, server.relay.shapes._lane.turns]
-    await until(lambda: not any(turns.held_s(time.monotonic()) for turns in all_turns))
+    await until(lambda: not server.budget.used_bytes and not server.api._tokenising._num_running)
+    locks = [
+        server._templates._short.lock,
+        server._templates._long.lock,
+        server.relay.prompts.compiler._lane.lock,
+    ]
+    await until(lambda: not any(lock.held_s(time.monotonic()) for lock in locks))
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -115,7 +119,7 @@ async def test_a_tokenizer_that_panics_is_told_as_such_and_its_words_are_metered
         await is_idle(gateway)
     await pool.stop()
     assert 1 <= len(caplog.messages) <= 2
-    assert all("tokenizer_process writes" in message for message in caplog.messages)
+    assert all("tokenizer_main writes" in message for message in caplog.messages)
 
 
 def test_a_cancellation_is_no_librarys_error() -> None:
@@ -132,7 +136,7 @@ async def test_without_descriptors_chats_are_told_at_once_and_probes_say_what_is
     server = client.gateway.server
     lane = server._templates._short
 
-    def refused(*_: object) -> apart_pipes.StartedProcess:
+    def refused(*_: object) -> piped_process.StartedProcess:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     async def probe(path: str) -> tuple[int, str]:
@@ -140,7 +144,7 @@ async def test_without_descriptors_chats_are_told_at_once_and_probes_say_what_is
             return got.status, await got.text()
 
     with monkeypatch.context() as patch:
-        patch.setattr(apart_pipes, "run_module", refused)
+        patch.setattr(piped_process, "run_module", refused)
         assert lane.process.pid is not None
         os.kill(lane.process.pid, signal.SIGKILL)
         await until(lambda: not lane.process.is_running)
@@ -198,7 +202,7 @@ async def test_tokenising_is_no_way_around_a_tenants_queue(client: HttpClient, m
             return got.status
 
     waiting = [asyncio.create_task(tokenize()) for _ in range(2)]
-    await until(lambda: sum(client.gateway.server.api._tokenising._at_work.values()) == 2)
+    await until(lambda: sum(client.gateway.server.api._tokenising._num_running.values()) == 2)
     for path in (TOKENIZE, "/detokenize", "/v1/messages/count_tokens"):
         async with client.http.post(client.gateway.url(path), json=body | {"max_tokens": 1}) as got:
             assert (got.status, "queue_full" in await got.text() or "rate_limit" in await got.text()) == (429, True)

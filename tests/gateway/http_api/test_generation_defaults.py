@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_gateway.text.generation_defaults import OF_THE_API, GenerationDefaults, read_defaults
+from baton_gateway.text.generation_defaults import API_DEFAULTS, GenerationDefaults, read_defaults
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import answer, running_gateway, tokenizer
 from baton_testing.gateway.http_client import CHAT, COMPLETIONS, HttpClient
@@ -70,11 +70,11 @@ async def test_what_a_request_leaves_open_is_the_models(
 @pytest.mark.parametrize(
     ("config", "defaults", "complaints"),
     [
-        ({}, OF_THE_API, 0),
+        ({}, API_DEFAULTS, 0),
         ({"temperature": 1, "top_k": 50}, GenerationDefaults(top_k=50), 0),
-        ({"top_k": 0, "top_p": None, "max_length": 4096, "do_sample": False}, OF_THE_API, 0),
-        ({"temperature": 3, "top_p": 0, "min_p": "x", "repetition_penalty": True, "top_k": 1.5}, OF_THE_API, 5),
-        ({"temperature": float("nan"), "top_k": True, "min_p": -0.1}, OF_THE_API, 3),
+        ({"top_k": 0, "top_p": None, "max_length": 4096, "do_sample": False}, API_DEFAULTS, 0),
+        ({"temperature": 3, "top_p": 0, "min_p": "x", "repetition_penalty": True, "top_k": 1.5}, API_DEFAULTS, 5),
+        ({"temperature": float("nan"), "top_k": True, "min_p": -0.1}, API_DEFAULTS, 3),
         ({"temperature": 0.7, "top_p": 7}, GenerationDefaults(temperature=0.7), 1),
     ],
 )

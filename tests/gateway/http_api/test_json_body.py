@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.body_limits import LARGEST_BODY_BYTES, SMALLEST_BODY_BYTES, body_limits
-from baton_gateway.http_api.json_body import MAX_KEYS, json_shape, parse_object
-from baton_gateway.http_api.response_encoding import error_body
+from baton_gateway.openai_api.json_body import MAX_KEYS, count_json, parse_object
+from baton_gateway.openai_api.response_encoding import error_body
+from baton_gateway.workers.request_limits import LARGEST_BODY_BYTES, SMALLEST_BODY_BYTES, body_limits
 
 TRICKY = st.text(st.sampled_from('"\\:,[]{}/ué😀\n x'), max_size=12)
 VALUES = st.recursive(
@@ -46,7 +46,7 @@ def counted(value: Any) -> tuple[int, int, int]:
 @given(OBJECTS, st.booleans(), st.sampled_from([None, 1]))
 def test_the_shape_is_that_of_the_parsed_value(value: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
-    shape = json_shape(body, 10_000)
+    shape = count_json(body, 10_000)
     assert (shape.values, shape.keys, shape.depth) == counted(value)
     assert parse_object(body, shape) == json.loads(body)
 
@@ -64,7 +64,7 @@ def test_any_bytes_are_an_object_or_refused_with_a_code(body: bytes) -> None:
 
 def parsed(body: bytes) -> tuple[Problem | None, Any]:
     try:
-        return None, parse_object(body, json_shape(body, 1_000))
+        return None, parse_object(body, count_json(body, 1_000))
     except RefusedError as refusal:
         return refusal.problem, None
 
@@ -74,23 +74,23 @@ def test_a_key_that_occurs_twice_is_found_at_any_depth(names: list[str], depth: 
     fields = ",".join(f"{json.dumps(name)}:0" for name in names)
     body = ('{"x":[' * depth + "{" + fields + "}" + "]}" * depth).encode()
     if len(set(names)) == len(names):
-        parse_object(body, json_shape(body, 1_000))
+        parse_object(body, count_json(body, 1_000))
         return
     with pytest.raises(RefusedError) as refusal:
-        parse_object(body, json_shape(body, 1_000))
+        parse_object(body, count_json(body, 1_000))
     assert refusal.value.problem.code == "duplicate_key"
     assert refusal.value.problem.param in names
 
 
 def test_the_most_values_and_keys_are_allowed_and_one_more_is_not() -> None:
     most = b'{"a":[' + b"1," * 997 + b"1]}"
-    assert json_shape(most, 999).values == 999
+    assert count_json(most, 999).values == 999
     with pytest.raises(RefusedError, match="999"):
-        json_shape(most.replace(b"[", b"[1,"), 999)
+        count_json(most.replace(b"[", b"[1,"), 999)
     keys = b",".join(b'"%d":1' % number for number in range(MAX_KEYS))
-    assert json_shape(b"{" + keys + b"}", 1 << 20).keys == MAX_KEYS
+    assert count_json(b"{" + keys + b"}", 1 << 20).keys == MAX_KEYS
     with pytest.raises(RefusedError, match="keys"):
-        json_shape(b'{"x":1,' + keys + b"}", 1 << 20)
+        count_json(b'{"x":1,' + keys + b"}", 1 << 20)
 
 
 def test_a_body_may_hold_what_fills_the_context_and_no_more_than_that_needs() -> None:

@@ -17,12 +17,12 @@ from baton_gateway.apis.messages_answer import message_error_body
 from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api import routes
-from baton_gateway.http_api.answer_bounds import MAX_ANSWER_TOKENS, MAX_ANSWER_VALUES, check_answer, most_tokens
-from baton_gateway.http_api.answer_writers import CollectedAnswer, CollectingWriter
-from baton_gateway.http_api.collected_answer import GrowingAnswer
-from baton_gateway.http_api.json_pieces import PIECE_BYTES, EncodedJson, even_pieces, json_pieces
-from baton_gateway.http_api.openai_types import ApiEndpoint, parse_completion
-from baton_gateway.http_api.response_encoding import (
+from baton_gateway.openai_api.answer_bounds import MAX_ANSWER_TOKENS, MAX_ANSWER_VALUES, check_answer, max_tokens_each
+from baton_gateway.openai_api.answer_writers import CollectedAnswer, CollectingWriter
+from baton_gateway.openai_api.collected_message import CollectedMessage
+from baton_gateway.openai_api.json_pieces import PIECE_BYTES, EncodedJson, even_pieces, json_pieces
+from baton_gateway.openai_api.openai_types import ApiEndpoint, parse_completion
+from baton_gateway.openai_api.response_encoding import (
     MAX_MESSAGE_CHARS,
     AnswerHead,
     FinishedChoice,
@@ -90,7 +90,7 @@ async def test_an_answer_that_would_be_too_large_is_refused_by_field(
 @pytest.mark.parametrize("logprobs", [None, 0, 20])
 def test_the_largest_answer_is_allowed_and_one_token_more_is_not(logprobs: int | None) -> None:
     for prompts, n in ((1, 1), (64, 16), (1, 16), (7, 3)):
-        most = most_tokens(prompts * n, logprobs)
+        most = max_tokens_each(prompts * n, logprobs)
         check_answer("max_tokens", most, prompts, n, logprobs)
         with pytest.raises(RefusedError):
             check_answer("max_tokens", most + 1, prompts, n, logprobs)
@@ -142,7 +142,7 @@ class Budget:
 
 
 async def test_an_answer_that_finds_no_memory_is_refused_before_it_begins(text: TextModel) -> None:
-    sink = CollectingWriter(hold=Budget(999).hold)
+    sink = CollectingWriter(charge=Budget(999).hold)
     with pytest.raises(RefusedError) as refusal:
         sink.begin(head_of(text, ApiEndpoint.CHAT, ahead=1_000))
     problem = refusal.value.problem
@@ -151,7 +151,7 @@ async def test_an_answer_that_finds_no_memory_is_refused_before_it_begins(text: 
 
 async def test_an_answer_that_outgrows_the_memory_ends_with_a_named_error(text: TextModel) -> None:
     budget = Budget(100_000)
-    sink = CollectingWriter(hold=budget.hold)
+    sink = CollectingWriter(charge=budget.hold)
     sink.begin(head_of(text, ApiEndpoint.CHAT, ahead=1_000))
     for _ in range(1_000):
         sink.increment(0, Increment("x" * 200))
@@ -166,7 +166,7 @@ async def test_an_answer_that_outgrows_the_memory_ends_with_a_named_error(text: 
 
 async def test_what_an_answer_holds_is_charged_while_it_grows(text: TextModel) -> None:
     budget = Budget(1 << 30)
-    sink = CollectingWriter(hold=budget.hold)
+    sink = CollectingWriter(charge=budget.hold)
     sink.begin(head_of(text, ApiEndpoint.COMPLETIONS))
     for place in range(3_000):
         sink.increment(0, Increment("x", (TokenInfo(300, TokenLogprob(-1.0, TOP), place),)))
@@ -266,8 +266,8 @@ def test_what_is_encoded_is_not_copied_into_a_body() -> None:
 
 
 def test_the_body_of_a_long_answer_is_its_own_bytes() -> None:
-    answer = GrowingAnswer()
-    answer.take([ContentPart("x" * 1_000)] * 1_000)
+    answer = CollectedMessage()
+    answer.add([ContentPart("x" * 1_000)] * 1_000)
     head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
     pieces = response_body(head, [FinishedChoice(answer, None, "stop")], Usage(1, 1))
     assert sum(len(piece) for piece in pieces if len(piece) < 1_000_000) < 1_000

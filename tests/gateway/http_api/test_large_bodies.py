@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from baton_gateway.http_api import request_body
-from baton_gateway.http_api.json_body import JsonShape, parse_object
 from baton_gateway.http_api.request_body import INLINE_BYTES
+from baton_gateway.openai_api.json_body import JsonCounts, parse_object
 from baton_testing.gateway.gateway_process import RunningGateway
 
 
@@ -20,7 +20,7 @@ async def test_only_a_large_body_is_parsed_in_a_thread(
 ) -> None:
     threads: list[threading.Thread] = []
 
-    def noted(body: bytes, shape: JsonShape) -> dict[str, Any]:
+    def noted(body: bytes, shape: JsonCounts) -> dict[str, Any]:
         threads.append(threading.current_thread())
         return parse_object(body, shape)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.http_api.openai_types import parse_completion
+from baton_gateway.openai_api.openai_types import parse_completion
 
 
 def biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.http_api import loop_pacing as loop_turns
+from baton_gateway.http_api import loop_pacing
 from baton_gateway.http_api.loop_pacing import LoopPacing
 
 
@@ -18,10 +18,10 @@ class Handling:
         self.now = 0.0
         self.cost_s = cost_s
         self.begun: list[str] = []
-        self.turns = LoopPacing(lambda: self.now)
+        self.pacing = LoopPacing(lambda: self.now)
 
     async def request(self, holder: str) -> None:
-        await self.turns.turn(holder)
+        await self.pacing.admit(holder)
         self.now += self.cost_s
         self.begun.append(holder)
 
@@ -43,7 +43,7 @@ async def test_few_requests_begin_at_once() -> None:
     handling = Handling(cost_s=0.0001)
     await asyncio.gather(*handling.start("a", "a", "b"))
     assert handling.begun == ["a", "a", "b"]
-    assert handling.turns.num_waiting == 0
+    assert handling.pacing.num_waiting == 0
 
 
 async def test_a_newcomer_goes_before_what_a_holder_with_many_has_waiting() -> None:
@@ -65,12 +65,12 @@ async def test_a_round_begins_fewer_requests_the_longer_they_take() -> None:
         await asyncio.gather(*handling.start(*["a"] * 200))  # learns what they cost
         begun = await rounds_until_done(handling, handling.start(*["a"] * 200))
         costs[cost_s] = max(begun[1:])
-    assert costs == {0.00001: loop_turns.MOST_A_ROUND, 0.001: 4, 0.05: 1}
+    assert costs == {0.00001: loop_pacing.MAX_PER_ROUND, 0.001: 4, 0.05: 1}
 
 
 async def test_a_clock_that_stands_still_stops_nothing() -> None:
     handling = Handling(cost_s=0.0)
-    handling.turns._cost_s = 0.0  # what no time at all fades to
+    handling.pacing._cost_s = 0.0  # what no time at all fades to
     await asyncio.gather(*handling.start(*["a"] * 200))
     assert len(handling.begun) == 200
 
@@ -83,13 +83,13 @@ async def test_a_client_that_hangs_up_while_it_waits_keeps_no_turn() -> None:
     for task in tasks[:20] + tasks[40:60]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert handling.turns.num_waiting == 0
+    assert handling.pacing.num_waiting == 0
     await asyncio.wait_for(handling.request("c"), 1.0)
     assert handling.begun.count("c") == 1
 
 
 async def test_a_turn_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_turns, "WITHIN_S", 0.0)
+    monkeypatch.setattr(loop_pacing, "MAX_WAIT_S", 0.0)
     handling = Handling(cost_s=0.05)
     results = await asyncio.gather(*handling.start(*["a"] * 100), return_exceptions=True)
     refused = [result for result in results if isinstance(result, RefusedError)]

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.http_api.answer_writers import CollectingWriter
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.request_body import RequestBody
-from baton_gateway.http_api.streaming_writer import StreamingWriter
+from baton_gateway.openai_api.answer_writers import CollectingWriter
+from baton_gateway.openai_api.streaming_writer import StreamingWriter
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
 from baton_testing.gateway.http_client import COMPLETIONS, HttpClient

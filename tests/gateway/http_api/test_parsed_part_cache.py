@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from baton_gateway.apis.messages_request import parse_message
 from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.json_body import MAX_DEPTH, MAX_KEYS, JsonShape, json_shape, parse_object
-from baton_gateway.http_api.openai_fields import UnknownFields
-from baton_gateway.http_api.openai_types import parse_chat, parse_completion
-from baton_gateway.http_api.parsed_part_cache import LEAST_BYTES, NAMES, ParsedPartCache, PartedBody
+from baton_gateway.http_api.parsed_part_cache import CACHED_FIELDS, MIN_PART_BYTES, ParsedPartCache, SplitBody
+from baton_gateway.openai_api.json_body import MAX_DEPTH, MAX_KEYS, JsonCounts, count_json, parse_object
+from baton_gateway.openai_api.openai_fields import UnknownFields
+from baton_gateway.openai_api.openai_types import parse_chat, parse_completion
 
 MOST = 50_000
 TEXT = st.text(st.sampled_from('"\\:,[]{}/ué😀\n x'), max_size=12)
@@ -25,28 +25,28 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXT, inner, max_size=5),
     max_leaves=20,
 )
-DEFINITIONS = VALUES.map(lambda value: {"type": "x" * LEAST_BYTES, 'inner "': value, "list": [[value], "[{,"]})
+DEFINITIONS = VALUES.map(lambda value: {"type": "x" * MIN_PART_BYTES, 'inner "': value, "list": [[value], "[{,"]})
 BODIES = st.builds(
     lambda first, parts, last: {**first, **parts, **last},
     st.dictionaries(TEXT, VALUES, max_size=4),
-    st.dictionaries(st.sampled_from(NAMES), DEFINITIONS, min_size=1, max_size=3),
+    st.dictionaries(st.sampled_from(CACHED_FIELDS), DEFINITIONS, min_size=1, max_size=3),
     st.dictionaries(TEXT, VALUES, max_size=4),
 )
-LONG = json.dumps({"type": "json_schema", "x": ["y" * LEAST_BYTES]})
+LONG = json.dumps({"type": "json_schema", "x": ["y" * MIN_PART_BYTES]})
 
 
-def whole(body: bytes) -> tuple[JsonShape, dict[str, Any]] | Problem:
+def whole(body: bytes) -> tuple[JsonCounts, dict[str, Any]] | Problem:
     try:
-        shape = json_shape(body, MOST)
+        shape = count_json(body, MOST)
         return shape, parse_object(body, shape)
     except RefusedError as refusal:
         return refusal.problem
 
 
-def apart(known: ParsedPartCache, body: bytes) -> PartedBody | None:
+def apart(known: ParsedPartCache, body: bytes) -> SplitBody | None:
     """Read twice: the second time all parts are known."""
-    known.apart(body, MOST)
-    return known.apart(body, MOST)
+    known.split(body, MOST)
+    return known.split(body, MOST)
 
 
 @given(BODIES, st.booleans(), st.sampled_from([None, 1]))
@@ -54,7 +54,7 @@ def test_a_known_body_is_what_it_is_as_a_whole(body: dict[str, Any], ascii_only:
     data = json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode()
     parted = apart(ParsedPartCache(), data)
     assert parted is not None
-    assert (parted.shape, parted.read()) == whole(data)
+    assert (parted.counts, parted.read()) == whole(data)
     assert list(parted.read()) == list(body)
 
 
@@ -70,7 +70,7 @@ def test_what_is_wrong_with_a_body_is_never_hidden_by_what_is_known_of_it(body: 
     if found is None:
         return  # it is read whole
     try:
-        read = found.shape, found.read()
+        read = found.counts, found.read()
     except RefusedError:
         assert isinstance(expected, Problem)
     else:
@@ -91,10 +91,10 @@ def test_what_is_wrong_with_a_body_is_never_hidden_by_what_is_known_of_it(body: 
 )
 def test_keys_that_came_twice_and_broken_bodies_are_left_to_the_whole_reading(body: str) -> None:
     known = ParsedPartCache()
-    known.apart(f'{{"tools":{LONG}}}'.encode(), MOST)
+    known.split(f'{{"tools":{LONG}}}'.encode(), MOST)
     assert isinstance(whole(body.encode()), Problem)
     for _ in range(2):
-        assert known.apart(body.encode(), MOST) is None
+        assert known.split(body.encode(), MOST) is None
 
 
 def test_bounds_count_the_known_parts_too() -> None:
@@ -104,11 +104,11 @@ def test_bounds_count_the_known_parts_too() -> None:
         data = json.dumps({"tools": [LONG, field], "rest": rest}).encode()
         sound = True
         try:
-            json_shape(data, most)
+            count_json(data, most)
         except RefusedError:
             sound = False
         for _ in range(2):
-            assert (known.apart(data, most) is not None) == sound
+            assert (known.split(data, most) is not None) == sound
         return sound
 
     numbers = [1] * 500
@@ -127,15 +127,15 @@ def test_bounds_count_the_known_parts_too() -> None:
 def test_short_parts_and_conversations_are_not_kept() -> None:
     known = ParsedPartCache()
     messages = json.dumps({"messages": [LONG], "input": LONG, "prompt": LONG, "tools": [{"name": "x"}]}).encode()
-    assert known.apart(messages, MOST) is None
-    assert known.kept_bytes == 0
+    assert known.split(messages, MOST) is None
+    assert known.cached_bytes == 0
 
 
 def test_what_nobody_sent_for_longest_is_forgotten() -> None:
-    known = ParsedPartCache(max_kept_bytes=10 * (LEAST_BYTES + 200))
+    known = ParsedPartCache(max_cached_bytes=10 * (MIN_PART_BYTES + 200))
 
-    def send(number: int) -> PartedBody | None:
-        return known.apart(json.dumps({"tools": [f"{number}", "x" * LEAST_BYTES]}).encode(), MOST)
+    def send(number: int) -> SplitBody | None:
+        return known.split(json.dumps({"tools": [f"{number}", "x" * MIN_PART_BYTES]}).encode(), MOST)
 
     first = send(0)
     for number in range(1, 40):
@@ -144,10 +144,10 @@ def test_what_nobody_sent_for_longest_is_forgotten() -> None:
         assert first is not None
         assert again is not None
         assert again.values["tools"] is first.values["tools"]
-        assert 0 < known.kept_bytes <= 10 * (LEAST_BYTES + 200)
+        assert 0 < known.cached_bytes <= 10 * (MIN_PART_BYTES + 200)
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x" * LEAST_BYTES]}}, "required": ["a"]}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x" * MIN_PART_BYTES]}}, "required": ["a"]}
 FUNCTION = {"name": "look", "description": "x", "parameters": SCHEMA}
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 TEXT_FORM = {"type": "json_schema", "name": "a", "schema": SCHEMA}

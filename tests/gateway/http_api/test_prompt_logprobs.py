@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.http_api.openai_types import parse_completion
+from baton_gateway.openai_api.openai_types import parse_completion
 from baton_gateway.requests.scored_prompts import echoed_prompts, echoes
 from baton_gateway.text.revision_text import load_text_model
 from baton_testing.gateway.gateway_process import ANSWER, ids_of, tokenizer

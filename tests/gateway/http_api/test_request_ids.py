@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.http_api.access_log import BURST, LINES_PER_S, LineAllowance, request_id
+from baton_gateway.http_api.access_log import BURST, LINES_PER_S, LineAllowance, choose_request_id
 from baton_testing.gateway.gateway_process import until
 from baton_testing.gateway.http_client import CHAT, COMPLETIONS, HttpClient
 from baton_wire.messages.values import Reason
@@ -18,14 +18,14 @@ SECRET = "a sentence that nobody logs"
 
 @pytest.mark.parametrize("sent", ["a", "trace-1.2:3_4", "x" * 128])
 def test_a_short_plain_id_is_kept(sent: str) -> None:
-    assert request_id(sent) == sent
+    assert choose_request_id(sent) == sent
 
 
 @pytest.mark.parametrize("sent", [None, "", "x" * 129, "a b", "a\tb", "é", '"', "a\r\nX-Evil: 1", "{}", "../x"])
 def test_any_other_id_is_replaced(sent: str | None) -> None:
-    made = request_id(sent)
+    made = choose_request_id(sent)
     assert made.startswith("req-")
-    assert made != request_id(sent)
+    assert made != choose_request_id(sent)
 
 
 async def exchange(client: HttpClient, path: str, sent: str | None, **body: Any) -> tuple[int, str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.structured_outputs.format_compiler import ShapeCompiler
+from baton_gateway.structured_outputs.format_compiler import FormatCompiler
 from baton_gateway.structured_outputs.output_format import MAX_DEFINITION_BYTES, OutputFormat
 from baton_gateway.text.chat_template import RenderedChat
 from baton_gateway.text.template_renderer import TemplateRenderer
@@ -103,7 +103,7 @@ async def test_a_schema_is_compiled_while_the_prompt_is_rendered(
 ) -> None:
     """Neither ends before both have begun."""
     rendering, compiling = asyncio.Event(), asyncio.Event()
-    render, compile_ = TemplateRenderer.render, ShapeCompiler.compile
+    render, compile_ = TemplateRenderer.render, FormatCompiler.compile
 
     async def late_render(self: TemplateRenderer, *asked: Any) -> RenderedChat:
         rendering.set()
@@ -111,14 +111,14 @@ async def test_a_schema_is_compiled_while_the_prompt_is_rendered(
             await compiling.wait()
         return await render(self, *asked)
 
-    async def late_compile(self: ShapeCompiler, shape: OutputFormat, who: str) -> Grammar:
+    async def late_compile(self: FormatCompiler, shape: OutputFormat, who: str) -> Grammar:
         compiling.set()
         async with asyncio.timeout(30):
             await rendering.wait()
         return await compile_(self, shape, who)
 
     monkeypatch.setattr(TemplateRenderer, "render", late_render)
-    monkeypatch.setattr(ShapeCompiler, "compile", late_compile)
+    monkeypatch.setattr(FormatCompiler, "compile", late_compile)
     await client.ask(CHAT, **form(SCHEMA))
     assert client.prefill().sampling.grammar is not None
     status, error = await client.refused(CHAT, **form({"not": {}}))

@@ -11,18 +11,18 @@ import pytest
 
 from baton_gateway.answers.output_parts import ContentPart
 from baton_gateway.apis.responses_request import parse_response
-from baton_gateway.http_api.answer_bounds import VALUE_BYTES, token_bytes
-from baton_gateway.http_api.json_pieces import PIECE_BYTES
-from baton_gateway.http_api.openai_types import ApiEndpoint
-from baton_gateway.http_api.response_encoding import AnswerHead, ResponseHead, Usage
-from baton_gateway.http_api.streaming_writer import (
+from baton_gateway.openai_api.answer_bounds import VALUE_BYTES, token_bytes
+from baton_gateway.openai_api.json_pieces import PIECE_BYTES
+from baton_gateway.openai_api.openai_types import ApiEndpoint
+from baton_gateway.openai_api.response_encoding import AnswerHead, ResponseHead, Usage
+from baton_gateway.openai_api.streaming_writer import (
     MAX_BUFFERED_BYTES,
     MERGE_ABOVE_BYTES,
     STALL_S,
     TURN_BYTES,
     StreamingWriter,
 )
-from baton_gateway.requests.relay import FLUSH_S, Relay
+from baton_gateway.requests.answer_flushes import FLUSH_S, AnswerFlushes
 from baton_gateway.text.choice_text import Increment, TokenInfo
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_testing.gateway.gateway_process import tokenizer
@@ -254,10 +254,8 @@ async def test_many_streams_are_written_in_several_turns_of_the_loop() -> None:
 
     lives = {ticket: SimpleNamespace(ticket=ticket, sink=AnswerWriter(ticket)) for ticket in range(64)}
     loop = SimpleNamespace(time=lambda: now[0], call_soon=later.append)
-    relay: Any = SimpleNamespace(_touched=dict(lives), _by_ticket=lives, _loop=loop)
-    relay._flush = lambda: Relay._flush(relay)
-    relay._flush()
-    turns = 1
+    AnswerFlushes(cast(Any, loop), lives).schedule().update(cast(Any, lives))
+    turns = 0
     while later:
         before = len(written)
         later.pop(0)()

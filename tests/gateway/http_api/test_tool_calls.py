@@ -200,9 +200,9 @@ async def test_a_call_that_must_come_is_bound_by_a_grammar_behind_a_thought(clie
 
 async def test_a_strict_tool_is_bound_and_a_free_one_is_not(client: HttpClient) -> None:
     strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}  # type: ignore[operator]
-    for tool, is_bound in ((TOOL, False), (strict, True)):
+    for tool, is_constrained in ((TOOL, False), (strict, True)):
         await client.ask(CHAT, messages=USER, tools=[tool])
-        assert (client.sampling().grammar is not None) is is_bound
+        assert (client.sampling().grammar is not None) is is_constrained
 
 
 async def test_the_official_client_takes_a_tool_round_and_a_stream(

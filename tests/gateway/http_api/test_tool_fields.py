@@ -8,7 +8,7 @@ import pytest
 
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolMode
 from baton_gateway.errors import RefusedError
-from baton_gateway.http_api.openai_types import ChatRequest, parse_chat
+from baton_gateway.openai_api.openai_types import ChatRequest, parse_chat
 
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
@@ -148,7 +148,7 @@ RESULTS: list[tuple[str, list[dict[str, Any]], str, str]] = [
         "'c1' has a result already; each call",
     ),
     ("twice, a turn later", [ONE, result(1), SAID, result(1)], "messages[4].tool_call_id", "'c1' is an earlier turn's"),
-    ("of no call", [ONE, result(1), result(3)], "messages[3].tool_call_id", "'c3' is the id of no call"),
+    ("of no call", [ONE, result(1), result(3)], "messages[3].tool_call_id", "'c3' is not the id of a call"),
     (
         "of two calls",
         [assistant(tool_calls=[call(1), call(1)])],

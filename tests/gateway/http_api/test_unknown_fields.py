@@ -10,8 +10,8 @@ import aiohttp
 import openai
 import pytest
 
-from baton_gateway.http_api.openai_fields import MAX_UNKNOWN
 from baton_gateway.http_api.routes import IGNORED_HEADER
+from baton_gateway.openai_api.openai_fields import MAX_UNKNOWN
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import running_gateway
 from baton_testing.gateway.http_client import CHAT, COMPLETIONS, USER, HttpClient, streamed_text

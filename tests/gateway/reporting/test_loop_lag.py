@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_gateway.reporting.loop_lag import EVERY_S, watch_loop_lag
+from baton_gateway.reporting.metrics import LAG_EVERY_S, watch_loop_lag
 from baton_testing.gateway.gateway_process import RunningGateway
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_testing.virtual_time.loop import VirtualLoop
@@ -20,13 +20,13 @@ def test_a_loop_that_is_held_fires_late_by_so_much() -> None:
     lags: list[float] = []
     with loop.entered():
         loop.create_task(watch_loop_lag(lags.append))
-    heap.run(until_s=10 * EVERY_S)
+    heap.run(until_s=10 * LAG_EVERY_S)
     assert max(lags) < 1e-3
     loop.hold()
-    heap.run(until_s=1.0 + 10 * EVERY_S)
+    heap.run(until_s=1.0 + 10 * LAG_EVERY_S)
     loop.let_go()
-    heap.run(until_s=1.0 + 12 * EVERY_S)
-    assert max(lags) == pytest.approx(1.0, abs=2 * EVERY_S)
+    heap.run(until_s=1.0 + 12 * LAG_EVERY_S)
+    assert max(lags) == pytest.approx(1.0, abs=2 * LAG_EVERY_S)
     loop.bury()
 
 
@@ -37,5 +37,5 @@ async def test_the_gateway_counts_what_it_sees(gateway: RunningGateway, http: ai
         return float(text.split("baton_gateway_loop_lag_seconds_count ")[1].split()[0])
 
     before = await count()
-    await asyncio.sleep(4 * EVERY_S)
+    await asyncio.sleep(4 * LAG_EVERY_S)
     assert await count() > before

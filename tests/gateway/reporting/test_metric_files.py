@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from baton_gateway.parent_process import METRICS_VARIABLE
-from baton_gateway.reporting.metric_files import FILE_BYTES, absorb, claim, reserve
+from baton_gateway.reporting.metric_files import FILE_BYTES, METRICS_VARIABLE, absorb, claim, reserve
 from baton_gateway.reporting.metrics import shared_page
 
 NAMES = {"counter": "requests_total", "gauge_livesum": "requests_running"}
 
 
 def count(folder: Path, pid: int, number: float) -> None:
-    """What a process does that lives for a while."""
+    """Count as a process does while it lives."""
     claim(str(folder), pid)
     for kind, name in NAMES.items():
         file = MmapedDict(str(folder / f"{kind}_{pid}.db"))  # type: ignore[no-untyped-call]
@@ -72,7 +71,7 @@ def test_files_have_their_room_before_anything_starts_and_hand_it_on(
 
 
 def test_all_series_fit_into_the_room_that_files_have(tmp_path: Path) -> None:
-    """More would grow a file without room behind it, once they are all made."""
+    """More series would grow a file beyond its allocated room."""
     lines = (
         "from prometheus_client import CollectorRegistry",
         "from baton_gateway.reporting.metrics import GatewayMetrics",

@@ -31,7 +31,7 @@ async def test_requests_tokens_and_times_are_counted(gateway: RunningGateway, ht
         usage = (await got.json())["usage"]
     async with http.post(gateway.url(CHAT), json=BODY | {"n": 99}) as got:
         assert got.status == 400
-    found = await samples(gateway, http)
+    values = await samples(gateway, http)
     expected = {
         "baton_gateway_requests_total{outcome=finished}": 1,
         "baton_gateway_requests_total{outcome=failed}": 0,
@@ -46,13 +46,13 @@ async def test_requests_tokens_and_times_are_counted(gateway: RunningGateway, ht
         "baton_gateway_responses_total{status=200}": 1,
         "baton_gateway_responses_total{status=400}": 1,
     }
-    assert {name: found[name] for name in expected} == expected
+    assert {name: values[name] for name in expected} == expected
 
 
 async def test_the_number_of_links_is_shown(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
     async def links() -> list[float]:
-        found = await samples(gateway, http)
-        return [found[f"baton_gateway_links{{role={role}}}"] for role in ("prefill", "decode")]
+        values = await samples(gateway, http)
+        return [values[f"baton_gateway_links{{role={role}}}"] for role in ("prefill", "decode")]
 
     for _ in range(600):
         if await links() == [1, 1]:

@@ -1,4 +1,4 @@
-"""What `/state` tells of what a process holds."""
+"""The tasks and bytes of a process in `/state`."""
 
 from __future__ import annotations
 

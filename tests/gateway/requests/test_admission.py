@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
+from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.requests.admission import Admission, AdmissionLimits, Verdict
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 
 A, B = Tenant("a"), Tenant("b")
 TWO_OWNERS = '{"tenants": [{"name": "a", "key_sha256": ["0"]}, {"name": "b", "key_sha256": ["0"]}]}'.replace(
@@ -27,7 +28,7 @@ def offered(admission: Admission, tenant: Tenant = DEFAULT_TENANT, now: float = 
 def test_requests_run_up_to_the_limit_then_wait_then_are_refused() -> None:
     admission = Admission(AdmissionLimits(max_running=2, max_queued=1))
     verdicts = [admission.offer(DEFAULT_TENANT, 1, 0) for _ in range(4)]
-    assert [each if isinstance(each, Problem) else each[1] for each in verdicts][:3] == [
+    assert [verdict if isinstance(verdict, Problem) else verdict[1] for verdict in verdicts][:3] == [
         Verdict.ADMITTED, Verdict.ADMITTED, Verdict.QUEUED,
     ]  # fmt: skip
     assert isinstance(verdicts[3], Problem)
@@ -91,7 +92,7 @@ def test_quotas_count_sequences_and_a_large_request_begins_alone() -> None:
     one = offered(admission, small)
     large = admission.offer(small, 1024, 0, at_once=16)
     assert not isinstance(large, Problem)
-    assert large[1] is Verdict.QUEUED, "16 at once beside one is over the quota of 8"
+    assert large[1] is Verdict.QUEUED, "16 at once and one running are over the quota of 8"
     assert admission.num_waiting == 1024
     assert admission.leave(one) == [large[0]]
     assert (admission.num_running, admission.num_waiting) == (16, 0)
@@ -99,7 +100,7 @@ def test_quotas_count_sequences_and_a_large_request_begins_alone() -> None:
     waits = admission.offer(small, 1, 0)
     assert not isinstance(waits, Problem)
     assert waits[1] is Verdict.QUEUED
-    assert admission.at_work(large[0], 7) == [waits[0]], "as its sequences end, others begin"
+    assert admission.set_running(large[0], 7) == [waits[0]], "as its sequences end, others begin"
     assert admission.num_running == 8
 
 
@@ -107,7 +108,7 @@ def test_many_sequences_of_one_request_do_not_keep_another_tenant_out() -> None:
     admission = Admission(AdmissionLimits(max_running=64, max_queued=8))
     large = admission.offer(A, 1024, 0, at_once=16)
     assert not isinstance(large, Problem)
-    admission.at_work(large[0], 48)
+    admission.set_running(large[0], 48)
     assert not admission.may_grow(large[0], 32)
     verdict = admission.offer(B, 1, 0)
     assert not isinstance(verdict, Problem)
@@ -171,10 +172,10 @@ def test_a_bad_key_file_names_itself(content: str, tmp_path: Path) -> None:
 
 
 def tickets(admission: Admission, tenant: Tenant, count: int, sequences: int = 1) -> list[int]:
-    """Of that many offers, each of which makes room for itself as the relay does."""
+    """The tickets of `count` offers, each of which evicts others as the relay does."""
     taken = []
     for _ in range(count):
-        for ticket in admission.displaced_by(tenant, sequences):
+        for ticket in admission.select_evictions(tenant, sequences):
             admission.leave(ticket)
         verdict = admission.offer(tenant, sequences, 0)
         if not isinstance(verdict, Problem):
@@ -186,12 +187,12 @@ def test_a_queue_full_of_one_tenants_requests_has_room_for_another() -> None:
     admission = Admission(AdmissionLimits(max_running=1, max_queued=8))
     flood = tickets(admission, A, 20)
     assert len(flood) == 9
-    assert admission.displaced_by(B, 1) == [flood[-1]], "the newest of whoever has the most"
+    assert admission.select_evictions(B, 1) == [flood[-1]], "the newest of the tenant with the most"
     assert len(tickets(admission, B, 20)) == 4, "half of the queue"
     assert admission.num_waiting == 8
     assert tickets(admission, A, 1) == []
-    assert admission.displaced_by(Tenant("heavy", weight=10.0), 4) != []
-    assert admission.displaced_by(Tenant("c", max_queued=1), 1) != []
+    assert admission.select_evictions(Tenant("heavy", weight=10.0), 4) != []
+    assert admission.select_evictions(Tenant("c", max_queued=1), 1) != []
 
 
 def test_who_is_over_its_own_quota_takes_nobodys_place() -> None:
@@ -200,8 +201,8 @@ def test_who_is_over_its_own_quota_takes_nobodys_place() -> None:
     tickets(admission, A, 9)
     assert len(tickets(admission, small, 9)) == 1
     assert admission.is_over_quota(small, 1)
-    assert admission.displaced_by(small, 1) == []
-    assert admission.displaced_by(B, 1) != []
+    assert admission.select_evictions(small, 1) == []
+    assert admission.select_evictions(B, 1) != []
 
 
 def test_a_tenant_with_nothing_at_work_begins_although_others_fill_the_room() -> None:
@@ -241,7 +242,7 @@ def test_what_waits_for_its_own_tenants_quota_is_known() -> None:
     assert admission.waiting_for_quota() == set(mine[3:])
     for ticket in (*mine, *others):
         admission.leave(ticket)
-    assert (admission._lines, admission.waiting_for_quota()) == ({}, set())
+    assert (admission._queues, admission.waiting_for_quota()) == ({}, set())
     assert (admission.startable("small"), admission.quota_turns(small, 1)) == (1.0, 0.0)
 
 
@@ -284,7 +285,7 @@ def test_sequences_that_cost_more_take_more_room_and_no_more_of_a_quota() -> Non
     assert begun(admission.offer(plain, 16, 0.0))[1] is Verdict.ADMITTED
     assert (admission.num_running, admission.num_waiting) == (24, 6)
     assert not admission.may_grow(first, 1)
-    assert admission.at_work(first, 1) == [second], "its seven that ended made room for 42"
+    assert admission.set_running(first, 1) == [second], "its seven that ended made room for 42"
     assert admission.num_running == 23
 
 

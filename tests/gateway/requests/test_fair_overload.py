@@ -1,4 +1,4 @@
-"""One tenant at its worst beside another, and many at once: the relay on virtual time with workers that keep time.
+"""One tenant at its worst next to another, and many at once: the relay on virtual time with workers that keep time.
 
 At the end the same over HTTP, with fake workers.
 """
@@ -19,10 +19,10 @@ import aiohttp
 import pytest
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.requests.admission import AdmissionLimits
 from baton_gateway.requests.live_request import RelayRules
 from baton_gateway.requests.request_events import LifeRules
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import running_gateway, until
 from baton_testing.gateway.virtual_pool import Client, VirtualPool
@@ -59,7 +59,7 @@ def flood(pool: VirtualPool, tenant: Tenant, connections: int, prompt_tokens: in
 
 
 def calm(pool: VirtualPool, tenant: Tenant = CALM, every_s: float = 0.1) -> list[Client]:
-    """Small requests, one after the other, before and beside the flood."""
+    """Small requests, one after the other, before and during the flood."""
     clients: list[Client] = []
     for number in range(int((UNTIL_S - 1.0) / every_s)):
         pool.heap.after(1.0 + number * every_s, lambda: clients.append(pool.ask(tenant, 100, 5)))
@@ -101,16 +101,16 @@ def test_a_tenant_at_its_quota_waits_at_its_quotas_pace_and_is_told_so_only_when
     with virtual_pool(limits=AdmissionLimits(max_wait_s=20.0)) as pool:
         small = Tenant("small", max_running=1)
         first = [pool.ask(small, 100, 100) for _ in range(15)]
-        assert refused(first) == Counter(), "nobody knows how long one is at work"
+        assert refused(first) == Counter(), "the duration of a request is unknown"
         pool.run(7.0)
-        told = pool.ask(small, 100, 100)
+        latest = pool.ask(small, 100, 100)
         pool.run(60.0)
-    assert told.problem is not None
-    assert told.problem.code == "overloaded"
-    wait_s = float(told.problem.message.split("wait of ")[1].split(" s")[0])
+    assert latest.problem is not None
+    assert latest.problem.code == "overloaded"
+    wait_s = float(latest.problem.message.split("wait of ")[1].split(" s")[0])
     last_s = max(client.ended_s for client in first if client.problem is None and client.ended_s is not None)
     assert wait_s > 20.0
-    assert refused(first)["queue_timeout"] > 0, "it is what it would have been told"
+    assert refused(first)["queue_timeout"] > 0, "as it would have been refused later"
     assert last_s < 25.0
 
 
@@ -146,11 +146,11 @@ def test_keyless_requests_are_one_tenants_whatever_they_say() -> None:
     with virtual_pool(limits=AdmissionLimits(max_running=2, max_queued=4)) as pool:
         clients = [pool.ask(DEFAULT_TENANT, 100, 20, cache_salt=f"salt {number}") for number in range(9)]
         assert refused(clients) == Counter({"queue_full": 3})
-        assert len(pool.admission._lines) == 1
-        line = next(iter(pool.relay._lines._lines.values()))
+        assert len(pool.admission._queues) == 1
+        line = next(iter(pool.relay._loads._loads.values()))
         assert line.num_tenants == 1
         pool.run(9.0)
-        assert (len(pool.admission._lines), line.num_tenants) == (0, 0)
+        assert (len(pool.admission._queues), line.num_tenants) == (0, 0)
 
 
 def test_who_gives_way_in_a_full_queue_is_told_and_the_newcomer_is_served() -> None:
@@ -200,12 +200,12 @@ def test_the_backlog_is_what_a_worker_could_take() -> None:
             pool.heap.after(number / 100, lambda: asked.append(pool.ask(CALM, 100, 2)))
         pool.run(1.0)
         backlog = pool.relay.backlog()
-        assert backlog.waiting >= 3, "a real line is told of"
+        assert backlog.waiting >= 3, "a real queue is reported"
         assert 0.4 < backlog.oldest_s < 0.6
 
 
 def test_demand_is_not_what_a_tenant_asks_beyond_its_quota() -> None:
-    def told(tenant: Tenant, limits: AdmissionLimits) -> int:
+    def num_refused(tenant: Tenant, limits: AdmissionLimits) -> int:
         with virtual_pool(limits=limits) as pool:
             clients = [pool.ask(tenant, 100, 2) for _ in range(20)]
             telemetry = pool.metrics.telemetry
@@ -213,8 +213,8 @@ def test_demand_is_not_what_a_tenant_asks_beyond_its_quota() -> None:
             assert refused(clients)["queue_full"] > 10
             return summary.arrived.refused
 
-    assert told(Tenant("small", max_running=1, max_queued=2), AdmissionLimits()) == 0
-    assert told(FLOOD, AdmissionLimits(max_running=1, max_queued=2)) == 17
+    assert num_refused(Tenant("small", max_running=1, max_queued=2), AdmissionLimits()) == 0
+    assert num_refused(FLOOD, AdmissionLimits(max_running=1, max_queued=2)) == 17
 
 
 @pytest.mark.parametrize("ask", ["hang up", "end"])
@@ -228,15 +228,15 @@ def test_nothing_of_a_tenant_is_left_when_its_requests_are_gone(ask: str) -> Non
                     assert client.live is not None
                     pool.relay.client_gone(client.live)
         pool.run(60.0)
-        line = next(iter(pool.relay._lines._lines.values()))
+        line = next(iter(pool.relay._loads._loads.values()))
         assert len(clients) == 120
-        assert (line.num_tenants, len(line), pool.admission.num_running, pool.admission._lines) == (0, 0, 0, {})
+        assert (line.num_tenants, len(line), pool.admission.num_running, pool.admission._queues) == (0, 0, 0, {})
 
 
 def test_a_refusal_says_about_what_the_wait_would_have_been() -> None:
     """Every tenth one that would be refused is let in."""
     with virtual_pool() as pool:
-        lines: Any = pool.relay._lines
+        lines: Any = pool.relay._loads
         decide: Callable[..., Problem | None] = lines.overload
         waits: list[tuple[float, Client]] = []
         refusals: list[Problem] = []

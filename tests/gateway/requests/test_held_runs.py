@@ -1,5 +1,5 @@
-"""Prompts wait at the gateway while every prefill worker is busy, and go to whoever has room first: those first whose
-target is nearest, late ones last.
+"""Prompts wait at the gateway while every prefill worker is busy, and go to the first worker with room: prompts whose
+target is nearest first, late ones last.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import aiohttp
 import pytest
 
 from baton_gateway import errors
-from baton_gateway.http_api.tenants import DEFAULT_TENANT
 from baton_gateway.requests.held_runs import HeldRuns
+from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request import Stage
-from baton_gateway.requests.request_events import PickRoute, Route
-from baton_gateway.workers.route import WorkerView, is_backed_up
+from baton_gateway.requests.request_events import PickRoute
+from baton_gateway.requests.tenant import DEFAULT_TENANT
+from baton_gateway.workers.pool_load import is_backed_up
+from baton_gateway.workers.route import Route
+from baton_gateway.workers.worker_view import WorkerView
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
 from baton_wire.messages.measures import StepTiming
@@ -30,7 +33,7 @@ BUSY, FREE = 600, 400
 """Tokens: more and less than half a second."""
 ROUTE = Route(b"prefill", b"decode", None)
 LOCAL = Route(None, b"decode", None)
-KEPT = Route(None, b"prefill", None, is_kept=True)
+KEPT = Route(None, b"prefill", None, is_prefill_local=True)
 
 
 def view(load: int, revision: str = "a", token_s: float | None = TOKEN_S, **more: Any) -> WorkerView:
@@ -51,36 +54,46 @@ class Gate:
     def __init__(self, *views: WorkerView) -> None:
         self.pool, self.gone = list(views), list[int]()
         self.route = ROUTE
-        self.told: list[int | None] = []
-        """Ranks of what is held, as the worker hears them."""
+        self.announced: list[int | None] = []
+        """Ranks of held prompts, as announced to the worker."""
         self.turn_in_s: float | None = 0.0
-        self.keeper = SimpleNamespace(
+        self.turn_giver = SimpleNamespace(
             token_s=TOKEN_S,
-            view=lambda: next(each for each in self.pool if each.epoch == b"prefill"),
+            view=lambda: next(worker for worker in self.pool if worker.epoch == b"prefill"),
             turn_in_s=lambda workers: self.turn_in_s,
             turn_taken_s=0.0,
             hello=SimpleNamespace(epoch=b"prefill"),
-            send=lambda message: self.told.append(message.rank),
+            send=lambda message: self.announced.append(message.rank),
         )
-        self.held = HeldRuns(cast(Any, self), self._let_go, choose=lambda live, action: self.route)
+        self.load = ModelLoad()
+        self.held = HeldRuns(cast(Any, self), self)
 
     def get(self, epoch: bytes) -> Any:
-        chosen = next((each for each in self.pool if each.epoch == epoch), None)
-        return chosen and self.keeper
+        chosen = next((worker for worker in self.pool if worker.epoch == epoch), None)
+        return chosen and self.turn_giver
 
     def live_prefill(self, fingerprint: Any) -> list[Any]:
-        return [self.keeper]
+        return [self.turn_giver]
 
     def views(self) -> list[WorkerView]:
         return self.pool
 
-    def _let_go(self, live: Any, action: PickRoute) -> Route:
+    def choose(self, live: Any, action: PickRoute) -> Any:
+        return self.route
+
+    def may_grow(self, live: Any, sequences: int) -> bool:
+        return True
+
+    def load_of(self, live: Any) -> ModelLoad:
+        return self.load
+
+    def release(self, live: Any, action: PickRoute) -> Route:
         self.gone.append(action.run[0])
         busy = view(BUSY, live.fingerprint, gateways=self.pool[0].gateways)
         self.pool = [busy, *(v for v in self.pool if v.fingerprint != live.fingerprint)]
         return self.route
 
-    def takes(
+    def holds(
         self,
         action: PickRoute,
         revision: str = "a",
@@ -90,12 +103,12 @@ class Gate:
     ) -> bool:
         life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s, stage=stage, sequences_at_work=0)
         live: Any = SimpleNamespace(fingerprint=revision, life=life, tenant=DEFAULT_TENANT)
-        return self.held.takes(live, action, route, TTFT_S)
+        return self.held.holds(live, action, route, TTFT_S)
 
     def free_one_at_a_time(self, times: int) -> list[int]:
         for _ in range(times):
             self.pool = [view(FREE, gateways=self.pool[0].gateways)]
-            self.held.look()
+            self.held.release_ready()
         return self.gone
 
 
@@ -103,7 +116,7 @@ def test_work_beside_rows_takes_longer() -> None:
     """A prefill worker that also decodes computes pieces between the steps of its rows."""
     rows = {"rows": 4, "rows_s": 0.02, "more_token_s": TOKEN_S, "piece_token_s": TOKEN_S, "load_tokens": FREE}
     worker = replace(view(FREE), **cast(Any, rows))
-    assert not is_backed_up([worker], cast(Any, "a"), TTFT_S), "nobody said what the time between tokens may be"
+    assert not is_backed_up([worker], cast(Any, "a"), TTFT_S), "without a target between tokens"
     assert not is_backed_up([worker], cast(Any, "a"), TTFT_S, 10.0), "all in one step"
     assert is_backed_up([worker], cast(Any, "a"), TTFT_S, 0.1), "seven steps more"
 
@@ -114,7 +127,7 @@ def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
 
     assert backed_up(view(BUSY), view(BUSY))
     assert not backed_up(view(BUSY), view(FREE))
-    assert not backed_up(view(BUSY, token_s=None)), "nobody knows how long that takes"
+    assert not backed_up(view(BUSY, token_s=None)), "unknown how long that takes"
     assert backed_up(view(BUSY), view(BUSY, token_s=None)), "a new worker is taken to be as fast as the others"
     assert not backed_up(view(BUSY), view(FREE, token_s=None))
     assert backed_up(view(BUSY), view(0, is_draining=True), view(0, is_suspect=True), view(0, "b"))
@@ -139,10 +152,14 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
         decode = replace(decode, load_sequences=decode.load_sequences + action.choices)
         return ROUTE
 
-    held = HeldRuns(cast(Any, table), run_it)
+    line = ModelLoad()
+    router = SimpleNamespace(
+        choose=lambda live, action: ROUTE, release=run_it, may_grow=lambda live, n: True, load_of=lambda live: line
+    )
+    held = HeldRuns(cast(Any, table), cast(Any, router))
     for number in range(20):
         action = replace(run(number), choices=4)
-        if not held.takes(cast(Any, large), action, ROUTE, TTFT_S):
+        if not held.holds(cast(Any, large), action, ROUTE, TTFT_S):
             run_it(large, action)
     assert gone == list(range(8)), "32 of 40 slots: four times what it leaves"
     assert len(held) == 12
@@ -152,39 +169,39 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
         life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0),
         tenant=DEFAULT_TENANT,
     )
-    assert not held.takes(cast(Any, small), run(99), ROUTE, TTFT_S)
+    assert not held.holds(cast(Any, small), run(99), ROUTE, TTFT_S)
     large.life.sequences_at_work -= 8
     decode = replace(decode, load_sequences=decode.load_sequences - 8)
-    held.look()
+    held.release_ready()
     assert gone == list(range(10)), "as some end, others begin"
     large.life.stage = Stage.ENDED
-    held.look()
+    held.release_ready()
     assert len(held) == 0
 
 
 async def test_runs_go_in_order_one_for_each_room() -> None:
     gate = Gate(view(BUSY))
-    assert gate.takes(run(1))
-    assert gate.takes(run(2))
-    gate.held.look()
+    assert gate.holds(run(1))
+    assert gate.holds(run(2))
+    gate.held.release_ready()
     assert gate.gone == []
     gate.pool = [view(FREE)]
-    assert gate.takes(run(3)), "others came first"
-    gate.held.look()
+    assert gate.holds(run(3)), "others came first"
+    gate.held.release_ready()
     assert gate.gone == [1], "it made the worker busy"
     gate.pool = [view(FREE)]
-    gate.held.look()
+    gate.held.release_ready()
     gate.pool = [view(FREE)]
-    gate.held.look()
+    gate.held.release_ready()
     assert (gate.gone, len(gate.held)) == ([1, 2, 3], 0)
     gate.pool = [view(FREE)]
-    assert not gate.takes(run(4))
+    assert not gate.holds(run(4))
 
 
 async def test_the_nearest_target_goes_first_and_late_runs_last() -> None:
     gate = Gate(view(BUSY))
     for number, age_s, own_s in ((1, 130, 1), (2, 120, 1), (3, 0, 10), (4, 10, 1), (5, 0, 50), (6, 60, 101), (7, 0, 0)):
-        assert gate.takes(run(number), route=Route(b"prefill", b"decode", None, own_s=own_s), age_s=age_s)
+        assert gate.holds(run(number), route=Route(b"prefill", b"decode", None, own_s=own_s), age_s=age_s)
     assert gate.free_one_at_a_time(7) == [5, 4, 3, 7, 6, 1, 2], "the sixth is so long that it would make others late"
 
 
@@ -193,7 +210,7 @@ async def test_a_gateway_reckons_with_its_part_of_the_workers(gateways: int, ord
     gate = Gate(view(BUSY, gateways=gateways))
     by_s = BEGIN_SHARE * TTFT_S
     for number, own_s, left_s in ((1, 30, 10), (2, 10, 45), (3, 10, 50)):
-        assert gate.takes(
+        assert gate.holds(
             run(number), route=Route(b"prefill", b"decode", None, own_s=own_s), age_s=by_s - own_s - left_s
         )
     assert gate.free_one_at_a_time(3) == order
@@ -202,7 +219,7 @@ async def test_a_gateway_reckons_with_its_part_of_the_workers(gateways: int, ord
 async def test_late_runs_whose_requests_ended_are_not_kept() -> None:
     gate = Gate(view(BUSY))
     for number, stage in ((1, Stage.RUNNING), (2, Stage.ENDED), (3, Stage.RUNNING)):
-        assert gate.takes(run(number), age_s=200, stage=stage)
+        assert gate.holds(run(number), age_s=200, stage=stage)
     assert gate.free_one_at_a_time(1) == [1], "all are found to be late"
     gate.pool = [view(BUSY)]
     await until(lambda: len(gate.held) == 1)
@@ -211,35 +228,35 @@ async def test_late_runs_whose_requests_ended_are_not_kept() -> None:
 
 async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:
     gate = Gate(view(BUSY))
-    assert not gate.takes(run(1, is_first=False)), "its client has waited already"
-    assert not gate.takes(run(1), route=LOCAL), "computed where it is decoded"
-    assert not gate.takes(run(1), route=errors.no_workers())
-    assert gate.takes(run(1), route=KEPT), "it is in line with what is handed over"
+    assert not gate.holds(run(1, is_first=False)), "its client has waited already"
+    assert not gate.holds(run(1), route=LOCAL), "computed where it is decoded"
+    assert not gate.holds(run(1), route=errors.no_workers())
+    assert gate.holds(run(1), route=KEPT), "it is in line with what is handed over"
 
 
 async def test_answers_that_are_kept_do_not_wait_for_full_decode_workers() -> None:
     full = view(0, epoch=b"decode", role=Role.DECODE, running=10, waiting=100, step_s=0.05)
     gate = Gate(view(FREE), full)
-    gate.held._output_tokens = lambda live: 100.0
-    assert not gate.takes(run(1), route=KEPT)
-    assert gate.takes(run(2), route=ROUTE), "its answer has no slot"
-    gate.held.look()
+    gate.load.record_output(100.0)
+    assert not gate.holds(run(1), route=KEPT)
+    assert gate.holds(run(2), route=ROUTE), "its answer has no slot"
+    gate.held.release_ready()
     assert gate.gone == []
     gate.route = LOCAL
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == [], "nor has it with its prompt computed there"
     gate.route = KEPT
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == [2]
 
 
 async def test_a_run_goes_while_all_are_busy_once_a_decode_worker_would_compute_it() -> None:
     gate = Gate(view(BUSY))
-    assert gate.takes(run(1))
-    gate.held.look()
+    assert gate.holds(run(1))
+    gate.held.release_ready()
     assert gate.gone == []
     gate.route = LOCAL
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == [1]
 
 
@@ -254,13 +271,13 @@ def test_how_much_may_wait_at_a_worker_follows_the_target() -> None:
 
 async def test_revisions_do_not_wait_for_each_other() -> None:
     gate = Gate(view(BUSY), view(FREE, "b"))
-    assert gate.takes(run(1))
-    assert not gate.takes(run(2), "b")
+    assert gate.holds(run(1))
+    assert not gate.holds(run(2), "b")
 
 
 async def test_time_alone_lets_a_run_go() -> None:
     gate = Gate(view(BUSY))
-    assert gate.takes(run(1))
+    assert gate.holds(run(1))
     gate.pool = [view(FREE)]  # what a worker computes shrinks by the clock, without a report
     await until(lambda: gate.gone == [1])
     assert len(gate.held) == 0
@@ -276,12 +293,12 @@ async def test_a_client_that_waits_is_told_when_its_deadline_has_passed(pool: Fa
 
 
 async def busy(gateway: RunningGateway) -> None:
-    """The prefill worker says that it is, and how fast it is."""
+    """Let the prefill worker report that it is busy, and how fast it is."""
     worker = gateway.pool.prefill[0]
     worker.timings = (StepTiming(1, 1000, 5e5, 0, 0, 1000 * TOKEN_S),)
     worker.waiting_tokens = BUSY
     await worker.report()
-    await until(lambda: any(each.load_tokens == BUSY for each in gateway.server.table.views()))
+    await until(lambda: any(view.load_tokens == BUSY for view in gateway.server.table.views()))
 
 
 async def test_clients_wait_while_the_pool_is_busy_and_are_answered_when_it_reports_room(
@@ -305,40 +322,40 @@ async def test_clients_wait_while_the_pool_is_busy_and_are_answered_when_it_repo
 
 async def test_other_gateways_send_first_what_is_more_urgent() -> None:
     gate = Gate(view(BUSY))
-    assert gate.takes(run(1))
-    assert gate.told == [0], "in time"
+    assert gate.holds(run(1))
+    assert gate.announced == [0], "in time"
     gate.turn_in_s = None
     assert gate.free_one_at_a_time(2) == []
     gate.turn_in_s = 0.002
     assert gate.free_one_at_a_time(1) == [], "in 2 ms"
     gate.turn_in_s = 0.0
     assert gate.free_one_at_a_time(1) == [1]
-    assert gate.told == [0, None], "said once each"
+    assert gate.announced == [0, None], "said once each"
 
 
 async def test_what_arrives_waits_for_what_others_hold() -> None:
     gate = Gate(view(FREE))
     gate.turn_in_s = None
-    assert gate.takes(run(1)), "others hold prompts"
-    assert not gate.takes(run(2), route=LOCAL), "which go elsewhere"
+    assert gate.holds(run(1)), "others hold prompts"
+    assert not gate.holds(run(2), route=LOCAL), "which go elsewhere"
     gate.turn_in_s = 0.0
-    gate.held.look()
+    gate.held.release_ready()
     assert gate.gone == [1]
-    assert not gate.takes(run(3), "b", route=ROUTE), "no worker keeps turns for this revision"
+    assert not gate.holds(run(3), "b", route=ROUTE), "no worker keeps turns for this revision"
 
 
 @pytest.mark.parametrize(("route", "is_theirs"), [(ROUTE, True), (KEPT, True), (LOCAL, False)])
 async def test_a_turn_is_for_what_prefill_workers_compute(route: Route, is_theirs: bool) -> None:
     gate = Gate(view(BUSY))
-    assert gate.takes(run(1), route=replace(ROUTE, own_s=0.1))
+    assert gate.holds(run(1), route=replace(ROUTE, own_s=0.1))
     gate.route = route
     assert gate.free_one_at_a_time(1) == [1]
-    assert (gate.keeper.turn_taken_s > 0) == is_theirs
-    assert gate.told == [0, None], "either way the next one is to be told"
+    assert (gate.turn_giver.turn_taken_s > 0) == is_theirs
+    assert gate.announced == [0, None], "either way the next one is announced"
 
 
 async def test_late_prompts_are_told_as_late() -> None:
     gate = Gate(view(BUSY))
-    assert gate.takes(run(1), age_s=TTFT_S)
-    gate.held.look()
-    assert gate.told == [0, 2]
+    assert gate.holds(run(1), age_s=TTFT_S)
+    gate.held.release_ready()
+    assert gate.announced == [0, 2]

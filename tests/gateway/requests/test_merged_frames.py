@@ -19,8 +19,8 @@ from baton_wire.messages.values import TokenEntry
 RUN, WORKER = b"r" * 16, b"w" * 16
 
 
-class Told:
-    """A sink that writes down what it is told."""
+class RecordingWriter:
+    """A writer that records its increments."""
 
     def __init__(self) -> None:
         self.pending: list[int] = []
@@ -35,9 +35,9 @@ def frame(first: int, *ids: int) -> Tokens:
     return Tokens(first, (TokenEntry(RUN, 0, 0, first, ids, None, None, 0),))
 
 
-async def test_frames_that_came_together_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_frames_that_came_together_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
     relay = Relay(WorkerTable(), Admission(LIMITS), cast(Any, None), METRICS, RULES)
-    sink = Told()
+    sink = RecordingWriter()
 
     def arrived(event: Any, now: float) -> list[Deliver]:
         return [Deliver(0, event.entry.ids, None, None, event.entry.first_index == 0)]
@@ -59,4 +59,4 @@ async def test_frames_that_came_together_are_told_together(monkeypatch: pytest.M
     relay.tokens(WORKER, frame(4, 54))
     del relay._by_ticket[live.ticket]
     await asyncio.sleep(0)
-    assert sink.chunks == [[50, 51, 52], [53]], "an answer's end tells what is left"
+    assert sink.chunks == [[50, 51, 52], [53]], "the end of an answer writes the rest"

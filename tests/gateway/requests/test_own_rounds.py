@@ -1,4 +1,4 @@
-"""A gateway among others that hold prompts: what it tells the keeper of turns, and when it may send."""
+"""A gateway among others that hold prompts: its announcements to the worker that gives turns, and when it may send."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from baton_gateway.requests.own_rounds import OwnTurns
+from baton_gateway.requests.own_rounds import OwnRounds
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_wire.messages.gateway_link import HeldTurn, Holding, WorkerState
 from baton_wire.messages.values import Address, Role
@@ -19,7 +19,7 @@ PRINT = cast(Any, "a")
 
 
 class Fleet:
-    """Prefill workers of these epochs, and what each was sent."""
+    """Prefill workers with these epochs, and the messages sent to each."""
 
     def __init__(self, *epochs: bytes) -> None:
         self.now, self.table = 10.0, WorkerTable()
@@ -30,9 +30,9 @@ class Fleet:
             worker = LinkedWorker(
                 cast(Any, hello), Address("h", 1), text, self._sender(epoch), clock=lambda: self.now, state=STATE
             )
-            worker.reported(STATE)
+            worker.record_report(STATE)
             assert self.table.add(worker)
-        self.turns = OwnTurns(self.table)
+        self.turns = OwnRounds(self.table)
 
     def _sender(self, epoch: bytes) -> Callable[[Any], bool]:
         def send(message: Any) -> bool:
@@ -43,7 +43,7 @@ class Fleet:
 
     def tell(self, urgency: Urgency | None) -> list[tuple[bytes, Holding]]:
         before = len(self.sent)
-        self.turns.tell({} if urgency is None else {PRINT: urgency}, self.now)
+        self.turns.announce({} if urgency is None else {PRINT: urgency}, self.now)
         return self.sent[before:]
 
 
@@ -65,29 +65,29 @@ def test_another_worker_hears_once_the_first_is_gone_or_drains() -> None:
     assert [epoch for epoch, _ in fleet.tell(urgency)] == [b"1", b"2"]
     draining = fleet.table.get(b"2")
     assert draining is not None
-    draining.reported(replace(STATE, draining=True))
+    draining.record_report(replace(STATE, draining=True))
     assert [epoch for epoch, _ in fleet.tell(urgency)] == [b"2", b"3"]
 
 
 def test_a_turn_ends_with_as_much_work_as_the_workers_do_meanwhile() -> None:
     fleet = Fleet(b"1", b"2")
     assert fleet.turns.wait_s(PRINT) == 0.0
-    fleet.turns.took(PRINT, 1.5 * TURN_S)
+    fleet.turns.record_sent(PRINT, 1.5 * TURN_S)
     assert fleet.turns.wait_s(PRINT) == 0.0, "two workers"
-    fleet.turns.took(PRINT, TURN_S)
+    fleet.turns.record_sent(PRINT, TURN_S)
     assert fleet.turns.wait_s(PRINT) == SILENT_S
-    keeper = fleet.table.get(b"1")
-    assert keeper is not None
-    keeper.reported(STATE)
+    turn_giver = fleet.table.get(b"1")
+    assert turn_giver is not None
+    turn_giver.record_report(STATE)
     assert fleet.turns.wait_s(PRINT) == 0.0, "another round"
 
 
 def test_the_next_prompt_is_told_even_if_it_is_as_urgent() -> None:
     fleet, urgency = Fleet(b"1"), Urgency(HeldRank.IN_TIME, 10.25)
     fleet.tell(urgency)
-    fleet.turns.took(PRINT, 0.01)
+    fleet.turns.record_sent(PRINT, 0.01)
     assert fleet.tell(urgency) == [(b"1", Holding(0, 0.25))]
-    fleet.turns.took(PRINT, 0.01)
+    fleet.turns.record_sent(PRINT, 0.01)
     assert fleet.tell(None) == [(b"1", Holding(None))], "it was the last"
 
 

@@ -9,7 +9,8 @@ import random
 import pytest
 
 from baton_gateway import errors
-from baton_gateway.requests.live_request import tell_failure
+from baton_gateway.reporting.outcome import Outcome
+from baton_gateway.requests.live_request import log_failure
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import (
     Admitted,
@@ -18,7 +19,6 @@ from baton_gateway.requests.request_events import (
     LifeRules,
     NoRevision,
     NoRoute,
-    Outcome,
     Prepared,
     Prompt,
     Refused,
@@ -48,12 +48,12 @@ def test_a_failure_is_logged_with_its_workers_and_their_states(caplog: pytest.Lo
     drive.now = DEADLINE_S
     drive.feed(Tick())
     with caplog.at_level(logging.WARNING, "baton.gateway.requests"):
-        tell_failure(drive.life, drive.ends[0].problem, drive.now)
+        log_failure(drive.life, drive.ends[0].problem, drive.now)
     [line] = caplog.messages
     assert line.startswith(
         "failed: deadline_exceeded after 600.0 s, 1 attempts, 0 tokens delivered: running, attempt 1"
     )
-    assert f"prefill {P1.hex()[:8]}, decode {D1.hex()[:8]}, kept by -, landed False, 0 failures, 0 losses" in line
+    assert f"prefill {P1.hex()[:8]}, decode {D1.hex()[:8]}, retained by -, landed False, 0 failures, 0 losses" in line
 
 
 def test_a_failure_before_any_worker_had_the_request_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,10 +63,11 @@ def test_a_failure_before_any_worker_had_the_request_says_so(caplog: pytest.LogC
     drive.feed(NoRoute(REQUEST, errors.no_workers()))
     drive.now = DEADLINE_S
     drive.feed(Tick())
-    tell_failure(drive.life, drive.ends[0].problem, drive.now)
+    log_failure(drive.life, drive.ends[0].problem, drive.now)
     [line] = caplog.messages
     assert line.endswith(
-        "unrouted, attempt 0, prefill -, decode -, kept by -, landed False, 0 failures, 0 losses, never sent to workers"
+        "unrouted, attempt 0, prefill -, decode -, retained by -, landed False, 0 failures, 0 losses, "
+        "never sent to workers"
     )
 
 

@@ -8,12 +8,12 @@ from baton_gateway.requests.request_events import (
     LifeRules,
     Prepared,
     Prompt,
-    Route,
     Routed,
     StopFound,
     Tick,
     WorkerLost,
 )
+from baton_gateway.workers.route import Route
 from baton_testing.gateway.request_drive import D1, DEADLINE_S, P1, P2, PROMPT, Drive, started
 from baton_wire.messages.gateway_link import Prefill, Reserve
 from baton_wire.messages.values import Address, Finish, Reason, SamplingParams, pack_ids, unpack_ids
@@ -59,10 +59,10 @@ def test_what_is_missing_of_a_prompt_is_reckoned_where_it_is_computed() -> None:
         assert [send.missing_tokens for send in drive.sent] == expected
 
 
-def test_a_decode_worker_is_told_the_target_between_tokens() -> None:
-    told = started(rules=LifeRules(tpot_s=0.012)).last(Reserve)
-    assert isinstance(told, Reserve)
-    assert told.tpot_s == 0.012
+def test_a_decode_worker_is_sent_the_target_between_tokens() -> None:
+    reserve = started(rules=LifeRules(tpot_s=0.012)).last(Reserve)
+    assert isinstance(reserve, Reserve)
+    assert reserve.tpot_s == 0.012
 
 
 def test_a_token_of_the_decode_worker_may_come_before_that_of_the_prefill_worker() -> None:
@@ -168,7 +168,7 @@ def test_a_stop_string_in_the_last_tokens_adds_nothing() -> None:
 
 
 def test_tokens_that_overtake_what_is_said_of_the_prompt_wait_for_it() -> None:
-    """Both workers have links of their own: the decode worker's first step may be heard before all of the prompt."""
+    """Both workers have links of their own: the decode worker's first step may arrive before all of the prompt."""
     drive = started(prompt_logprobs=2, max_tokens=3)
     assert drive.tokens(D1, 0, 50) == []
     assert drive.scores(P1, 1, 1) == ["prompt 0:1+1"]

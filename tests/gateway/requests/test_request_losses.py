@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from baton_gateway import errors
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.request_events import (
     NoRoute,
-    Outcome,
     Prepared,
     Prompt,
     RoutesChanged,
@@ -43,7 +43,7 @@ def test_losing_the_prefill_worker_between_its_token_and_the_hand_over_migrates(
 
 
 def test_choices_that_go_on_alone_wait_for_workers_like_the_run_that_they_come_from() -> None:
-    """Found by SIGSTOP under load: with n = 2 and nobody routable for a moment, the request was lost."""
+    """Found by SIGSTOP under load: with n = 2 and no worker routable for a moment, the request was lost."""
     drive = started(n=2)
     drive.tokens(P1, 0, 50)
     drive.tokens(P1, 0, 60, choice=1)
@@ -309,7 +309,7 @@ def test_workers_that_keep_going_away_are_given_up_in_the_end() -> None:
 
 
 def outlived(run: bytes) -> NoRoute:
-    return NoRoute(run, errors.no_workers(), is_outlived=True)
+    return NoRoute(run, errors.no_workers(), is_superseded=True)
 
 
 def test_a_request_whose_revision_went_before_its_first_token_is_prepared_for_another() -> None:

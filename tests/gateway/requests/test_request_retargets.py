@@ -10,13 +10,13 @@ from baton_wire.messages.gateway_link import LegFailed, Reserve, Retarget
 from baton_wire.messages.values import Finish, Reason, unpack_ids
 
 
-def kept(drive: Drive, reason: Reason = Reason.PEER_LOST, attempt: int = 1) -> list[str]:
-    """The prefill worker says that its hand-over failed, and that it keeps the KV."""
+def retain(drive: Drive, reason: Reason = Reason.PEER_LOST, attempt: int = 1) -> list[str]:
+    """The prefill worker reports that its hand-over failed and that it retains the KV."""
     return drive.feed(LegEnded(P1, LegFailed(REQUEST, attempt, reason, "", True)))
 
 
 @pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("event", ["lost", "full", "told by the prefill worker"])
+@pytest.mark.parametrize("event", ["lost", "full", "reported by the prefill worker"])
 def test_a_failed_decode_worker_is_replaced_and_nothing_is_computed_again(event: str, first: bool) -> None:
     drive = started()
     if first:
@@ -26,10 +26,10 @@ def test_a_failed_decode_worker_is_replaced_and_nothing_is_computed_again(event:
     elif event == "full":
         did = drive.leg(D1, Reason.DRAINING)
     else:
-        did = kept(drive)
+        did = retain(drive)
         assert did.pop(0) == "cancel D1/1"
     assert did == ["pick"]
-    assert drive.picks[0].kept == P1
+    assert drive.picks[0].retained_by == P1
     assert drive.picks[0].avoid == {D1}
     assert drive.route(P1, D2) == ["retarget P1/1", "reserve D2/2"]
     reserve, retarget = drive.sent[-1].message, drive.sent[-2].message
@@ -46,7 +46,7 @@ def test_late_words_of_the_first_attempt_change_nothing() -> None:
     drive = started()
     drive.feed(WorkerLost(D1))
     drive.route(P1, D2)
-    assert kept(drive) == []
+    assert retain(drive) == []
     assert drive.tokens(P1, 0, 50, attempt=1) == []
     assert drive.leg(P1, Reason.UNKNOWN_REQUEST, attempt=1) == []
 
@@ -59,7 +59,7 @@ def test_kv_that_is_not_there_any_more_is_computed_again() -> None:
     drive.now = drive.life.wake_at
     if not drive.picks:
         drive.feed(Tick())
-    assert drive.picks[0].kept is None
+    assert drive.picks[0].retained_by is None
     assert drive.route(P2, D2) == ["reserve D2/3", "prefill P2/3"]
 
 
@@ -89,14 +89,14 @@ def test_a_stream_that_went_on_at_the_decode_worker_migrates_instead() -> None:
     drive = started()
     drive.tokens(D1, 0, 50, 51)
     assert drive.feed(WorkerLost(D1)) == ["pick"]
-    assert drive.picks[0].kept is None
+    assert drive.picks[0].retained_by is None
 
 
 @pytest.mark.parametrize("reason", [Reason.KV_CORRUPT, Reason.PEER_LOST])
 def test_kv_that_may_be_bad_or_out_of_reach_is_computed_again(reason: Reason) -> None:
     drive = started()
     assert drive.leg(D1, reason) == ["cancel P1/1", "pick"]
-    assert drive.picks[0].kept is None
+    assert drive.picks[0].retained_by is None
 
 
 def test_all_choices_of_a_prompt_go_on_together() -> None:
@@ -121,7 +121,7 @@ def test_with_a_choice_that_is_over_the_others_migrate(how: str) -> None:
         drive.feed(StopFound(0, 1))
     drive.tokens(P1, 0, 60, choice=1)
     assert drive.feed(WorkerLost(D1)) == ["cancel P1/1", "pick"]
-    assert drive.picks[0].kept is None
+    assert drive.picks[0].retained_by is None
 
 
 def test_a_migrated_choice_can_be_sent_on_too() -> None:

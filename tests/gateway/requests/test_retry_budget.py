@@ -1,4 +1,4 @@
-"""What requests may be tried again: bounded for each tenant, and nobody spends another's."""
+"""Retries are bounded for each tenant, and no tenant spends another's."""
 
 from __future__ import annotations
 
@@ -57,4 +57,4 @@ async def test_a_worker_that_fails_one_tenants_many_runs_costs_another_tenant_no
                 statuses.append((key, got.status))
     assert (BAD, 502) in statuses
     assert {status for key, status in statuses if key == GOOD} == {200}
-    assert max(len(record.getMessage()) for record in caplog.records) < LONGEST_LINE  # of 64 runs a few are told
+    assert max(len(record.getMessage()) for record in caplog.records) < LONGEST_LINE  # a few of 64 runs are logged

@@ -10,55 +10,55 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.helper_processes.helper_process import NoAnswer, ProcessApart
-from baton_gateway.structured_outputs import format_compiler as shape_compiler
-from baton_gateway.structured_outputs.format_compiler import Compiled, ShapeCompiler
-from baton_gateway.structured_outputs.output_format import choice_shape, composed_shape, json_shape, named_schema
+from baton_gateway.helper_processes.helper_process import HelperProcess, NoAnswer
+from baton_gateway.structured_outputs import format_compiler
+from baton_gateway.structured_outputs.format_compiler import CompileOutcome, FormatCompiler
+from baton_gateway.structured_outputs.output_format import choice_format, composed_format, json_format, named_schema
 
 
 @pytest.fixture
-async def told() -> list[Compiled]:
+async def told() -> list[CompileOutcome]:
     return []
 
 
 @pytest.fixture
-async def compiler(told: list[Compiled]) -> AsyncIterator[ShapeCompiler]:
-    compiler = ShapeCompiler(lambda how, seconds: told.append(how))
+async def compiler(told: list[CompileOutcome]) -> AsyncIterator[FormatCompiler]:
+    compiler = FormatCompiler(lambda how, seconds: told.append(how))
     yield compiler
     await compiler.stop()
 
 
-async def test_a_shape_is_compiled_once(compiler: ShapeCompiler, told: list[Compiled]) -> None:
-    shape = json_shape({"type": "object", "properties": {"a": {"type": "integer"}}}, "f")
+async def test_a_shape_is_compiled_once(compiler: FormatCompiler, told: list[CompileOutcome]) -> None:
+    shape = json_format({"type": "object", "properties": {"a": {"type": "integer"}}}, "f")
     first = await compiler.compile(shape, "one")
     assert await compiler.compile(shape, "other") == first
     with pytest.raises(RefusedError) as refusal:
-        await compiler.compile(json_shape({"not": {}}, "f"), "one")
+        await compiler.compile(json_format({"not": {}}, "f"), "one")
     assert refusal.value.problem.param == "f"
     assert "'/not'" in refusal.value.problem.message
-    assert told == [Compiled.NEW, Compiled.KNOWN, Compiled.REFUSED]
+    assert told == [CompileOutcome.NEW, CompileOutcome.KNOWN, CompileOutcome.REFUSED]
 
 
-async def test_what_is_kept_is_bounded(compiler: ShapeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shape_compiler, "MAX_KEPT_BYTES", 8_000)
+async def test_what_is_kept_is_bounded(compiler: FormatCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format_compiler, "MAX_CACHE_BYTES", 8_000)
     for number in range(20):
-        await compiler.compile(choice_shape([f"choice {number}"], "f"), "one")
-        assert compiler.kept_bytes <= 8_000
-    assert len(compiler._kept) in range(2, 19)
+        await compiler.compile(choice_format([f"choice {number}"], "f"), "one")
+        assert compiler.cached_bytes <= 8_000
+    assert len(compiler._cache) in range(2, 19)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_process_that_dies_or_stands_still_costs_no_request(number: signal.Signals) -> None:
-    compiler = ShapeCompiler(compile_s=0.5)
+    compiler = FormatCompiler(compile_s=0.5)
     await compiler.start()
     assert compiler._lane.process.pid is not None
     os.kill(compiler._lane.process.pid, number)
-    assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
+    assert (await compiler.compile(choice_format(["a"], "f"), "one")).definition
     await compiler.stop()
 
 
 async def test_a_definition_that_takes_too_long_is_tried_once_and_remembered(
-    compiler: ShapeCompiler, told: list[Compiled], monkeypatch: pytest.MonkeyPatch
+    compiler: FormatCompiler, told: list[CompileOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -69,13 +69,13 @@ async def test_a_definition_that_takes_too_long_is_tried_once_and_remembered(
     monkeypatch.setattr(compiler._lane.process, "ask", slow)
     for _ in range(2):
         with pytest.raises(RefusedError) as refusal:
-            await compiler.compile(choice_shape(["a"], "f"), "one")
+            await compiler.compile(choice_format(["a"], "f"), "one")
         assert "too complex" in refusal.value.problem.message
-    assert (told, len(asked)) == ([Compiled.REFUSED, Compiled.REFUSED], 1)
+    assert (told, len(asked)) == ([CompileOutcome.REFUSED, CompileOutcome.REFUSED], 1)
 
 
 async def test_a_process_without_processor_time_says_nothing_of_the_definition(
-    compiler: ShapeCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: FormatCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def starved(question: bytes, within_s: float) -> NoAnswer:
         return NoAnswer.STALLED
@@ -83,72 +83,72 @@ async def test_a_process_without_processor_time_says_nothing_of_the_definition(
     with monkeypatch.context() as patch:
         patch.setattr(compiler._lane.process, "ask", starved)
         with pytest.raises(RefusedError) as refusal:
-            await compiler.compile(choice_shape(["a"], "f"), "one")
+            await compiler.compile(choice_format(["a"], "f"), "one")
         assert (refusal.value.problem.status, refusal.value.problem.code) == (503, "grammars_unavailable")
-    assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
+    assert (await compiler.compile(choice_format(["a"], "f"), "one")).definition
 
 
-async def test_a_process_that_does_not_start_says_nothing_of_the_definition(told: list[Compiled]) -> None:
+async def test_a_process_that_does_not_start_says_nothing_of_the_definition(told: list[CompileOutcome]) -> None:
     """A machine that starts no process for a while has not judged anybody's schema."""
-    compiler = ShapeCompiler(lambda how, seconds: told.append(how))
-    whole, compiler._lane.process = compiler._lane.process, ProcessApart("baton_gateway.no_such_module", b"?")
+    compiler = FormatCompiler(lambda how, seconds: told.append(how))
+    whole, compiler._lane.process = compiler._lane.process, HelperProcess("baton_gateway.no_such_module", b"?")
     with pytest.raises(RefusedError) as refusal:
-        await compiler.compile(choice_shape(["a"], "f"), "one")
+        await compiler.compile(choice_format(["a"], "f"), "one")
     assert (refusal.value.problem.status, refusal.value.problem.code) == (503, "grammars_unavailable")
     compiler._lane.process = whole
-    assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
+    assert (await compiler.compile(choice_format(["a"], "f"), "one")).definition
     await compiler.stop()
-    assert told == [Compiled.NEW]
+    assert told == [CompileOutcome.NEW]
 
 
-async def test_a_client_that_hangs_up_leaves_the_process_and_no_answer_behind(compiler: ShapeCompiler) -> None:
+async def test_a_client_that_hangs_up_leaves_the_process_and_no_answer_behind(compiler: FormatCompiler) -> None:
     await compiler.start()
     pid = compiler._lane.process.pid
     for delay_s in (0.0, 0.001, 0.004):
-        asked = asyncio.create_task(compiler.compile(choice_shape([f"theirs {delay_s}"], "f"), "one"))
+        asked = asyncio.create_task(compiler.compile(choice_format([f"theirs {delay_s}"], "f"), "one"))
         await asyncio.sleep(delay_s)
         asked.cancel()
         await asyncio.wait([asked])
-        assert "mine" in (await compiler.compile(choice_shape([f"mine {delay_s}"], "f"), "other")).definition
+        assert "mine" in (await compiler.compile(choice_format([f"mine {delay_s}"], "f"), "other")).definition
     assert compiler._lane.process.pid == pid
 
 
-async def test_schemas_stand_in_a_composed_grammar_and_each_has_its_field(compiler: ShapeCompiler) -> None:
+async def test_schemas_stand_in_a_composed_grammar_and_each_has_its_field(compiler: FormatCompiler) -> None:
     good = named_schema({"type": "object"}, "tools[0].function.parameters", rule="a")
-    grammar = await compiler.compile(composed_shape('start: "<" a ">"', [good], "tools"), "one")
+    grammar = await compiler.compile(composed_format('start: "<" a ">"', [good], "tools"), "one")
     assert "%json" in grammar.definition
     bad = named_schema({"properties": {"x": {"if": {}}}}, "tools[1].function.parameters", rule="b")
     with pytest.raises(RefusedError) as refusal:
-        await compiler.compile(composed_shape("start: a | b", [good, bad], "tools"), "one")
+        await compiler.compile(composed_format("start: a | b", [good, bad], "tools"), "one")
     assert refusal.value.problem.param == "tools[1].function.parameters"
     assert "'/properties/x/if'" in refusal.value.problem.message
 
 
 async def test_a_plain_schema_is_answered_before_it_is_judged(
-    compiler: ShapeCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: FormatCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judging, judged = asyncio.Event(), asyncio.Event()
-    hear = compiler._lane.process.hear
+    hear = compiler._lane.process.read_answer
 
     async def held(within_s: float) -> bytes | NoAnswer:
         judging.set()
         await judged.wait()
         return await hear(within_s)
 
-    monkeypatch.setattr(compiler._lane.process, "hear", held)
-    shape = json_shape({"type": "object", "properties": {"a": {"type": "integer"}}}, "f")
+    monkeypatch.setattr(compiler._lane.process, "read_answer", held)
+    shape = json_format({"type": "object", "properties": {"a": {"type": "integer"}}}, "f")
     grammar = await compiler.compile(shape, "one")
     await judging.wait()
     assert await compiler.compile(shape, "other") == grammar
-    behind = asyncio.create_task(compiler.compile(choice_shape(["a"], "f"), "one"))
+    behind = asyncio.create_task(compiler.compile(choice_format(["a"], "f"), "one"))
     judged.set()
     assert "a" in (await behind).definition
     assert await compiler.compile(shape, "other") == grammar
 
 
-@pytest.mark.parametrize("answer", [NoAnswer.ENDED, b'{"definition":null,"message":"no","code":"no"}'])
+@pytest.mark.parametrize("answer", [NoAnswer.ENDED, b'{"grammar":null,"message":"no","code":"no"}'])
 async def test_an_early_answer_that_the_compiler_refuses_is_taken_back_and_counted(
-    compiler: ShapeCompiler, told: list[Compiled], monkeypatch: pytest.MonkeyPatch, answer: bytes | NoAnswer
+    compiler: FormatCompiler, told: list[CompileOutcome], monkeypatch: pytest.MonkeyPatch, answer: bytes | NoAnswer
 ) -> None:
     """Also where judging it ends the process."""
 
@@ -156,10 +156,10 @@ async def test_an_early_answer_that_the_compiler_refuses_is_taken_back_and_count
         await compiler._lane.process.kill()
         return answer
 
-    monkeypatch.setattr(compiler._lane.process, "hear", refusing)
-    shape = json_shape({"type": "object"}, "f")
+    monkeypatch.setattr(compiler._lane.process, "read_answer", refusing)
+    shape = json_format({"type": "object"}, "f")
     assert (await compiler.compile(shape, "one")).definition
-    assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
+    assert (await compiler.compile(choice_format(["a"], "f"), "one")).definition
     with pytest.raises(RefusedError):
         await compiler.compile(shape, "one")
-    assert told == [Compiled.NEW, Compiled.WITHDRAWN, Compiled.NEW, Compiled.REFUSED]
+    assert told == [CompileOutcome.NEW, CompileOutcome.WITHDRAWN, CompileOutcome.NEW, CompileOutcome.REFUSED]

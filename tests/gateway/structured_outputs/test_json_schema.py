@@ -9,17 +9,17 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.structured_outputs.definition import definition_of
+from baton_gateway.structured_outputs.grammar_builder import build_grammar
 from baton_gateway.structured_outputs.json_schema import check_schema
 from baton_gateway.structured_outputs.lark import MAX_BLANKS
 from baton_gateway.structured_outputs.output_format import (
+    FormatKind,
     OutputFormat,
-    ShapeKind,
-    choice_shape,
-    composed_shape,
-    json_shape,
+    choice_format,
+    composed_format,
+    json_format,
     named_schema,
-    text_shape,
+    text_format,
 )
 from baton_wire.messages.values import Grammar
 
@@ -28,18 +28,18 @@ BYTES = LLTokenizer("byte")
 
 def follows(shape: OutputFormat, answer: str) -> bool:
     """Whether `answer` is a whole answer of the shape."""
-    matcher = LLMatcher(BYTES, definition_of(shape), log_level=0)
+    matcher = LLMatcher(BYTES, build_grammar(shape), log_level=0)
     ids = list(answer.encode())
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def allows(schema: Any, answer: str) -> bool:
-    return follows(json_shape(schema, "f"), answer)
+    return follows(json_format(schema, "f"), answer)
 
 
 def refusal(shape: OutputFormat) -> str:
     with pytest.raises(RefusedError) as caught:
-        definition_of(shape)
+        build_grammar(shape)
     assert caught.value.problem.status == 400
     assert caught.value.problem.code == "invalid_schema"
     return caught.value.problem.message
@@ -94,7 +94,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_it_is_refused_with_its_pointer(name: str) -> None:
     schema, pointer = REFUSED[name]
-    message = refusal(json_shape(schema, "f"))
+    message = refusal(json_format(schema, "f"))
     assert message.startswith(f"'f' at '{pointer}" if pointer else "'f'"), message
 
 
@@ -117,17 +117,17 @@ NO_INTEGER = {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}
     ],
 )
 def test_why_no_answer_is_valid_is_said_of_the_innermost_place(schema: Any, said: str) -> None:
-    assert refusal(json_shape(schema, "f")).startswith(f"'f'{said}" if said[0] == ":" else f"'f' {said}")
+    assert refusal(json_format(schema, "f")).startswith(f"'f'{said}" if said[0] == ":" else f"'f' {said}")
 
 
 def test_a_schema_within_a_composed_grammar_is_named_by_its_own_field() -> None:
     schemas = [named_schema(whole(a={}), "tools[0]", rule="x"), named_schema(whole(b=NO_INTEGER), "tools[1]", rule="y")]
-    message = refusal(composed_shape("start: x | y y", schemas, "tools"))
+    message = refusal(composed_format("start: x | y y", schemas, "tools"))
     assert message.startswith("'tools[1]' at '/properties/b': ")
 
 
 def test_a_grammar_without_an_end_is_told_in_words() -> None:
-    assert refusal(text_shape(ShapeKind.LARK, "start: start", "f")) == "'f': no answer can match."
+    assert refusal(text_format(FormatKind.LARK, "start: start", "f")) == "'f': no answer can match."
 
 
 KEYWORDS = "not if then else contains dependentRequired dependentSchemas dependencies $dynamicRef"
@@ -135,7 +135,7 @@ KEYWORDS = "not if then else contains dependentRequired dependentSchemas depende
 
 @pytest.mark.parametrize("keyword", [*KEYWORDS.split(), "unevaluatedProperties", "unevaluatedItems", "uniqueItems"])
 def test_a_keyword_that_no_grammar_follows_is_refused_where_it_stands(keyword: str) -> None:
-    message = refusal(json_shape({"properties": {"a": {"items": {keyword: {"const": "x"}}}}}, "f"))
+    message = refusal(json_format({"properties": {"a": {"items": {keyword: {"const": "x"}}}}}, "f"))
     assert message.startswith(f"'f' at '/properties/a/items/{keyword}': this keyword is not supported")
 
 
@@ -151,7 +151,7 @@ def test_names_that_may_be_any_are_taken(names: Any) -> None:
     "names", [False, {"type": "integer"}, {"minLength": 1}, {"enum": []}, {"enum": ["a"], "pattern": "a"}]
 )
 def test_names_that_may_not_be_any_are_refused(names: Any) -> None:
-    assert refusal(json_shape({"propertyNames": names}, "f")).startswith("'f' at '/propertyNames': this keyword")
+    assert refusal(json_format({"propertyNames": names}, "f")).startswith("'f' at '/propertyNames': this keyword")
 
 
 def test_names_that_are_listed_are_those_of_the_object() -> None:
@@ -171,7 +171,7 @@ def test_names_that_are_listed_are_those_of_the_object() -> None:
     inner = whole(**{"~/%": integers | {"propertyNames": {"enum": ["x"]}, "additionalProperties": {"enum": [2]}}})
     assert allows(inner, '{"~/%": {"x": 2}}')
     assert not allows(inner, '{"~/%": {"x": 3}}')
-    assert refusal(json_shape(record | {"required": ["c"]}, "f")).startswith("'f' at '/required/0'")
+    assert refusal(json_format(record | {"required": ["c"]}, "f")).startswith("'f' at '/required/0'")
 
 
 def test_names_of_a_pattern_are_those_of_the_object() -> None:
@@ -180,9 +180,9 @@ def test_names_of_a_pattern_are_those_of_the_object() -> None:
     assert not allows(record, '{"abc": null}')
     assert not allows(record, '{"ab": 1}')
     for beside in ("properties", "patternProperties"):
-        assert refusal(json_shape(record | {beside: {"ab": {}}}, "f")).startswith("'f' at '/propertyNames': beside")
+        assert refusal(json_format(record | {beside: {"ab": {}}}, "f")).startswith("'f' at '/propertyNames': together")
     wrong = record | {"propertyNames": {"pattern": "(?=a)"}}
-    assert refusal(json_shape(wrong, "f")).startswith("'f' at '/propertyNames/pattern'")
+    assert refusal(json_format(wrong, "f")).startswith("'f' at '/propertyNames/pattern'")
 
 
 def test_names_that_all_have_one_large_schema_have_it_once() -> None:
@@ -200,8 +200,8 @@ def test_openapis_nullable_adds_null_to_a_type() -> None:
     assert not allows(schema | {"nullable": False}, "null")
     assert allows({"nullable": True, "type": ["integer", "null"]}, "null")
     assert not allows(schema | {"enum": ["a"]}, "null"), "OpenAPI 3.0.3: an enumeration has to name it"
-    assert refusal(json_shape(whole(a={"nullable": True}), "f")).startswith("'f' at '/properties/a/nullable'")
-    assert refusal(json_shape(schema | {"nullable": 1}, "f")).startswith("'f' at '/nullable'")
+    assert refusal(json_format(whole(a={"nullable": True}), "f")).startswith("'f' at '/properties/a/nullable'")
+    assert refusal(json_format(schema | {"nullable": 1}, "f")).startswith("'f' at '/nullable'")
 
 
 @pytest.mark.parametrize("never", [{"not": {}}, {"not": True}, {"not": {"description": "never"}, "title": "x"}])
@@ -212,8 +212,8 @@ def test_what_may_never_be_is_left_out(never: Any) -> None:
     assert allows(schema, "{}")
     assert not allows(schema, '{"a": 1}')
     assert not allows(schema, '{"b": null}')
-    assert refusal(json_shape(schema | {"required": ["b"]}, "f")).startswith("'f' at '/required/0'")
-    assert refusal(json_shape(whole(a={"not": {"const": 1}}), "f")).startswith("'f' at '/properties/a/not'")
+    assert refusal(json_format(schema | {"required": ["b"]}, "f")).startswith("'f' at '/required/0'")
+    assert refusal(json_format(whole(a={"not": {"const": 1}}), "f")).startswith("'f' at '/properties/a/not'")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_what_may_never_be_is_left_out(never: Any) -> None:
 )
 def test_digits_and_letters_are_those_of_ecma_262(pattern: str, yes: str, no: str) -> None:
     """Found by asking for a telephone number: it came in digits of several scripts. Schemas were right."""
-    asked = text_shape(ShapeKind.REGEX, pattern, "f")
+    asked = text_format(FormatKind.REGEX, pattern, "f")
     assert (follows(asked, yes), follows(asked, no)) == (True, False)
     schema = {"type": "string", "pattern": f"^{pattern}$"}
     assert allows(schema, json.dumps(yes, ensure_ascii=False))
@@ -242,7 +242,7 @@ def test_digits_and_letters_are_those_of_ecma_262(pattern: str, yes: str, no: st
 def test_a_name_for_a_schema_says_nothing() -> None:
     schema = {"id": "urn:x", "$ref": "#/$defs/y", "$defs": {"y": {"id": "y", "type": "boolean"}}}
     assert allows(schema, "true")
-    assert refusal(json_shape({"id": "urn:x", "$ref": "urn:x"}, "f")).startswith("'f' at '/$ref': only references")
+    assert refusal(json_format({"id": "urn:x", "$ref": "urn:x"}, "f")).startswith("'f' at '/$ref': only references")
 
 
 def test_legal_recursion_works() -> None:
@@ -257,7 +257,7 @@ def test_legal_recursion_works() -> None:
 def test_names_with_quotes_and_newlines_work(name: str) -> None:
     schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
     assert allows(schema | {"additionalProperties": False}, json.dumps({name: 1}, ensure_ascii=False))
-    assert follows(choice_shape([name, "x"], "f"), name)
+    assert follows(choice_format([name, "x"], "f"), name)
 
 
 def test_a_name_has_one_spelling() -> None:
@@ -270,8 +270,8 @@ def test_a_name_has_one_spelling() -> None:
 
 def test_blanks_are_bounded() -> None:
     """Of an answer that is JSON the worker counts them; a part of a grammar bounds its own."""
-    part = composed_shape("start: a", [named_schema({"type": "array"}, "f", rule="a")], "f")
-    for shape in (whole := json_shape({"type": "array"}, "f"), part):
+    part = composed_format("start: a", [named_schema({"type": "array"}, "f", rule="a")], "f")
+    for shape in (whole := json_format({"type": "array"}, "f"), part):
         assert follows(shape, "[\n    1, 2\n]")
         assert not follows(shape, "[" + "\n" * 2 + "]")
         assert not follows(shape, "[" + " " * 40 + "]")
@@ -280,7 +280,7 @@ def test_blanks_are_bounded() -> None:
     assert follows(whole, indented)
     assert not follows(part, indented)
     assert whole.grammar("{}") == Grammar("{}", MAX_BLANKS)
-    assert part.grammar("{}") == text_shape(ShapeKind.LARK, "start: A", "f").grammar("{}") == Grammar("{}")
+    assert part.grammar("{}") == text_format(FormatKind.LARK, "start: A", "f").grammar("{}") == Grammar("{}")
 
 
 def test_dates_are_of_the_calendar() -> None:
@@ -296,7 +296,7 @@ def test_dates_are_of_the_calendar() -> None:
 def test_an_unknown_format_is_an_annotation_unless_strict() -> None:
     schema = {"type": "string", "format": "colour"}
     assert allows(schema, '"red"')
-    assert "/format" in refusal(json_shape(schema, "f", is_strict=True))
+    assert "/format" in refusal(json_format(schema, "f", is_strict=True))
 
 
 def test_cases_that_a_constant_tells_apart_are_followed() -> None:
@@ -316,10 +316,10 @@ def test_lists_of_older_drafts_are_read() -> None:
 
 
 def test_expressions_and_grammars() -> None:
-    assert follows(text_shape(ShapeKind.REGEX, "^[a-c]{2}$", "f"), "ab")
-    assert not follows(text_shape(ShapeKind.REGEX, "[a-c]{2}", "f"), "abc")
-    assert follows(text_shape(ShapeKind.LARK, 'start: "x" NUMBER\nNUMBER: /[0-9]+/', "f"), "x12")
+    assert follows(text_format(FormatKind.REGEX, "^[a-c]{2}$", "f"), "ab")
+    assert not follows(text_format(FormatKind.REGEX, "[a-c]{2}", "f"), "abc")
+    assert follows(text_format(FormatKind.LARK, 'start: "x" NUMBER\nNUMBER: /[0-9]+/', "f"), "x12")
     for lark in ('start: %json {"type": "string"}', "start: <|im_end|>", "start: @other", "%llguidance {}\nstart: A"):
-        assert "not available" in refusal(text_shape(ShapeKind.LARK, lark, "f"))
+        assert "not available" in refusal(text_format(FormatKind.LARK, lark, "f"))
     for lark in ("start: x", 'start: start "a"', "nothing", 'start: A\nA: B{1000}\nB: C{1000}\nC: "a"{1000}'):
-        assert refusal(text_shape(ShapeKind.LARK, lark, "f"))
+        assert refusal(text_format(FormatKind.LARK, lark, "f"))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_engine.grammars.grammar_compiler import _parser_limits
-from baton_gateway.structured_outputs.definition import ANSWER_OPTIONS, answers_of
+from baton_gateway.structured_outputs.grammar_builder import ANSWER_OPTIONS, compile_format
 from baton_gateway.structured_outputs.json_schema import check_schema
-from baton_gateway.structured_outputs.output_format import json_shape
+from baton_gateway.structured_outputs.output_format import json_format
 from baton_gateway.structured_outputs.plain_schema import MAX_INTEGER, MAX_ITEMS, MAX_LENGTH, is_plain
 
 BYTES = LLTokenizer("byte")
@@ -71,12 +71,12 @@ PLAIN = st.recursive(
 def test_the_compiler_takes_every_plain_schema(schema: dict[str, Any]) -> None:
     checked = check_schema(schema, "f", is_strict=False).schema
     assert is_plain(checked)
-    early, judged = answers_of(json_shape(schema, "f"))
-    assert early.is_early
-    assert early.definition is not None
-    assert early.definition == LLMatcher.grammar_from_json_schema(checked, overrides=ANSWER_OPTIONS)
-    assert (judged.definition, judged.is_early) == (early.definition, False)
-    matcher = LLMatcher(BYTES, early.definition, log_level=0, limits=_parser_limits())
+    early, judged = compile_format(json_format(schema, "f"))
+    assert early.is_provisional
+    assert early.grammar is not None
+    assert early.grammar == LLMatcher.grammar_from_json_schema(checked, overrides=ANSWER_OPTIONS)
+    assert (judged.grammar, judged.is_provisional) == (early.grammar, False)
+    matcher = LLMatcher(BYTES, early.grammar, log_level=0, limits=_parser_limits())
     matcher.compute_bitmask()
     assert not matcher.is_error()
 

@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 
 from baton_gateway.errors import RefusedError, TurnTimeoutError
+from baton_gateway.helper_processes.fair_lock import FairLock
 from baton_gateway.text.encoding import (
-    COUNTED_TWICE,
+    CERTAIN_FACTOR,
     INLINE_CHARS,
     PIECE_CHARS,
     USUAL_BYTES,
@@ -20,7 +21,6 @@ from baton_gateway.text.encoding import (
     PromptText,
     encode_prompt,
 )
-from baton_gateway.text.fair_turns import FairTurns
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash, byte_level, metaspace
 from baton_wire.messages.values import pack_ids, unpack_ids
@@ -76,7 +76,7 @@ def test_the_largest_text_costs_what_the_context_allows(model: TextModel) -> Non
     model, tokenizer = counting(replace(model, longest_token_bytes=None))
     with pytest.raises(RefusedError, match="of 8388600 bytes"):
         encode_prompt(PromptText(model, "the cat " * (8_388_600 // 8), False, 4_096, "prompt"))
-    assert tokenizer.chars <= (COUNTED_TWICE * 4_096) * 16 + PIECE_CHARS
+    assert tokenizer.chars <= (CERTAIN_FACTOR * 4_096) * 16 + PIECE_CHARS
 
 
 def test_a_long_text_of_long_words_is_counted_and_then_tokenised_whole() -> None:
@@ -121,10 +121,10 @@ async def test_the_loop_turns_while_a_prompt_is_tokenised_and_a_client_that_left
 
 
 async def test_turns_go_round_among_those_who_wait() -> None:
-    turns, order = FairTurns(), []
+    lock, order = FairLock(), []
 
     async def work(who: str, number: int) -> None:
-        async with turns.turn(who, 30.0):
+        async with lock.hold(who, 30.0):
             order.append(f"{who}{number}")
             await asyncio.sleep(0)
 
@@ -134,12 +134,12 @@ async def test_turns_go_round_among_those_who_wait() -> None:
     tasks[2].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["a0", "a1", "b0", "c0", "a3", "a4"]
-    async with turns.turn("d", 30.0):
+    async with lock.hold("d", 30.0):
         pass
 
 
 async def test_work_holds_its_turn_to_its_end_when_its_caller_is_gone() -> None:
-    turns, order, may_end = FairTurns(), [], asyncio.Event()
+    lock, order, may_end = FairLock(), [], asyncio.Event()
 
     async def work() -> None:
         await may_end.wait()
@@ -149,9 +149,9 @@ async def test_work_holds_its_turn_to_its_end_when_its_caller_is_gone() -> None:
         order.append("next")
         return "done"
 
-    gone = asyncio.create_task(turns.run("a", work, 30.0))
+    gone = asyncio.create_task(lock.run("a", work, 30.0))
     await asyncio.sleep(0)
-    following = asyncio.create_task(turns.run("b", next_one, 30.0))
+    following = asyncio.create_task(lock.run("b", next_one, 30.0))
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.wait([gone])
@@ -163,35 +163,35 @@ async def test_work_holds_its_turn_to_its_end_when_its_caller_is_gone() -> None:
 
 @pytest.mark.parametrize("turns_of_loop", range(3))
 async def test_turns_that_are_stopped_tell_their_callers_and_are_free(turns_of_loop: int) -> None:
-    turns = FairTurns()
+    lock = FairLock()
 
     async def work() -> None:
         await asyncio.Event().wait()
 
-    stuck = asyncio.create_task(turns.run("a", work, 30.0))
+    stuck = asyncio.create_task(lock.run("a", work, 30.0))
     for _ in range(1 + turns_of_loop):
         await asyncio.sleep(0)
-    await turns.stop()
+    await lock.stop()
     await asyncio.wait([stuck], timeout=30.0)
     assert stuck.cancelled()
-    assert turns.held_s(time.monotonic()) == 0.0
+    assert lock.held_s(time.monotonic()) == 0.0
     with pytest.raises(TurnTimeoutError):
-        async with turns.turn("a", 30.0):
-            await turns.run("b", work, 0.001)
-    async with turns.turn("c", 30.0):
+        async with lock.hold("a", 30.0):
+            await lock.run("b", work, 0.001)
+    async with lock.hold("c", 30.0):
         pass
 
 
 @pytest.mark.parametrize("delay", range(4))
 async def test_a_turn_that_is_given_to_somebody_cancelled_is_passed_on(delay: int) -> None:
-    turns = FairTurns()
+    lock = FairLock()
     taken: list[str] = []
 
     async def work(who: str) -> None:
-        async with turns.turn(who, 30.0):
+        async with lock.hold(who, 30.0):
             taken.append(who)
 
-    async with turns.turn("first", 30.0):
+    async with lock.hold("first", 30.0):
         tasks = [asyncio.create_task(work("second")), asyncio.create_task(work("third"))]
         await asyncio.sleep(0)
     for _ in range(delay):
@@ -199,5 +199,5 @@ async def test_a_turn_that_is_given_to_somebody_cancelled_is_passed_on(delay: in
     tasks[0].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert taken[-1] == "third"
-    async with asyncio.timeout(60), turns.turn("last", 30.0):
+    async with asyncio.timeout(60), lock.hold("last", 30.0):
         pass

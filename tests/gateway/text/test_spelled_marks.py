@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 from tokenizers import AddedToken
 
-from baton_gateway.answers.formats import THOUGHTS
+from baton_gateway.answers.formats import REASONING_FORMATS
 from baton_gateway.answers.output_parser import OutputParser
 from baton_gateway.answers.output_parts import AnswerPart, WholeAnswer, WholeCall, whole_answer
 from baton_gateway.text.revision_text import TextModel, load_text_model
@@ -65,12 +65,12 @@ def spelled(text: TextModel, answer: str) -> list[int]:
 def read(text: TextModel, ids: Sequence[int], cuts: Sequence[int] = (), stops: tuple[str, ...] = ()) -> WholeAnswer:
     """The answer that comes in messages which end at these places."""
     reader = OutputParser(text.answer_format, TOOLS, call_id=lambda: "id")
-    choice = text.choice_text(stops, skip_special=True, continues=True, reader=reader)
+    choice = text.choice_text(stops, skip_special=True, continues=True, parser=reader)
     parts: list[AnswerPart] = []
     for begin, end in zip((0, *cuts), (*cuts, len(ids)), strict=True):
         finish = Finish.LENGTH if end == len(ids) else None
         increment = choice.push(tuple(ids[begin:end]), None, finish)
-        parts += increment.told
+        parts += increment.output_parts
         if increment.finish is not None:
             break
     return whole_answer(parts)
@@ -101,7 +101,7 @@ def test_a_call_behind_one_that_was_spelled_is_read_however_the_ids_come(family:
 
 def test_a_spelled_end_ends_no_thought_and_no_argument() -> None:
     text = model("glm")
-    marks = THOUGHTS["think"]
+    marks = REASONING_FORMATS["think"]
     ids = [*written(text, marks.start), *spelled(text, f"a {marks.end} b"), *written(text, marks.end + "c")]
     assert read(text, ids) == WholeAnswer("c", f"a {marks.end} b")
     begin, end = "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>", "</arg_value>\n</tool_call>"

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.text.stop_strings import StopMatcher
+from baton_gateway.text.choice_text import StopMatcher
 
 TEXTS = st.text(alphabet="abc\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="abc\n", min_size=1, max_size=4), max_size=3).map(tuple)

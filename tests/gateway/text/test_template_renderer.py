@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.helper_processes import piped_process as apart_pipes
-from baton_gateway.helper_processes import process_lane as apart_lane
-from baton_gateway.helper_processes.process_lane import ProcessHealth, worst
+from baton_gateway.helper_processes import piped_process, process_lane
+from baton_gateway.helper_processes.process_lane import ProcessHealth, longest_lasting
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.chat_template import Conversation, RenderedChat
-from baton_gateway.text.template_renderer import ChatRoom, TemplateRenderer
+from baton_gateway.text.template_renderer import PromptBudget, TemplateRenderer
 from baton_testing.gateway.apart_bytes import at_byte
 from baton_testing.gateway.made_tokenizers import bundle_hash
 
@@ -45,7 +44,7 @@ async def renderer() -> AsyncIterator[TemplateRenderer]:
     await renderer.stop()
 
 
-async def problem(renderer: TemplateRenderer, template: str, said: Conversation, who: str = "a") -> Problem:
+async def refuse(renderer: TemplateRenderer, template: str, said: Conversation, who: str = "a") -> Problem:
     with pytest.raises(RefusedError) as refusal:
         await renderer.render(bundle(template), said, who)
     return refusal.value.problem
@@ -79,7 +78,7 @@ async def test_what_a_tenant_hangs_up_on_is_not_ahead_of_others(renderer: Templa
         await asyncio.sleep(0)
     assert await mine == RenderedChat("mine")
     await asyncio.wait(gone)
-    assert len(renderer._bad) == 1, "only the first had begun"
+    assert len(renderer._fatal) == 1, "only the first had begun"
 
 
 async def test_tenants_take_turns(renderer: TemplateRenderer) -> None:
@@ -100,29 +99,29 @@ async def test_a_conversation_that_takes_too_long_is_its_clients_fault_and_tried
 ) -> None:
     await renderer.render(bundle(SLOW), chat("x"))
     first = renderer._short.process.pid
-    told = await problem(renderer, SLOW, chat("slow"))
+    told = await refuse(renderer, SLOW, chat("slow"))
     assert (told.status, told.param, told.code) == (400, "messages", "template_failed")
     assert not renderer._short.process.is_running
     assert await renderer.render(bundle(SLOW), chat("fine"), "b") == RenderedChat("fine")
     second = renderer._short.process.pid
-    assert await problem(renderer, SLOW, chat("slow"), "other") == told
+    assert await refuse(renderer, SLOW, chat("slow"), "other") == told
     assert renderer._short.process.pid == second != first
     assert caplog.messages == []
-    assert renderer.ailments(time.monotonic()) == []
+    assert renderer.health_problems(time.monotonic()) == []
 
 
 async def test_a_template_that_fails_with_some_messages_is_not_the_models_failure(renderer: TemplateRenderer) -> None:
     for _ in range(2):
-        told = await problem(renderer, SLOW, chat("broken"))
+        told = await refuse(renderer, SLOW, chat("broken"))
         assert (told.status, told.param, told.code) == (400, "messages", "template_failed")
         assert "ZeroDivisionError" in told.message
 
 
 async def test_a_template_that_renders_nothing_is_the_models_failure_and_rests(renderer: TemplateRenderer) -> None:
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    assert (await problem(renderer, endless, chat("x"))).status == 500
+    assert (await refuse(renderer, endless, chat("x"))).status == 500
     began = renderer._short.process.pid
-    assert (await problem(renderer, endless, chat("y"))).status == 500
+    assert (await refuse(renderer, endless, chat("y"))).status == 500
     assert renderer._short.process.pid == began, "nobody asked it"
 
 
@@ -130,7 +129,7 @@ async def test_whatever_a_template_raises_is_a_failure_and_no_crash(renderer: Te
     pid = renderer._short.process.pid
     nested = "{% for x in y %}" * 30 + "{% endfor %}" * 30
     for template in ("{{ x.y.z() }}", nested, "{{ 'x'.encode('none') }}", "{{ '{0.a}'.format() }}"):
-        assert (await problem(renderer, template, chat("x"))).status == 500
+        assert (await refuse(renderer, template, chat("x"))).status == 500
     assert renderer._short.process.pid == pid
 
 
@@ -166,34 +165,34 @@ CUT = [
 async def test_what_cannot_fit_is_refused_unseen_and_nothing_that_a_template_cuts(renderer: TemplateRenderer) -> None:
     for template, said, is_refused in CUT * 2:
         try:
-            await renderer.render(bundle(template), said, "a", ChatRoom(100, 10))
+            await renderer.render(bundle(template), said, "a", PromptBudget(100, 10))
             was_refused = False
         except RefusedError as refusal:
             was_refused = refusal.problem.code == "context_length_exceeded"
         assert was_refused is is_refused, (template, said)
-        await renderer.render(bundle(template), said, "a", ChatRoom(100, None))
+        await renderer.render(bundle(template), said, "a", PromptBudget(100, None))
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EAGAIN])
 async def test_without_a_process_chats_are_told_at_once_and_served_when_there_is_one(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> apart_pipes.StartedProcess:
+    def refused(*_: object) -> piped_process.StartedProcess:
         raise OSError(number, os.strerror(number))
 
     renderer = TemplateRenderer(LIMIT_S)
     with monkeypatch.context() as patch:
-        patch.setattr(apart_pipes, "run_module", refused)
+        patch.setattr(piped_process, "run_module", refused)
         await renderer.start()
-        told = await problem(renderer, SAID, chat("x"))
+        told = await refuse(renderer, SAID, chat("x"))
         assert (told.status, told.code, told.retry_after_s) == (503, "template_unavailable", 1)
-        await renderer.look()
-        [ailment] = renderer.ailments(time.monotonic() + 40.0)
-        assert str(ailment) == (
+        await renderer.recheck()
+        [problem] = renderer.health_problems(time.monotonic() + 40.0)
+        assert str(problem) == (
             f"the process for chat templates: no answer (it does not start: {os.strerror(number)}), for 40 s"
         )
-    await renderer.look()
-    assert renderer.ailments(time.monotonic() + 40.0) == []
+    await renderer.recheck()
+    assert renderer.health_problems(time.monotonic() + 40.0) == []
     assert await renderer.render(bundle(SAID), chat("x")) == RenderedChat("x")
     await renderer.stop()
 
@@ -210,39 +209,39 @@ async def test_a_process_that_stops_again_and_again_is_told_as_such() -> None:
         return await ask(question, within_s)
 
     setattr(renderer._short.process, "ask", stopped)  # noqa: B010
-    told = await problem(renderer, SAID, chat("x"))
+    told = await refuse(renderer, SAID, chat("x"))
     assert (told.status, told.code) == (503, "template_unavailable")
-    assert len(renderer.ailments(time.monotonic())) == 1
+    assert len(renderer.health_problems(time.monotonic())) == 1
     setattr(renderer._short.process, "ask", ask)  # noqa: B010
     assert await renderer.render(bundle(SAID), chat("x")) == RenderedChat("x")
-    assert renderer.ailments(time.monotonic()) == []
+    assert renderer.health_problems(time.monotonic()) == []
     await renderer.stop()
 
 
 async def test_a_turn_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = TemplateRenderer(render_s=3600.0)
-    monkeypatch.setattr(apart_lane, "TURN_S", 0.05)
+    monkeypatch.setattr(process_lane, "TURN_S", 0.05)
     stuck = asyncio.create_task(renderer.render(bundle(SLOW), chat("slow"), "a"))
     await asyncio.sleep(0)
-    told = await problem(renderer, SAID, chat("x"), "b")
+    told = await refuse(renderer, SAID, chat("x"), "b")
     assert (told.status, told.code) == (503, "template_unavailable")
-    assert renderer.ailments(time.monotonic()) == []
-    [ailment] = renderer.ailments(time.monotonic() + 100_000.0)
-    assert "a question does not end" in ailment.what
+    assert renderer.health_problems(time.monotonic()) == []
+    [problem] = renderer.health_problems(time.monotonic() + 100_000.0)
+    assert "a question does not end" in problem.description
     await renderer.stop()
     await asyncio.wait([stuck])
 
 
 def test_health_counts_from_the_first_failure_to_the_next_answer() -> None:
-    health = ProcessHealth("x", may_hold_s=50.0)
-    assert health.ailment(0.0, 0.0) is None
-    health.failed("why", 10.0)
-    health.failed("later", 20.0)
-    assert worst([ailment] if (ailment := health.ailment(0.0, 39.0)) else [], 30.0) is None
+    health = ProcessHealth("x", max_hold_s=50.0)
+    assert health.problem(0.0, 0.0) is None
+    health.record_failure("why", 10.0)
+    health.record_failure("later", 20.0)
+    assert longest_lasting([fault] if (fault := health.problem(0.0, 39.0)) else [], 30.0) is None
     assert (
-        str(worst([ailment] if (ailment := health.ailment(0.0, 40.0)) else [], 30.0))
+        str(longest_lasting([fault] if (fault := health.problem(0.0, 40.0)) else [], 30.0))
         == "x: no answer (later), for 30 s"
     )
-    health.served()
-    assert health.ailment(50.0, 41.0) is None
-    assert str(health.ailment(51.0, 41.0)) == "x: a question does not end, for 51 s"
+    health.record_success()
+    assert health.problem(50.0, 41.0) is None
+    assert str(health.problem(51.0, 41.0)) == "x: a question does not end, for 51 s"

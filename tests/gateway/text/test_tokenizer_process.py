@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.answers.formats import HARMONY, AnswerFormat
+from baton_gateway.answers.formats import AnswerFormat
 from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.errors import BundleError, RefusedError
 from baton_gateway.helper_processes.helper_process import NoAnswer
-from baton_gateway.text import text_store
-from baton_gateway.text import tokenizer_process as tokenizer_apart
+from baton_gateway.text import text_store, tokenizer_process
 from baton_gateway.text.encoding import INLINE_CHARS, PromptEncoder, PromptText
 from baton_gateway.text.revision_text import Shown, TextModel, load_text_model
 from baton_gateway.text.text_store import TextStore
@@ -30,6 +29,7 @@ from baton_testing.gateway.made_tokenizers import (
     sentencepiece,
     word_pieces,
 )
+from baton_wire.rules.answer_formats import HARMONY
 
 MAKERS: dict[str, Callable[[], MadeTokenizer]] = {
     "byte_level": byte_level,
@@ -59,7 +59,7 @@ async def store() -> AsyncIterator[TextStore]:
 
 async def loaded(store: TextStore, name: str) -> TextModel:
     model = await store.load(bundle(name), here(name).bundle.hash)
-    assert model.apart is not None
+    assert model.process is not None
     return model
 
 
@@ -99,13 +99,13 @@ async def test_it_says_what_one_in_this_process_says(
 async def test_a_decoder_that_needs_its_tokenizer_has_it_in_this_process(store: TextStore) -> None:
     data = word_pieces().bundle()
     model = await store.load(data, bundle_hash(data))
-    assert model.apart is None
+    assert model.process is None
     assert model.decode(model.encode_rendered("the fox")) == "the fox"
 
 
 @pytest.mark.parametrize("thoughts", ["think", "mistral", "seed", HARMONY])
 async def test_marks_of_thoughts_are_known_without_asking(thoughts: str, store: TextStore) -> None:
-    marks = ParsePlan(AnswerFormat(thoughts)).thought_marks
+    marks = ParsePlan(AnswerFormat(thoughts)).reasoning_marks
     assert marks is not None
     apart = await loaded(store, "thinking")
     assert [apart.mark_ids(mark) for mark in marks] == [here("thinking").mark_ids(mark) for mark in marks]
@@ -131,10 +131,10 @@ async def test_a_bundle_that_is_wrong_is_refused_with_its_reason(store: TextStor
 
 async def test_a_process_that_is_killed_is_loaded_again_for_the_next_question(store: TextStore) -> None:
     model = await loaded(store, "byte_level")
-    assert model.apart is not None
+    assert model.process is not None
     for text in ("a", LONG):
         await encoded(model, text)
-    for lane in (model.apart._small, model.apart._large):
+    for lane in (model.process._small, model.process._large):
         assert lane.process.pid is not None
         os.kill(lane.process.pid, signal.SIGKILL)
     for text in ("a", LONG):
@@ -143,13 +143,13 @@ async def test_a_process_that_is_killed_is_loaded_again_for_the_next_question(st
 
 async def test_a_process_that_hangs_costs_its_question_a_503(store: TextStore, monkeypatch: pytest.MonkeyPatch) -> None:
     model = await loaded(store, "byte_level")
-    assert model.apart is not None
-    process = model.apart._small.process
+    assert model.process is not None
+    process = model.process._small.process
     exchange = process._exchange
     stopped: list[int] = []
 
     async def stopping(its: Any, question: bytes, within_s: float) -> bytes | NoAnswer:
-        if within_s == tokenizer_apart.ENCODE_S:
+        if within_s == tokenizer_process.ENCODE_S:
             os.kill(its.pid, signal.SIGSTOP)
             stopped.append(its.pid)
             within_s = 0.2
@@ -166,15 +166,15 @@ async def test_a_process_that_hangs_costs_its_question_a_503(store: TextStore, m
 
 async def test_clients_that_left_end_nobody_elses_process(store: TextStore) -> None:
     model = await loaded(store, "byte_level")
-    assert model.apart is not None
-    pid = model.apart._small.process.pid
+    assert model.process is not None
+    pid = model.process._small.process.pid
     gone = [asyncio.create_task(encoded(model, "a")) for _ in range(20)]
     for _ in range(3):
         await asyncio.sleep(0)
     for task in gone:
         task.cancel()
     assert await encoded(model, "b") == await encoded(here("byte_level"), "b")
-    assert model.apart._small.process.pid == pid
+    assert model.process._small.process.pid == pid
 
 
 async def test_links_that_come_at_once_share_a_load_and_one_that_gives_up_does_not_end_it(store: TextStore) -> None:
@@ -189,8 +189,8 @@ async def test_processes_of_a_model_that_is_dropped_end_and_come_back_for_who_st
     store = TextStore(capacity=1, large_bytes=0)
     try:
         first = await loaded(store, "byte_level")
-        assert first.apart is not None
-        small = first.apart._small
+        assert first.process is not None
+        small = first.process._small
         await loaded(store, "sentencepiece")
         assert small.process.pid is None
         assert await encoded(first, "a") == await encoded(here("byte_level"), "a")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick, revisions
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
 from baton_wire.rules.prompt_placement import LatencyTargets
 
@@ -41,9 +41,9 @@ def view(role: Role, **changes: object) -> WorkerView:
 
 def route(prefill: WorkerView, decode: WorkerView, policy: RoutePolicy) -> Route:
     query = RouteQuery(prefill.fingerprint, 1_000, 1_100, 1, frozenset(), prefix_keys(pack_ids(list(range(1_000))), ""))
-    found = pick(query, [prefill, decode], policy, PrefixAffinity(), 0.0)
-    assert isinstance(found, Route)
-    return found
+    chosen = pick(query, [prefill, decode], policy, PrefixAffinity(), 0.0)
+    assert isinstance(chosen, Route)
+    return chosen
 
 
 def test_routing_follows_only_when_it_may() -> None:
@@ -61,8 +61,13 @@ def test_kv_that_a_decode_worker_receives_keeps_no_prompt_away() -> None:
 def test_a_full_decode_worker_leaves_the_answer_to_a_prefill_worker_that_keeps_some() -> None:
     keeps, policy = view(Role.PREFILL, keeps_answers=True), RoutePolicy(targets=TARGETS)
     full, room = view(Role.DECODE, rows_s=0.049, least_rows_s=0.01), view(Role.DECODE)
-    kept = route(keeps, full, policy)
-    assert (kept.prefill, kept.decode, kept.is_kept, kept.is_local) == (None, keeps.epoch, True, False)
+    local = route(keeps, full, policy)
+    assert (local.prefill, local.decode, local.is_prefill_local, local.is_decode_local) == (
+        None,
+        keeps.epoch,
+        True,
+        False,
+    )
     assert route(keeps, room, policy).decode == room.epoch
     assert route(view(Role.PREFILL), full, policy).decode == full.epoch, "it says that it keeps none"
     assert route(keeps, full, RoutePolicy()).decode == full.epoch, "always"
@@ -73,11 +78,15 @@ def test_a_full_decode_worker_leaves_the_answer_to_a_prefill_worker_that_keeps_s
 def test_a_decode_worker_without_a_slot_leaves_the_answer_to_a_prefill_worker_whatever_its_steps_take() -> None:
     keeps, policy = view(Role.PREFILL, keeps_answers=True), RoutePolicy(targets=TARGETS)
     assert route(keeps, view(Role.DECODE, load_sequences=63), policy).decode != keeps.epoch
-    assert route(keeps, view(Role.DECODE, load_sequences=64), policy).is_kept
-    assert not route(view(Role.PREFILL), view(Role.DECODE, load_sequences=64), policy).is_kept
+    assert route(keeps, view(Role.DECODE, load_sequences=64), policy).is_prefill_local
+    assert not route(view(Role.PREFILL), view(Role.DECODE, load_sequences=64), policy).is_prefill_local
     full = view(Role.DECODE, load_sequences=64)
-    assert route(replace(keeps, rows=40, load_sequences=55), full, policy).is_kept, "it has many answers already"
-    assert not route(replace(keeps, load_sequences=56), full, policy).is_kept, "prompts need the slots that are left"
+    assert route(replace(keeps, rows=40, load_sequences=55), full, policy).is_prefill_local, (
+        "it has many answers already"
+    )
+    assert not route(replace(keeps, load_sequences=56), full, policy).is_prefill_local, (
+        "prompts need the slots that are left"
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,9 +96,9 @@ def test_answers_leave_room_for_the_prompts_of_others(rows: int, blocks_free: in
     changes: dict[str, object] = {"keeps_answers": True, "rows_s": 0.01}
     prefill = view(Role.PREFILL, rows=rows, blocks_free=blocks_free, **changes)
     full = view(Role.DECODE, rows_s=0.049, least_rows_s=0.01)
-    assert route(prefill, full, RoutePolicy(targets=TARGETS)).is_kept is keeps
+    assert route(prefill, full, RoutePolicy(targets=TARGETS)).is_prefill_local is keeps
     gone = view(Role.DECODE, is_suspect=True)
-    assert route(prefill, gone, RoutePolicy(targets=TARGETS)).decode == prefill.epoch, "nobody else can"
+    assert route(prefill, gone, RoutePolicy(targets=TARGETS)).decode == prefill.epoch, "no other worker can"
 
 
 def test_a_prefill_worker_that_keeps_answers_serves_without_decode_workers() -> None:

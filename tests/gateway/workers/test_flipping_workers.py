@@ -1,4 +1,4 @@
-"""Workers that flip, as gateways see them: of the role that they told last, over the links that stand."""
+"""Workers that flip, as gateways see them: they have the role reported last, over unchanged links."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def flip(gateway: RunningGateway, worker: FakeWorker, number: int, role: Role) -
 
 
 def role_of(gateway: RunningGateway, worker: FakeWorker) -> Role | None:
-    found = gateway.server.table.get(worker.epoch)
-    return None if found is None else found.role
+    linked = gateway.server.table.get(worker.epoch)
+    return None if linked is None else linked.role
 
 
 async def test_a_worker_that_flips_is_what_it_said_last_wherever_it_was_found(nobody: FakePool) -> None:
-    """And it takes the next requests as that, over the links that stand."""
+    """And it takes the next requests in that role, over unchanged links."""
     pool = nobody
     await pool.add(Role.PREFILL)
     await pool.add(Role.DECODE)

@@ -13,7 +13,7 @@ from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session, SignedFr
 
 
 async def longest_run(tokens: int, messages: int) -> int:
-    """Frames of prompts of so many tokens that are sent while another task waits for its turn."""
+    """The frames of prompts of this many tokens that are sent while another task waits for its turn."""
     outbox: asyncio.Queue[ToWorker] = asyncio.Queue()
     sent: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Messages between gateway and workers that do not fit their types: they cost their request, and nobody's link."""
+"""Messages between gateway and workers that do not fit their types: they cost their request, and no link."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ async def test_tokens_that_do_not_fit_end_at_their_worker_and_go_on_at_another(p
     liar.poisons = True
     await liar.start()
     pool.decode.insert(0, liar)
-    for each in pool.workers:
-        each.pool = pool.workers
+    for worker in pool.workers:
+        worker.pool = pool.workers
     pool.announce()
     async with running_gateway(pool) as gateway:
         before = epochs(gateway)
@@ -139,15 +139,17 @@ async def test_a_request_that_ends_links_is_told_so_and_others_go_on(tmp_path: P
             worker = Breaking(role, pool.tokenizer, pool.keys, pool.script, step_s=0.02)
             await worker.start()
             workers.append(worker)
-    for each in pool.workers:
-        each.pool = pool.workers
+    for member in pool.workers:
+        member.pool = pool.workers
     pool.announce()
     async with running_gateway(pool) as gateway:
         good = asyncio.create_task(ask(gateway))
         status, got = await ask(gateway, max_tokens=7)
         assert (status, got["error"]["code"]) == (502, "request_ends_links")
-        told = [message for worker in pool.workers for message in worker.received if not isinstance(message, Cancel)]
-        assert max(message.attempt for message in told if message.sampling.max_tokens == 7) == 2  # type: ignore[union-attr]
+        received = [
+            message for worker in pool.workers for message in worker.received if not isinstance(message, Cancel)
+        ]
+        assert max(message.attempt for message in received if message.sampling.max_tokens == 7) == 2  # type: ignore[union-attr]
         status, got = await good
         assert (status, got["choices"][0]["message"]["content"]) == (200, ANSWER)
     await pool.stop()
@@ -156,7 +158,7 @@ async def test_a_request_that_ends_links_is_told_so_and_others_go_on(tmp_path: P
 async def test_a_value_that_the_wire_has_no_room_for_is_refused_before_it_is_sent(
     gateway: RunningGateway, pool: FakePool
 ) -> None:
-    """Whatever makes it: here a model whose default nobody checked."""
+    """Whatever makes it: here a model whose default is not checked."""
     before = epochs(gateway)
     for worker in gateway.server.table.all():
         generation = GenerationDefaults(temperature=1e9)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from baton_gateway.errors import Problem
-from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick, revisions
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
 
 PRINT = PairFingerprint(1, "a" * 64, "float32", "float32", 2, 2, 8, "b" * 64, "c" * 64)
@@ -90,7 +90,7 @@ def test_a_route_says_how_long_its_prompt_takes_without_what_is_cached() -> None
         PrefixAffinity(),
         (worker("P1", token_s=0.01), worker("D1")),
     )
-    affinity.sent([b"P1"], prefix)
+    affinity.record([b"P1"], prefix)
     routes = [pick(query(prefix=keys), workers, POLICY, affinity, 0.0) for keys in ((), prefix)]
     new = (worker("P1", load_tokens=9, token_s=0.02), worker("P2"), worker("D1", token_s=9.0))
     routes.append(pick(query(), new, POLICY, PrefixAffinity(), 0.0))
@@ -128,7 +128,7 @@ def test_ties_are_broken_by_the_draw_alone() -> None:
 def test_a_prompt_goes_back_to_who_holds_its_beginning_unless_that_one_is_busy() -> None:
     prefix = keys_of(range(1_000), "")
     affinity = PrefixAffinity()
-    affinity.sent([b"P2", b"D2"], prefix[:6])
+    affinity.record([b"P2", b"D2"], prefix[:6])
     asked = query(500, prefix=prefix[:7])
     idle = [worker("P1"), worker("P2"), worker("D1"), worker("D2")]
     assert choose(*idle, asked=asked, affinity=affinity) == "P2 D2"
@@ -138,7 +138,7 @@ def test_a_prompt_goes_back_to_who_holds_its_beginning_unless_that_one_is_busy()
 
 def test_a_prompt_waits_for_no_slot_where_its_beginning_is_while_another_worker_has_one() -> None:
     prefix, affinity = keys_of(range(1_000), ""), PrefixAffinity()
-    affinity.sent([b"P1", b"D1"], prefix)
+    affinity.record([b"P1", b"D1"], prefix)
     asked, idle = query(900, prefix=prefix), worker("D2", load_sequences=3)
     for running, expected in ((3, "P1 D1"), (4, "P1 D2")):
         busy = worker("D1", load_sequences=running, max_sequences=4)
@@ -153,15 +153,15 @@ def test_a_prompt_waits_for_no_slot_where_its_beginning_is_while_another_worker_
 def test_a_route_says_what_of_its_prompt_is_missing_where_it_is_computed() -> None:
     """Else a worker that has the prompt seems to have all of it in line until it reports again."""
     prefix, affinity = keys_of(range(640), ""), PrefixAffinity()
-    affinity.sent([b"P1", b"D1"], prefix[:5])
-    affinity.sent([b"P1"], prefix)
+    affinity.record([b"P1", b"D1"], prefix[:5])
+    affinity.record([b"P1"], prefix)
     asked = query(700, prefix=prefix)
     pair = [worker("P1"), worker("D1")]
     handed_over = pick(asked, pair, POLICY, affinity, 0.0)
     local = pick(asked, pair, RoutePolicy(disaggregate=False), affinity, 0.0)
     alone = pick(asked, [worker("P1", keeps_answers=True)], POLICY, affinity, 0.0)
-    found = [route.missing_tokens for route in (handed_over, local, alone) if isinstance(route, Route)]
-    assert found == [700 - 640, 700 - 320, 700 - 640]
+    missing = [route.missing_tokens for route in (handed_over, local, alone) if isinstance(route, Route)]
+    assert missing == [700 - 640, 700 - 320, 700 - 640]
 
 
 def test_a_salt_separates_prefixes() -> None:
@@ -177,7 +177,7 @@ def test_the_memory_of_prefixes_is_bounded_and_forgets_the_oldest() -> None:
     affinity = PrefixAffinity(capacity=3)
     keys = [bytes([number]) for number in range(5)]
     for key in keys:
-        affinity.sent([b"P"], [key])
+        affinity.record([b"P"], [key])
     assert [affinity.known_tokens(b"P", [key]) for key in keys] == [0, 0, 64, 64, 64]
     assert affinity.known_tokens(b"Q", keys[4:]) == 0
 
@@ -200,7 +200,7 @@ def test_a_route_is_plain_data() -> None:
 
 
 def test_a_worker_that_flipped_hands_nothing_over_to_itself() -> None:
-    """It keeps the KV of a prompt from before, and is a decode worker now."""
-    asked = query(kept=b"D1")
+    """The worker retains a prompt's KV from before the flip, and is a decode worker now."""
+    asked = query(retained_by=b"D1")
     assert choose(worker("P1"), worker("D1"), worker("D2", load_sequences=9), asked=asked) == "D1 D2"
     assert choose(worker("P1"), worker("D1"), asked=asked) == "P1 D1"

@@ -1,4 +1,4 @@
-"""What routing takes a worker's load to be: its last report, what was sent since, and what has been computed since."""
+"""A worker's load as routing counts it: its last report, what was sent since, and what has been computed since."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def state(waiting: int, computing: int, timings: tuple[StepTiming, ...] = (TIMIN
 def test_a_prompt_that_is_computed_is_load_until_it_should_be_done() -> None:
     now = [10.0]
     worker = linked(now)
-    worker.reported(state(waiting=300, computing=2000))
+    worker.record_report(state(waiting=300, computing=2000))
     assert worker.view().load_tokens == 2300
-    worker.sent(50)
+    worker.record_sent(50)
     now[0] += 1.5
     assert worker.view().load_tokens == 300 + 500 + 50
     now[0] += 5.0
-    assert worker.view().load_tokens == 200 + 50, "a step that nobody has told of yet took the first of what waits"
+    assert worker.view().load_tokens == 200 + 50, "a step that is not reported yet took the first waiting prompts"
 
 
 def test_only_prompts_that_it_computes_are_in_a_decode_workers_line() -> None:
     worker = linked([10.0])
-    worker.sent(500, is_computed=False)
-    worker.sent(70)
+    worker.record_sent(500, is_computed=False)
+    worker.record_sent(70)
     assert (worker.view().load_tokens, worker.view().prompt_tokens) == (570, 70)
 
 
@@ -63,7 +63,7 @@ def test_steps_with_rows_tell_what_a_piece_of_a_prompt_costs() -> None:
     timings = tuple(
         StepTiming(number, tokens, 0.0, 40, 50_000, seconds) for number, (tokens, seconds) in enumerate(steps)
     )
-    worker.reported(state(0, 0, timings))
+    worker.record_report(state(0, 0, timings))
     assert worker.view().rows_s == 0.006
     assert worker.view().piece_token_s == pytest.approx(2e-5)
     assert worker.view().token_s is None, "of steps without rows"
@@ -71,7 +71,7 @@ def test_steps_with_rows_tell_what_a_piece_of_a_prompt_costs() -> None:
 
 def test_a_run_counts_as_many_sequences_as_it_has_choices_before_the_worker_tells() -> None:
     worker = linked([10.0])
-    worker.sent(50, 16)
+    worker.record_sent(50, 16)
     assert worker.view().load_sequences == 16
 
 
@@ -81,11 +81,11 @@ def test_what_one_more_token_adds_is_told_apart_from_the_fixed_part_of_steps() -
     fixed_s, more_s = 0.05, 0.001
 
     def report(*tokens: int) -> None:
-        timings = tuple(replace(TIMING, prefill_tokens=each, seconds=fixed_s + more_s * each) for each in tokens)
-        worker.reported(state(0, 0, timings))
+        timings = tuple(replace(TIMING, prefill_tokens=count, seconds=fixed_s + more_s * count) for count in tokens)
+        worker.record_report(state(0, 0, timings))
 
     report(16, 16)
-    assert worker.more_token_s == worker.token_s, "steps alike: nobody knows"
+    assert worker.more_token_s == worker.token_s, "steps alike: unknown"
     report(512, 16, 1024)
     assert worker.more_token_s == pytest.approx(more_s)
     assert worker.token_s is not None
@@ -95,21 +95,21 @@ def test_what_one_more_token_adds_is_told_apart_from_the_fixed_part_of_steps() -
 def test_another_report_in_the_middle_of_a_step_does_not_begin_it_anew() -> None:
     now = [10.0]
     worker = linked(now)
-    worker.reported(state(waiting=0, computing=0))
-    worker.reported(state(waiting=0, computing=2000))
+    worker.record_report(state(waiting=0, computing=0))
+    worker.record_report(state(waiting=0, computing=2000))
     now[0] += 1.5
-    worker.reported(state(waiting=300, computing=2000))
+    worker.record_report(state(waiting=300, computing=2000))
     assert worker.view().load_tokens == 300 + 500
-    worker.reported(state(waiting=0, computing=2300))  # the next step is launched ahead
+    worker.record_report(state(waiting=0, computing=2300))  # the next step is launched ahead
     assert worker.view().load_tokens == 800
-    worker.reported(replace(state(waiting=0, computing=300), steps=6))
+    worker.record_report(replace(state(waiting=0, computing=300), steps=6))
     assert worker.view().load_tokens == 300
 
 
 def test_it_is_load_in_full_while_no_step_has_told_how_fast_it_is() -> None:
     now = [10.0]
     worker = linked(now)
-    worker.reported(state(waiting=0, computing=2000, timings=()))
+    worker.record_report(state(waiting=0, computing=2000, timings=()))
     now[0] += 60.0
     assert worker.view().load_tokens == 2000
 
@@ -119,9 +119,9 @@ def test_a_worker_is_what_its_latest_flip_made_it_in_whatever_order_its_states_c
     worker = linked([0.0])
     assert worker.role is Role.PREFILL
     for flip, role, is_now in ((2, Role.DECODE, Role.DECODE), (1, Role.PREFILL, Role.DECODE), (3, Role.PREFILL, None)):
-        worker.reported(replace(state(waiting=0, computing=0), role=role, flip=flip))
+        worker.record_report(replace(state(waiting=0, computing=0), role=role, flip=flip))
         assert worker.role is (is_now or Role.PREFILL)
-    assert worker.flip_told == 3
+    assert worker.reported_flip == 3
 
 
 def test_as_many_prompt_tokens_come_as_were_computed_of_late_or_were_sent() -> None:
@@ -131,8 +131,8 @@ def test_as_many_prompt_tokens_come_as_were_computed_of_late_or_were_sent() -> N
 
     def report(computing: int, sent: int = 0) -> None:
         now[0] += 0.1
-        worker.sent(sent)
-        worker.reported(state(0, computing, timings=() if worker.token_s else (TIMING,)))
+        worker.record_sent(sent)
+        worker.record_report(state(0, computing, timings=() if worker.token_s else (TIMING,)))
 
     report(500)
     report(0)
@@ -147,15 +147,15 @@ def test_as_many_prompt_tokens_come_as_were_computed_of_late_or_were_sent() -> N
 
 
 def test_a_worker_that_begins_to_decode_is_not_taken_to_have_less_to_compute_at_once() -> None:
-    """Pieces beside rows are slow: what it computes by them says little of what comes."""
+    """Pieces in steps with rows are slow: their tokens say little about arrivals."""
     now = [10.0]
     worker = linked(now)
     for _ in range(100):
         now[0] += 0.1
-        worker.reported(state(0, 500))
+        worker.record_report(state(0, 500))
     piece = StepTiming(step=2, prefill_tokens=64, prefill_pairs=0.0, decode_rows=1, kv_tokens=500, seconds=0.64)
     now[0] += 0.1
-    worker.reported(state(0, 64, timings=(piece,)))
+    worker.record_report(state(0, 64, timings=(piece,)))
     assert worker.coming_tokens_s == pytest.approx(1 / SECONDS_A_TOKEN, rel=0.06)
 
 
@@ -165,27 +165,27 @@ def test_what_came_in_a_burst_comes_no_more_once_the_worker_is_silent() -> None:
     worker = linked(now)
     for _ in range(50):
         now[0] += 0.1
-        worker.sent(2_000)
-        worker.reported(state(0, 500))
+        worker.record_sent(2_000)
+        worker.record_report(state(0, 500))
     assert worker.coming_tokens_s == pytest.approx(20_000, rel=0.02)
-    worker.reported(state(0, 0))
+    worker.record_report(state(0, 0))
     now[0] += 10.0
     assert worker.coming_tokens_s < 200
-    worker.sent(2_000)
-    worker.reported(state(0, 500))
+    worker.record_sent(2_000)
+    worker.record_report(state(0, 500))
     assert worker.coming_tokens_s < 1_300, "one prompt after ten seconds is no burst"
 
 
 @given(st.lists(st.sampled_from([0.1, 0.1, 0.15, 0.3, 1.0]), min_size=1, max_size=9), st.integers(1, 60_000))
 def test_rates_are_by_time_however_often_a_worker_reports(gaps: list[float], tokens_s: int) -> None:
-    now, told = [10.0], 10.0
+    now, sent_s = [10.0], 10.0
     worker = linked(now)
-    worker.reported(state(0, 0))
+    worker.record_report(state(0, 0))
     for gap in itertools.cycle(gaps):
         now[0] += gap
-        worker.sent(round(tokens_s * (now[0] - told)))
-        told = now[0]
-        worker.reported(state(0, 0))
+        worker.record_sent(round(tokens_s * (now[0] - sent_s)))
+        sent_s = now[0]
+        worker.record_report(state(0, 0))
         if now[0] > 40.0:
             break
     assert worker.coming_tokens_s == pytest.approx(tokens_s, rel=0.05, abs=10.0)
@@ -201,7 +201,7 @@ MOMENTS = st.one_of(
     st.tuples(st.just("time"), st.floats(0, 3)),
     st.tuples(st.just("sent"), st.integers(1, 40_000), st.booleans()),
     st.tuples(
-        st.just("told"),
+        st.just("report"),
         *(st.integers(0, 5), st.integers(0, 50_000), st.integers(0, 8_192), st.integers(0, 4)),
         st.lists(
             st.tuples(st.integers(0, 8_192), st.integers(0, 256), st.floats(1e-6, 5)).filter(lambda t: t[0] or t[1]),
@@ -212,22 +212,22 @@ MOMENTS = st.one_of(
 
 
 @given(st.lists(MOMENTS, max_size=40))
-def test_whatever_a_worker_tells_its_load_is_neither_negative_nor_more_than_there_is(moments: list[Any]) -> None:
-    now, told, sent, prompts = [10.0], 0, 0, 0
+def test_whatever_a_worker_reports_its_load_is_neither_negative_nor_more_than_there_is(moments: list[Any]) -> None:
+    now, reported, sent, prompts = [10.0], 0, 0, 0
     worker = linked(now)
     for moment in moments:
         match moment:
             case "time", seconds:
                 now[0] += seconds
             case "sent", tokens, is_computed:
-                worker.sent(tokens, is_computed=is_computed)
+                worker.record_sent(tokens, is_computed=is_computed)
                 sent, prompts = sent + tokens, prompts + tokens * is_computed
-            case "told", running, waiting, computing, blocks, steps:
+            case "report", running, waiting, computing, blocks, steps:
                 timings = tuple(
                     StepTiming(number, tokens, 0.0, rows, 0, seconds)
                     for number, (tokens, rows, seconds) in enumerate(steps)
                 )
-                worker.reported(
+                worker.record_report(
                     WorkerState(
                         False,
                         running,
@@ -241,9 +241,9 @@ def test_whatever_a_worker_tells_its_load_is_neither_negative_nor_more_than_ther
                         computing_tokens=computing,
                     )
                 )
-                told, sent, prompts = waiting + computing, 0, 0
+                reported, sent, prompts = waiting + computing, 0, 0
         view = worker.view()
-        assert prompts <= view.prompt_tokens <= prompts + told
+        assert prompts <= view.prompt_tokens <= prompts + reported
         assert view.load_tokens - view.prompt_tokens == sent - prompts
         assert view.blocks_free is None or view.blocks_free >= 0
         assert 0 <= view.coming_tokens_s < float("inf")

@@ -55,7 +55,7 @@ def linked(gateway: RunningGateway) -> list[FakeWorker]:
 
 
 async def test_a_gateway_that_has_just_started_lets_requests_wait_for_its_links(tmp_path: Path) -> None:
-    """Found by kill -9 of a gateway process: its successor told clients that there were no workers."""
+    """Found by kill -9 of a gateway process: its successor answered clients that there were no workers."""
     pool = FakePool(tmp_path, tokenizer(), answer)
     for role in POOL_ROLES:
         await pool.add(role)
@@ -76,7 +76,7 @@ async def test_a_gateway_that_has_just_started_lets_requests_wait_for_its_links(
 async def test_a_gateway_that_lost_all_its_links_at_once_dials_again_before_it_says_that_nobody_is_there(
     pool: FakePool,
 ) -> None:
-    """Found by SIGSTOP of a gateway process: when it woke up, it told clients that there were no workers."""
+    """Found by SIGSTOP of a gateway process: when it woke up, it answered clients that there were no workers."""
     async with running_gateway(pool) as gateway:
         for worker in pool.workers:
             worker.cut()
@@ -126,12 +126,12 @@ async def test_the_last_decode_worker_may_restart_while_requests_wait(pool: Fake
     async with running_gateway(pool) as gateway:
         for worker in pool.decode:
             await worker.stop()
-        await until(lambda: not [each for each in linked(gateway) if each.role is Role.DECODE])
+        await until(lambda: not [worker for worker in linked(gateway) if worker.role is Role.DECODE])
         asking = [asyncio.create_task(ask(gateway)) for _ in range(3)]
         await until(lambda: gateway.server.relay.num_parked == 3)
         for worker in pool.decode:
             await worker.restart()
-        assert [(await each)[0] for each in asking] == [200, 200, 200]
+        assert [(await answer)[0] for answer in asking] == [200, 200, 200]
 
 
 async def test_what_is_parked_is_bounded_in_number_and_bytes(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ async def test_what_is_parked_is_bounded_in_number_and_bytes(tmp_path: Path) -> 
         code, content, headers = await ask(gateway)
         assert (code, content["error"]["code"]) == (503, "no_routable_workers")
         assert int(headers["Retry-After"]) >= 1
-        for each in first:
-            each.cancel()
+        for asking in first:
+            asking.cancel()
         await until(lambda: gateway.server.relay.num_live == 0)
     async with running_gateway(pool) as gateway:
         relay = gateway.server.relay

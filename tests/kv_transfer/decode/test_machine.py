@@ -8,7 +8,7 @@ import pytest
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeState, HandoverFailed, Landed, Scatter
-from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig, Verify
+from baton_kv_transfer.handover import HandoverKey, Reservation, SendTo, TransferConfig, Verify
 from baton_kv_transfer.landing import LandingWindow
 from baton_kv_transfer.layout import Extent
 from baton_testing.kv_transfer.builders import WHOLE
@@ -186,7 +186,7 @@ def test_more_pieces_than_a_seal_can_name_are_granted(verify: Verify) -> None:
     thin = KvGeometry(layers=1_000, kv_heads=1, head_dim=1, element_bytes=1, block_tokens=1)
     machine = DecodeHandovers(thin, 1 << 30, replace(CONFIG, verify=verify))
     machine.link_up(P1, 1, 0.0)
-    (sent,) = machine.expected(KEY, P1, 200, 0, tuple(range(200)), (0,), 10.0, 0.0)
+    (sent,) = machine.expected(KEY, P1, Reservation(200, 0, tuple(range(200)), (0,), 10.0), 0.0)
     assert isinstance(sent, SendTo)
     assert isinstance(sent.message, Grant)
 

@@ -217,7 +217,7 @@ def test_an_early_word_is_kept_for_a_bounded_time() -> None:
     p.hear(grant())
     assert p.tick(29.9) == []
     assert p.tick(30.0) == [abandon(Reason.UNKNOWN_REQUEST)]
-    assert p.machine.stats().early == 0
+    assert p.machine.stats().unannounced_messages == 0
 
 
 def test_early_words_die_with_their_link() -> None:

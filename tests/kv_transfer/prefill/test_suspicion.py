@@ -13,7 +13,7 @@ from baton_testing.kv_transfer.prefill_machine import CORRUPT, D1, D2, DONE, KEY
 from baton_wire.messages.pair_link import Reject
 from baton_wire.messages.values import Reason
 
-DEAD_S = TransferConfig().dead_s
+DEAD_S = TransferConfig().liveness.dead_s
 
 
 def seal(p: Prefill) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed
-from baton_kv_transfer.handover import SendTo
+from baton_kv_transfer.handover import Reservation, SendTo
 from baton_kv_transfer.landing import SpanState
 from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.ranks.prefill_group import PrefillGroup
@@ -30,7 +30,7 @@ def group() -> DecodeGroup:
 
 
 def expect(machine: DecodeGroup, now: float = 0.0) -> list[GroupDecodeAction]:
-    return machine.expected(KEY, P1, TOKENS, 0, BLOCKS, (0,), 100.0, now)
+    return machine.expected(KEY, P1, Reservation(TOKENS, 0, BLOCKS, (0,), 100.0), now)
 
 
 def sent(actions: list[GroupDecodeAction]) -> list[tuple[int, type[PairMessage]]]:

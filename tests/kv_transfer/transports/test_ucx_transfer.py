@@ -27,9 +27,10 @@ from baton_testing.kv_transfer.nixl import NEEDS_UCX
 from baton_testing.kv_transfer.transfer_pair import Pair, Request
 from baton_wire.discovery import Endpoint
 from baton_wire.errors import BadMessageError, UnfitPairError
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.values import Reason
 
-CALM = replace(FAST, suspect_s=1.5, dead_s=3.0)
+CALM = replace(FAST, liveness=LivenessConfig(1.5, 3.0))
 """Loading and connecting UCX holds the interpreter for a while, on a busy machine for longer than FAST allows."""
 OVER_UCX = replace(CALM, transport=TransportChoice.UCX)
 

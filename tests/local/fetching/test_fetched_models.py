@@ -17,9 +17,14 @@ from baton_control.worker_specs import Device
 from baton_engine.model.servable import servable_model
 from baton_local.errors import StartError
 from baton_local.fetching.default_deployment import as_yaml, context_tokens
-from baton_local.fetching.download import FetchFailedError, fetched, pinned
-from baton_local.fetching.local_model import AskedSource, ReadyModel, from_file, from_source
-from baton_local.fetching.model_argument import HubName, asked_model, deployment_name, served_name
+from baton_local.fetching.download import FetchFailedError, download_model, pin_revision
+from baton_local.fetching.local_model import (
+    LocalDeployment,
+    SourceRequest,
+    deployment_from_manifest,
+    deployment_from_source,
+)
+from baton_local.fetching.model_argument import HubName, deployment_name, parse_model_argument, served_name
 from baton_local.fetching.model_cache import ModelCache, cache_folder
 from baton_local.progress_bar import ProgressBar
 from baton_model_fetch import download
@@ -43,9 +48,9 @@ def cache(tmp_path: Path) -> ModelCache:
     return ModelCache(tmp_path / "cache")
 
 
-def up(text: str, hub: FakeHub, cache: ModelCache, **asked: object) -> ReadyModel:
+def up(text: str, hub: FakeHub, cache: ModelCache, **asked: object) -> LocalDeployment:
     environment = {"HF_ENDPOINT": hub.address, "HF_TOKEN": hub.token or ""}
-    return from_source(AskedSource(text, **asked), cache, environment, Device.CPU)  # type: ignore[arg-type]
+    return deployment_from_source(SourceRequest(text, **asked), cache, environment, Device.CPU)  # type: ignore[arg-type]
 
 
 def test_a_name_is_resolved_once_and_pinned_in_what_is_written_down(hub: FakeHub, cache: ModelCache) -> None:
@@ -69,7 +74,7 @@ def test_a_token_reaches_the_hub_and_stands_nowhere_else(hub: FakeHub, cache: Mo
     assert files
     assert not [path for path in files if b"hf_secret" in path.read_bytes()]
     with pytest.raises(StartError, match=r"HTTP 401: credentials are missing or not accepted"):
-        pinned(HubName(REPOSITORY, "dev"), cache, {"HF_ENDPOINT": hub.address}, False)
+        pin_revision(HubName(REPOSITORY, "dev"), cache, {"HF_ENDPOINT": hub.address}, False)
 
 
 def test_what_was_cut_off_goes_on_where_it_ended(
@@ -77,7 +82,7 @@ def test_what_was_cut_off_goes_on_where_it_ended(
 ) -> None:
     monkeypatch.setattr(download, "FIRST_PAUSE_S", 0.0)
     hub.cut_after = 100_000
-    with pytest.raises(FetchFailedError, match="the same command goes on where this ended"):
+    with pytest.raises(FetchFailedError, match="the same command resumes the download"):
         up(f"hf://{REPOSITORY}", hub, cache)
     hub.cut_after, before = None, hub.sent_bytes
     ready = up(f"hf://{REPOSITORY}", hub, cache)
@@ -96,7 +101,7 @@ def test_a_model_that_cannot_be_served_is_refused_before_its_weights_come(hub: F
 
 def test_a_file_with_a_remote_source_is_fetched_as_on_a_cluster(hub: FakeHub, cache: ModelCache) -> None:
     made = deployment(model__source=f"hf://{REPOSITORY}@{FIRST}")
-    ready = from_file(made, Path("file.yaml"), {}, cache, {"HF_ENDPOINT": hub.address})
+    ready = deployment_from_manifest(made, Path("file.yaml"), {}, cache, {"HF_ENDPOINT": hub.address})
     assert ready.deployment == made
     assert servable_model(Path(ready.argument)).family == "llama"
 
@@ -124,16 +129,16 @@ def test_the_cache_is_bounded_and_what_was_used_longest_ago_goes(hub: FakeHub, c
     small = ModelCache(cache.folder, int(size * 2.5))
     sources = {letter: f"hf://{REPOSITORY}@{letter * 40}" for letter in "abc"}
     for letter in "ab":
-        model = fetched(sources[letter], small, environment)
-        with small.used(model):
+        model = download_model(sources[letter], small, environment)
+        with small.hold(model):
             pass
-    with small.used(small.model(sources["a"])):
-        fetched(sources["c"], small, environment)
+    with small.hold(small.model(sources["a"])):
+        download_model(sources["c"], small, environment)
         assert [small.model(sources[each]).is_whole() for each in "abc"] == [True, False, True]
         with pytest.raises(StartError, match=r"the cache may have .*: raise --cache-size"):
-            fetched(sources["b"], ModelCache(cache.folder, size - 1), environment)
-        with pytest.raises(StartError, match="others that are in use take"):
-            fetched(sources["b"], ModelCache(cache.folder, size + 1), environment)
+            download_model(sources["b"], ModelCache(cache.folder, size - 1), environment)
+        with pytest.raises(StartError, match="models in use take"):
+            download_model(sources["b"], ModelCache(cache.folder, size + 1), environment)
         assert small.model(sources["a"]).is_whole(), "it is in use"
 
 
@@ -143,13 +148,13 @@ def test_a_clock_that_was_set_back_makes_nothing_used_longest_ago(tmp_path: Path
     for model in (a, b):
         model.model.mkdir()
         (model.model / "weights").write_bytes(bytes(100))
-        with small.used(model):
+        with small.hold(model):
             pass
     before_s = time.time() + 3_600
     os.utime(tmp_path / f".used-{b.key}", (before_s, before_s))
-    with small.used(a):
+    with small.hold(a):
         pass
-    assert small.make_room(c, 100) == [b.key]
+    assert small.free_space(c, 100) == [b.key]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_a_clock_that_was_set_back_makes_nothing_used_longest_ago(tmp_path: Path
     ],
 )
 def test_what_a_text_means(text: str, means: Path | ModelSource | HubName) -> None:
-    assert asked_model(text) == means
+    assert parse_model_argument(text) == means
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,7 @@ def test_what_a_text_means(text: str, means: Path | ModelSource | HubName) -> No
 )  # fmt: skip
 def test_what_no_model_can_be_is_refused(text: str) -> None:
     with pytest.raises(StartError):
-        asked_model(text)
+        parse_model_argument(text)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +238,7 @@ STORE = "s3://bucket/models/tiny"
 
 def test_up_takes_a_model_from_a_bucket(cache: ModelCache) -> None:
     with served(FakeStore(model_files(tiny_llama.FOLDER))) as store:
-        ready = from_source(AskedSource(STORE), cache, {"AWS_ENDPOINT_URL": store.address}, Device.CPU)
+        ready = deployment_from_source(SourceRequest(STORE), cache, {"AWS_ENDPOINT_URL": store.address}, Device.CPU)
     assert (ready.deployment.spec.model.source, ready.deployment.spec.model.served_name) == (STORE, "tiny")
     assert servable_model(Path(ready.argument)).family == "llama"
 
@@ -242,6 +247,6 @@ def test_up_takes_a_model_from_a_registry(cache: ModelCache) -> None:
     with served(FakeStore(model_files(tiny_llama.FOLDER))) as store:
         host = store.address.removeprefix("http://")
         source = f"oci://{host}/models/tiny@{store.digest}"
-        ready = from_source(AskedSource(source), cache, {"OCI_ENDPOINT": store.address}, Device.CPU)
+        ready = deployment_from_source(SourceRequest(source), cache, {"OCI_ENDPOINT": store.address}, Device.CPU)
     assert (ready.deployment.spec.model.source, ready.deployment.spec.model.served_name) == (source, "tiny")
     assert servable_model(Path(ready.argument)).family == "llama"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from baton_operator.kube.claims import LOOK_S, TIMES, Claims, claim_name
 from baton_operator.kube.kinds import LEASES
 from baton_operator.kube.kube_api import Forbidden, Resource
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 from baton_testing.kube.cluster import moment
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube
@@ -27,19 +27,19 @@ def play(script: Callable[[Store], Awaitable[None]]) -> None:
 
 def test_the_second_installation_stays_out_until_the_first_renews_no_more() -> None:
     async def script(store: Store) -> None:
-        told: list[str] = []
+        changed: list[str] = []
         first = Claims(MemoryKube(store), NAME, "one/baton-operator")
-        second = Claims(MemoryKube(store), NAME, "two/baton-operator", told.append)
+        second = Claims(MemoryKube(store), NAME, "two/baton-operator", changed.append)
         assert await first.other("team") == ""
         assert await second.other("team") == "one/baton-operator"
         renewing = asyncio.create_task(first.keep(lambda: ["team"]))
         looking = asyncio.create_task(second.keep(lambda: ["team"]))
         await asyncio.sleep(3600.0)
         assert (first.others(), second.others()) == ({}, {"team": "one/baton-operator"})
-        assert told == ["team"], "told once, not at each look"
+        assert changed == ["team"], "told once, not at each look"
         renewing.cancel()
         await asyncio.sleep(TIMES.duration_s + TIMES.renew_s + LOOK_S)
-        assert (second.others(), told) == ({}, ["team", "team"])
+        assert (second.others(), changed) == ({}, ["team", "team"])
         assert await first.other("team") == "two/baton-operator"
         looking.cancel()
 
@@ -49,10 +49,10 @@ def test_the_second_installation_stays_out_until_the_first_renews_no_more() -> N
 def test_processes_of_one_installation_and_other_classes_are_never_in_each_others_way() -> None:
     async def script(store: Store) -> None:
         one, again = (Claims(MemoryKube(store), NAME, "one/baton-operator") for _ in range(2))
-        assert [await each.other("team") for each in (one, again, one, again)] == [""] * 4
+        assert [await claims.other("team") for claims in (one, again, one, again)] == [""] * 4
         gold = Claims(MemoryKube(store), claim_name("gold"), "two/baton-operator-gold")
         assert await gold.other("team") == ""
-        assert {each["metadata"]["name"] for each in store.all(LEASES, "team")} == {"baton-claim", "baton-claim-gold"}
+        assert {lease["metadata"]["name"] for lease in store.all(LEASES, "team")} == {"baton-claim", "baton-claim-gold"}
 
     play(script)
 
@@ -60,7 +60,7 @@ def test_processes_of_one_installation_and_other_classes_are_never_in_each_other
 def test_a_namespace_without_deployments_is_not_held() -> None:
     async def script(store: Store) -> None:
         wanted = ["team"]
-        first, second = (Claims(MemoryKube(store), NAME, each) for each in ("one/a", "two/b"))
+        first, second = (Claims(MemoryKube(store), NAME, identity) for identity in ("one/a", "two/b"))
         assert await first.other("team") == ""
         keeping = asyncio.create_task(first.keep(lambda: wanted))
         await asyncio.sleep(TIMES.duration_s)

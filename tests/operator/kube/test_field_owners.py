@@ -1,4 +1,4 @@
-"""What an object was created with becomes what was applied to it, and nobody else's fields change hands."""
+"""Fields of a create become fields of an apply, and the fields of other managers keep their owners."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Json = dict[str, Any]
 
 
 def entry(manager: str, operation: str, fields: Json, subresource: str = "") -> Json:
-    made: Json = {
+    entry_made: Json = {
         "manager": manager,
         "operation": operation,
         "fieldsType": "FieldsV1",
         "fieldsV1": fields,
         "time": "now",
     }
-    return made | ({"subresource": subresource} if subresource else {})
+    return entry_made | ({"subresource": subresource} if subresource else {})
 
 
 def test_the_create_and_the_applies_of_one_manager_become_one_apply() -> None:

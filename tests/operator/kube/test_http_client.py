@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from baton_operator.kube.http_client import HttpKubeApi
+from baton_operator.kube.http_client import HttpKubeApi, RateLimit, _Request
 from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, SECRETS, SERVICES
 from baton_operator.kube.kube_api import (
     AlreadyExists,
@@ -29,7 +29,6 @@ from baton_operator.kube.kube_api import (
     Unavailable,
 )
 from baton_operator.kube.kubeconfig import KubeConfigError, KubeConnection, TokenFile, in_cluster
-from baton_operator.kube.rate_limit import RateLimit
 from baton_testing.processes.certificates import ONE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -53,9 +52,9 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
 async def api(handler: Handler, token: Callable[[], str | None] = lambda: "t") -> AsyncIterator[HttpKubeApi]:
     async with (
         serving(handler) as port,
-        HttpKubeApi(KubeConnection(f"http://127.0.0.1:{port}", None, token)) as made,
+        HttpKubeApi(KubeConnection(f"http://127.0.0.1:{port}", None, token)) as client_api,
     ):
-        yield made
+        yield client_api
 
 
 def status(code: int, reason: str, message: str = "", **details: object) -> Handler:
@@ -85,34 +84,34 @@ def status(code: int, reason: str, message: str = "", **details: object) -> Hand
     ],
 )
 async def test_every_refusal_has_its_type(code: int, reason: str, kind: type[KubeError]) -> None:
-    async with api(status(code, reason, "why")) as made:
+    async with api(status(code, reason, "why")) as kube:
         with pytest.raises(kind) as caught:
-            await made.get(SERVICES, "ns", "a")
+            await kube.get(SERVICES, "ns", "a")
         assert type(caught.value) is kind
         assert caught.value.message == "why"
 
 
 async def test_refusals_carry_what_is_needed_to_act_on_them() -> None:
     cause = {"reason": "FieldManagerConflict", "message": 'conflict with "kubectl" using v1', "field": ".spec.replicas"}
-    async with api(status(409, "Conflict", causes=[cause])) as made:
+    async with api(status(409, "Conflict", causes=[cause])) as kube:
         with pytest.raises(Conflict) as conflict:
-            await made.apply(SERVICES, BODY, manager="m", force=False)
+            await kube.apply(SERVICES, BODY, manager="m", force=False)
     assert conflict.value.managers == ("kubectl",)
-    async with api(status(403, "Forbidden", "pods is forbidden: exceeded quota: gpus")) as made:
+    async with api(status(403, "Forbidden", "pods is forbidden: exceeded quota: gpus")) as kube:
         with pytest.raises(Forbidden) as quota:
-            await made.create(SERVICES, BODY, manager="m")
+            await kube.create(SERVICES, BODY, manager="m")
     assert quota.value.is_quota
-    async with api(status(422, "Invalid", causes=[{"field": "spec.x", "message": "too big"}])) as made:
+    async with api(status(422, "Invalid", causes=[{"field": "spec.x", "message": "too big"}])) as kube:
         with pytest.raises(Invalid) as invalid:
-            await made.apply(SERVICES, BODY, manager="m", force=True)
-    assert [str(each) for each in invalid.value.problems] == ["spec.x: too big"]
+            await kube.apply(SERVICES, BODY, manager="m", force=True)
+    assert [str(problem) for problem in invalid.value.problems] == ["spec.x: too big"]
     unknown = "failed to create typed patch object: .spec.newer: field not declared in schema"
-    async with api(status(500, "", unknown)) as made:
+    async with api(status(500, "", unknown)) as kube:
         with pytest.raises(Invalid):
-            await made.apply(SERVICES, BODY, manager="m", force=True)
-    async with api(status(429, "TooManyRequests")) as made:
+            await kube.apply(SERVICES, BODY, manager="m", force=True)
+    async with api(status(429, "TooManyRequests")) as kube:
         with pytest.raises(TooManyRequests) as many:
-            await made.get(SERVICES, "ns", "a")
+            await kube.get(SERVICES, "ns", "a")
     assert many.value.retry_after_s == 7.0
 
 
@@ -125,12 +124,12 @@ async def test_requests_are_those_that_kubernetes_documents() -> None:
         seen.append((request.method, request.path, dict(request.query), kind, body, token))
         return web.json_response(BODY)
 
-    async with api(answer) as made:
-        await made.apply(POOLS, BODY, manager="m", force=True, subresource="status", dry_run=True)
-        await made.replace(LEASES, BODY, manager="m")
-        await made.delete(SECRETS, "ns", "a", uid="u", resource_version="5")
-        await made.create(LEASES, BODY, manager="m")
-        await made.set_managed_fields(SECRETS, "ns", "a", [{"manager": "m"}], uid="u", version="5")
+    async with api(answer) as kube:
+        await kube.apply(POOLS, BODY, manager="m", force=True, subresource="status", dry_run=True)
+        await kube.replace(LEASES, BODY, manager="m")
+        await kube.delete(SECRETS, "ns", "a", uid="u", resource_version="5")
+        await kube.create(LEASES, BODY, manager="m")
+        await kube.set_managed_fields(SECRETS, "ns", "a", [{"manager": "m"}], uid="u", version="5")
     (apply, replace, delete, create, own) = seen
     assert apply[:2] == ("PATCH", "/apis/baton.dev/v1alpha1/namespaces/ns/llmpools/a/status")
     assert apply[2] == {"fieldManager": "m", "force": "true", "dryRun": "All"}
@@ -146,7 +145,7 @@ async def test_requests_are_those_that_kubernetes_documents() -> None:
         {"op": "replace", "path": "/metadata/uid", "value": "u"},
         {"op": "replace", "path": "/metadata/resourceVersion", "value": "5"},
     ]
-    assert made.calls == {
+    assert kube.calls == {
         ("patch", "llmpools"): 1,
         ("update", "leases"): 1,
         ("delete", "secrets"): 1,
@@ -161,9 +160,9 @@ async def test_long_lists_come_in_pages_with_their_kind_filled_in() -> None:
         items = [{"metadata": {"name": "b" if "continue" in request.query else "a"}}]
         return web.json_response({"items": items, "metadata": {"resourceVersion": "9", "continue": more}})
 
-    async with api(answer) as made:
-        listing = await made.list(DEPLOYMENTS, None, "x=y")
-    assert [each["metadata"] for each in listing.items] == [{"name": "a"}, {"name": "b"}]
+    async with api(answer) as kube:
+        listing = await kube.list(DEPLOYMENTS, None, "x=y")
+    assert [item["metadata"] for item in listing.items] == [{"name": "a"}, {"name": "b"}]
     assert (listing.items[0]["kind"], listing.resource_version) == ("LLMDeployment", "9")
     assert listing.items[0] is not listing.items[0], "it is kept as JSON: decoded it takes ten times as much"
 
@@ -173,9 +172,9 @@ async def test_what_is_no_list_leaves_it_unknown(page: dict[str, object]) -> Non
     async def answer(request: web.Request) -> web.Response:
         return web.json_response(page)
 
-    async with api(answer) as made:
+    async with api(answer) as kube:
         with pytest.raises(Unavailable, match="no list"):
-            await made.list(DEPLOYMENTS, None)
+            await kube.list(DEPLOYMENTS, None)
 
 
 def watching(*chunks: bytes, then: float = 0.0) -> Handler:
@@ -196,35 +195,35 @@ def line(change: str, **body: object) -> bytes:
 
 async def test_a_watch_puts_events_together_that_arrive_in_pieces() -> None:
     whole = line("ADDED", a=1) + line("BOOKMARK", metadata={"resourceVersion": "8"}) + line("DELETED", a=2)
-    async with api(watching(whole[:10], whole[10:60], whole[60:])) as made:
-        found = [event async for event in made.watch(SERVICES, "ns", "1", timeout_s=5)]
-    assert [event.change for event in found] == [Change.ADDED, Change.BOOKMARK, Change.DELETED]
+    async with api(watching(whole[:10], whole[10:60], whole[60:])) as kube:
+        events = [event async for event in kube.watch(SERVICES, "ns", "1", timeout_s=5)]
+    assert [event.change for event in events] == [Change.ADDED, Change.BOOKMARK, Change.DELETED]
 
 
 async def test_a_watch_says_when_its_version_is_too_old() -> None:
     gone = line("ERROR", kind="Status", code=410, reason="Expired", message="too old resource version")
-    async with api(watching(line("ADDED", a=1), gone)) as made:
+    async with api(watching(line("ADDED", a=1), gone)) as kube:
         with pytest.raises(Expired):
-            _ = [event async for event in made.watch(SERVICES, "ns", "1", timeout_s=5)]
+            _ = [event async for event in kube.watch(SERVICES, "ns", "1", timeout_s=5)]
 
 
 @pytest.mark.parametrize("garbage", [b"{not json\n", b"[]\n", b'{"type": "ADDED"}\n', b'{"type": "X", "object": {}}\n'])
 async def test_a_watch_that_brings_garbage_is_broken_off(garbage: bytes) -> None:
-    async with api(watching(garbage)) as made:
+    async with api(watching(garbage)) as kube:
         with pytest.raises(Unavailable):
-            _ = [event async for event in made.watch(SERVICES, "ns", "1", timeout_s=5)]
+            _ = [event async for event in kube.watch(SERVICES, "ns", "1", timeout_s=5)]
 
 
 async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with api(watching(then=60.0)) as made:
+    async with api(watching(then=60.0)) as kube:
         with pytest.raises(Unavailable, match="Timeout"):
-            await made._call("get", "GET", SERVICES, "/x", deadline_s=0.05)
+            await kube._call(_Request("get", "GET", SERVICES, "/x", deadline_s=0.05))
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
-    async with HttpKubeApi(KubeConnection("http://127.0.0.1:1", None, lambda: None)) as made:
+    async with HttpKubeApi(KubeConnection("http://127.0.0.1:1", None, lambda: None)) as kube:
         with pytest.raises(Unavailable):
-            await made.get(SERVICES, "ns", "a")
+            await kube.get(SERVICES, "ns", "a")
 
 
 async def test_no_connection_outlives_the_session(tmp_path: Path) -> None:
@@ -234,19 +233,19 @@ async def test_no_connection_outlives_the_session(tmp_path: Path) -> None:
     server.load_cert_chain(tmp_path / "pair")
     client.load_verify_locations(cadata=ONE[0])
     async with serving(watching(line("ADDED", a=1), then=60.0), server) as port:
-        async with HttpKubeApi(KubeConnection(f"https://127.0.0.1:{port}", client, lambda: None)) as made:
-            heard = asyncio.Event()
+        async with HttpKubeApi(KubeConnection(f"https://127.0.0.1:{port}", client, lambda: None)) as kube:
+            arrived = asyncio.Event()
 
             async def listen() -> None:
-                async for _ in made.watch(SERVICES, "ns", "1", timeout_s=60.0):
-                    heard.set()
+                async for _ in kube.watch(SERVICES, "ns", "1", timeout_s=60.0):
+                    arrived.set()
 
             listening = asyncio.create_task(listen())
-            await heard.wait()
-            sockets = list(made._sockets)
+            await arrived.wait()
+            sockets = list(kube._sockets)
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
-        assert [each.fileno() for each in sockets] == [-1]
+        assert [opened.fileno() for opened in sockets] == [-1]
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>", b"[1]", b"\xff"])
@@ -254,23 +253,23 @@ async def test_an_answer_that_is_no_object_leaves_the_outcome_unknown(data: byte
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=data)
 
-    async with api(answer) as made:
+    async with api(answer) as kube:
         with pytest.raises(Unavailable):
-            await made.create(SERVICES, BODY, manager="m")
+            await kube.create(SERVICES, BODY, manager="m")
 
 
 async def test_discovery_tells_a_missing_version_from_an_unreachable_server() -> None:
     async def answer(request: web.Request) -> web.Response:
-        found = {"resources": [{"name": "poddisruptionbudgets"}, {"name": "poddisruptionbudgets/status"}]}
-        return web.json_response(found if request.path.endswith("/v1") else {"code": 404}, status=200)
+        resources = {"resources": [{"name": "poddisruptionbudgets"}, {"name": "poddisruptionbudgets/status"}]}
+        return web.json_response(resources if request.path.endswith("/v1") else {"code": 404}, status=200)
 
-    async with api(answer) as made:
-        assert "poddisruptionbudgets" in await made.served("policy", "v1")
-    async with api(status(404, "NotFound")) as made:
-        assert await made.served("policy", "v1") == frozenset()
-    async with api(status(500, "InternalError")) as made:
+    async with api(answer) as kube:
+        assert "poddisruptionbudgets" in await kube.served("policy", "v1")
+    async with api(status(404, "NotFound")) as kube:
+        assert await kube.served("policy", "v1") == frozenset()
+    async with api(status(500, "InternalError")) as kube:
         with pytest.raises(Unavailable):
-            await made.served("policy", "v1")
+            await kube.served("policy", "v1")
 
 
 async def test_names_cannot_leave_their_place_in_the_path() -> None:
@@ -280,8 +279,8 @@ async def test_names_cannot_leave_their_place_in_the_path() -> None:
         seen.append(request.raw_path)
         return web.json_response(BODY)
 
-    async with api(answer) as made:
-        await made.get(SERVICES, "ns", "../secrets/x")
+    async with api(answer) as kube:
+        await kube.get(SERVICES, "ns", "../secrets/x")
     assert seen == ["/api/v1/namespaces/ns/services/..%2Fsecrets%2Fx"]
 
 

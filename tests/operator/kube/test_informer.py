@@ -51,17 +51,17 @@ class Lists(MemoryKube):
 def test_nothing_of_a_list_stays_in_memory_while_its_watch_goes_on_and_lists_take_turns() -> None:
     async def main() -> None:
         api, reach = Lists(), Reach()
-        caches = [Cache(each, lambda key: None) for each in (SERVICES, WORKERS)]
+        caches = [Cache(kind, lambda key: None) for kind in (SERVICES, WORKERS)]
         for cache in caches:
             reach.expect(cache.resource, None)
         turns = Turns(lists=1)
         informers = [Informer(api, cache, None, turns=turns, reach=reach) for cache in caches]
-        tasks = [asyncio.create_task(each.run()) for each in informers]
+        tasks = [asyncio.create_task(informer.run()) for informer in informers]
         await reach.settled()
         await asyncio.sleep(1.0)
         gc.collect()
         assert [len(cache) for cache in caches] == [1, 1]
-        assert [brought() for brought in api.brought] == [None, None]
+        assert [listing() for listing in api.brought] == [None, None]
         assert api.most == 1
         for task in tasks:
             task.cancel()

@@ -12,7 +12,7 @@ from baton_operator.kube.kubeconfig import KubeConfigError, from_kubeconfig
 
 def _written(folder: Path, server: str) -> Path:
     named = {"name": "one"}
-    found = {
+    config = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [named | {"cluster": {"server": server}}],
@@ -21,7 +21,7 @@ def _written(folder: Path, server: str) -> Path:
         "current-context": "one",
     }
     path = folder / server.rsplit(":", 1)[1]
-    path.write_text(yaml.safe_dump(found))
+    path.write_text(yaml.safe_dump(config))
     return path
 
 
@@ -29,8 +29,8 @@ def test_the_variable_counts_as_it_is_now(tmp_path: Path, monkeypatch: pytest.Mo
     """The package below it reads the variable when it is imported."""
     for server in ("http://127.0.0.1:1", "http://127.0.0.1:2"):
         monkeypatch.setenv("KUBECONFIG", str(_written(tmp_path, server)))
-        found = from_kubeconfig()
-        assert (found.server, found.token()) == (server, "a")
+        connection = from_kubeconfig()
+        assert (connection.server, connection.token()) == (server, "a")
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,10 +32,10 @@ class Flaky:
         async def flaky(*args: object, **options: object) -> Any:
             if self.down:
                 raise Unavailable("no answer")
-            found = await call(*args, **options)
+            answer = await call(*args, **options)
             if self.loses_answers:
                 raise Unavailable("the answer is lost")
-            return found
+            return answer
 
         return flaky
 

@@ -33,17 +33,17 @@ def test_the_model_keeps_to_what_real_servers_do(case: Case) -> None:
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_bookmark_skips_no_change_of_the_same_moment(is_first: bool) -> None:
-    """It did: an edit in the very second of a bookmark was seen with the next list, minutes later."""
+    """A fault that was here: an edit in the very second of a bookmark was seen with the next list, minutes later."""
 
     async def run() -> list[Change]:
-        loop, told = asyncio.get_running_loop(), []
+        loop, reports = asyncio.get_running_loop(), []
         api = MemoryKube(Store(Kinds(), lambda: stamp(loop.time())))
         since = (await api.list(POOLS, "space")).resource_version
         at = loop.time() + BOOKMARK_S
 
         async def watch() -> None:
             async for event in api.watch(POOLS, "space", since, timeout_s=2.5 * BOOKMARK_S):
-                told.append(event.change)
+                reports.append(event.change)
 
         async def edit() -> None:
             await asyncio.sleep(at - loop.time())
@@ -51,6 +51,6 @@ def test_a_bookmark_skips_no_change_of_the_same_moment(is_first: bool) -> None:
 
         both = (edit(), watch()) if is_first else (watch(), edit())
         await asyncio.gather(*both)
-        return told
+        return reports
 
     assert Change.ADDED in run_virtual(run())

@@ -37,15 +37,15 @@ def test_a_node_is_emptied_when_it_is_cordoned_or_marked_by_what_takes_nodes_awa
 
 
 def test_a_change_is_told_once_and_nothing_is_known_before_the_first_list() -> None:
-    told: list[frozenset[str] | None] = []
-    nodes = Nodes(lambda: told.append(nodes.emptying))
+    changes: list[frozenset[str] | None] = []
+    nodes = Nodes(lambda: changes.append(nodes.emptying))
     assert nodes.emptying is None
-    nodes.heard(WatchEvent(Change.MODIFIED, node("a", unschedulable=True)))
+    nodes.apply_event(WatchEvent(Change.MODIFIED, node("a", unschedulable=True)))
     assert nodes.emptying is None
-    nodes.listed(Listing((node("a"), node("b", unschedulable=True)), "5"), None)
-    nodes.heard(WatchEvent(Change.MODIFIED, node("a", unschedulable=True)))
-    nodes.heard(WatchEvent(Change.MODIFIED, node("a", unschedulable=True)))
-    nodes.heard(WatchEvent(Change.BOOKMARK, {"metadata": {"resourceVersion": "9"}}))
-    nodes.heard(WatchEvent(Change.DELETED, node("b", unschedulable=True)))
-    nodes.listed(Listing((node("a"),), "9"), None)
-    assert told == [frozenset("b"), frozenset("ab"), frozenset("a"), frozenset()]
+    nodes.apply_list(Listing((node("a"), node("b", unschedulable=True)), "5"), None)
+    nodes.apply_event(WatchEvent(Change.MODIFIED, node("a", unschedulable=True)))
+    nodes.apply_event(WatchEvent(Change.MODIFIED, node("a", unschedulable=True)))
+    nodes.apply_event(WatchEvent(Change.BOOKMARK, {"metadata": {"resourceVersion": "9"}}))
+    nodes.apply_event(WatchEvent(Change.DELETED, node("b", unschedulable=True)))
+    nodes.apply_list(Listing((node("a"),), "9"), None)
+    assert changes == [frozenset("b"), frozenset("ab"), frozenset("a"), frozenset()]

@@ -1,4 +1,4 @@
-"""What can be read of which namespace, worked out by hand."""
+"""The readable namespaces, worked out by hand."""
 
 from __future__ import annotations
 
@@ -12,86 +12,86 @@ A, B = "team-a", "team-b"
 
 
 def reach() -> Reach:
-    made = Reach()
+    known = Reach()
     for scope in (A, B):
-        made.expect(PODS, scope)
-        made.expect(SERVICES, scope)
-        made.expect(BUDGETS, scope, is_optional=True)
-    return made
+        known.expect(PODS, scope)
+        known.expect(SERVICES, scope)
+        known.expect(BUDGETS, scope, is_optional=True)
+    return known
 
 
-def read(made: Reach, scope: Scope) -> None:
-    for each in (PODS, SERVICES, BUDGETS):
-        made.listed(each, scope)
+def read(known: Reach, scope: Scope) -> None:
+    for kind in (PODS, SERVICES, BUDGETS):
+        known.mark_listed(kind, scope)
 
 
 def test_a_namespace_is_known_when_all_of_it_has_been_listed_and_one_that_is_refused_is_its_own_trouble() -> None:
-    made = reach()
-    assert made.is_blind
-    read(made, A)
-    made.listed(PODS, B)
-    made.failed(SERVICES, B, Forbidden("no right"))
-    assert (made.is_known(A), made.is_known(B), made.is_blind) == (True, False, False)
-    assert made.trouble(A) == ""
-    assert made.troubles() == {B: "services: no right"}
+    known = reach()
+    assert known.is_blind
+    read(known, A)
+    known.mark_listed(PODS, B)
+    known.mark_failed(SERVICES, B, Forbidden("no right"))
+    assert (known.is_known(A), known.is_known(B), known.is_blind) == (True, False, False)
+    assert known.problem(A) == ""
+    assert known.problems() == {B: "services: no right"}
 
 
 def test_what_has_not_answered_yet_is_neither_known_nor_a_trouble() -> None:
-    made = reach()
-    made.listed(PODS, A)
-    assert (made.is_known(A), made.trouble(A), made.troubles()) == (False, "", {})
-    assert not made.is_known("never-heard-of")
+    known = reach()
+    known.mark_listed(PODS, A)
+    assert (known.is_known(A), known.problem(A), known.problems()) == (False, "", {})
+    assert not known.is_known("never-heard-of")
 
 
 def test_a_late_cache_is_no_trouble_but_a_right_that_is_taken_away_is_and_both_end() -> None:
-    made = reach()
-    read(made, A)
-    made.failed(PODS, A, Unavailable("away"))
-    assert made.is_known(A)
-    made.failed(PODS, A, Forbidden("revoked"))
-    assert (made.is_known(A), made.trouble(A)) == (False, "pods: revoked")
-    made.heard(PODS, A)
-    assert made.is_known(A)
-    made.failed(PODS, A, Forbidden("revoked"))
-    made.listed(PODS, A)
-    assert made.is_known(A)
+    known = reach()
+    read(known, A)
+    known.mark_failed(PODS, A, Unavailable("away"))
+    assert known.is_known(A)
+    known.mark_failed(PODS, A, Forbidden("revoked"))
+    assert (known.is_known(A), known.problem(A)) == (False, "pods: revoked")
+    known.mark_allowed(PODS, A)
+    assert known.is_known(A)
+    known.mark_failed(PODS, A, Forbidden("revoked"))
+    known.mark_listed(PODS, A)
+    assert known.is_known(A)
 
 
 def test_a_list_that_never_came_is_a_trouble_whatever_it_failed_of() -> None:
-    made = reach()
-    read(made, A)
-    made.failed(PODS, B, Unavailable("TimeoutError"))
-    assert made.troubles() == {B: "pods: TimeoutError"}
+    known = reach()
+    read(known, A)
+    known.mark_failed(PODS, B, Unavailable("TimeoutError"))
+    assert known.problems() == {B: "pods: TimeoutError"}
 
 
 def test_an_optional_kind_that_is_refused_is_left_out_there_and_nowhere_else() -> None:
-    made = reach()
-    read(made, A)
-    read(made, B)
-    made.failed(BUDGETS, B, Forbidden("no right"))
-    assert (made.is_known(B), made.troubles()) == (True, {})
-    assert (made.left_out(A), made.left_out(B)) == (frozenset(), frozenset({BUDGETS}))
+    known = reach()
+    read(known, A)
+    read(known, B)
+    known.mark_failed(BUDGETS, B, Forbidden("no right"))
+    assert (known.is_known(B), known.problems()) == (True, {})
+    assert (known.left_out(A), known.left_out(B)) == (frozenset(), frozenset({BUDGETS}))
 
 
 def test_one_stream_for_all_stands_for_every_namespace() -> None:
-    made = Reach()
-    made.expect(PODS, None)
-    made.failed(PODS, None, Forbidden("no right"))
-    assert (made.is_known(A), made.is_blind, made.troubles()) == (False, True, {"*": "pods: no right"})
-    made.listed(PODS, None)
-    assert made.is_known(A)
-    assert made.is_known(B)
+    known = Reach()
+    known.expect(PODS, None)
+    known.mark_failed(PODS, None, Forbidden("no right"))
+    assert (known.is_known(A), known.is_blind, known.problems()) == (False, True, {"*": "pods: no right"})
+    known.mark_listed(PODS, None)
+    assert known.is_known(A)
+    assert known.is_known(B)
 
 
 async def test_who_waits_for_all_answers_waits_for_refusals_too_and_changes_are_told_once() -> None:
-    made, told = reach(), list[Scope]()
-    made.listeners.append(told.append)
-    waiting = asyncio.create_task(made.settled())
-    read(made, A)
-    for each in (PODS, SERVICES, BUDGETS):
+    known, changed = reach(), list[Scope]()
+    known.listeners.append(changed.append)
+    waiting = asyncio.create_task(known.settled())
+    read(known, A)
+    for kind in (PODS, SERVICES, BUDGETS):
         await asyncio.sleep(0)
         assert not waiting.done()
-        made.failed(each, B, Forbidden("no right"))
-        made.failed(each, B, Forbidden("no right"))
+        known.mark_failed(kind, B, Forbidden("no right"))
+        known.mark_failed(kind, B, Forbidden("no right"))
     await waiting
-    assert told == [A, B, B]
+    assert changed == [A, B, B]

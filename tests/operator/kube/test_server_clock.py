@@ -23,7 +23,7 @@ class Times:
         return BEGAN + datetime.timedelta(seconds=self.monotonic_s - 50.0 + self.set_by_s)
 
 
-def said(moment: datetime.datetime) -> str:
+def http_date(moment: datetime.datetime) -> str:
     return format_datetime(moment, usegmt=True)
 
 
@@ -37,11 +37,11 @@ def test_nothing_becomes_older_or_younger_when_somebody_sets_the_clock(step_s: f
     times = Times()
     clock = ServerClock(times.wall, lambda: times.monotonic_s)
     server = BEGAN + datetime.timedelta(seconds=ahead_s)
-    clock.heard(said(server))
+    clock.read_date(http_date(server))
     times.monotonic_s += 10.0
     times.set_by_s = step_s
     assert seconds(clock) == ahead_s + 10.0
-    clock.heard(said(server + datetime.timedelta(seconds=10.0)))
+    clock.read_date(http_date(server + datetime.timedelta(seconds=10.0)))
     assert seconds(clock) == ahead_s + 10.0
     times.monotonic_s += 5.0
     assert seconds(clock) == ahead_s + 15.0
@@ -50,7 +50,7 @@ def test_nothing_becomes_older_or_younger_when_somebody_sets_the_clock(step_s: f
 def test_a_server_whose_clock_is_set_is_followed() -> None:
     times = Times()
     clock = ServerClock(times.wall, lambda: times.monotonic_s)
-    clock.heard(said(BEGAN))
+    clock.read_date(http_date(BEGAN))
     times.monotonic_s += 1.0
-    clock.heard(said(BEGAN + datetime.timedelta(hours=1)))
+    clock.read_date(http_date(BEGAN + datetime.timedelta(hours=1)))
     assert seconds(clock) == 3_600.0

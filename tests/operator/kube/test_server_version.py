@@ -34,14 +34,14 @@ def test_versions_of_all_kinds_of_clusters_are_read(text: str, version: tuple[in
 def test_the_oldest_version_is_the_charts_and_lacks_nothing() -> None:
     wanted = yaml.safe_load(CHART.read_text(encoding="utf-8"))["kubeVersion"]
     assert wanted == f">={OLDEST[0]}.{OLDEST[1]}.0-0"
-    assert all(each.since <= OLDEST for each in FEATURES)
+    assert all(feature.since <= OLDEST for feature in FEATURES)
     for text in (f"v{OLDEST[0]}.{OLDEST[1]}.0", "v1.36.4", "v2.0.0", "canary", ""):
         assert (lacks(text), warnings(text)) == ((), ())
 
 
 def test_an_older_one_lacks_what_came_since() -> None:
     assert lacks("v1.20.2") == FEATURES
-    assert [each.name for each in lacks("v1.29.9")] == ["preStop.sleep", "ValidatingAdmissionPolicy"]
+    assert [feature.name for feature in lacks("v1.29.9")] == ["preStop.sleep", "ValidatingAdmissionPolicy"]
     assert lacks("v1.32.0") == ()
     assert warnings("v1.32.0") == ("Kubernetes v1.32.0 is older than 1.33, the oldest that Baton supports",)
     assert "CEL in definitions is missing: wrong specs are stored, and refused by the operator alone" in warnings(
@@ -58,15 +58,15 @@ def asked(*answers: str | KubeError) -> str:
             raise answer
         return answer
 
-    found: str = run_virtual(look(ask))
+    version: str = run_virtual(look(ask))
     assert left == []
-    return found
+    return version
 
 
 def test_it_is_logged_once_after_a_server_that_was_away(caplog: pytest.LogCaptureFixture) -> None:
     assert asked(Unavailable("away"), Unavailable("away"), "v1.29.1") == "v1.29.1"
-    said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert said[2:] == list(warnings("v1.29.1"))
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert messages[2:] == list(warnings("v1.29.1"))
 
 
 def test_a_server_that_does_not_tell_its_version_is_taken_as_it_is() -> None:
@@ -74,7 +74,7 @@ def test_a_server_that_does_not_tell_its_version_is_taken_as_it_is() -> None:
 
 
 def test_a_metric_has_what_is_missing_and_nothing_else() -> None:
-    metrics.server_lacks(each.name for each in lacks("v1.29.1"))
+    metrics.server_lacks(feature.name for feature in lacks("v1.29.1"))
     assert b'baton_operator_server_lacks{feature="preStop.sleep"} 1.0' in metrics.text()
     metrics.server_lacks(())
     assert b"baton_operator_server_lacks{" not in metrics.text()

@@ -56,7 +56,7 @@ WIDE = PINNED | {"watch.clusterWide": "true"}
 
 
 def test_a_whole_cluster_is_watched_only_where_an_admission_policy_guards_its_secrets() -> None:
-    kinds = {each["kind"] for each in objects(WIDE)}
+    kinds = {manifest["kind"] for manifest in objects(WIDE)}
     assert {"ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} <= kinds
     assert objects(PINNED | {"secretsPolicy.enabled": "false"}), "in named namespaces that is the installer's choice"
 
@@ -81,21 +81,21 @@ def render(values: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def objects(values: dict[str, str]) -> list[Json]:
     done = render(values)
     assert done.returncode == 0, done.stderr
-    return [each for each in documents(done.stdout) if each]
+    return [document for document in documents(done.stdout) if document]
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("values", [PINNED, FULL, WIDE], ids=["least", "full", "wide"])
 def test_everything_is_valid_for_kubernetes(values: dict[str, str], version: str) -> None:
-    for each in objects(values):
-        if not each["apiVersion"].startswith(("monitoring.", "apiextensions.")):
-            kubernetes_validate.validate(each, version, strict=True)
+    for manifest in objects(values):
+        if not manifest["apiVersion"].startswith(("monitoring.", "apiextensions.")):
+            kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_operators_pod_is_restricted_and_understands_its_flags(tmp_path: Path) -> None:
     for values in (FULL, WIDE):
-        (made,) = (each for each in objects(values) if each["kind"] == "Deployment")
-        pod = made["spec"]["template"]["spec"]
+        (deployment,) = (manifest for manifest in objects(values) if manifest["kind"] == "Deployment")
+        pod = deployment["spec"]["template"]["spec"]
         assert violations(pod) == []
         container = pod["containers"][0]
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -104,33 +104,39 @@ def test_the_operators_pod_is_restricted_and_understands_its_flags(tmp_path: Pat
         assert settings.platform.worker_image == PINNED["images.worker"]
         assert settings.platform.fetch_cidrs == (("10.20.0.0/16", "fd00::/64") if values is FULL else ())
         assert settings.platform.pod_policy == PodPolicy(), "the values are the defaults of the flag"
-        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports["http"] == settings.listen[1]
         assert settings.gateway_listen is not None
         assert ports["gateways"] == settings.gateway_listen[1]
 
 
 def test_definitions_are_those_of_the_api_and_outlive_the_release() -> None:
-    found = {each["metadata"]["name"]: each for each in objects(PINNED) if each["kind"] == "CustomResourceDefinition"}
-    wanted = {str(each["metadata"]["name"]): each for each in definitions().values()}  # type: ignore[index]
-    assert {name: each["spec"] for name, each in found.items()} == {name: each["spec"] for name, each in wanted.items()}
-    for each in found.values():
-        assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    shipped = {
+        manifest["metadata"]["name"]: manifest
+        for manifest in objects(PINNED)
+        if manifest["kind"] == "CustomResourceDefinition"
+    }
+    wanted = {str(definition["metadata"]["name"]): definition for definition in definitions().values()}  # type: ignore[index]
+    assert {name: definition["spec"] for name, definition in shipped.items()} == {
+        name: definition["spec"] for name, definition in wanted.items()
+    }
+    for definition in shipped.values():
+        assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert not [e for e in objects(PINNED | {"crds.install": "false"}) if e["kind"] == "CustomResourceDefinition"]
 
 
 def test_rights_are_roles_of_the_named_namespaces_unless_asked_for_all() -> None:
-    roles = [each for each in objects(FULL) if each["kind"] == "Role"]
-    assert {each["metadata"]["namespace"] for each in roles} == {"team-a", "team-b", "baton-system"}
+    roles = [manifest for manifest in objects(FULL) if manifest["kind"] == "Role"]
+    assert {role["metadata"]["namespace"] for role in roles} == {"team-a", "team-b", "baton-system"}
     wide = objects(WIDE)
-    assert [each["metadata"]["namespace"] for each in wide if each["kind"] == "Role"] == ["baton-system"]
-    bound = [each["metadata"]["name"] for each in wide if each["kind"] == "ClusterRoleBinding"]
+    assert [manifest["metadata"]["namespace"] for manifest in wide if manifest["kind"] == "Role"] == ["baton-system"]
+    bound = [manifest["metadata"]["name"] for manifest in wide if manifest["kind"] == "ClusterRoleBinding"]
     assert sorted(bound) == ["baton-operator", "baton-operator-nodes"]
 
 
 def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_right() -> None:
     blind = objects(FULL | {"watch.nodes": "false"})
-    bound = [each["metadata"]["name"] for each in blind if each["kind"] == "ClusterRoleBinding"]
+    bound = [manifest["metadata"]["name"] for manifest in blind if manifest["kind"] == "ClusterRoleBinding"]
     assert [name for name in bound if "secrets" not in name] == []
 
 
@@ -161,20 +167,24 @@ def test_wrong_values_are_refused(values: dict[str, str]) -> None:
 
 
 def test_shared_streams_let_the_operator_list_everywhere_and_write_nowhere_else() -> None:
-    found = objects(FULL | {"watch.sharedStreams": "true"})
-    roles = [each for each in found if each["kind"] == "ClusterRole" and each["metadata"]["name"].endswith("-streams")]
+    manifests = objects(FULL | {"watch.sharedStreams": "true"})
+    roles = [
+        manifest
+        for manifest in manifests
+        if manifest["kind"] == "ClusterRole" and manifest["metadata"]["name"].endswith("-streams")
+    ]
     rules = [rule for role in roles for rule in role["rules"]]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"list", "watch"}
     listed = {resource for rule in rules for resource in rule["resources"]}
-    assert listed == {each.plural for each in (*WATCHED, *OPTIONAL)}
-    assert not any(each["metadata"]["name"].endswith("-streams") for each in objects(FULL))
+    assert listed == {kind.plural for kind in (*WATCHED, *OPTIONAL)}
+    assert not any(manifest["metadata"]["name"].endswith("-streams") for manifest in objects(FULL))
 
 
 def test_a_class_reaches_the_flags_and_the_rights_on_its_leases() -> None:
-    found = objects(FULL | {"operatorClass": "gold"})
-    (made,) = (each for each in found if each["kind"] == "Deployment")
-    settings = parse(made["spec"]["template"]["spec"]["containers"][0]["args"])
-    rules = [rule for each in found if each["kind"] == "Role" for rule in each["rules"]]
+    manifests = objects(FULL | {"operatorClass": "gold"})
+    (deployment,) = (manifest for manifest in manifests if manifest["kind"] == "Deployment")
+    settings = parse(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+    rules = [rule for manifest in manifests if manifest["kind"] == "Role" for rule in manifest["rules"]]
     leases = {name for rule in rules if "leases" in rule["resources"] for name in rule.get("resourceNames", [])}
     assert leases == {settings.lease, claim_name(settings.operator_class)}
     assert settings.operator_class == "gold"
@@ -182,8 +192,8 @@ def test_a_class_reaches_the_flags_and_the_rights_on_its_leases() -> None:
 
 def test_how_many_calls_the_operator_makes_is_a_value() -> None:
     for values, expected in ((FULL, 200.0), (FULL | {"callsPerSecond": "1000"}, 1000.0)):
-        (made,) = (each for each in objects(values) if each["kind"] == "Deployment")
-        assert parse(made["spec"]["template"]["spec"]["containers"][0]["args"]).calls_per_s == expected
+        (deployment,) = (manifest for manifest in objects(values) if manifest["kind"] == "Deployment")
+        assert parse(deployment["spec"]["template"]["spec"]["containers"][0]["args"]).calls_per_s == expected
 
 
 def test_alerts_are_about_metrics_that_the_operator_has() -> None:
@@ -195,8 +205,8 @@ def test_alerts_are_about_metrics_that_the_operator_has() -> None:
     measured.saw_pools(key, dict.fromkeys(POOL_ROLES, 1), pools)
     exposed = metrics.text().decode() + generate_latest(registry).decode()
     CONDITIONS.forget(key)
-    (made,) = (each for each in objects(FULL) if each["kind"] == "PrometheusRule")
-    rules = made["spec"]["groups"][0]["rules"]
+    (alerts,) = (manifest for manifest in objects(FULL) if manifest["kind"] == "PrometheusRule")
+    rules = alerts["spec"]["groups"][0]["rules"]
     assert {"BatonOperatorAbsent", "BatonDeploymentNotReady", "BatonDeploymentStalled"} < {e["alert"] for e in rules}
     for rule in rules:
         assert rule["expr"].count("(") == rule["expr"].count(")")
@@ -207,8 +217,8 @@ def test_alerts_are_about_metrics_that_the_operator_has() -> None:
 
 
 def test_passes_that_rightly_did_nothing_raise_no_alarm_about_failures() -> None:
-    rules = next(each for each in objects(FULL) if each["kind"] == "PrometheusRule")["spec"]["groups"]
-    (rule,) = (each for group in rules for each in group["rules"] if each.get("alert") == "BatonPassesFail")
-    failed, all_of_them = (set(each.split("|")) for each in re.findall(r'outcome!~"([^"]*)"', rule["expr"]))
+    rules = next(manifest for manifest in objects(FULL) if manifest["kind"] == "PrometheusRule")["spec"]["groups"]
+    (rule,) = (alert for group in rules for alert in group["rules"] if alert.get("alert") == "BatonPassesFail")
+    failed, all_of_them = (set(outcomes.split("|")) for outcomes in re.findall(r'outcome!~"([^"]*)"', rule["expr"]))
     assert failed == metrics.NO_FAILURES
     assert all_of_them == metrics.NO_FAILURES - {"Done"}, "nor do they hide that the other ones fail"

@@ -1,4 +1,4 @@
-"""What fetching a model takes on a cluster: its own way out, its own credentials, a volume that workers only read."""
+"""The objects that fetch a model on a cluster: a way out, credentials, and a volume that workers only read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton_model_fetch import __main__ as program
 from baton_model_fetch import progress
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects
-from baton_operator.objects.fetch import REFUSED, fetch_job, fetch_objects, fetch_state, former_jobs
+from baton_operator.objects.fetch import REFUSED, fetch_job, fetch_objects, fetch_state, find_former_jobs
 from baton_operator.objects.fetch_progress import progress_words, without_progress
 from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
 from baton_testing.kube.manifests import KUBERNETES, deployment
@@ -38,17 +38,19 @@ def remote(source: str = SOURCES[0], **fields: object) -> LLMDeployment:
     return deployment(**{"model__source": source, **fields})
 
 
-def objects(made: LLMDeployment, platform: Platform = PLATFORM) -> dict[str, Json]:
-    return {str(each["kind"]): json.loads(json.dumps(each)) for each in fetch_objects(made, platform, OWNER)}
+def objects(fetched: LLMDeployment, platform: Platform = PLATFORM) -> dict[str, Json]:
+    return {
+        str(manifest["kind"]): json.loads(json.dumps(manifest)) for manifest in fetch_objects(fetched, platform, OWNER)
+    }
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_objects_are_valid_restricted_and_without_a_token(source: str, version: str) -> None:
-    made = objects(remote(source, model__credentialsSecret="hub"))
-    for each in made.values():
-        kubernetes_validate.validate(each, version, strict=True)
-    pod = made["Job"]["spec"]["template"]["spec"]
+    by_kind = objects(remote(source, model__credentialsSecret="hub"))
+    for manifest in by_kind.values():
+        kubernetes_validate.validate(manifest, version, strict=True)
+    pod = by_kind["Job"]["spec"]["template"]["spec"]
     assert violations(pod) == []
     assert pod["automountServiceAccountToken"] is False
     assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
@@ -76,27 +78,29 @@ def test_the_program_understands_the_jobs_arguments(
     assert seen[0][0] == source
     watch: Any = seen[0][3]
     watch._path = tmp_path / "progress"
-    watch.told(3 << 30, 12 << 30, 1.0)
+    watch.progressed(3 << 30, 12 << 30, 1.0)
     assert progress.main([str(tmp_path / "progress")]) == 1
     assert REFUSED == program.REFUSED
 
 
 def test_only_the_job_has_the_credentials() -> None:
-    made = remote(model__credentialsSecret="hub")
-    assert json.dumps(objects(made)["Job"]).count('"secretName": "hub"') == 1
+    fetched = remote(model__credentialsSecret="hub")
+    assert json.dumps(objects(fetched)["Job"]).count('"secretName": "hub"') == 1
     for role in POOL_ROLES:
-        assert "hub" not in json.dumps(worker_template(made, role, PLATFORM).pod["spec"])
-    assert "hub" not in json.dumps(gateway_template(made, PLATFORM)["spec"])
+        assert "hub" not in json.dumps(worker_template(fetched, role, PLATFORM).pod["spec"])
+    assert "hub" not in json.dumps(gateway_template(fetched, PLATFORM)["spec"])
 
 
 def test_workers_read_what_the_job_writes_and_cannot_write_it() -> None:
-    made = remote()
-    job = objects(made)["Job"]["spec"]["template"]["spec"]
-    claim = objects(made)["PersistentVolumeClaim"]["metadata"]["name"]
+    fetched = remote()
+    job = objects(fetched)["Job"]["spec"]["template"]["spec"]
+    claim = objects(fetched)["PersistentVolumeClaim"]["metadata"]["name"]
     assert {"name": "cache", "persistentVolumeClaim": {"claimName": claim}} in job["volumes"]
-    key = next(each for each in job["containers"][0]["args"] if each.startswith("--key=")).removeprefix("--key=")
+    key = next(argument for argument in job["containers"][0]["args"] if argument.startswith("--key=")).removeprefix(
+        "--key="
+    )
     for role in POOL_ROLES:
-        template = worker_template(made, role, PLATFORM)
+        template = worker_template(fetched, role, PLATFORM)
         pod = json.loads(json.dumps(template.pod["spec"]))
         volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         assert volume in pod["volumes"]
@@ -117,9 +121,9 @@ def test_only_the_job_reaches_the_source_and_nobody_reaches_it() -> None:
 
 def test_the_job_reaches_the_open_internet_and_the_networks_that_the_installation_names() -> None:
     def reached(platform: Platform) -> list[Any]:
-        made = fetch_objects(remote(SOURCES[0]), platform, OWNER)
-        (policy,) = (each for each in made if each["kind"] == "NetworkPolicy")
-        return [each["ipBlock"] for rule in policy["spec"]["egress"] for each in rule["to"]]  # type: ignore[index]
+        manifests = fetch_objects(remote(SOURCES[0]), platform, OWNER)
+        (policy,) = (manifest for manifest in manifests if manifest["kind"] == "NetworkPolicy")
+        return [peer["ipBlock"] for rule in policy["spec"]["egress"] for peer in rule["to"]]  # type: ignore[index]
 
     def allows(blocks: list[Any], address: str) -> bool:
         at = ipaddress.ip_address(address)
@@ -149,8 +153,8 @@ def test_the_job_reaches_the_open_internet_and_the_networks_that_the_installatio
 
 def test_another_source_or_secret_is_another_job_and_the_same_is_the_same() -> None:
     names = {
-        objects(made)["Job"]["metadata"]["name"]
-        for made in (remote(), remote(SOURCES[1]), remote(model__credentialsSecret="hub"))
+        objects(fetched)["Job"]["metadata"]["name"]
+        for fetched in (remote(), remote(SOURCES[1]), remote(model__credentialsSecret="hub"))
     }
     assert len(names) == 3
     same = remote(prefill__replicas={"min": 3, "max": 3}, slo__ttft={"target": "1s", "percentile": 95})
@@ -158,8 +162,8 @@ def test_another_source_or_secret_is_another_job_and_the_same_is_the_same() -> N
 
 
 def test_the_cache_has_the_size_and_the_class_that_was_asked_for() -> None:
-    made = remote(model__cache={"size": "20Gi", "storageClassName": "shared"})
-    spec = objects(made)["PersistentVolumeClaim"]["spec"]
+    fetched = remote(model__cache={"size": "20Gi", "storageClassName": "shared"})
+    spec = objects(fetched)["PersistentVolumeClaim"]["spec"]
     assert spec["resources"]["requests"] == {"storage": "20Gi"}
     assert spec["storageClassName"] == "shared"
     assert "storageClassName" not in objects(remote())["PersistentVolumeClaim"]["spec"]
@@ -179,13 +183,13 @@ def test_its_pod_tells_how_many_bytes_are_there_without_a_right_or_a_port() -> N
     *_, module, path = container["readinessProbe"]["exec"]["command"]
     assert (module, f"--progress={path}" in container["args"]) == (progress.__name__, True)
     assert "ports" not in container
-    made = fetch_objects(remote(), PLATFORM, OWNER, tells_progress=False)
-    [old] = [each for each in json.loads(json.dumps(made)) if each["kind"] == "Job"]
+    manifests = fetch_objects(remote(), PLATFORM, OWNER, tells_progress=False)
+    [old] = [manifest for manifest in json.loads(json.dumps(manifests)) if manifest["kind"] == "Job"]
     [container] = old["spec"]["template"]["spec"]["containers"]
     assert "progress" not in json.dumps(container), "images before it would end at an argument that they do not know"
     jobs = {
-        version: next(each for each in standing_objects(remote(), PLATFORM, OWNER, MASTERS, version=version)
-                      if each["kind"] == "Job")
+        version: next(manifest for manifest in standing_objects(remote(), PLATFORM, OWNER, MASTERS, version=version)
+                      if manifest["kind"] == "Job")
         for version in (3, TEMPLATE_VERSION)
     }  # fmt: skip
     assert (jobs[3], jobs[TEMPLATE_VERSION]) == (
@@ -195,7 +199,7 @@ def test_its_pod_tells_how_many_bytes_are_there_without_a_right_or_a_port() -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("reported", "words"),
     [
         ((13_207_024_435, 64_961_380_352), ": 20 % (12.3 of 60.5 GiB)"),
         ((0, 64_961_380_352), ": under 1 % (0.0 of 60.5 GiB)"),
@@ -204,8 +208,8 @@ def test_its_pod_tells_how_many_bytes_are_there_without_a_right_or_a_port() -> N
         ((13_207_024_435, 0), ": 12.3 GiB so far"),
     ],
 )
-def test_the_kubelets_event_becomes_percent_and_an_unknown_total_bytes(said: tuple[int, int], words: str) -> None:
-    event = f"Readiness probe failed: {progress.sentence(f'{said[0]} {said[1]}')}\n"
+def test_the_kubelets_event_becomes_percent_and_an_unknown_total_bytes(reported: tuple[int, int], words: str) -> None:
+    event = f"Readiness probe failed: {progress.sentence(f'{reported[0]} {reported[1]}')}\n"
     assert progress_words(event) == words
     assert progress_words(f"(combined from similar events): {event}") == words
     assert (
@@ -225,5 +229,5 @@ def test_what_says_nothing_of_it_is_no_progress(text: str, tmp_path: Path) -> No
 def test_jobs_of_earlier_sources_are_told_apart_from_other_jobs() -> None:
     current, former = objects(remote())["Job"], objects(remote(SOURCES[1]))["Job"]
     other: Json = {"metadata": {"name": "mine", "labels": {"baton.dev/deployment": "chat"}}}
-    assert former_jobs((current,), (current, former, other)) == (former,)
-    assert former_jobs((), (current, other)) == (current,)
+    assert find_former_jobs((current,), (current, former, other)) == (former,)
+    assert find_former_jobs((), (current, other)) == (current,)

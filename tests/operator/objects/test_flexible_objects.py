@@ -1,4 +1,4 @@
-"""What is rendered for pools whose workers flip, and that nothing of it is where they do not."""
+"""The objects of pools whose workers flip, and their absence where workers do not flip."""
 
 from __future__ import annotations
 
@@ -31,32 +31,34 @@ def flexible(**fields: object) -> LLMDeployment:
     return deployment(**{"model__source": "pvc://models/llama", "autoscaling__flips": True, **fields})
 
 
-def template(made: LLMDeployment, role: Role = Role.PREFILL, platform: Platform = PLATFORM) -> WorkerTemplate:
-    return worker_template(made, role, platform)
+def template(spec_of: LLMDeployment, role: Role = Role.PREFILL, platform: Platform = PLATFORM) -> WorkerTemplate:
+    return worker_template(spec_of, role, platform)
 
 
-def everything(made: LLMDeployment) -> list[Json]:
-    pool = template(made)
-    workers = flexible_workers_of(made, pool.spec.revision, pool.pod, SIZES, OWNER)
-    objects = (*standing_objects(made, PLATFORM, OWNER, {"first": b"m" * 32}), workers)
-    return [json.loads(json.dumps(each)) for each in objects]
+def everything(spec_of: LLMDeployment) -> list[Json]:
+    pool = template(spec_of)
+    workers = flexible_workers_of(spec_of, pool.spec.revision, pool.pod, SIZES, OWNER)
+    objects = (*standing_objects(spec_of, PLATFORM, OWNER, {"first": b"m" * 32}), workers)
+    return [json.loads(json.dumps(manifest)) for manifest in objects]
 
 
 def named(objects: list[Json], kind: str, name: str) -> Json:
-    return next(each for each in objects if each["kind"] == kind and each["metadata"]["name"].startswith(name))
+    return next(
+        manifest for manifest in objects if manifest["kind"] == kind and manifest["metadata"]["name"].startswith(name)
+    )
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_every_object_is_valid_for_kubernetes(version: str) -> None:
-    for each in everything(flexible()):
-        kubernetes_validate.validate(each, version, strict=True)
+    for manifest in everything(flexible()):
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_both_pools_have_one_template_and_one_deployment_that_selects_no_role() -> None:
-    made = flexible(prefill__replicas={"min": 1, "max": 4})
-    assert template(made).pod == template(made, Role.DECODE).pod
-    assert template(made).spec.revision == template(made, Role.DECODE).spec.revision
-    workers = named(everything(made), "Deployment", "chat-flexible-")
+    unequal = flexible(prefill__replicas={"min": 1, "max": 4})
+    assert template(unequal).pod == template(unequal, Role.DECODE).pod
+    assert template(unequal).spec.revision == template(unequal, Role.DECODE).spec.revision
+    workers = named(everything(unequal), "Deployment", "chat-flexible-")
     assert workers["spec"]["replicas"] == 5
     assert workers["spec"]["selector"]["matchLabels"].keys() == {"baton.dev/deployment", "baton.dev/template"}
     assert (
@@ -68,7 +70,7 @@ def test_both_pools_have_one_template_and_one_deployment_that_selects_no_role() 
 
 def test_a_worker_begins_as_what_its_pods_label_says() -> None:
     container = template(flexible()).pod["spec"]["containers"][0]  # type: ignore[index]
-    assert [each for each in container["env"] if each["name"] == "BATON_ROLE"] == [
+    assert [variable for variable in container["env"] if variable["name"] == "BATON_ROLE"] == [
         {
             "name": "BATON_ROLE",
             "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.labels['baton.dev/role']"}},
@@ -77,7 +79,7 @@ def test_a_worker_begins_as_what_its_pods_label_says() -> None:
     argv = [*container["command"][3:], *container["args"]]
     assert argv[-1] == "--role=$(BATON_ROLE)"
     for role in POOL_ROLES:
-        config = parse(None, [each.replace("$(BATON_ROLE)", role.value) for each in argv])
+        config = parse(None, [argument.replace("$(BATON_ROLE)", role.value) for argument in argv])
         assert (config.role, config.flips) == (role, True)
         assert str(config.prefill_discovery).endswith(":8001")
         assert str(config.decode_discovery).endswith(":8001")
@@ -106,11 +108,11 @@ def test_workers_reach_each_other_in_either_role_and_gateways_as_before() -> Non
 
 
 def test_nothing_of_it_is_where_workers_do_not_flip() -> None:
-    made = flexible(autoscaling__flips=False)
+    fixed = flexible(autoscaling__flips=False)
     rendered = json.dumps(
         [
-            standing_objects(made, PLATFORM, OWNER, {"first": b"m" * 32}),
-            [template(made, role).pod for role in POOL_ROLES],
+            standing_objects(fixed, PLATFORM, OWNER, {"first": b"m" * 32}),
+            [template(fixed, role).pod for role in POOL_ROLES],
         ]
     )
     assert [mark for mark in MARKS if mark in rendered] == []
@@ -122,11 +124,11 @@ def test_nothing_of_it_is_where_workers_do_not_flip() -> None:
     [
         ({"decode__engine": {"maxSequences": 9}}, PLATFORM, "unequal `engine`"),
         ({"decode__serviceAccountAnnotations": {"a": "b"}}, PLATFORM, "unequal `serviceAccountAnnotations`"),
-        ({}, Platform(PLATFORM.worker_image, PLATFORM.gateway_image), "hears no gateways"),
+        ({}, Platform(PLATFORM.worker_image, PLATFORM.gateway_image), "gets no reports of gateways"),
         (
             {},
             Platform(PLATFORM.worker_image, PLATFORM.gateway_image, operator_service="x", hears_gateways=False),
-            "hears no gateways",
+            "gets no reports of gateways",
         ),
     ],
     ids=["unlike pools", "two accounts", "no links", "by readiness"],

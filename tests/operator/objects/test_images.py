@@ -1,4 +1,4 @@
-"""What stands in the images: each role's packages, which are all that its processes import, and nothing else."""
+"""The packages in the images: for each role those that its processes import, and no others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def packages(role: str) -> set[str]:
 def test_the_processes_of_a_role_find_what_they_import_in_its_image(role: str) -> None:
     absent = sorted(ALL - packages(role))
     code = f"import importlib, sys\nsys.modules.update(dict.fromkeys({absent!r}))\n"
-    code += "".join(f"importlib.import_module({each!r})\n" for each in STARTED[role])
+    code += "".join(f"importlib.import_module({module!r})\n" for module in STARTED[role])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -54,12 +54,12 @@ def test_modules_stand_compiled_in_an_image_and_are_the_same_bytes_each_time(tmp
         (path,) = tmp_path.rglob("*.pyc")
         return path.read_bytes()
 
-    found = compiled()
-    assert found == compiled()
-    assert int.from_bytes(found[4:8], "little") == 0b01, (
+    loaded = compiled()
+    assert loaded == compiled()
+    assert int.from_bytes(loaded[4:8], "little") == 0b01, (
         "by a hash that nothing is compared with: no times, no source read"
     )
-    assert str(Path("/opt/baton") / "room" / "module.py").encode() in found
+    assert str(Path("/opt/baton") / "room" / "module.py").encode() in loaded
 
 
 def test_the_context_of_a_build_holds_every_package() -> None:
@@ -73,13 +73,13 @@ ROLES = ("operator", "gateway", "worker-cpu", "worker-cuda", "all")
 
 def test_a_file_of_hashes_that_does_not_fit_the_pins_is_named_by_package() -> None:
     text = f"# note\na==1.0 \\\n    --hash={HASH}\nb==2.0 ; python_version in '3.11' \\\n    --hash={HASH}\nc==3.0\n"
-    found = image_requirements.read(text)
-    assert found["a"] == image_requirements.Pin("1.0", "", (HASH,))
-    assert found["b"].marker == "python_version in '3.11'"
-    said = list(
-        image_requirements.role_problems("gateway", found, {"a": "1.0", "b": "2.1", "c": "3.0"}, {"a", "d", "c"})
+    requirements = image_requirements.read(text)
+    assert requirements["a"] == image_requirements.Pin("1.0", "", (HASH,))
+    assert requirements["b"].marker == "python_version in '3.11'"
+    problems = list(
+        image_requirements.role_problems("gateway", requirements, {"a": "1.0", "b": "2.1", "c": "3.0"}, {"a", "d", "c"})
     )
-    assert said == ["d is needed and not there", "b==2.0 is not what constraints.txt pins", "c has no hash"]
+    assert problems == ["d is needed and not there", "b==2.0 is not what constraints.txt pins", "c has no hash"]
     with pytest.raises(ValueError, match="no pin"):
         image_requirements.read("a>=1.0\n")
 
@@ -104,11 +104,14 @@ def test_what_an_image_installs_has_an_exact_version_and_hashes(role: str) -> No
     steps = [str(ROOT / "images" / "steps.sh"), "requirements", role]
     environment = {**os.environ, "TORCH_HASH": HASH}
     done = subprocess.run(steps, capture_output=True, text=True, check=True, timeout=30, env=environment)
-    found = image_requirements.read(done.stdout)
-    assert len(found) > 20
-    assert all(pin.hashes for pin in found.values())
-    if "torch" in found:
-        assert (HASH in found["torch"].hashes, found["torch"].version.endswith("+cpu")) == (True, role != "worker-cuda")
+    requirements = image_requirements.read(done.stdout)
+    assert len(requirements) > 20
+    assert all(pin.hashes for pin in requirements.values())
+    if "torch" in requirements:
+        assert (HASH in requirements["torch"].hashes, requirements["torch"].version.endswith("+cpu")) == (
+            True,
+            role != "worker-cuda",
+        )
     bad = subprocess.run(
         steps, capture_output=True, text=True, check=False, timeout=30, env={**os.environ, "TORCH_HASH": "x"}
     )

@@ -64,34 +64,38 @@ def on_cluster(**fields: object) -> LLMDeployment:
     return deployment(**{"model__source": "pvc://models/llama", **fields})
 
 
-def everything(made: LLMDeployment, platform: Platform = PLATFORM) -> list[Json]:
-    objects = [*standing_objects(made, platform, OWNER, MASTERS)]
+def everything(spec_of: LLMDeployment, platform: Platform = PLATFORM) -> list[Json]:
+    objects = [*standing_objects(spec_of, platform, OWNER, MASTERS)]
     for role in POOL_ROLES:
-        objects.append(worker_deployment(made, worker_template(made, role, platform), 2, OWNER))
-        objects.append(pool_facade(made, role, OWNER, 2))
-    return [json.loads(json.dumps(each)) for each in objects]
+        objects.append(worker_deployment(spec_of, worker_template(spec_of, role, platform), 2, OWNER))
+        objects.append(pool_facade(spec_of, role, OWNER, 2))
+    return [json.loads(json.dumps(manifest)) for manifest in objects]
 
 
 def of_kind(objects: list[Json], kind: str, role: Role | None = None) -> list[Json]:
-    labelled = [each for each in objects if each["kind"] == kind]
-    return [each for each in labelled if role is None or each["metadata"]["labels"].get("baton.dev/role") == role]
+    labelled = [manifest for manifest in objects if manifest["kind"] == kind]
+    return [
+        manifest
+        for manifest in labelled
+        if role is None or manifest["metadata"]["labels"].get("baton.dev/role") == role
+    ]
 
 
 def pod_of(objects: list[Json], role: Role) -> Json:
-    found: Json = of_kind(objects, "Deployment", role)[0]["spec"]["template"]
-    return found
+    template: Json = of_kind(objects, "Deployment", role)[0]["spec"]["template"]
+    return template
 
 
 CASES = [read_manifest(path) for path in EXAMPLES] + [deployment(**FULL), deployment(model__source="file:///models/a")]
 NAMES = [*(path.name for path in EXAMPLES), "full", "in-image"]
 
 
-@pytest.mark.parametrize("made", CASES, ids=NAMES)
+@pytest.mark.parametrize("given", CASES, ids=NAMES)
 @pytest.mark.parametrize("version", KUBERNETES)
-def test_every_object_is_valid_for_kubernetes(made: LLMDeployment, version: str) -> None:
-    for each in everything(made):
-        if each["kind"] != "LLMPool":
-            kubernetes_validate.validate(each, version, strict=True)
+def test_every_object_is_valid_for_kubernetes(given: LLMDeployment, version: str) -> None:
+    for manifest in everything(given):
+        if manifest["kind"] != "LLMPool":
+            kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_validator_knows_unknown_fields_and_wrong_types() -> None:
@@ -103,9 +107,9 @@ def test_the_validator_knows_unknown_fields_and_wrong_types() -> None:
             kubernetes_validate.validate(bad, KUBERNETES[0], strict=True)
 
 
-@pytest.mark.parametrize("made", CASES, ids=NAMES)
-def test_every_pod_is_restricted_and_has_no_api_token(made: LLMDeployment) -> None:
-    pods = [each["spec"]["template"]["spec"] for each in of_kind(everything(made), "Deployment")]
+@pytest.mark.parametrize("given", CASES, ids=NAMES)
+def test_every_pod_is_restricted_and_has_no_api_token(given: LLMDeployment) -> None:
+    pods = [manifest["spec"]["template"]["spec"] for manifest in of_kind(everything(given), "Deployment")]
     assert len(pods) == 3
     for pod in pods:
         assert violations(pod) == []
@@ -115,7 +119,7 @@ def test_every_pod_is_restricted_and_has_no_api_token(made: LLMDeployment) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "violation"),
     [
         ({"hostNetwork": True}, "hostNetwork"),
         ({"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}, "volumes.x"),
@@ -125,19 +129,19 @@ def test_every_pod_is_restricted_and_has_no_api_token(made: LLMDeployment) -> No
         ({"containers": [{"name": "c"}]}, "c.capabilities"),
     ],
 )
-def test_the_evaluator_finds_what_is_not_restricted(change: Json, found: str) -> None:
+def test_the_evaluator_finds_what_is_not_restricted(change: Json, violation: str) -> None:
     pod = pod_of(everything(on_cluster()), Role.GATEWAY)["spec"]
-    assert found in violations(pod | change)
+    assert violation in violations(pod | change)
 
 
-@pytest.mark.parametrize("made", CASES, ids=NAMES)
-def test_everything_belongs_to_the_deployment_alone(made: LLMDeployment) -> None:
-    for each in everything(made):
-        [reference] = each["metadata"]["ownerReferences"]
+@pytest.mark.parametrize("given", CASES, ids=NAMES)
+def test_everything_belongs_to_the_deployment_alone(given: LLMDeployment) -> None:
+    for manifest in everything(given):
+        [reference] = manifest["metadata"]["ownerReferences"]
         assert (reference["kind"], reference["uid"], reference["controller"]) == ("LLMDeployment", OWNER.uid, True)
-        assert each["metadata"]["namespace"] == made.metadata.namespace
-        assert len(each["metadata"]["name"]) <= 63
-    identities = [(each["kind"], each["metadata"]["name"]) for each in everything(made)]
+        assert manifest["metadata"]["namespace"] == given.metadata.namespace
+        assert len(manifest["metadata"]["name"]) <= 63
+    identities = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in everything(given)]
     assert len(set(identities)) == len(identities)
 
 
@@ -150,20 +154,20 @@ def matches(selector: Json, pod: Json) -> bool:
 def test_selectors_select_the_pods_of_their_role_and_no_others() -> None:
     objects = everything(on_cluster())
     pods = {role: pod_of(objects, role) for role in Role}
-    for each in objects:
-        if each["kind"] == "Service":
-            selector = {"matchLabels": each["spec"]["selector"]}
-        elif each["kind"] in ("Deployment", "PodDisruptionBudget"):
-            selector = each["spec"]["selector"]
+    for manifest in objects:
+        if manifest["kind"] == "Service":
+            selector = {"matchLabels": manifest["spec"]["selector"]}
+        elif manifest["kind"] in ("Deployment", "PodDisruptionBudget"):
+            selector = manifest["spec"]["selector"]
         else:
             continue
-        role = each["metadata"]["labels"]["baton.dev/role"]
+        role = manifest["metadata"]["labels"]["baton.dev/role"]
         assert [other for other, pod in pods.items() if matches(selector, pod)] == [role]
     assert selector_text(on_cluster(), Role.DECODE) == "baton.dev/deployment=chat,baton.dev/role=decode"
 
 
 def edges(objects: list[Json]) -> set[tuple[str, str, int]]:
-    """What the policies let through inside the deployment and from or to namespaces: (from, to, port)."""
+    """The connections that policies allow inside the deployment and with other namespaces: (from, to, port)."""
     pods = {role: pod_of(objects, role) for role in Role}
     allowed: dict[str, set[tuple[str, str, int]]] = {"ingress": set(), "egress": set()}
     for policy in of_kind(objects, "NetworkPolicy"):
@@ -218,8 +222,8 @@ def test_a_gateway_reads_the_keys_of_its_clients_from_the_secret_alone() -> None
     pod = pod_of(everything(on_cluster(gateway={"apiKeys": {"secretName": "clients"}})), Role.GATEWAY)["spec"]
     [container] = pod["containers"]
     settings = parse_settings([*container["command"], *container["args"]][3:])
-    [mount] = [each for each in container["volumeMounts"] if each["mountPath"] == str(settings.api_keys)]
-    [volume] = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+    [mount] = [mount_of for mount_of in container["volumeMounts"] if mount_of["mountPath"] == str(settings.api_keys)]
+    [volume] = [volume_of for volume_of in pod["volumes"] if volume_of["name"] == mount["name"]]
     assert volume["secret"] == {"secretName": "clients", "defaultMode": 0o440}
     assert mount["readOnly"] is True
     bare = pod_of(everything(on_cluster()), Role.GATEWAY)["spec"]["containers"][0]
@@ -271,14 +275,14 @@ def test_a_process_gets_longer_to_stop_than_the_longest_request_takes() -> None:
 
 
 def test_keys_are_mounted_so_that_nobody_else_reads_them_and_rotate_without_a_restart() -> None:
-    made = on_cluster()
+    on_pods = on_cluster()
     for role in Role:
-        pod = pod_of(everything(made), role)["spec"]
-        [volume] = [each for each in pod["volumes"] if each["name"] == "keys"]
+        pod = pod_of(everything(on_pods), role)["spec"]
+        [volume] = [volume_of for volume_of in pod["volumes"] if volume_of["name"] == "keys"]
         assert volume["secret"] == {"secretName": "chat-keys", "defaultMode": 0o440}
         assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
-    before = standing_objects(made, PLATFORM, OWNER, MASTERS)
-    after = standing_objects(made, PLATFORM, OWNER, {**MASTERS, "2026-12": b"n" * 32})
+    before = standing_objects(on_pods, PLATFORM, OWNER, MASTERS)
+    after = standing_objects(on_pods, PLATFORM, OWNER, {**MASTERS, "2026-12": b"n" * 32})
     changed = [new["kind"] for old, new in zip(before, after, strict=True) if old != new]
     assert changed == ["Secret"]
 
@@ -316,7 +320,7 @@ CHANGES: list[tuple[Json, set[Role]]] = [
 def test_exactly_a_change_of_the_template_makes_a_new_deployment(change: Json, rolled: set[Role]) -> None:
     before, after = on_cluster(), on_cluster(**change)
     for role in POOL_ROLES:
-        old, new = (worker_template(made, role, PLATFORM) for made in (before, after))
+        old, new = (worker_template(spec_of, role, PLATFORM) for spec_of in (before, after))
         assert (old.spec.revision.template != new.spec.revision.template) == (role in rolled)
         assert (old.pod != new.pod) == (role in rolled)
         name = worker_deployment(after, new, 1, OWNER)["metadata"]
@@ -327,7 +331,9 @@ def test_exactly_a_change_of_the_template_makes_a_new_deployment(change: Json, r
 
 def test_another_image_is_another_template() -> None:
     other = dataclasses.replace(PLATFORM, worker_image=IMAGE.replace("a" * 64, "b" * 64))
-    revisions = {worker_template(on_cluster(), Role.DECODE, each).spec.revision.template for each in (PLATFORM, other)}
+    revisions = {
+        worker_template(on_cluster(), Role.DECODE, platform).spec.revision.template for platform in (PLATFORM, other)
+    }
     assert len(revisions) == 2
 
 

@@ -74,18 +74,21 @@ specs = st.fixed_dictionaries(
 @given(specs)
 def test_every_accepted_manifest_renders_to_restricted_valid_pods(fields: Json) -> None:
     try:
-        made = parse_object(manifest(**fields))
+        parsed = parse_object(manifest(**fields))
     except ManifestError:
         return
-    objects = [*standing_objects(made, PLATFORM, OWNER, MASTERS)]
-    templates = [worker_template(made, role, PLATFORM) for role in POOL_ROLES]
-    objects += [worker_deployment(made, template, 1, OWNER) for template in templates]
+    objects = [*standing_objects(parsed, PLATFORM, OWNER, MASTERS)]
+    templates = [worker_template(parsed, role, PLATFORM) for role in POOL_ROLES]
+    objects += [worker_deployment(parsed, template, 1, OWNER) for template in templates]
     plain: list[Json] = json.loads(json.dumps(objects))
-    for each in plain:
-        if each["kind"] == "Deployment":
-            assert violations(each["spec"]["template"]["spec"]) == []
-            kubernetes_validate.validate(each, "1.36", strict=True)
-            wanted, have = each["spec"]["selector"]["matchLabels"], each["spec"]["template"]["metadata"]["labels"]
+    for rendered in plain:
+        if rendered["kind"] == "Deployment":
+            assert violations(rendered["spec"]["template"]["spec"]) == []
+            kubernetes_validate.validate(rendered, "1.36", strict=True)
+            wanted, have = (
+                rendered["spec"]["selector"]["matchLabels"],
+                rendered["spec"]["template"]["metadata"]["labels"],
+            )
             assert wanted.items() <= have.items()
     for template in templates:
         assert all(part.startswith("--") for part in template.spec.argv[3:])

@@ -1,4 +1,4 @@
-"""What only some clusters serve: made when asked for, left out with a word when not served, gone when withdrawn."""
+"""Objects of optional APIs: made when asked for, left out with a note when not served, deleted when withdrawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton_operator.passes.rendering import Inputs, Rendering, render
 from baton_testing.kube.campaign import run
 from baton_testing.kube.manifests import KUBERNETES, deployment
 from baton_testing.kube.scenarios import SCENARIOS
-from baton_testing.kube.world import MASTERS, PLATFORM, wish
+from baton_testing.kube.world import MASTERS, PLATFORM, deployment_body
 from baton_wire.messages.values import POOL_ROLES, Role
 
 OWNER = Owner("u1")
@@ -26,8 +26,8 @@ ROUTE = {"parent": "edge", "parentNamespace": "infra", "hostnames": ["chat.examp
 
 
 def objects(**fields: object) -> dict[tuple[str, str], Any]:
-    made = optional_objects(deployment(**fields), WATCHING, OWNER)
-    return {(str(each["kind"]), each["metadata"]["name"]): each for each in made}  # type: ignore[index]
+    manifests = optional_objects(deployment(**fields), WATCHING, OWNER)
+    return {(str(manifest["kind"]), manifest["metadata"]["name"]): manifest for manifest in manifests}  # type: ignore[index]
 
 
 def test_nothing_is_made_that_nobody_asks_for() -> None:
@@ -58,16 +58,16 @@ def test_an_autoscaler_counts_cpus_that_processes_use_and_gives_pods_up_slowly(p
     assert metric == {"type": "Resource", "resource": {"name": "cpu", "target": target}}
     assert spec["behavior"]["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
     for version in KUBERNETES:
-        for each in objects(gateway={"autoscaling": given}).values():
-            if each["kind"] == "HorizontalPodAutoscaler":
-                kubernetes_validate.validate(each, version, strict=True)
+        for manifest in objects(gateway={"autoscaling": given}).values():
+            if manifest["kind"] == "HorizontalPodAutoscaler":
+                kubernetes_validate.validate(manifest, version, strict=True)
 
 
 @pytest.mark.parametrize("tls", [None, {"secretName": "cert"}])
 def test_every_role_is_scraped_by_its_own_labels(tls: object) -> None:
-    found = objects(gateway={"tls": tls})
+    by_name = objects(gateway={"tls": tls})
     for role in (*POOL_ROLES, Role.GATEWAY):
-        spec = found["PodMonitor", f"chat-{role}"]["spec"]
+        spec = by_name["PodMonitor", f"chat-{role}"]["spec"]
         assert spec["selector"]["matchLabels"] == {"baton.dev/deployment": "chat", "baton.dev/role": role}
         scheme = spec["podMetricsEndpoints"][0].get("scheme", "http")
         assert scheme == ("https" if tls and role is Role.GATEWAY else "http")
@@ -76,17 +76,17 @@ def test_every_role_is_scraped_by_its_own_labels(tls: object) -> None:
 def test_alerts_are_about_the_targets_that_the_user_set() -> None:
     slo = {"ttft": {"target": "300ms", "percentile": 99.5}, "tpot": {"target": "20ms"}}
     rules = objects(slo=slo)["PrometheusRule", "chat"]["spec"]["groups"][0]["rules"]
-    told = {each["alert"]: each["expr"] for each in rules}
-    assert told["BatonTtftMissed"].startswith("histogram_quantile(0.995, ")
-    assert told["BatonTtftMissed"].endswith("> 0.3")
-    assert told["BatonTpotMissed"].endswith("> 0.02")
-    for each in told.values():
-        assert each.count("(") == each.count(")")
-        assert set(re.findall(r'namespace="([^"]*)"', each)) == {"default"}
+    expressions = {rule["alert"]: rule["expr"] for rule in rules}
+    assert expressions["BatonTtftMissed"].startswith("histogram_quantile(0.995, ")
+    assert expressions["BatonTtftMissed"].endswith("> 0.3")
+    assert expressions["BatonTpotMissed"].endswith("> 0.02")
+    for expression in expressions.values():
+        assert expression.count("(") == expression.count(")")
+        assert set(re.findall(r'namespace="([^"]*)"', expression)) == {"default"}
 
 
 def rendered(*served: Any) -> Rendering:
-    text = msgspec.json.encode(wish(gateway={"route": {"parent": "edge"}, "openAccess": True}))
+    text = msgspec.json.encode(deployment_body(gateway={"route": {"parent": "edge"}, "openAccess": True}))
     return render(Inputs(text, "", OWNER, (), WATCHING, MASTERS, frozenset(served)))
 
 
@@ -96,11 +96,11 @@ def test_what_is_asked_for_and_not_served_is_a_word_in_a_condition() -> None:
         "HTTPRoutes are left out: gateway.networking.k8s.io/v1 is not served, or not granted",
         "PrometheusRules are left out: monitoring.coreos.com/v1 is not served, or not granted",
     )
-    assert [each.resource for each in rendered(MONITORS).standing if each.resource in (ROUTES, RULES)] == []
+    assert [desired.resource for desired in rendered(MONITORS).standing if desired.resource in (ROUTES, RULES)] == []
 
 
 def test_what_is_withdrawn_goes() -> None:
-    scenario = next(each for each in SCENARIOS if each.name == "optional objects come and go")
+    scenario = next(known for known in SCENARIOS if known.name == "optional objects come and go")
     ended = run(scenario)
     for plural, count in (
         ("httproutes", 1),

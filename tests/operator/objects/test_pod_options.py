@@ -1,4 +1,4 @@
-"""What a deployment may add to its Pods: where it lands, that it replaces nothing, and what is refused."""
+"""Additions of a deployment to its Pods: where they appear, that they replace nothing, and which are refused."""
 
 from __future__ import annotations
 
@@ -41,31 +41,33 @@ OPTIONS: Json = {
 
 
 def pod_of(role: Role, **fields: Any) -> Json:
-    found: Any = worker_template(deployment(**{**PVC, **fields}), role, PLATFORM).pod
-    pod: Json = found
+    pod_template: Any = worker_template(deployment(**{**PVC, **fields}), role, PLATFORM).pod
+    pod: Json = pod_template
     return pod
 
 
-def made(kind: str, name: str, **fields: Any) -> Json:
+def build_deployment(kind: str, name: str, **fields: Any) -> Json:
     objects: Any = standing_objects(deployment(**{**PVC, **fields}), PLATFORM, Owner("u"), MASTERS)
-    found: Json = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
-    return found
+    match: Json = next(
+        manifest for manifest in objects if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)
+    )
+    return match
 
 
 def test_options_land_in_the_workers_pod_and_replace_nothing_of_batons() -> None:
     plain, pod = pod_of(Role.DECODE), pod_of(Role.DECODE, **OPTIONS)
     container = pod["spec"]["containers"][0]
-    env = {each["name"]: each["value"] for each in container["env"]}
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
     assert env["UCX_NET_DEVICES"] == "$$(HOME):1", "taken literally"
     assert env["OMP_NUM_THREADS"] == "4", "Baton's own value wins"
-    own = {each["name"] for each in plain["spec"]["containers"][0]["env"]}
+    own = {variable["name"] for variable in plain["spec"]["containers"][0]["env"]}
     assert own < env.keys()
     assert len(env) == len(container["env"])
-    mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
-    assert {each["mountPath"] for each in plain["spec"]["containers"][0]["volumeMounts"]} < mounts.keys()
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert {mount["mountPath"] for mount in plain["spec"]["containers"][0]["volumeMounts"]} < mounts.keys()
     assert mounts["/mnt/ca"]["readOnly"] is True
     assert mounts["/mnt/data"]["readOnly"] is False
-    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert len(volumes) == len(pod["spec"]["volumes"])
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
     assert mounts["/dev/shm"]["name"] == "shm"
@@ -99,10 +101,14 @@ AFFINITY: Json = {
 def test_affinity_is_that_of_kubernetes_within_the_namespace(role: Role) -> None:
     fields = {f"{role}__placement": AFFINITY}
     kind = "Deployment"
-    pod = pod_of(role, **fields) if role is Role.DECODE else made(kind, "chat-gateway", **fields)["spec"]["template"]
-    found = pod["spec"]["affinity"]
+    pod = (
+        pod_of(role, **fields)
+        if role is Role.DECODE
+        else build_deployment(kind, "chat-gateway", **fields)["spec"]["template"]
+    )
+    affinity = pod["spec"]["affinity"]
     required, preferred = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
-    assert found["nodeAffinity"][required] == {
+    assert affinity["nodeAffinity"][required] == {
         "nodeSelectorTerms": [
             {
                 "matchExpressions": [
@@ -112,14 +118,14 @@ def test_affinity_is_that_of_kubernetes_within_the_namespace(role: Role) -> None
             }
         ]
     }
-    assert found["nodeAffinity"][preferred] == [
+    assert affinity["nodeAffinity"][preferred] == [
         {"weight": 20, "preference": {"matchExpressions": [{"key": "mem", "operator": "Gt", "values": ["80"]}]}}
     ]
     near = {"labelSelector": {"matchLabels": {"baton.dev/role": "prefill"}}, "topologyKey": "example.com/rack"}
-    assert found["podAffinity"] == {preferred: [{"weight": 50, "podAffinityTerm": near}]}
+    assert affinity["podAffinity"] == {preferred: [{"weight": 50, "podAffinityTerm": near}]}
     away = {"labelSelector": {"matchLabels": {"app": "batch"}}, "topologyKey": "kubernetes.io/hostname"}
-    assert found["podAntiAffinity"] == {required: [away]}
-    assert "namespace" not in str(found)
+    assert affinity["podAntiAffinity"] == {required: [away]}
+    assert "namespace" not in str(affinity)
     assert violations(pod["spec"]) == []
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **pod["metadata"]}, "spec": pod["spec"]}
     for version in KUBERNETES:
@@ -127,7 +133,7 @@ def test_affinity_is_that_of_kubernetes_within_the_namespace(role: Role) -> None
 
 
 @pytest.mark.parametrize(
-    ("field", "wrong", "said"),
+    ("field", "wrong", "message"),
     [
         ("nodeAffinity", {"matchExpressions": []}, "a list of 1 to 8 entries"),
         ("nodeAffinity", {"matchExpressions": [{"key": "a"}]}, "entries with operator In"),
@@ -138,8 +144,8 @@ def test_affinity_is_that_of_kubernetes_within_the_namespace(role: Role) -> None
         ("podAntiAffinity", {"matchLabels": {"a": "b"}, "topologyKey": "zone", "weight": 101}, "from 1 to 100"),
     ],
 )
-def test_affinity_that_can_mean_nothing_is_refused_by_its_field(field: str, wrong: Json, said: str) -> None:
-    with pytest.raises(ManifestError, match=said) as caught:
+def test_affinity_that_can_mean_nothing_is_refused_by_its_field(field: str, wrong: Json, message: str) -> None:
+    with pytest.raises(ManifestError, match=message) as caught:
         parse_object(manifest(decode__placement={field: [wrong]}))
     assert f"spec.decode.placement.{field}[0]" in str(caught.value)
 
@@ -149,12 +155,12 @@ def test_workers_get_flags_one_argument_each_and_an_identity_that_restarts_nothi
     command = pod_of(Role.DECODE, decode__arguments=given)["spec"]["containers"][0]["command"]
     assert "--landing-bytes=65536 --keys=/tmp $$(HOME)" in command, "one argument, and nothing in it is expanded"
     assert "--quiet" in command
-    assert len([each for each in command if each.startswith("--keys=")]) == 1
+    assert len([argument for argument in command if argument.startswith("--keys=")]) == 1
     marks = {"decode__serviceAccountAnnotations": {"iam.example.com/role": "reader"}}
-    assert made("ServiceAccount", "chat-decode", **marks)["metadata"]["annotations"] == {
+    assert build_deployment("ServiceAccount", "chat-decode", **marks)["metadata"]["annotations"] == {
         "iam.example.com/role": "reader"
     }
-    assert "annotations" not in made("ServiceAccount", "chat-prefill", **marks)["metadata"]
+    assert "annotations" not in build_deployment("ServiceAccount", "chat-prefill", **marks)["metadata"]
     assert pod_of(Role.DECODE, **marks) == pod_of(Role.DECODE)
 
 
@@ -172,11 +178,11 @@ def test_every_flag_that_baton_sets_is_reserved() -> None:
     for role in (Role.PREFILL, Role.DECODE):
         container = pod_of(role, **full)["spec"]["containers"][0]
         argv = [*container["command"], *container["args"]]
-        flags = {each.removeprefix("--").partition("=")[0] for each in argv if each.startswith("--")}
+        flags = {argument.removeprefix("--").partition("=")[0] for argument in argv if argument.startswith("--")}
         assert flags <= set(RESERVED_ARGUMENTS)
         options = {option.removeprefix("--") for action in parser(role)._actions for option in action.option_strings}
         free = {"kernels"} if role is Role.PREFILL else {"kernels", "landing-bytes"}
-        assert {each for each in options if not each.startswith("-")} - set(RESERVED_ARGUMENTS) == free
+        assert {option for option in options if not option.startswith("-")} - set(RESERVED_ARGUMENTS) == free
 
 
 def test_a_pool_without_options_keeps_its_template() -> None:
@@ -194,15 +200,15 @@ def test_the_gateway_has_a_place_a_size_and_marks_of_its_own() -> None:
         "gateway__priorityClassName": "high",
         "gateway__service": {"annotations": {"example.com/lb": "nlb"}},
     }
-    pod = made("Deployment", "chat-gateway", **fields)["spec"]["template"]["spec"]
+    pod = build_deployment("Deployment", "chat-gateway", **fields)["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"] == {
         "requests": {"cpu": "2", "memory": "1Gi"},
         "limits": {"memory": "1Gi"},
     }
     assert (pod["nodeSelector"], pod["priorityClassName"]) == ({"pool": "web"}, "high")
     assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    assert made("Service", "chat-gateway", **fields)["metadata"]["annotations"] == {"example.com/lb": "nlb"}
-    plain = made("Deployment", "chat-gateway")["spec"]["template"]["spec"]
+    assert build_deployment("Service", "chat-gateway", **fields)["metadata"]["annotations"] == {"example.com/lb": "nlb"}
+    plain = build_deployment("Deployment", "chat-gateway")["spec"]["template"]["spec"]
     assert plain["containers"][0]["resources"]["limits"] == {"memory": "4Gi"}
     assert "nodeSelector" not in plain
 
@@ -215,12 +221,12 @@ def test_the_fetch_job_has_a_place_a_size_and_an_identity() -> None:
     }
     fields = {**HUB, "model__fetch": fetch}
     objects: Any = standing_objects(deployment(**fields), PLATFORM, Owner("u"), MASTERS)
-    (job,) = (each for each in objects if each["kind"] == "Job")
+    (job,) = (manifest for manifest in objects if manifest["kind"] == "Job")
     pod = job["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"memory": "8Gi"}
     assert pod["nodeSelector"] == {"disk": "fast"}
-    marked = [each["metadata"]["name"] for each in objects
-              if each["kind"] == "ServiceAccount" and "annotations" in each["metadata"]]  # fmt: skip
+    marked = [manifest["metadata"]["name"] for manifest in objects
+              if manifest["kind"] == "ServiceAccount" and "annotations" in manifest["metadata"]]  # fmt: skip
     assert marked == ["chat-fetch"], "no worker and no gateway gets an identity"
 
 
@@ -276,7 +282,7 @@ def test_nothing_is_mounted_over_anything_of_batons(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"decode__env": [{"name": "HTTPS_PROXY", "value": "x"}]}, "spec.decode.env[0].name"),
         ({"gateway__service": {"annotations": {"example.com/a": "b"}}}, "spec.gateway.service.annotations"),
@@ -286,10 +292,10 @@ def test_nothing_is_mounted_over_anything_of_batons(path: str) -> None:
         ({"model__fetch": {"serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "x"}}}, "spec.model.fetch"),
     ],
 )
-def test_what_the_installation_does_not_list_is_refused_by_its_field(fields: Json, said: str) -> None:
-    problems = [str(each) for each in PodPolicy().refusals(deployment(**fields))]
+def test_what_the_installation_does_not_list_is_refused_by_its_field(fields: Json, message: str) -> None:
+    problems = [str(problem) for problem in PodPolicy().refusals(deployment(**fields))]
     assert len(problems) == 1
-    assert said in problems[0]
+    assert message in problems[0]
     listed = PodPolicy(
         env=("HTTPS_PROXY",), service_annotations=("example.com",), account_annotations=("eks.amazonaws.com",),
         tolerations=("infra",),

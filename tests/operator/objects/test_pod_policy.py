@@ -1,4 +1,4 @@
-"""What tenants may say about Pods: listed by whoever installs Baton, and everything else refused by its field."""
+"""Settings of Pods that tenants may use: listed by the installer, and everything else refused by its field."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from baton_control.errors import NotAllowedError
 from baton_control.spec.manifest import read_manifest
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, WORKERS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.pod_policy import PodPolicy, parse_pod_policy
 from baton_operator.passes.reconcile import Installation
@@ -89,11 +89,11 @@ TAKEN: list[tuple[dict[str, Any], PodPolicy]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "said", "policy"), REFUSED, ids=str)
-def test_what_is_not_listed_is_refused_by_its_field(fields: dict[str, Any], said: str, policy: PodPolicy) -> None:
+@pytest.mark.parametrize(("fields", "message", "policy"), REFUSED, ids=str)
+def test_what_is_not_listed_is_refused_by_its_field(fields: dict[str, Any], message: str, policy: PodPolicy) -> None:
     with pytest.raises(NotAllowedError) as caught:
         policy.check(deployment(**fields))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("fields", "policy"), TAKEN, ids=str)
@@ -112,12 +112,12 @@ def test_all_refusals_are_told_at_once() -> None:
 
 
 def test_the_flag_replaces_the_lists_that_it_names() -> None:
-    found = parse_pod_policy('{"priorityClasses": ["high"], "annotations": []}')
-    assert found == PodPolicy(priority_classes=("high",), annotations=())
+    parsed = parse_pod_policy('{"priorityClasses": ["high"], "annotations": []}')
+    assert parsed == PodPolicy(priority_classes=("high",), annotations=())
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[]", "object"),
         ('{"annotation": []}', "annotation"),
@@ -128,8 +128,8 @@ def test_the_flag_replaces_the_lists_that_it_names() -> None:
         ('{"tolerations": ' + str(["a"] * 65).replace("'", '"') + "}", "length"),
     ],
 )
-def test_a_policy_that_means_nothing_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_policy_that_means_nothing_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_pod_policy(text)
 
 
@@ -151,7 +151,7 @@ def test_nothing_is_made_for_a_deployment_that_asks_for_an_injector() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         status = store.read(DEPLOYMENTS, "team", "chat")["status"]
-        (degraded,) = (each for each in status["conditions"] if each["type"] == "Degraded")
+        (degraded,) = (condition for condition in status["conditions"] if condition["type"] == "Degraded")
         assert (degraded["status"], degraded["reason"]) == ("True", "NotAllowed")
         assert "spec.podMetadata.annotations.dapr.io/sidecar-image" in degraded["message"]
         assert not list(store.all(WORKERS, "team"))

@@ -116,29 +116,35 @@ EVERY = {
 
 
 def everything() -> list[Json]:
-    made = deployment(**EVERY)
-    standing = standing_objects(made, WATCHING, OWNER, MASTERS)
-    secret = next(each for each in standing if each["kind"] == SECRETS.kind)
-    record = template_records.current(made, WATCHING, "", ())
-    objects = [*standing, key_marker(secret, "uid-2"), template_records.manifest(record, 1, made, OWNER, good="{}")]
+    every = deployment(**EVERY)
+    standing = standing_objects(every, WATCHING, OWNER, MASTERS)
+    secret = next(manifest for manifest in standing if manifest["kind"] == SECRETS.kind)
+    record = template_records.current_record(every, WATCHING, "", ())
+    objects = [
+        *standing,
+        key_marker(secret, "uid-2"),
+        template_records.record_manifest(record, 1, every, OWNER, good="{}"),
+    ]
     for role in POOL_ROLES:
-        objects.append(worker_deployment(made, worker_template(made, role, WATCHING), 2, OWNER))
-        objects.append(pool_facade(made, role, OWNER, 2))
-    return [json.loads(json.dumps(each)) for each in objects]
+        objects.append(worker_deployment(every, worker_template(every, role, WATCHING), 2, OWNER))
+        objects.append(pool_facade(every, role, OWNER, 2))
+    return [json.loads(json.dumps(manifest)) for manifest in objects]
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_every_object_with_every_field_is_valid_for_kubernetes(version: str) -> None:
-    held = [each for each in everything() if resource_of(each) not in (POOLS, ROUTES, MONITORS, RULES)]
+    held = [manifest for manifest in everything() if resource_of(manifest) not in (POOLS, ROUTES, MONITORS, RULES)]
     assert len(held) > 20
-    for each in held:
-        kubernetes_validate.validate(each, version, strict=True)
+    for manifest in held:
+        kubernetes_validate.validate(manifest, version, strict=True)
         with pytest.raises(kubernetes_validate.ValidationError):
-            kubernetes_validate.validate({**each, "sepc": {}}, version, strict=True)
+            kubernetes_validate.validate({**manifest, "sepc": {}}, version, strict=True)
 
 
 def test_with_every_field_pods_stay_restricted() -> None:
-    pods = [each["spec"]["template"]["spec"] for each in everything() if each["kind"] in ("Deployment", "Job")]
+    pods = [
+        manifest["spec"]["template"]["spec"] for manifest in everything() if manifest["kind"] in ("Deployment", "Job")
+    ]
     assert len(pods) == 4
     assert [violations(pod) for pod in pods] == [[]] * 4
 
@@ -158,11 +164,11 @@ def test_with_every_field_pods_stay_restricted() -> None:
     ],
 )
 def test_a_field_that_is_added_is_validated_too(at: tuple[str, ...], model: type[Model]) -> None:
-    found: Any = EVERY
+    value: Any = EVERY
     for name in at:
-        found = found[name]
-    assert set(found) == set(fields_of(model)), "give the new field a value in EVERY"
+        value = value[name]
+    assert set(value) == set(fields_of(model)), "give the new field a value in EVERY"
 
 
 def test_every_kind_that_a_deployment_can_ask_for_is_among_them() -> None:
-    assert {resource_of(each) for each in everything()} == {*WATCHED, *OPTIONAL, SECRETS} - {DEPLOYMENTS, PODS}
+    assert {resource_of(manifest) for manifest in everything()} == {*WATCHED, *OPTIONAL, SECRETS} - {DEPLOYMENTS, PODS}

@@ -25,7 +25,7 @@ PLAYED = (
     "optional objects come and go",
     "flip there and back",
 )
-GROUPS = {each.plural: each.group for each in (*WATCHED, *OPTIONAL, SECRETS, EVENTS)}
+GROUPS = {kind.plural: kind.group for kind in (*WATCHED, *OPTIONAL, SECRETS, EVENTS)}
 UNSEEN = {
     # Only a Conflict makes it read what it had by the watch.
     ("get", f"llmdeployments.{DEPLOYMENTS.group}"),
@@ -43,14 +43,14 @@ UNSEEN = {
 
 
 def rights(path: Path) -> set[Right]:
-    found: set[Right] = set()
+    rights: set[Right] = set()
     for manifest in documents(path.read_text(encoding="utf-8")):
         for rule in (manifest or {}).get("rules", []):
             if manifest["metadata"]["name"].endswith(("-view", "-edit")):
                 continue  # of users
             for group in rule["apiGroups"]:
-                found |= {(verb, named(each, group)) for verb in rule["verbs"] for each in rule["resources"]}
-    return found
+                rights |= {(verb, named(name, group)) for verb in rule["verbs"] for name in rule["resources"]}
+    return rights
 
 
 def named(resource: str, group: str) -> str:
@@ -58,8 +58,8 @@ def named(resource: str, group: str) -> str:
 
 
 def used(calls: tuple[str, ...]) -> Iterator[Right]:
-    """What the API server asks the authoriser for a call. An apply that creates asks twice. After a create, an object
-    is looked at where one of that name is there, and patched when something else is wanted."""
+    """The questions of the API server to the authoriser for a call. An apply that creates asks twice. After a create,
+    an object is looked at where one of that name is there, and patched when something else is wanted."""
     for call in calls:
         verb, place, *subresource = call.split()
         plural = place.partition("/")[0]
@@ -69,18 +69,18 @@ def used(calls: tuple[str, ...]) -> Iterator[Right]:
             if not subresource and plural != PODS.plural:  # a Pod is labelled under its uid, and never created
                 yield "create", full
         elif verb == "create" and plural != LEASES.plural:
-            yield from ((each, full) for each in ("create", "get", "patch"))
+            yield from ((verb, full) for verb in ("create", "get", "patch"))
         else:
             yield {"replace": "update", "own": "patch"}.get(verb, verb), full
 
 
 @pytest.fixture(scope="module")
 def asked() -> set[Right]:
-    """What the operator asked for in scenarios that between them make every kind of call."""
+    """The rights that the operator used in scenarios which together make every kind of call."""
     kube_campaign.serving()
-    played = [each for each in SCENARIOS if each.name in PLAYED]
+    played = [scenario for scenario in SCENARIOS if scenario.name in PLAYED]
     assert len(played) == len(PLAYED)
-    return {right for each in played for right in used(kube_campaign.run(each).calls)}
+    return {right for scenario in played for right in used(kube_campaign.run(scenario).calls)}
 
 
 @pytest.mark.parametrize("name", ["operator.yaml", "operator-cluster-wide.yaml"])
@@ -102,9 +102,9 @@ def test_no_wildcard_no_reading_of_secrets_no_escalation(name: str) -> None:
 
 
 def test_users_may_not_write_status_nor_pools_but_for_their_scale() -> None:
-    found: list[Json] = []
+    manifests: list[Json] = []
     for manifest in documents((MANIFESTS / "operator.yaml").read_text(encoding="utf-8")):
         if manifest and manifest["kind"] == "ClusterRole" and manifest["metadata"]["name"].endswith("-edit"):
-            found += manifest["rules"]
-    written = {resource for rule in found for resource in rule["resources"]}
+            manifests += manifest["rules"]
+    written = {resource for rule in manifests for resource in rule["resources"]}
     assert written == {"llmdeployments", "llmpools/scale"}

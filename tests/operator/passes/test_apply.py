@@ -13,9 +13,10 @@ from baton_operator.kube.cache import Cache
 from baton_operator.kube.field_owners import is_created_by
 from baton_operator.kube.kinds import SERVICES
 from baton_operator.kube.kube_api import Conflict
+from baton_operator.kube.labels import FIELD_MANAGER
 from baton_operator.objects.cluster import Owner
-from baton_operator.objects.metadata import FIELD_MANAGER, labels, owned
-from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, wish
+from baton_operator.objects.metadata import labels, object_head
+from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, desired_object
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.manifests import deployment
@@ -42,22 +43,22 @@ class Stage:
         self.cache = Cache(SERVICES, lambda key: None)
         self.applier = Applier(self.api, {SERVICES: self.cache})
         for name in knows:
-            self.cache.written(self.store.read(SERVICES, SPACE, name))
+            self.cache.store(self.store.read(SERVICES, SPACE, name))
 
     def live(self) -> dict[str, Any]:
         return self.store.read(SERVICES, SPACE, NAME)
 
     def calls(self) -> list[str]:
-        """What was asked since the last look, writes by their verb."""
-        made = [verb for (verb, _), count in self.api.calls.items() for _ in range(count)]
+        """The calls since the last look, writes by their verb."""
+        verbs = [verb for (verb, _), count in self.api.calls.items() for _ in range(count)]
         self.api.calls.clear()
-        return sorted(made)
+        return sorted(verbs)
 
 
 def wanted(**more: str) -> DesiredObject:
-    body = owned("v1", "Service", NAME, deployment(), OWNER)
+    body = object_head("v1", "Service", NAME, deployment(), OWNER)
     metadata = {"name": NAME, "namespace": SPACE, "labels": OURS | more, "ownerReferences": _owners(body)}
-    return wish(
+    return desired_object(
         {**body, "metadata": metadata, "spec": {"ports": [{"name": "http", "port": 80}], "selector": {"a": "b"}}}
     )
 

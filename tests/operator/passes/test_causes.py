@@ -11,13 +11,13 @@ from baton_testing.kube.planted_causes import WITHIN_S, Planted, play
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name.replace(" ", "-"))
 def test_the_top_line_names_the_cause(cause: Planted) -> None:
-    told = play(cause)
-    assert told.reason == cause.reason, told
-    assert told.after_s < WITHIN_S
-    assert (told.ready, told.available) == (str(cause.is_ready), cause.is_ready), told
-    assert cause.says in told.message, told
-    assert told.lies == ()
-    assert told.recovered, f"{cause.name}: the cause is gone, and the status does not say so"
+    complaint = play(cause)
+    assert complaint.reason == cause.reason, complaint
+    assert complaint.after_s < WITHIN_S
+    assert (complaint.ready, complaint.available) == (str(cause.is_ready), cause.is_ready), complaint
+    assert cause.says in complaint.message, complaint
+    assert complaint.lies == ()
+    assert complaint.recovered, f"{cause.name}: the cause is gone, and the status does not say so"
 
 
 def test_there_are_enough_causes() -> None:

@@ -22,21 +22,21 @@ def points(number: int, scenario: Scenario, calm: Ended) -> list[tuple[Plan, Str
     """Which faults a scenario gets here: one, drawn from all that the campaign has for it."""
     drawn = random.Random(f"faults of {scenario.name}")
     plans = list(faults(calm, scenario.is_fresh))
-    found = [(drawn.choice(plans), CALM)] if plans else []
+    points_drawn = [(drawn.choice(plans), CALM)] if plans else []
     bad = STREAMS[list(STREAMS)[number // STREAMS_EVERY % len(STREAMS)]]
-    return found + ([(NO_FAULT, bad)] if number % STREAMS_EVERY == 0 else [])
+    return points_drawn + ([(NO_FAULT, bad)] if number % STREAMS_EVERY == 0 else [])
 
 
 @pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=lambda number: SCENARIOS[number].name.replace(" ", "-"))
 def test_a_fault_changes_nothing_about_where_a_scenario_ends(number: int) -> None:
     scenario = SCENARIOS[number]
     calm = run(scenario)
-    found = [complaint(scenario, calm, plan, streams) for plan, streams in points(number, scenario, calm)]
-    assert [each for each in found if each is not None] == []
+    complaints = [complaint(scenario, calm, plan, streams) for plan, streams in points(number, scenario, calm)]
+    assert [text for text in complaints if text is not None] == []
 
 
 def scenario_named(name: str) -> Scenario:
-    return next(each for each in SCENARIOS if each.name == name)
+    return next(scenario for scenario in SCENARIOS if scenario.name == name)
 
 
 def test_an_operator_upgrade_with_other_images_and_flags_writes_nothing_but_its_record() -> None:

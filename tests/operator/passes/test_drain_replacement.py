@@ -10,7 +10,7 @@ import pytest
 
 from baton_operator.kube.kinds import BUDGETS, EVENTS, PODS, WORKERS
 from baton_operator.objects.metadata import ROLE_LABEL
-from baton_operator.passes.drain_replacement import GIVE_UP, DrainReplacement, PodPlace, succession
+from baton_operator.passes.drain_replacement import GIVE_UP, DrainReplacement, PodPlace, plan_replacement
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.cluster import is_ready
 from baton_testing.kube.world import SPACE, Promise, World
@@ -48,17 +48,17 @@ DECODE, HELD = frozenset({Role.DECODE}), {Role.DECODE: 1}
 def test_what_is_done_follows_from_places_and_nodes(
     count: int, places: tuple[PodPlace, ...], emptying: frozenset[str] | None, expected: DrainReplacement
 ) -> None:
-    assert succession({Role.DECODE: count}, {Role.DECODE: places}, emptying, NOW) == expected
+    assert plan_replacement({Role.DECODE: count}, {Role.DECODE: places}, emptying, NOW) == expected
 
 
 def pods_of(world: World, role: Role) -> list[Json]:
-    found = [each for each in world.store.all(PODS, SPACE) if each["metadata"]["labels"].get(ROLE_LABEL) == role]
-    return [each for each in found if "deletionTimestamp" not in each["metadata"]]
+    pods = [pod for pod in world.store.all(PODS, SPACE) if pod["metadata"]["labels"].get(ROLE_LABEL) == role]
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
 def budget(world: World, role: Role) -> Json:
-    [found] = [e for e in world.store.all(BUDGETS, SPACE) if e["metadata"]["labels"].get(ROLE_LABEL) == role]
-    spec: Json = found["spec"]
+    [budget] = [e for e in world.store.all(BUDGETS, SPACE) if e["metadata"]["labels"].get(ROLE_LABEL) == role]
+    spec: Json = budget["spec"]
     return spec
 
 
@@ -67,10 +67,10 @@ async def drained(world: World, node: str) -> int:
     world.cordon(node)
     refused = 0
     for _ in range(400):
-        left = [each for role in Role for each in pods_of(world, role) if each["spec"].get("nodeName") == node]
+        left = [pod for role in Role for pod in pods_of(world, role) if pod["spec"].get("nodeName") == node]
         if not left:
             return refused
-        refused += sum(not world.evict(each["metadata"]["name"]) for each in left)
+        refused += sum(not world.evict(pod["metadata"]["name"]) for pod in left)
         await asyncio.sleep(5.0)
     raise AssertionError("the node is never empty")
 
@@ -80,19 +80,19 @@ def test_a_drain_of_every_node_never_takes_the_last_worker_or_gateway(replicas: 
     async def script(world: World) -> None:
         ready: list[int] = []
         world.store.on_commit.append(
-            lambda *_: ready.append(min(sum(is_ready(each) for each in pods_of(world, role)) for role in Role))
+            lambda *_: ready.append(min(sum(is_ready(pod) for pod in pods_of(world, role)) for role in Role))
         )
         for node in ("node-0", "node-1", "node-2"):
-            before = {each["metadata"]["name"] for role in Role for each in pods_of(world, role)}
+            before = {pod["metadata"]["name"] for role in Role for pod in pods_of(world, role)}
             refused = await drained(world, node)
-            moved = before - {each["metadata"]["name"] for role in Role for each in pods_of(world, role)}
+            moved = before - {pod["metadata"]["name"] for role in Role for pod in pods_of(world, role)}
             assert not moved or refused or replicas == 2
             await world.settle()
             world.cordon(node, is_cordoned=False)
             await world.settle()
             assert [len(pods_of(world, role)) for role in Role] == [replicas] * 3
         assert min(ready) >= 1
-        sets = [each["spec"]["replicas"] for each in world.store.all(WORKERS, SPACE)]
+        sets = [worker_set["spec"]["replicas"] for worker_set in world.store.all(WORKERS, SPACE)]
         assert sorted(sets) == [replicas] * 3
 
     bounds = {"min": replicas, "max": replicas}
@@ -117,8 +117,8 @@ def test_one_worker_more_is_told_and_a_cordon_alone_costs_no_more_than_that() ->
         writes = sum(world.writes.values())
         await asyncio.sleep(7200.0)
         assert sum(world.writes.values()) == writes, "hours of a cordon change nothing"
-        told = [each for each in world.store.all(EVENTS, SPACE) if each["reason"] == "SuccessorStarted"]
-        assert any("the only decode is being emptied" in each["message"] for each in told)
+        events = [event for event in world.store.all(EVENTS, SPACE) if event["reason"] == "SuccessorStarted"]
+        assert any("the only decode is being emptied" in event["message"] for event in events)
         world.cordon(pod["spec"]["nodeName"], is_cordoned=False)
         await world.settle()
         assert len(pods_of(world, Role.DECODE)) == 1
@@ -131,7 +131,7 @@ def test_a_successor_that_finds_no_node_gives_the_eviction_free_in_the_end() -> 
         world.cordon("node-0")
         world.cluster.weather.room = 2
         await asyncio.sleep(600.0)
-        [old, *_] = [each for each in pods_of(world, Role.DECODE) if is_ready(each)]
+        [old, *_] = [pod for pod in pods_of(world, Role.DECODE) if is_ready(pod)]
         assert not world.evict(old["metadata"]["name"])
         await asyncio.sleep(GIVE_UP.total_seconds() + 400.0)
         assert budget(world, Role.DECODE)["minAvailable"] == 0

@@ -20,14 +20,14 @@ PLATFORM, OWNER = Platform(IMAGE, IMAGE), Owner("6f1c2f0e")
 
 
 def workers() -> dict[str, Any]:
-    made = deployment(model__source="pvc://models/llama", prefill__resources={"cpu": "1500m", "memory": "1Gi"})
-    template = worker_template(made, Role.PREFILL, PLATFORM)
-    found: dict[str, Any] = json.loads(json.dumps(worker_deployment(made, template, 2, OWNER)))
-    return found
+    spec_of = deployment(model__source="pvc://models/llama", prefill__resources={"cpu": "1500m", "memory": "1Gi"})
+    template = worker_template(spec_of, Role.PREFILL, PLATFORM)
+    manifest: dict[str, Any] = json.loads(json.dumps(worker_deployment(spec_of, template, 2, OWNER)))
+    return manifest
 
 
 def as_stored(wanted: dict[str, Any]) -> dict[str, Any]:
-    """What an API server makes of it: bookkeeping, defaults, quantities in its own words."""
+    """The object as an API server stores it: bookkeeping, defaults, quantities in its own notation."""
     live = copy.deepcopy(wanted)
     live["metadata"] |= {
         "uid": "1",
@@ -95,7 +95,7 @@ def test_lists_without_names_have_to_be_equal() -> None:
 
 
 def test_every_object_of_a_deployment_equals_itself() -> None:
-    made = deployment(model__source="pvc://models/llama")
-    for each in standing_objects(made, PLATFORM, OWNER, {"k": b"m" * 32}):
-        plain = json.loads(json.dumps(each))
-        assert not has_drifted(each, plain)
+    spec_of = deployment(model__source="pvc://models/llama")
+    for manifest in standing_objects(spec_of, PLATFORM, OWNER, {"k": b"m" * 32}):
+        plain = json.loads(json.dumps(manifest))
+        assert not has_drifted(manifest, plain)

@@ -15,7 +15,7 @@ TOTAL = 50 << 30
 
 def message(world: World) -> str:
     live = world.store.read(DEPLOYMENTS, SPACE, NAME)
-    return next(str(each["message"]) for each in live["status"]["conditions"] if each["type"] == "Ready")
+    return next(str(condition["message"]) for condition in live["status"]["conditions"] if condition["type"] == "Ready")
 
 
 def test_percent_moves_once_a_minute_at_most_and_stops_with_the_fetch() -> None:

@@ -14,12 +14,12 @@ from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, DEPLOYMENTS, OPTIONA
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Owner
 from baton_operator.passes.drift import APPLIED
-from baton_operator.passes.gateway_size import handed_over
 from baton_operator.passes.rendering import Inputs, render
+from baton_operator.passes.shared_objects import plan_handover
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.store import Json
-from baton_testing.kube.world import MASTERS, NAME, PLATFORM, SPACE, Promise, World, wish
+from baton_testing.kube.world import MASTERS, NAME, PLATFORM, SPACE, Promise, World, deployment_body
 from baton_testing.virtual_time.loop import run_virtual
 from baton_wire.messages.values import POOL_ROLES
 
@@ -33,9 +33,9 @@ def played(script: Callable[[World, list[int]], Awaitable[None]], **fields: obje
 
     def saw(resource: Resource, change: Change, before: Json | None, after: Json) -> None:
         if resource == WORKERS and after["metadata"]["name"] == GATEWAY:
-            found = int(after["spec"]["replicas"])
-            if not sizes or sizes[-1] != found:
-                sizes.append(found)
+            size = int(after["spec"]["replicas"])
+            if not sizes or sizes[-1] != size:
+                sizes.append(size)
 
     async def main() -> None:
         world = World(promise=Promise(floor=0, most=64))
@@ -52,7 +52,7 @@ def played(script: Callable[[World, list[int]], Awaitable[None]], **fields: obje
 
 def summary(world: World) -> tuple[str, str]:
     live = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]
-    return str(live["summary"]), " ".join(each["message"] for each in live["conditions"])
+    return str(live["summary"]), " ".join(condition["message"] for condition in live["conditions"])
 
 
 def test_the_number_is_handed_over_as_it_is_and_then_left_to_the_autoscaler() -> None:
@@ -110,23 +110,23 @@ def test_taken_away_it_leaves_the_number_to_the_spec() -> None:
 
 
 def test_where_the_api_is_not_served_the_floor_is_what_runs() -> None:
-    text = msgspec.json.encode(wish(gateway={"autoscaling": SCALED}))
-    made = render(Inputs(text, "", Owner("u"), (), PLATFORM, MASTERS, frozenset(OPTIONAL) - {AUTOSCALERS}))
-    [gateway] = [each for each in made.standing if each.name == GATEWAY and each.resource == WORKERS]
+    text = msgspec.json.encode(deployment_body(gateway={"autoscaling": SCALED}))
+    rendering = render(Inputs(text, "", Owner("u"), (), PLATFORM, MASTERS, frozenset(OPTIONAL) - {AUTOSCALERS}))
+    [gateway] = [desired for desired in rendering.standing if desired.name == GATEWAY and desired.resource == WORKERS]
     owner = {"uid": "u", "controller": True}
     metadata = {"uid": "g", "ownerReferences": [owner], "annotations": {APPLIED: gateway.digest}}
     for replicas, written in ((0, 2), (1, 2), (2, None), (7, None)):
         live: Json = {"metadata": metadata, "spec": {**gateway.body["spec"], "replicas": replicas}}  # type: ignore[dict-item]
-        size: Any = handed_over(gateway, live, made.deployment.spec.gateway, Owner("u"))
+        size: Any = plan_handover(gateway, live, rendering.deployment.spec.gateway, Owner("u"))
         assert (size if size is None else size["spec"]["replicas"]) == written
-    assert made.notes == ("HorizontalPodAutoscalers are left out: autoscaling/v2 is not served, or not granted",)
+    assert rendering.notes == ("HorizontalPodAutoscalers are left out: autoscaling/v2 is not served, or not granted",)
 
 
 def test_one_that_cannot_measure_is_told_of_while_requests_are_served() -> None:
     async def script(world: World, sizes: list[int]) -> None:
-        told = {"type": "ScalingActive", "status": "False", "reason": "FailedGetResourceMetric"}
-        told |= {"message": "no metrics returned", "lastTransitionTime": stamp(world.clock())}
-        world.store.set_status(AUTOSCALERS, SPACE, GATEWAY, {"conditions": [told]})
+        condition = {"type": "ScalingActive", "status": "False", "reason": "FailedGetResourceMetric"}
+        condition |= {"message": "no metrics returned", "lastTransitionTime": stamp(world.clock())}
+        world.store.set_status(AUTOSCALERS, SPACE, GATEWAY, {"conditions": [condition]})
         await asyncio.sleep(60)
         assert summary(world)[0] == "Serving"
         await asyncio.sleep(400)

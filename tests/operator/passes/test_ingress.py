@@ -1,11 +1,11 @@
-"""Whether requests from outside find the gateways: a Service without an address, a route that no Gateway takes."""
+"""Requests from outside the cluster: a Service without an address, a route that no Gateway accepts."""
 
 from __future__ import annotations
 
 import asyncio
 
 from baton_operator.kube.kinds import DEPLOYMENTS, ROUTES, SERVICES
-from baton_operator.passes.ingress import FOUND_WITHIN_S
+from baton_operator.passes.ingress import ANSWERED_WITHIN_S
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.planted_causes import until
 from baton_testing.kube.store import Json
@@ -19,14 +19,16 @@ SERVES = ("True", "Serving")
 
 def condition(world: World, kind: str) -> tuple[str, str]:
     status = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]
-    return next((each["status"], each["reason"]) for each in status["conditions"] if each["type"] == kind)
+    return next(
+        (condition["status"], condition["reason"]) for condition in status["conditions"] if condition["type"] == kind
+    )
 
 
 def message(world: World) -> str:
     return str(world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]["message"])
 
 
-def told(status: str, reason: str, generation: int = 1, **more: str) -> Json:
+def find_conditions(status: str, reason: str, generation: int = 1, **more: str) -> Json:
     condition: Json = {"type": "Accepted", "status": status, "reason": reason, "observedGeneration": generation}
     return {"parents": [{"parentRef": {"name": "edge"}, "controllerName": "x", "conditions": [condition | more]}]}
 
@@ -34,7 +36,7 @@ def told(status: str, reason: str, generation: int = 1, **more: str) -> Json:
 def test_a_load_balancer_that_gives_no_address_is_told_of_after_a_while() -> None:
     async def script(world: World) -> None:
         assert condition(world, "Stalled") == ("False", "AsExpected")
-        await asyncio.sleep(FOUND_WITHIN_S + 2.0)
+        await asyncio.sleep(ANSWERED_WITHIN_S + 2.0)
         assert condition(world, "Stalled") == ("True", "NoAddress")
         assert GATEWAY in message(world)
         assert condition(world, "Ready") == SERVES, "inside of the cluster it is reached"
@@ -48,7 +50,7 @@ def test_a_load_balancer_that_gives_no_address_is_told_of_after_a_while() -> Non
 
 def test_a_service_of_another_type_needs_no_address() -> None:
     async def script(world: World) -> None:
-        await asyncio.sleep(FOUND_WITHIN_S + 2.0)
+        await asyncio.sleep(ANSWERED_WITHIN_S + 2.0)
         assert condition(world, "Stalled") == ("False", "AsExpected")
 
     play(script)
@@ -57,11 +59,11 @@ def test_a_service_of_another_type_needs_no_address() -> None:
 def test_a_route_that_no_gateway_takes_is_told_of_after_a_while() -> None:
     async def script(world: World) -> None:
         assert condition(world, "Stalled") == ("False", "AsExpected")
-        await asyncio.sleep(FOUND_WITHIN_S + 2.0)
+        await asyncio.sleep(ANSWERED_WITHIN_S + 2.0)
         assert condition(world, "Stalled") == ("True", "RouteNotAccepted")
-        assert "is there a Gateway edge" in message(world)
+        assert "does the Gateway edge exist" in message(world)
         assert condition(world, "Ready") == SERVES
-        world.store.set_status(ROUTES, SPACE, GATEWAY, told("True", "Accepted"))
+        world.store.set_status(ROUTES, SPACE, GATEWAY, find_conditions("True", "Accepted"))
         await until(lambda: condition(world, "Stalled") == ("False", "AsExpected"), 10.0)
         assert condition(world, "Stalled") == ("False", "AsExpected")
 
@@ -72,7 +74,7 @@ def test_a_gateway_that_refuses_a_route_is_told_of_at_once_until_the_route_is_an
     async def script(world: World) -> None:
         generation = world.store.read(ROUTES, SPACE, GATEWAY)["metadata"]["generation"]
         why = "no listener has this hostname"
-        refusal = told("False", "NoMatchingListenerHostname", generation, message=why)
+        refusal = find_conditions("False", "NoMatchingListenerHostname", generation, message=why)
         world.store.set_status(ROUTES, SPACE, GATEWAY, refusal)
         await asyncio.sleep(5.0)
         assert condition(world, "Stalled") == ("True", "RouteNotAccepted")
@@ -80,7 +82,7 @@ def test_a_gateway_that_refuses_a_route_is_told_of_at_once_until_the_route_is_an
         world.user_edits("gateway.route", {"parent": "other"})
         await asyncio.sleep(5.0)
         assert condition(world, "Stalled") == ("False", "AsExpected"), "nobody has looked at the new one yet"
-        refused_again = told("False", "NoMatchingListenerHostname", generation + 1, message=why)
+        refused_again = find_conditions("False", "NoMatchingListenerHostname", generation + 1, message=why)
         world.store.set_status(ROUTES, SPACE, GATEWAY, refused_again)
         await asyncio.sleep(5.0)
         assert condition(world, "Stalled") == ("True", "RouteNotAccepted")
@@ -90,9 +92,9 @@ def test_a_gateway_that_refuses_a_route_is_told_of_at_once_until_the_route_is_an
 
 def test_a_route_that_one_of_several_gateways_takes_is_taken() -> None:
     async def script(world: World) -> None:
-        both = [told(status, "Said")["parents"][0] for status in ("False", "True")]
+        both = [find_conditions(status, "ObjectEvent")["parents"][0] for status in ("False", "True")]
         world.store.set_status(ROUTES, SPACE, GATEWAY, {"parents": both})
-        await asyncio.sleep(FOUND_WITHIN_S)
+        await asyncio.sleep(ANSWERED_WITHIN_S)
         assert condition(world, "Stalled") == ("False", "AsExpected")
 
     play(script, gateway=ROUTED)

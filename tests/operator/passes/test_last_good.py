@@ -20,8 +20,8 @@ REFUSED = [("model.source", "file://relative", "Unsupported"), ("routing.disaggr
 
 
 def conditions(world: World) -> dict[str, tuple[str, str]]:
-    found = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]["conditions"]
-    return {each["type"]: (each["status"], each["reason"]) for each in found}
+    conditions = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]["conditions"]
+    return {condition["type"]: (condition["status"], condition["reason"]) for condition in conditions}
 
 
 def refuse(world: World, path: str, value: str) -> None:
@@ -35,22 +35,22 @@ def test_what_is_deleted_comes_back_under_a_refused_spec_and_the_status_tells_wh
     path: str, value: str, reason: str
 ) -> None:
     async def script(world: World) -> None:
-        before = {each["metadata"]["name"] for each in world.store.all(WORKERS, SPACE)}
+        before = {worker_set["metadata"]["name"] for worker_set in world.store.all(WORKERS, SPACE)}
         refuse(world, path, value)
         await world.settle()
         assert conditions(world)["Available"] == ("True", "Serving")
         assert conditions(world)["Degraded"] == ("True", reason)
         assert conditions(world)["Stalled"] == ("True", reason)
         for kind in (WORKERS, SERVICES, ACCOUNTS, RECORDS):
-            for each in [each["metadata"]["name"] for each in world.store.all(kind, SPACE)]:
-                world.user_deletes(kind, each)
+            for name in [manifest["metadata"]["name"] for manifest in world.store.all(kind, SPACE)]:
+                world.user_deletes(kind, name)
         seen = set()
         for _ in range(60):
             await asyncio.sleep(1.0)
             seen.add(conditions(world)["Available"][0])
         await world.settle()
         assert "False" in seen or "Unknown" in seen, "nothing ran for a while, and the status said so"
-        assert {each["metadata"]["name"] for each in world.store.all(WORKERS, SPACE)} == before
+        assert {worker_set["metadata"]["name"] for worker_set in world.store.all(WORKERS, SPACE)} == before
         assert len(list(world.store.all(RECORDS, SPACE))) == 2, "the templates, and the keys' marker"
         assert len(list(world.store.all(SERVICES, SPACE))) == 3
         assert conditions(world)["Available"] == ("True", "Serving")
@@ -68,7 +68,7 @@ def test_sizes_and_keys_go_on_under_a_refused_spec_also_after_a_restart_and_the_
         await world.settle()
         world.user_scales(POOLS, "chat-decode", 3)
         await world.settle()
-        assert [each["spec"]["replicas"] for each in world.worker_sets(Role.DECODE)] == [3]
+        assert [worker_set["spec"]["replicas"] for worker_set in world.worker_sets(Role.DECODE)] == [3]
         assert conditions(world)["Available"] == ("True", "Serving")
         world.masters = {**world.masters, "second": b"n" * 32}
         world.keys_changed()
@@ -86,7 +86,9 @@ def test_sizes_and_keys_go_on_under_a_refused_spec_also_after_a_restart_and_the_
 def test_what_an_operator_of_another_api_version_noted_is_gone_on_from() -> None:
     async def script(world: World) -> None:
         await world.stop()
-        record = next(each for each in world.store.all(RECORDS, SPACE) if "-templates-" in each["metadata"]["name"])
+        record = next(
+            manifest for manifest in world.store.all(RECORDS, SPACE) if "-templates-" in manifest["metadata"]["name"]
+        )
         edited: Json = copy.deepcopy(record)
         noted = edited["metadata"]["annotations"]
         assert "baton.dev/v1alpha1" in noted[GOOD_ANNOTATION]

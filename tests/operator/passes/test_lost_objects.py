@@ -1,4 +1,4 @@
-"""What is deleted comes back at once, also the key Secret, which is never read; what lost its owner can be adopted."""
+"""Deleted objects come back at once, also the key Secret, which is never read; orphaned objects can be adopted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, RECORDS, SECRETS, WORKERS
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.object_fields import is_controlled
-from baton_operator.objects.metadata import ADOPT_ANNOTATION, DEPLOYMENT_LABEL
+from baton_operator.objects.metadata import ADOPT_ANNOTATION
 from baton_testing.kube.calm_world import play
-from baton_testing.kube.world import NAME, SPACE, World, wish
+from baton_testing.kube.world import NAME, SPACE, World, deployment_body
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -28,7 +29,7 @@ def test_the_key_secret_is_back_within_seconds_though_nobody_reads_it(is_restart
         await world.settle()
         calls = len(world.kube.made)
         await asyncio.sleep(1000.0)
-        later = [each for each in world.kube.made[calls:] if not each.startswith(("watch", "list"))]
+        later = [call for call in world.kube.made[calls:] if not call.startswith(("watch", "list"))]
         assert later == [], "three resyncs make no request"
 
     play(script)
@@ -50,7 +51,7 @@ def orphan(world: World) -> None:
     world.by_hand = True
     for resource, body in list(world.store.everything()):
         owners = body["metadata"].get("ownerReferences", [])
-        left = [each for each in owners if each["uid"] != uid]
+        left = [owner for owner in owners if owner["uid"] != uid]
         if len(left) != len(owners):
             changed = world.store.read(resource, SPACE, body["metadata"]["name"])
             changed["metadata"]["ownerReferences"] = left
@@ -60,32 +61,34 @@ def orphan(world: World) -> None:
 
 
 def degraded(world: World) -> tuple[str, str]:
-    found = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]["conditions"]
-    return next((each["status"], each["reason"]) for each in found if each["type"] == "Degraded")
+    conditions = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]["conditions"]
+    return next(
+        (condition["status"], condition["reason"]) for condition in conditions if condition["type"] == "Degraded"
+    )
 
 
 def test_objects_without_an_owner_are_a_condition_and_an_event_and_an_annotation_takes_them_over() -> None:
     async def script(world: World) -> None:
         await world.stop()
         orphan(world)
-        pods = {each["metadata"]["uid"] for each in world.store.all(PODS, SPACE)}
-        workers = {each["metadata"]["uid"] for each in world.store.all(WORKERS, SPACE)}
+        pods = {pod["metadata"]["uid"] for pod in world.store.all(PODS, SPACE)}
+        workers = {worker_set["metadata"]["uid"] for worker_set in world.store.all(WORKERS, SPACE)}
         world.start()
         world.user_applies()
         await world.settle()
         assert degraded(world) == ("True", "NameTaken")
-        assert "NameTaken" in {each["reason"] for each in world.store.all(EVENTS, SPACE)}
-        body = wish()
+        assert "NameTaken" in {event["reason"] for event in world.store.all(EVENTS, SPACE)}
+        body = deployment_body()
         body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
         world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
         await world.settle()
         assert degraded(world)[0] == "False"
-        assert {each["metadata"]["uid"] for each in world.store.all(PODS, SPACE)} == pods, "nothing restarted"
-        assert {each["metadata"]["uid"] for each in world.store.all(WORKERS, SPACE)} == workers
+        assert {pod["metadata"]["uid"] for pod in world.store.all(PODS, SPACE)} == pods, "nothing restarted"
+        assert {worker_set["metadata"]["uid"] for worker_set in world.store.all(WORKERS, SPACE)} == workers
         uid = world.store.read(DEPLOYMENTS, SPACE, NAME)["metadata"]["uid"]
         for resource in (WORKERS, SECRETS):
-            for each in world.store.all(resource, SPACE):
-                assert [owner["uid"] for owner in each["metadata"]["ownerReferences"]] == [uid]
+            for manifest in world.store.all(resource, SPACE):
+                assert [owner["uid"] for owner in manifest["metadata"]["ownerReferences"]] == [uid]
 
     play(script)
 
@@ -94,7 +97,9 @@ def test_a_record_under_another_name_is_taken_over_once_and_fights_no_other() ->
     """As a backup brings it, or another version that wrote the same content otherwise: the name is of other bytes."""
 
     def records(world: World) -> list[dict[str, Any]]:
-        return [each for each in world.store.all(RECORDS, SPACE) if "-templates-" in each["metadata"]["name"]]
+        return [
+            manifest for manifest in world.store.all(RECORDS, SPACE) if "-templates-" in manifest["metadata"]["name"]
+        ]
 
     async def script(world: World) -> None:
         await world.stop()
@@ -111,16 +116,16 @@ def test_a_record_under_another_name_is_taken_over_once_and_fights_no_other() ->
         world.start()
         world.user_applies()
         await world.settle()
-        body = wish()
+        body = deployment_body()
         body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
         world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
         await asyncio.sleep(60.0)
         await world.settle()
         uid = world.store.read(DEPLOYMENTS, SPACE, NAME)["metadata"]["uid"]
-        assert [each["metadata"]["ownerReferences"][0]["uid"] for each in records(world)] == [uid]
+        assert [record["metadata"]["ownerReferences"][0]["uid"] for record in records(world)] == [uid]
         calls = len(world.kube.made)
         await asyncio.sleep(1000.0)
-        assert [each for each in world.kube.made[calls:] if not each.startswith(("watch", "list"))] == []
+        assert [call for call in world.kube.made[calls:] if not call.startswith(("watch", "list"))] == []
 
     play(script)
 
@@ -140,7 +145,7 @@ def test_a_secret_that_a_backup_wrote_is_taken_over_by_whom_its_label_names_and_
         world.store.create(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {}}, "velero")
         world.by_hand = False
         world.start()
-        body = wish()
+        body = deployment_body()
         body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"} if adopts else {}
         world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
         await asyncio.sleep(60.0)
@@ -163,12 +168,12 @@ def test_what_another_object_controls_is_never_taken_over() -> None:
         world.store.replace(WORKERS, theirs, "kubectl")
         world.by_hand = False
         world.start()
-        adopting = wish()
+        adopting = deployment_body()
         adopting["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
         world.store.apply(DEPLOYMENTS, adopting, "kubectl", force=True)
         await world.settle()
         assert degraded(world) == ("True", "NameTaken")
-        kept = world.store.read(WORKERS, SPACE, "chat-gateway")["metadata"]["ownerReferences"]
-        assert [each["kind"] for each in kept] == ["Secret"]
+        owners = world.store.read(WORKERS, SPACE, "chat-gateway")["metadata"]["ownerReferences"]
+        assert [owner["kind"] for owner in owners] == ["Secret"]
 
     play(script)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from baton_control.hashes import Revision
 from baton_control.rollout import REASONS, Group, RolloutPhase, Step
-from baton_operator.passes.deployment_status import View, status_of
+from baton_operator.passes.deployment_status import status_of
 from baton_operator.passes.observe import WorkerSet
-from baton_operator.passes.pool_size import Plan
-from baton_operator.passes.problems import WORST, Trouble
+from baton_operator.passes.pass_result import PassResult
+from baton_operator.passes.pool_size import PoolPlan
+from baton_operator.passes.problems import WORST, PassProblem
 from baton_operator.schema.status import DeploymentStatus
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -32,8 +33,8 @@ class Worker:
     is_routable: bool
 
 
-troubles = st.builds(
-    lambda reason, of: Trouble(reason, f"{of or 'all'}: it is {reason}", reason not in ENDS_ALONE, of),
+problems = st.builds(
+    lambda reason, of: PassProblem(reason, f"{of or 'all'}: it is {reason}", reason not in ENDS_ALONE, of),
     st.sampled_from(REASONS_OF_ALL),
     st.sampled_from(["", "prefill", "decode", "gateway", "fetch"]),
 )
@@ -44,56 +45,56 @@ workers = st.lists(
 
 
 def view(  # noqa: PLR0913
-    found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
-    told: list[Trouble], is_reachable: bool | None, wakes: bool | None,
-) -> View:  # fmt: skip
-    keys = sorted({(each.role, each.fit, each.template) for each in found})
+    running: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
+    reported: list[PassProblem], is_reachable: bool | None, wakes: bool | None,
+) -> PassResult:  # fmt: skip
+    keys = sorted({(worker.role, worker.fit, worker.template) for worker in running})
     groups, sets = [], []
     for role, fit, template in keys:
-        mine = [each for each in found if (each.role, each.fit, each.template) == (role, fit, template)]
-        count, revision = sum(each.is_routable for each in mine), Revision(fit, template)
+        mine = [worker for worker in running if (worker.role, worker.fit, worker.template) == (role, fit, template)]
+        count, revision = sum(worker.is_routable for worker in mine), Revision(fit, template)
         groups.append(Group(role, revision, len(mine), count if known else None))
         sets.append(WorkerSet(f"chat-{role}-{fit}{template}", role, revision, len(mine), len(mine), count, False))
-    return View(
+    return PassResult(
         deployment=MODES[mode],
         generation=1,
         wanted=dict.fromkeys(POOL_ROLES, Revision("a", "x")),
-        plans={role: Plan(size, None) for role, size in zip(POOL_ROLES, sizes, strict=True)},
+        plans={role: PoolPlan(size, None) for role, size in zip(POOL_ROLES, sizes, strict=True)},
         sized=None,
         sets=tuple(sets),
         groups=tuple(groups),
         step=Step((), REASONS[phase], phase),
         gateways_ready=gateways,
-        heard=None,
-        troubles=tuple(told),
+        report=None,
+        problems=tuple(reported),
         is_reachable=is_reachable,
         wakes=wakes,
     )
 
 
 def answers(
-    found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, is_reachable: bool | None,
+    running: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, is_reachable: bool | None,
     wakes: bool | None,
 ) -> bool | None:  # fmt: skip
-    """Whether a request would be answered, counted worker by worker; None: nobody knows."""
+    """True if a request would be answered, counted worker by worker; None: unknown."""
     if gateways == 0 or is_reachable is False:
         return False
     if sizes == (0, 0):
         return wakes if mode == "SLO" else False
-    if not known and found:
+    if not known and running:
         return None
     serves = any(
         p.is_routable and d.is_routable and p.fit == d.fit
-        for p in found
-        for d in found
+        for p in running
+        for d in running
         if (p.role, d.role) == (Role.PREFILL, Role.DECODE)
     )
     return None if serves and is_reachable is None else serves
 
 
 def kstatus(status: DeploymentStatus) -> str:
-    """What kstatus makes of the conditions of a kind that it does not know (its `GetStatus`)."""
-    truth = {each.type: each.status for each in status.conditions}
+    """The status that kstatus computes from the conditions of an unknown kind (its `GetStatus`)."""
+    truth = {condition.type: condition.status for condition in status.conditions}
     if truth.get("Reconciling") == "True":
         return "InProgress"
     if truth.get("Stalled") == "True":
@@ -109,22 +110,22 @@ def kstatus(status: DeploymentStatus) -> str:
     st.tuples(st.integers(0, 2), st.integers(0, 2)),
     st.sampled_from(sorted(MODES)),
     st.sampled_from(list(RolloutPhase)),
-    st.lists(troubles, max_size=4),
+    st.lists(problems, max_size=4),
     st.sampled_from([True, True, False, None]),
     st.sampled_from([True, False, None]),
 )
 def test_ready_is_whether_a_request_would_be_answered(  # noqa: PLR0913
-    found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
-    told: list[Trouble], is_reachable: bool | None, wakes: bool | None,
+    running: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
+    reported: list[PassProblem], is_reachable: bool | None, wakes: bool | None,
 ) -> None:  # fmt: skip
-    seen = view(found, known, gateways, sizes, mode, phase, told, is_reachable, wakes)
+    seen = view(running, known, gateways, sizes, mode, phase, reported, is_reachable, wakes)
     status = status_of(seen, DeploymentStatus(), NOW)
-    truth = {each.type: each for each in status.conditions}
-    truth_of = answers(found, known, gateways, sizes, mode, is_reachable, wakes)
+    truth = {condition.type: condition for condition in status.conditions}
+    truth_of = answers(running, known, gateways, sizes, mode, is_reachable, wakes)
     expected = {True: "True", False: "False", None: "Unknown"}[truth_of]
     assert truth["Ready"].status == truth["Available"].status == expected
 
-    lasting = {each.reason for each in told if each.lasts}
+    lasting = {problem.reason for problem in reported if problem.lasts}
     stuck = phase in (RolloutPhase.UNSCHEDULABLE, RolloutPhase.FAILING)
     assert truth["Stalled"].status == truth["Degraded"].status == str(bool(lasting) or stuck)
     assert (kstatus(status) == "Failed") == (bool(lasting) or stuck)
@@ -134,6 +135,6 @@ def test_ready_is_whether_a_request_would_be_answered(  # noqa: PLR0913
         held = phase in (RolloutPhase.PAUSED, RolloutPhase.CANARY)
         assert nobody_wakes or held or kstatus(status) == "InProgress"
     assert status.summary
-    for each in status.conditions:
-        assert each.message
-        assert "['" not in each.message
+    for condition in status.conditions:
+        assert condition.message
+        assert "['" not in condition.message

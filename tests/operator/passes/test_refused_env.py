@@ -42,17 +42,16 @@ def env(*variables: tuple[str, str]) -> list[Json]:
 
 
 def condition(world: World, kind: str) -> Json:
-    found = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]["conditions"]
-    (one,) = (each for each in found if each["type"] == kind)
+    conditions = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]["conditions"]
+    (one,) = (condition for condition in conditions if condition["type"] == kind)
     return dict(one)
 
 
 def pods(world: World, role: Role) -> dict[str, set[str]]:
     """The names of the variables of each Pod, by its uid."""
-    found = [each for each in world.store.all(PODS, SPACE) if each["metadata"]["labels"]["baton.dev/role"] == role]
+    pods = [pod for pod in world.store.all(PODS, SPACE) if pod["metadata"]["labels"]["baton.dev/role"] == role]
     return {
-        each["metadata"]["uid"]: {variable["name"] for variable in each["spec"]["containers"][0]["env"]}
-        for each in found
+        pod["metadata"]["uid"]: {variable["name"] for variable in pod["spec"]["containers"][0]["env"]} for pod in pods
     }
 
 
@@ -134,18 +133,18 @@ def test_a_restart_closes_it_while_the_spec_is_as_it_was(former: pytest.MonkeyPa
     play(script, decode__env=env(FORMER), prefill__env=env(FORMER))
 
 
-@pytest.mark.parametrize("brought", [("UCX_GDB_COMMAND", "sh"), (FORMER[0], "/mnt/other"), ("UCX_PROTO_ENABLE", "y")])
+@pytest.mark.parametrize("came", [("UCX_GDB_COMMAND", "sh"), (FORMER[0], "/mnt/other"), ("UCX_PROTO_ENABLE", "y")])
 def test_a_spec_that_brings_a_refused_variable_is_refused_and_what_ran_goes_on(
-    brought: tuple[str, str], former: pytest.MonkeyPatch
+    came: tuple[str, str], former: pytest.MonkeyPatch
 ) -> None:
     async def script(world: World) -> None:
         await upgrade(world, former)
         before = pods(world, Role.DECODE)
-        world.user_edits("decode.env", env(brought))
+        world.user_edits("decode.env", env(came))
         await world.settle()
         degraded = condition(world, "Degraded")
         assert degraded["reason"] in ("NotAllowed", "InvalidSpec")
-        assert brought[0] in degraded["message"]
+        assert came[0] in degraded["message"]
         assert pods(world, Role.DECODE) == before
         assert condition(world, "Available")["status"] == "True"
 

@@ -1,4 +1,4 @@
-"""What follows from equal inputs is made once, and never kept past a change of any of them."""
+"""Equal inputs are rendered once, and a rendering is never used after a change of an input."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from baton_control.errors import ManifestError
 from baton_operator.kube.kinds import BUDGETS, OPTIONAL
 from baton_operator.objects.cluster import Owner
 from baton_operator.passes.rendering import KEPT, Inputs, Rendering, Renderings, render
-from baton_testing.kube.world import MASTERS, PLATFORM, newer, wish
+from baton_testing.kube.world import MASTERS, PLATFORM, deployment_body, newer
 
 
 def inputs(uid: str = "u1", **fields: object) -> Inputs:
-    return Inputs(msgspec.json.encode(wish(**fields)), "", Owner(uid), (), PLATFORM, dict(MASTERS), frozenset(OPTIONAL))
+    return Inputs(
+        msgspec.json.encode(deployment_body(**fields)), "", Owner(uid), (), PLATFORM, dict(MASTERS), frozenset(OPTIONAL)
+    )
 
 
 def counting() -> tuple[Renderings, list[Inputs]]:
-    made: list[Inputs] = []
+    rendered: list[Inputs] = []
 
     def make(given: Inputs) -> Rendering:
-        made.append(given)
+        rendered.append(given)
         return render(given)
 
-    return Renderings(make), made
+    return Renderings(make), rendered
 
 
 def test_equal_inputs_are_rendered_once_and_every_other_anew() -> None:
-    renderings, made = counting()
+    renderings, rendered = counting()
     first = renderings.of(inputs())
     assert renderings.of(inputs()) is first
     changed = [
@@ -39,19 +41,19 @@ def test_equal_inputs_are_rendered_once_and_every_other_anew() -> None:
         replace(inputs(), masters={**MASTERS, "second": b"n" * 32}),
         replace(inputs(), served=frozenset()),
     ]
-    for each in changed:
-        assert renderings.of(each) == render(each)
-    assert made == [inputs(), *changed]
+    for changed_inputs in changed:
+        assert renderings.of(changed_inputs) == render(changed_inputs)
+    assert rendered == [inputs(), *changed]
 
 
 def test_a_wrong_spec_is_told_each_time_and_the_right_one_after_it_is_new() -> None:
-    renderings, made = counting()
+    renderings, rendered = counting()
     wrong = inputs(rollout={"maxSurge": 0, "maxUnavailable": 0})
     for _ in range(2):
         with pytest.raises(ManifestError, match="maxSurge"):
             renderings.of(wrong)
     renderings.of(inputs())
-    assert made == [wrong, wrong, inputs()]
+    assert rendered == [wrong, wrong, inputs()]
 
 
 def test_a_value_of_another_type_is_another_value() -> None:
@@ -62,10 +64,10 @@ def test_a_value_of_another_type_is_another_value() -> None:
 
 
 def test_only_the_latest_deployments_are_kept() -> None:
-    example, made = render(inputs()), []
+    example, rendered = render(inputs()), []
 
     def make(given: Inputs) -> Rendering:
-        made.append(given.owner.uid)
+        rendered.append(given.owner.uid)
         return example
 
     renderings = Renderings(make)
@@ -73,12 +75,12 @@ def test_only_the_latest_deployments_are_kept() -> None:
         renderings.of(inputs(f"u{number}"))
     renderings.of(inputs(f"u{KEPT}"))
     renderings.of(inputs("u0"))
-    assert made == [*(f"u{number}" for number in range(KEPT + 1)), "u0"]
+    assert rendered == [*(f"u{number}" for number in range(KEPT + 1)), "u0"]
 
 
 def test_what_is_not_served_is_left_out_and_said() -> None:
     less = render(replace(inputs(), served=frozenset()))
-    assert {each.resource for each in render(inputs()).standing} - {each.resource for each in less.standing} == {
-        BUDGETS
-    }
+    assert {desired.resource for desired in render(inputs()).standing} - {
+        desired.resource for desired in less.standing
+    } == {BUDGETS}
     assert less.notes == ("PodDisruptionBudgets are left out: policy/v1 is not served, or not granted",)

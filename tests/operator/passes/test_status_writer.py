@@ -1,6 +1,6 @@
-"""What is sent as a status."""
+"""The status as it is sent."""
 
-from baton_operator.passes.status_writer import as_applied
+from baton_operator.passes.status_writer import without_empty
 from baton_operator.schema.status import DeploymentStatus
 
 
@@ -12,4 +12,4 @@ def test_what_is_not_known_is_left_out_and_zero_is_not() -> None:
         "slo": {},
         "conditions": (),
     }
-    assert as_applied(DeploymentStatus.model_validate(raw)) == {"observedGeneration": 1, "prefill": {"desired": 0}}
+    assert without_empty(DeploymentStatus.model_validate(raw)) == {"observedGeneration": 1, "prefill": {"desired": 0}}

@@ -17,12 +17,12 @@ from baton_operator.objects.pods import TEMPLATE_VERSION
 from baton_operator.passes.template_records import (
     Record,
     Stored,
-    current,
+    are_same_inputs,
+    current_record,
+    find_outdated,
     inputs,
-    manifest,
-    outdated,
-    same_inputs,
-    stored,
+    read_record,
+    record_manifest,
 )
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -33,32 +33,32 @@ NEW = Platform(DIGEST + "c" * 64, DIGEST + "d" * 64, python="python3", cluster_d
 OWNER = Owner("6f1c2f0e")
 
 
-def made(**fields: object) -> LLMDeployment:
+def build_deployment(**fields: object) -> LLMDeployment:
     return deployment(**{"model__source": "pvc://models/llama", **fields})
 
 
-def kept(record: Record, number: int = 1) -> Stored:
+def store(record: Record, number: int = 1) -> Stored:
     """The record after a journey through the API server."""
-    body = json.loads(json.dumps(manifest(record, number, made(), OWNER)))
+    body = json.loads(json.dumps(record_manifest(record, number, build_deployment(), OWNER)))
     body["metadata"]["uid"] = f"uid-{number}"
-    found = stored(body)
-    assert found is not None
-    return found
+    stored = read_record(body)
+    assert stored is not None
+    return stored
 
 
 def templates(record: Record) -> dict[Role, str]:
-    return {role: each.revision.template for role, each in record.rendered.items()}
+    return {role: template.revision.template for role, template in record.rendered.items()}
 
 
 def test_a_record_survives_the_journey_through_the_server() -> None:
-    record = current(made(), OLD, "", ())
-    assert kept(record).record == record
+    record = current_record(build_deployment(), OLD, "", ())
+    assert store(record).record == record
 
 
 def test_an_operator_with_other_images_and_flags_changes_nothing() -> None:
-    record = current(made(), OLD, "", ())
-    assert current(made(), NEW, "", [kept(record)]) == record
-    assert current(made(), NEW, "", [kept(record)], version=99) == record
+    record = current_record(build_deployment(), OLD, "", ())
+    assert current_record(build_deployment(), NEW, "", [store(record)]) == record
+    assert current_record(build_deployment(), NEW, "", [store(record)], version=99) == record
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_an_operator_with_other_images_and_flags_changes_nothing() -> None:
     ],
 )
 def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
-    record = current(made(), OLD, "", ())
-    assert current(made(**fields), NEW, "", [kept(record)]) == record
+    record = current_record(build_deployment(), OLD, "", ())
+    assert current_record(build_deployment(**fields), NEW, "", [store(record)]) == record
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
 def test_an_edit_moves_what_it_concerns_and_keeps_the_recorded_images(
     fields: dict[str, object], moved: set[Role]
 ) -> None:
-    record = current(made(), OLD, "", ())
-    after = current(made(**fields), NEW, "", [kept(record)])
+    record = current_record(build_deployment(), OLD, "", ())
+    after = current_record(build_deployment(**fields), NEW, "", [store(record)])
     assert {role for role in after.rendered if templates(after)[role] != templates(record)[role]} == moved
     assert (after.worker_image, after.gateway_image) == (OLD.worker_image, OLD.gateway_image)
     assert OLD.worker_image in json.dumps(after.rendered[Role.DECODE].pod)
@@ -111,16 +111,17 @@ def test_an_edit_moves_what_it_concerns_and_keeps_the_recorded_images(
 
 def test_what_an_accelerator_costs_moves_no_pod() -> None:
     plain, priced = (
-        made(decode__accelerator={"resource": "nvidia.com/gpu", **cost}) for cost in ({}, {"costPerHour": 3.5})
+        build_deployment(decode__accelerator={"resource": "nvidia.com/gpu", **cost})
+        for cost in ({}, {"costPerHour": 3.5})
     )
-    record = current(plain, OLD, "", ())
-    assert current(priced, NEW, "", [kept(record)]) == record
+    record = current_record(plain, OLD, "", ())
+    assert current_record(priced, NEW, "", [store(record)]) == record
 
 
 def test_a_record_from_before_a_field_was_there_moves_nothing() -> None:
     """The fields of Pods that were added last, taken out of a record again: an operator's upgrade restarts nothing."""
-    record = current(made(), OLD, "", ())
-    raw = json.loads(json.dumps(manifest(record, 1, made(), OWNER)))
+    record = current_record(build_deployment(), OLD, "", ())
+    raw = json.loads(json.dumps(record_manifest(record, 1, build_deployment(), OWNER)))
     roles = raw["data"]["roles"]
     for role in ("prefill", "decode"):
         for name in ("env", "volumes", "sharedMemory", "hugepages", "arguments"):
@@ -132,54 +133,59 @@ def test_a_record_from_before_a_field_was_there_moves_nothing() -> None:
     del roles["gateway"]["inputs"]["aliases"]
     del roles["prefill"]["inputs"]["keepsAnswers"]
     raw["metadata"]["uid"] = "uid-1"
-    old = stored(raw)
+    old = read_record(raw)
     assert old is not None
-    assert templates(current(made(), NEW, "", [old])) == templates(record)
-    assert current(made(), NEW, "", [old]).gateway_image == OLD.gateway_image
-    assert "c" * 64 not in json.dumps(current(made(), NEW, "", [old]).data())
+    assert templates(current_record(build_deployment(), NEW, "", [old])) == templates(record)
+    assert current_record(build_deployment(), NEW, "", [old]).gateway_image == OLD.gateway_image
+    assert "c" * 64 not in json.dumps(current_record(build_deployment(), NEW, "", [old]).data())
 
 
 def test_an_edit_that_needs_newer_images_moves_both_pools_together() -> None:
-    record = current(made(), OLD, "", ())
-    after = current(made(decode__resources={"memory": "2Gi"}), NEW, "", [kept(record)], version=99)
+    record = current_record(build_deployment(), OLD, "", ())
+    after = current_record(build_deployment(decode__resources={"memory": "2Gi"}), NEW, "", [store(record)], version=99)
     assert (after.version, after.worker_image) == (99, NEW.worker_image)
     assert all(templates(after)[role] != templates(record)[role] for role in POOL_ROLES)
 
 
 def test_images_move_when_the_user_asks_for_it_and_once() -> None:
-    record = current(made(), OLD, "", ())
-    after = current(made(), NEW, "2026-11-21", [kept(record)])
+    record = current_record(build_deployment(), OLD, "", ())
+    after = current_record(build_deployment(), NEW, "2026-11-21", [store(record)])
     assert after.worker_image == NEW.worker_image
     third = replace(NEW, worker_image=DIGEST + "e" * 64)
-    assert current(made(), third, "2026-11-21", [kept(record), kept(after, 2)]) == after
+    assert current_record(build_deployment(), third, "2026-11-21", [store(record), store(after, 2)]) == after
 
 
 def test_going_back_gives_back_the_very_same_templates() -> None:
-    first = current(made(), OLD, "", ())
-    second = current(made(model__source="pvc://models/other"), OLD, "", [kept(first)])
-    back = current(made(), NEW, "", [kept(first), kept(second, 2)])
+    first = current_record(build_deployment(), OLD, "", ())
+    second = current_record(build_deployment(model__source="pvc://models/other"), OLD, "", [store(first)])
+    back = current_record(build_deployment(), NEW, "", [store(first), store(second, 2)])
     assert back == first
-    assert manifest(back, 3, made(), OWNER)["metadata"] == manifest(first, 1, made(), OWNER)["metadata"]
+    assert (
+        record_manifest(back, 3, build_deployment(), OWNER)["metadata"]
+        == record_manifest(first, 1, build_deployment(), OWNER)["metadata"]
+    )
 
 
 def test_fields_that_one_of_two_versions_does_not_know_change_nothing() -> None:
     defaults: dict[str, Any] = {"pool": {"engine": {"blocks": None, "speed": 1}, "nodeSelector": {}}}
     recorded: dict[str, Any] = {"pool": {"engine": {"blocks": None}, "nodeSelector": {"a": "b"}, "former": 3}}
     wanted: dict[str, Any] = {"pool": {"engine": {"blocks": None, "speed": 1}, "nodeSelector": {"a": "b"}}}
-    assert same_inputs(recorded, wanted, defaults)
+    assert are_same_inputs(recorded, wanted, defaults)
     wanted["pool"]["engine"]["speed"] = 2
-    assert not same_inputs(recorded, wanted, defaults), "set to another value than the default, it is an edit"
+    assert not are_same_inputs(recorded, wanted, defaults), "set to another value than the default, it is an edit"
 
 
 def test_a_key_that_the_user_takes_away_is_an_edit() -> None:
     defaults: dict[str, Any] = {"pool": {"nodeSelector": {}}}
     recorded: dict[str, Any] = {"pool": {"nodeSelector": {"a": "b", "c": "d"}}}
-    assert not same_inputs(recorded, {"pool": {"nodeSelector": {"a": "b"}}}, defaults)
+    assert not are_same_inputs(recorded, {"pool": {"nodeSelector": {"a": "b"}}}, defaults)
 
 
 def test_a_record_that_cannot_be_read_counts_as_absent() -> None:
-    good = json.loads(json.dumps(manifest(current(made(), OLD, "", ()), 1, made(), OWNER)))
-    assert stored(good) is not None
+    good = json.loads(
+        json.dumps(record_manifest(current_record(build_deployment(), OLD, "", ()), 1, build_deployment(), OWNER))
+    )
+    assert read_record(good) is not None
     spoils: tuple[Callable[[dict[str, Any]], object], ...] = (
         lambda body: body.pop("revision"),
         lambda body: body.pop("data"),
@@ -191,17 +197,17 @@ def test_a_record_that_cannot_be_read_counts_as_absent() -> None:
     for spoil in spoils:
         body = json.loads(json.dumps(good))
         spoil(body)
-        assert stored(body) is None
+        assert read_record(body) is None
 
 
 def test_older_records_stay_while_their_workers_run() -> None:
-    first = current(made(), OLD, "", ())
-    second = current(made(model__source="pvc://models/other"), OLD, "", [kept(first)])
-    records = [kept(first), kept(second, 2)]
+    first = current_record(build_deployment(), OLD, "", ())
+    second = current_record(build_deployment(model__source="pvc://models/other"), OLD, "", [store(first)])
+    records = [store(first), store(second, 2)]
     running = templates(first)[Role.DECODE]
-    assert outdated(records, [running]) == ()
-    assert [each.number for each in outdated(records, [templates(second)[Role.DECODE]])] == [1]
-    assert outdated(records[:1], []) == (), "the newest always stays"
+    assert find_outdated(records, [running]) == ()
+    assert [record.number for record in find_outdated(records, [templates(second)[Role.DECODE]])] == [1]
+    assert find_outdated(records[:1], []) == (), "the newest always stays"
 
 
 def leaves(model: type[Model], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -342,42 +348,45 @@ def test_a_field_that_a_template_is_rendered_from_is_among_its_inputs(path: str)
     pool = {**GPU, "replicas": {"min": 1, "max": 4}}
     targets = {name: {"target": "500ms", "percentile": 95.0} for name in ("ttft", "tpot")}
     base = {"prefill": pool, "decode": pool, "slo": targets}
-    before = made(**json.loads(json.dumps(base)))
-    after = made(**json.loads(json.dumps(base)), **{path.replace(".", "__"): VALUES[path]})
+    before = build_deployment(**json.loads(json.dumps(base)))
+    after = build_deployment(**json.loads(json.dumps(base)), **{path.replace(".", "__"): VALUES[path]})
     assert before != after
     for role in (*POOL_ROLES, Role.GATEWAY):
-        one, other = (current(each, OLD, "", ()).rendered[role].pod for each in (before, after))
+        one, other = (current_record(spec_of, OLD, "", ()).rendered[role].pod for spec_of in (before, after))
         if one != other:
-            assert not same_inputs(inputs(before, role), inputs(after, role), {}), f"{role} depends on {path}"
+            assert not are_same_inputs(inputs(before, role), inputs(after, role), {}), f"{role} depends on {path}"
 
 
 def test_a_restart_that_is_asked_for_makes_other_worker_templates_once_and_leaves_the_gateway_alone() -> None:
-    made = deployment(model__source="pvc://models/a")
-    first = current(made, OLD, "", ())
-    kept = Stored("a", "1", 1, first)
-    again = current(made, OLD, "", (kept,), restart="mark")
+    spec_of = deployment(model__source="pvc://models/a")
+    first = current_record(spec_of, OLD, "", ())
+    stored = Stored("a", "1", 1, first)
+    again = current_record(spec_of, OLD, "", (stored,), restart="mark")
     for role in POOL_ROLES:
         assert again.rendered[role].revision.template != first.rendered[role].revision.template
         assert again.rendered[role].revision.fit == first.rendered[role].revision.fit, "old and new may pair"
     assert again.rendered[Role.GATEWAY] == first.rendered[Role.GATEWAY]
-    records = (kept, Stored("b", "2", 2, again))
-    assert current(made, OLD, "", records, restart="mark") == again
-    assert current(made, OLD, "", records) == again, "taken away, the annotation restarts nothing"
+    records = (stored, Stored("b", "2", 2, again))
+    assert current_record(spec_of, OLD, "", records, restart="mark") == again
+    assert current_record(spec_of, OLD, "", records) == again, "taken away, the annotation restarts nothing"
     assert (again.worker_image, again.upgrade) == (first.worker_image, first.upgrade)
 
 
 def test_flips_begin_with_images_that_know_them_and_end_without_others() -> None:
-    old, new = (replace(each, operator_service="baton-operator") for each in (OLD, NEW))
-    plain = current(made(), old, "", ())
+    old, new = (replace(platform, operator_service="baton-operator") for platform in (OLD, NEW))
+    plain = current_record(build_deployment(), old, "", ())
     assert "flips" not in json.dumps(plain.data())
     before = replace(plain, version=TEMPLATE_VERSION - 1)
-    flexible = current(made(autoscaling__flips=True), new, "", [kept(before)])
+    flexible = current_record(build_deployment(autoscaling__flips=True), new, "", [store(before)])
     assert flexible.worker_image == new.worker_image, "those before may have no such worker"
     assert templates(flexible)[Role.PREFILL] == templates(flexible)[Role.DECODE]
-    assert current(made(autoscaling__flips=True), new, "", [kept(plain)]).worker_image == old.worker_image
-    records = [kept(before), kept(flexible, 2)]
-    assert current(made(autoscaling__flips=True), old, "", records) == flexible
-    after = current(made(), old, "", records)
+    assert (
+        current_record(build_deployment(autoscaling__flips=True), new, "", [store(plain)]).worker_image
+        == old.worker_image
+    )
+    records = [store(before), store(flexible, 2)]
+    assert current_record(build_deployment(autoscaling__flips=True), old, "", records) == flexible
+    after = current_record(build_deployment(), old, "", records)
     assert after.worker_image == new.worker_image
     assert templates(after)[Role.PREFILL] != templates(after)[Role.DECODE]
-    assert current(made(), old, "", [*records, kept(after, 3)]) == after
+    assert current_record(build_deployment(), old, "", [*records, store(after, 3)]) == after

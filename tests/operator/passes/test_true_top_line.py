@@ -30,12 +30,16 @@ ONE_TO_THREE: dict[str, Any] = {
 
 
 def status(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]
-    return found
+    live_status: dict[str, Any] = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]
+    return live_status
 
 
 def condition(world: World, kind: str = "Ready") -> tuple[str, str]:
-    return next((each["status"], each["reason"]) for each in status(world)["conditions"] if each["type"] == kind)
+    return next(
+        (condition["status"], condition["reason"])
+        for condition in status(world)["conditions"]
+        if condition["type"] == kind
+    )
 
 
 def refusing(what: str) -> Callable[[str], Forbidden | None]:
@@ -51,7 +55,7 @@ def test_a_gateway_that_is_not_ready_is_seen_though_its_deployment_still_counts_
     async def script(world: World) -> None:
         assert condition(world) == ("True", "Serving")
         world.controllers_stand_still()
-        for pod in [each for each in world.store.all(PODS, SPACE) if role_of(each) == "gateway"]:
+        for pod in [pod_body for pod_body in world.store.all(PODS, SPACE) if role_of(pod_body) == "gateway"]:
             name = pod["metadata"]["name"]
             conditions = [{"type": "Ready", "status": "False"}]
             world.store.set_status(PODS, SPACE, name, {"phase": "Running", "conditions": conditions})
@@ -100,7 +104,7 @@ def test_an_object_that_no_pod_needs_keeps_no_worker_back_when_it_is_refused(wha
         world.kube.refuses = refusing(what)
         world.user_edits("decode.replicas", {"min": 2, "max": 3})
         plural, name = what.split("/")
-        resource = next(each for each, _ in world.store.everything() if each.plural == plural)
+        resource = next(kind for kind, _ in world.store.everything() if kind.plural == plural)
         world.by_hand = True
         world.store.delete(resource, SPACE, name)
         world.by_hand = False
@@ -121,7 +125,7 @@ class Gateways:
         self.pairs: Callable[[], Pairs | None] = lambda: None
         self.is_blind = False
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         if self._world.clock() < self.from_s:
             return None
         counts: dict[tuple[Role, str], int] = {}
@@ -147,22 +151,26 @@ def test_another_process_of_the_operator_changes_nothing_that_is_said_until_gate
         assert condition(world) == ("True", "Serving")
         await world.stop()
         gateways.from_s = world.clock() + 1.0 + silent_s
-        said = set()
-        world.store.on_commit.append(lambda resource, change, before, after: said.add(ready(after)))
+        seen_tops = set()
+        world.store.on_commit.append(lambda resource, change, before, after: seen_tops.add(ready(after)))
         await asyncio.sleep(1.0)
         world.start()
         await asyncio.sleep(silent_s + 60.0)
-        assert said - {""} <= seen
+        assert seen_tops - {""} <= seen
         assert condition(world) == ("True", "Serving")
         if "Unknown" in seen:
-            assert "Unknown" in said
+            assert "Unknown" in seen_tops
 
     play(script)
 
 
 def ready(body: dict[str, Any]) -> str:
     conditions = body.get("status", {}).get("conditions", ())
-    return next((each["status"] for each in conditions if each["type"] == "Ready"), "") if is_ours(body) else ""
+    return (
+        next((condition["status"] for condition in conditions if condition["type"] == "Ready"), "")
+        if is_ours(body)
+        else ""
+    )
 
 
 def is_ours(body: dict[str, Any]) -> bool:
@@ -199,7 +207,7 @@ def test_a_worker_that_went_down_with_the_old_process_is_not_believed_in() -> No
         await world.stop()
         gateways.from_s = world.clock() + 1000.0
         world.controllers_stand_still()
-        for pod in [each for each in world.store.all(PODS, SPACE) if role_of(each) == "decode"]:
+        for pod in [pod_body for pod_body in world.store.all(PODS, SPACE) if role_of(pod_body) == "decode"]:
             conditions = [{"type": "Ready", "status": "False"}]
             down = {"phase": "Running", "conditions": conditions}
             world.store.set_status(PODS, SPACE, pod["metadata"]["name"], down)

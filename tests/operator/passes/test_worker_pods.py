@@ -1,4 +1,4 @@
-"""What Pods tell about workers, and what readiness lets assume about routing."""
+"""Workers by their Pods, and routing by their readiness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton_operator.passes.worker_pods import (
     PodCounts,
     Readiness,
     WorkerPod,
-    crews,
+    count_pods,
     placement_s,
     worker_pods,
 )
@@ -36,8 +36,8 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
 
 
 def only(raw: dict[str, Any]) -> WorkerPod:
-    (found,) = worker_pods([raw], "chat")
-    return found
+    (worker,) = worker_pods([raw], "chat")
+    return worker
 
 
 def test_a_pod_that_only_wears_our_labels_is_no_worker() -> None:
@@ -59,7 +59,7 @@ def test_a_crash_keeps_its_words_while_the_container_waits_and_tries() -> None:
     ended = {"lastState": {"terminated": {"exitCode": 3, "reason": "Error", "message": "no such model\n"}}}
     waits = {"restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, **ended}
     tries = {"restartCount": 2, "state": {"running": {}}, **ended}
-    texts = {only(pod(ready=False, containerStatuses=[each])).failure for each in (waits, tries)}
+    texts = {only(pod(ready=False, containerStatuses=[state])).failure for state in (waits, tries)}
     assert texts == {"Error, exit code 3: no such model"}
     assert only(pod(ready=True, containerStatuses=[tries])).failure == "", "it has come up"
 
@@ -77,7 +77,7 @@ def test_what_a_worker_waits_for_before_it_runs_is_the_slowest_but_one_of_the_ne
     slow, quick = placed(0, "02:30"), placed(1, "01:04")
     assert (slow.placed_s, quick.placed_s) == (150.0, 4.0)
     other = (placed(2, None), placed(3, "59:00", restarts=1), placed(4, "05:00", role="prefill"), only(pod()))
-    assert [each.placed_s for each in other] == [None, None, 60.0, None], "started again, or of unknown age"
+    assert [worker.placed_s for worker in other] == [None, None, 60.0, None], "started again, or of unknown age"
     assert placement_s((slow, quick, *other), Role.DECODE) == 150.0
     newer = [
         placed(10 + place, f"{10 + place}:{seconds:02}") for place, seconds in enumerate((3, 4, 5, 6, 7, 8, 9, 58))
@@ -94,11 +94,11 @@ def test_a_pod_without_a_node_says_why() -> None:
     assert only(raw).failure == ""
 
 
-def test_crews_count_by_template() -> None:
+def test_pods_are_counted_by_template() -> None:
     leaving = pod("3")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    found = crews(worker_pods([pod("1"), pod("2", ready=False, **waiting("ErrImagePull")), leaving], "chat"))
-    assert found == {
+    counts = count_pods(worker_pods([pod("1"), pod("2", ready=False, **waiting("ErrImagePull")), leaving], "chat"))
+    assert counts == {
         KEY: PodCounts(existing=3, leaving=1, ready=1, failing=1, message="the image baton cannot be pulled"),
     }
 
@@ -141,9 +141,9 @@ def test_a_flexible_worker_tells_who_it_is_where_it_is_and_what_it_was_given() -
     raw["metadata"]["ownerReferences"][0]["name"] = "chat-flexible-abc-5575d8c8c7"
     raw["metadata"]["annotations"] = {"baton.dev/assigned": "true"}
     raw["status"]["podIP"] = "10.0.0.7"
-    found = only(raw)
-    assert (found.role, found.name, found.address) == (Role.DECODE, "chat-decode-abc-x-1", "10.0.0.7")
-    assert (found.is_assigned, found.is_spare) == (True, False)
+    worker = only(raw)
+    assert (worker.role, worker.name, worker.address) == (Role.DECODE, "chat-decode-abc-x-1", "10.0.0.7")
+    assert (worker.is_assigned, worker.is_spare) == (True, False)
     raw["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"] = "-1"
     assert only(raw).is_spare
     assert not only(pod()).is_assigned

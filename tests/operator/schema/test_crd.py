@@ -32,7 +32,7 @@ FORBIDDEN_NAMES = {
     "secretKeyRef",
     "valueFrom",
 }
-"""Of `env` there are only literal values of names that the installation lists: test_pod_options.py."""
+"""Entries of `env` have only literal values, for names that the installation lists: test_pod_options.py."""
 
 
 def nodes(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
@@ -100,14 +100,14 @@ def test_every_default_of_a_value_is_said(name: str) -> None:
 
 
 def words(schema: Schema) -> str:
-    """What `kubectl explain` shows of a field."""
+    """The description of a field in `kubectl explain`."""
     return str(schema.get("description", ""))
 
 
 def test_the_reference_and_the_definition_say_the_same() -> None:
     explained = {path: words(schema) for path, schema in nodes(root("llmdeployments.yaml"))}
-    said = {row.path: row.description for row in rows(LLMDeployment, "") if row.path.startswith("spec.")}
-    assert {path: text for path, text in said.items() if not text or not explained[path].startswith(text)} == {}
+    descriptions = {row.path: row.description for row in rows(LLMDeployment, "") if row.path.startswith("spec.")}
+    assert {path: text for path, text in descriptions.items() if not text or not explained[path].startswith(text)} == {}
 
 
 def test_client_side_apply_can_keep_each_definition_in_its_annotation() -> None:
@@ -137,7 +137,7 @@ def test_the_check_fails_on_a_stale_or_missing_file(tmp_path: Path) -> None:
 
 
 class Inner(Model):
-    """What is inside."""
+    """The inner values."""
 
     size: Annotated[int, Field(ge=0, le=7)] = 3
     """How much."""
@@ -168,7 +168,7 @@ def test_a_model_is_written_out_where_it_is_used() -> None:
     assert schema_of(Outer) == {
         "type": "object",
         "properties": {
-            "inner": {"description": "What is inside.", **inner, "default": {"size": 3}},
+            "inner": {"description": "The inner values.", **inner, "default": {"size": 3}},
             "items": {"type": "array", "maxItems": 2, "x-kubernetes-list-type": "atomic", "items": inner},
             "flag": {"type": "boolean"},
         },

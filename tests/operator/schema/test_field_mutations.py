@@ -21,7 +21,7 @@ REFUSED_SHARE, ACCEPTED_SHARE = 12, 24
 
 
 @functools.cache
-def judged() -> tuple[tuple[Mutation, str | None], ...]:
+def judge() -> tuple[tuple[Mutation, str | None], ...]:
     return tuple((mutation, refusal(mutation)) for mutation in mutations())
 
 
@@ -30,18 +30,18 @@ def test_every_leaf_has_at_least_five_values() -> None:
     known = set(paths())
     groups = {path for path in documented if any(leaf.startswith(f"{path}.") for leaf in known)}
     assert {path for path in documented - groups if "[]" not in path} <= known | {"decode"}
-    assert min(Counter(mutation.path for mutation, _ in judged()).values()) >= 5
+    assert min(Counter(mutation.path for mutation, _ in judge()).values()) >= 5
 
 
 def test_what_the_definition_refuses_is_refused_by_its_path() -> None:
-    refused = [(mutation, text) for mutation, text in judged() if text is not None]
+    refused = [(mutation, text) for mutation, text in judge() if text is not None]
     assert len(refused) > 500
     assert [str(mutation) for mutation, text in refused if not names_the_path(mutation, text)] == []
 
 
 def test_what_the_definition_accepts_the_operator_can_read() -> None:
     unread = []
-    for mutation, text in judged():
+    for mutation, text in judge():
         if text is None:
             try:
                 parse_live(Kinds().admit(DEPLOYMENTS, mutation.on(base()), None))
@@ -51,13 +51,15 @@ def test_what_the_definition_accepts_the_operator_can_read() -> None:
 
 
 def test_what_slipped_through_leaves_the_old_spec_serving_under_a_condition_with_the_path() -> None:
-    refused = [mutation for mutation, text in judged() if text is not None]
+    refused = [mutation for mutation, text in judge() if text is not None]
     assert slipped(refused[::REFUSED_SHARE]) == []
 
 
 def test_an_accepted_edit_ends_as_a_fresh_create_does() -> None:
-    accepted = [mutation for mutation, text in judged() if text is None]
+    accepted = [mutation for mutation, text in judge() if text is None]
     assert len(accepted) > 150
     bench = Bench()
-    found = {str(mutation): bench.complaint([(30.0, mutation.on(base()))]) for mutation in accepted[::ACCEPTED_SHARE]}
-    assert {name: text for name, text in found.items() if text is not None} == {}
+    complaints = {
+        str(mutation): bench.complaint([(30.0, mutation.on(base()))]) for mutation in accepted[::ACCEPTED_SHARE]
+    }
+    assert {name: text for name, text in complaints.items() if text is not None} == {}

@@ -1,6 +1,6 @@
-"""Rules and figures that processes must reckon with alike, so that what one predicts is what another does.
+"""Rules and figures that several processes must share, so that what one predicts is what another does.
 
-Owns the order of waiting prompts, the form of step times, and what accelerators can do.
+Owns the order of waiting prompts, the form of step times, what accelerators can do, and the names of answer formats.
 Never holds anything that travels, and never does I/O.
-Called by gateways, workers and the control plane's twin.
+Called by gateways, workers and the control plane.
 """

@@ -23,7 +23,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.handshake_pool import HandshakePool
 from baton_wire.listening.source_address import source_of
-from baton_wire.liveness import REPORT_S, Liveness, LivenessConfig, PeerState
+from baton_wire.liveness import DEFAULT_LIVENESS, REPORT_S, Liveness, PeerState
 from baton_wire.messages import codec
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
@@ -55,7 +55,6 @@ CHUNK_BYTES = 512 << 10
 MAX_CLOSE_BYTES = 100
 """Longest reason in a WebSocket's last frame, which can take 123 bytes."""
 WATCH_S = 0.25
-LIVENESS = LivenessConfig()
 _ANSWERED = tuple(kind.__name__ for kind in (Prefill, Reserve, Retarget))
 """Messages that a gateway expects an answer to."""
 _NEXT_ATTEMPT = 1 + Retarget.__struct_fields__.index("next_attempt")
@@ -165,7 +164,7 @@ class GatewayLinks:
                 reset(request.transport)
         finally:
             self._links.discard(link)
-            self._holders.told(link, None)  # it holds nothing any more
+            self._holders.update(link, None)
             self._hurry.set()
             self._service.link_lost(link)
             code = WSCloseCode.OK if link.refusal is None else WSCloseCode.POLICY_VIOLATION
@@ -231,7 +230,7 @@ class GatewayLinks:
                 self._complaints.say("the state is not sent to gateways", str(refusal))
 
     def _note_holding(self, link: GatewayLink, urgency: Urgency | None) -> None:
-        if self._holders.told(link, urgency):
+        if self._holders.update(link, urgency):
             self._hurry.set()
 
     def _greet(self, link: GatewayLink) -> None:
@@ -243,7 +242,7 @@ class GatewayLinks:
     async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> bool:
         """Serve the link until it is lost. False: the gateway may not know that, and may not get a message either."""
         is_sound = True
-        alive = Liveness(LIVENESS, time.monotonic())
+        alive = Liveness(DEFAULT_LIVENESS, time.monotonic())
         tasks = [
             asyncio.create_task(link.write_all(socket)),
             asyncio.create_task(self._read(link, socket, on_frame=lambda: alive.heard(time.monotonic()))),
@@ -335,7 +334,7 @@ def prompt_tokens_of(message: Message) -> int:
 async def _watch(alive: Liveness) -> None:
     while alive.state(time.monotonic()) is not PeerState.DEAD:  # noqa: ASYNC110 - silence is no event
         await asyncio.sleep(min(WATCH_S, alive.due_in(time.monotonic())))
-    raise LinkLostError(f"gateway was silent for {LIVENESS.dead_s} s")
+    raise LinkLostError(f"gateway was silent for {DEFAULT_LIVENESS.dead_s} s")
 
 
 async def _receive_bytes(socket: web.WebSocketResponse) -> bytes:

@@ -1,44 +1,42 @@
-"""Bounds and budget: what of the workers that pools should have there is room for. Pure."""
+"""The budget of accelerators that both pools share. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from baton_control.spec.api import LLMDeployment
-from baton_control.worker_specs import pool_spec
+from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
-def within_bounds(deployment: LLMDeployment, role: Role, workers: int) -> int:
-    """The nearest number that `replicas` of the pool allows."""
-    bounds = pool_spec(deployment, role).replicas
-    return min(max(workers, bounds.min), bounds.max)
-
-
-def accelerators(deployment: LLMDeployment, role: Role) -> int:
-    """What one worker of the pool takes of `autoscaling.budget.maxAccelerators`."""
-    pool = pool_spec(deployment, role)
-    return pool.tensor_parallel if pool.accelerator else 0
-
-
-def within_budget(
+def cut_to_budget(
     budget: int | None,
     wanted: Mapping[Role, int],
     least: Mapping[Role, int],
-    each: Mapping[Role, int],
+    accelerators: Mapping[Role, int],
     cost: Callable[[Role, int], tuple[float, ...]],
 ) -> dict[Role, int]:
-    """`wanted` cut until its accelerators (`each`: of one worker) fit; no pool is cut under `least`.
+    """`wanted` cut until its accelerators (`accelerators`: per worker) fit; no pool is cut below `least`.
 
-    `cost` of a pool with so many workers left: the pool for which it is least gives, and prefill when both are equal.
+    `cost` of a pool with that many workers left: the pool for which it is least gives, prefill where both are equal.
     """
     workers = dict(wanted)
     if budget is None:
         return workers
-    while sum(workers[role] * each[role] for role in POOL_ROLES) > budget:
-        givers = [role for role in POOL_ROLES if each[role] and workers[role] > least[role]]
+    while sum(workers[role] * accelerators[role] for role in POOL_ROLES) > budget:
+        givers = [role for role in POOL_ROLES if accelerators[role] and workers[role] > least[role]]
         if not givers:
             break
         giver = min(givers, key=lambda role: cost(role, workers[role] - 1))
         workers[giver] -= 1
     return workers
+
+
+def affordable_bounds(spec: SizingSpec, role: Role, partners: int) -> Bounds:
+    """The bounds of a pool next to what its partner's workers take of the budget: more workers of a slower type would
+    be cut."""
+    bounds = spec.bounds_of[role]
+    if spec.max_accelerators is None or not bounds.accelerators:
+        return bounds
+    left = spec.max_accelerators - partners * spec.bounds_of[role.partner].accelerators
+    return replace(bounds, maximum=min(bounds.maximum, max(bounds.minimum, left // bounds.accelerators)))

@@ -1,8 +1,7 @@
-"""Arrivals at a horizon, as a mean and an upper quantile. A few plain predictors, the best of them on recent history.
+"""Arrivals at a horizon, as a mean and an upper quantile. The best of a few plain predictors on recent history.
 
-Each predictor is a mean of the last seconds. All of them are back-tested at the same horizon over the history that
-there is. The one with the smallest pinball loss at the wanted quantile predicts, and the ratios by which it was wrong
-give the quantile.
+Each predictor is a mean of the last seconds. All are back-tested at the same horizon over the remembered
+history. The one with the smallest pinball loss at the wanted quantile predicts, and its past errors give the quantile.
 docs/sizing.md has the same back-test over the public traces.
 """
 
@@ -24,16 +23,16 @@ Flags = NDArray[np.bool_]
 S = TypeVar("S", bound=np.generic)
 
 MIN_TESTS = 8
-"""So much of the past, before it chooses: forecasts of it, or gaps."""
+"""Past forecasts that a back-test needs before it chooses a predictor."""
 PRIOR_Z = 1.3
 """Upper quantile of an unknown load before history allows a back-test, in standard deviations (Poisson plus 10 %)."""
 ACTUAL_S = 30.0
-"""What a forecast is compared with is a mean over this. So many seconds that are too high for chance are a jump."""
+"""A forecast is compared with a mean over this. Seconds of a load that is too high for chance are a jump."""
 JUMP_Z = 4.0
 """Standard deviations of Poisson arrivals that are not chance."""
 STEP_RATIO, STEP_WEIGHT = 2.0, 4.0
-"""From one such mean to the next, a step is beyond chance and at least this ratio: of a large load a few per cent are
-beyond chance. One that came once weighs as much as so many forecasts."""
+"""A step from one such mean to the next is beyond chance and at least this ratio, as a few per cent of a large load are
+beyond chance. A step that came once weighs as much as `STEP_WEIGHT` forecasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Forecast:
 
 
 LEVELS_S = (30.0, 60.0, 180.0, 600.0)
-"""Each predictor is the mean over one of these."""
+"""Windows of the predictors: each is the mean over one window."""
 
 
 def forecast(
@@ -89,8 +88,8 @@ def _jumps(values: Floats, predicted: Floats, bucket_s: float, spread: float) ->
 
 
 def _lasts(are_jumps: Flags, levels: Floats, predicted: Floats, actual: Floats, ahead: int, quantile: float) -> bool:
-    """Whether a worker that is started for a jump is likely enough to have something to do: unless the load was not as
-    high again behind those of the past, from when such a worker could serve and for as long as it took to start."""
+    """True where a worker that is started for a jump is likely enough to have work: after past jumps the load was as
+    high again from when such a worker could serve, for as long as it took to start."""
     begin = are_jumps & ~_shifted(are_jumps, 1)
     past = np.flatnonzero(begin[: max(0, len(actual) - ahead)])
     highest = np.array([actual[at + ahead : at + 2 * ahead].max() for at in past])
@@ -106,20 +105,20 @@ def _expected(
     quantile: float,
     spread: float,
 ) -> tuple[Forecast, Floats]:
-    """The forecast of the best predictor, and what that said at each place about the one `ahead` of it."""
+    """The forecast of the best predictor, and its prediction at each place for the place `ahead` of it."""
     if len(values) - ahead < MIN_TESTS:
         level = float(np.mean(values[-6:]))
         noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
         return Forecast(level, level + noise), _smoothed(values, 6)[0]
     weights = _weights(_steps(actual, bucket_s, spread), bucket_s, ahead)
-    said = _smoothed(values, *[max(1, round(each / bucket_s)) for each in LEVELS_S])
-    losses, highs = _tested(said, actual, ahead, quantile, weights)
-    _, high, best = min(zip(losses.tolist(), highs.tolist(), range(len(said)), strict=True))
-    return Forecast(float(said[best, -1]), high), said[best]
+    predicted = _smoothed(values, *[max(1, round(level_s / bucket_s)) for level_s in LEVELS_S])
+    losses, highs = _test(predicted, actual, ahead, quantile, weights)
+    _, high, best = min(zip(losses.tolist(), highs.tolist(), range(len(predicted)), strict=True))
+    return Forecast(float(predicted[best, -1]), high), predicted[best]
 
 
-def _tested(predicted: Floats, actual: Floats, ahead: int, quantile: float, weights: Floats) -> tuple[Floats, Floats]:
-    """Of each predictor (losses of what it said at each place, its upper quantile now). `predicted`: [predictor, place]
+def _test(predicted: Floats, actual: Floats, ahead: int, quantile: float, weights: Floats) -> tuple[Floats, Floats]:
+    """(loss, upper quantile now) of each predictor. `predicted`: [predictor, place]
 
     The quantile is the lesser of two readings of the same errors: a load that once rose from 6 to 20 may rise by 14
     again, or to the 3.3-fold, but after the rise the latter would be asking for 66.
@@ -146,9 +145,9 @@ def _steps(actual: Floats, bucket_s: float, spread: float) -> Flags:
 def _weights(steps: Flags, bucket_s: float, ahead: int) -> Floats:
     """How much each past forecast counts, by when it was made.
 
-    A single step of the load makes every forecast wrong that stood before it, or in the middle of it, and looked past
-    it: together they count as few, or one step would rule the quantile for as long as it is remembered. Steps that
-    recur are a pattern and count.
+    A single step of the load makes wrong every forecast that was made before or during it and looked past it. Together
+    these count as few, or one step would rule the quantile for as long as it is remembered. Steps that recur are a
+    pattern and count.
     """
     width = max(1, round(ACTUAL_S / bucket_s))
     starts = np.flatnonzero(np.diff(steps.astype(np.int8)) > 0) + 2 - width
@@ -159,7 +158,7 @@ def _weights(steps: Flags, bucket_s: float, ahead: int) -> Floats:
 
 
 def _quantiles(values: Floats, weights: Floats, quantile: float) -> Floats:
-    """Of each row of `values`, [row, place]."""
+    """The quantile of each row of `values`, [row, place]."""
     order = np.argsort(values, axis=1)
     sums = np.cumsum(weights[order], axis=1)
     rows = np.arange(len(values))
@@ -168,12 +167,12 @@ def _quantiles(values: Floats, weights: Floats, quantile: float) -> Floats:
 
 
 def means(series: Sequence[float] | Floats, bucket_s: float, seconds: float = ACTUAL_S) -> Floats:
-    """Of the last `seconds` up to each place."""
+    """Means of the last `seconds` up to each place."""
     return np.asarray(_smoothed(np.asarray(series, dtype=np.float64), max(1, round(seconds / bucket_s)))[0])
 
 
 def _smoothed(values: Floats, *widths: int) -> Floats:
-    """Mean of the last so many values up to each place (fewer at the start). [width, place]"""
+    """Means of the last `widths` values up to each place (fewer at the start). [width, place]"""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     begins, counts = _windows(len(values), widths)
     return np.asarray((sums[1:] - sums[begins]) / counts)
@@ -181,7 +180,7 @@ def _smoothed(values: Floats, *widths: int) -> Floats:
 
 @lru_cache(maxsize=1024)
 def _windows(length: int, widths: tuple[int, ...]) -> tuple[Ints, Floats]:
-    """Behind which value those up to each place begin, and how many they are."""
+    """The first value of the window up to each place, and the length of that window."""
     ends = np.arange(1, length + 1)
     begins = np.maximum(ends - np.array(widths)[:, None], 0)
     return begins, (ends - begins).astype(np.float64)

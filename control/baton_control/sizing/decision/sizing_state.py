@@ -1,6 +1,6 @@
-"""What sizing knows of one deployment, and one decision from it: learn step times, then size the pools.
+"""The state of one deployment's sizing, and one decision from it: learn step times, then size the pools.
 
-Pure: a state goes in and comes out. What it keeps over a restart is one short text.
+Pure: a state goes in and comes out. The part that outlives a restart is one short text.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from baton_control.sizing.decision.slo import SloDecision, size, wake
 from baton_control.sizing.inputs import fitting, memory
 from baton_control.sizing.inputs.fitting import Fit
 from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, SizingMemory
-from baton_control.sizing.inputs.observations import Observed, StepSeen, Unknown
+from baton_control.sizing.inputs.observations import Measurements, ObservedStep, Unknown
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.inputs.worker_model import WorkerModel
 
 MODEL_MOVED = 0.03
-"""The twin is asked anew when a step that matters takes so much longer or shorter than it thinks."""
+"""New simulations are run when a typical step takes this much longer or shorter than the model says."""
 MOST_STEPS = 256
-"""Learned from at once, drawn from all: a few ms. Many workers tell of thousands between two decisions."""
+"""Steps that one decision learns from, which takes a few ms. Many workers report thousands between two decisions."""
 TYPICAL_PROMPT, TYPICAL_BATCH, TYPICAL_CONTEXT = 1000, 32, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class SizingState:
-    """Of one deployment."""
+    """The sizing of one deployment between two decisions."""
 
     prior: WorkerModel
     prefill: Fit
     decode: Fit
     sizer: SimulatedSizer
-    """Asks the twin; remembers its answers until the step times change."""
+    """Caches the simulator's answers until the step times change."""
     memory: SizingMemory = field(default_factory=SizingMemory)
 
     @property
@@ -44,7 +44,7 @@ class SizingState:
 
 
 def fresh(prior: WorkerModel, spec: SizingSpec) -> SizingState:
-    """Nothing seen yet."""
+    """The state before anything was observed."""
     most = max(spec.prefill.maximum, spec.decode.maximum)
     return SizingState(
         prior=prior,
@@ -57,8 +57,8 @@ def fresh(prior: WorkerModel, spec: SizingSpec) -> SizingState:
 def learn_and_size(
     spec: SizingSpec,
     state: SizingState,
-    seen: Observed,
-    steps: Iterable[StepSeen],
+    seen: Measurements,
+    steps: Iterable[ObservedStep],
     now: float,
     epoch_s: float,
     parked: int = 0,
@@ -73,22 +73,23 @@ def learn_and_size(
     return decision, replace(state, memory=decision.memory)
 
 
-def with_steps(spec: SizingSpec, state: SizingState, steps: Iterable[StepSeen]) -> SizingState:
-    """The state after these steps; the twin's answers are dropped when its step times moved."""
-    of_prompts: list[fitting.Step] = []
-    of_answers: list[fitting.Step] = []
-    told = tuple(steps)
-    if len(told) > MOST_STEPS:
-        told = tuple(told[place] for place in sorted(Random(len(told)).sample(range(len(told)), MOST_STEPS)))
-    for step in told:
-        held = step.timing
-        if held.prefill_tokens and not held.decode_rows:
-            features = fitting.prefill_features(held.prefill_tokens, held.prefill_pairs)
-            of_prompts.append((step.worker, features, held.seconds))
-        elif held.decode_rows and not held.prefill_tokens:
-            features = fitting.decode_features(state.prior.decode, held.decode_rows, held.kv_tokens)
-            of_answers.append((step.worker, features, held.seconds))
-    prefill, decode = fitting.observed(state.prefill, of_prompts), fitting.observed(state.decode, of_answers)
+def with_steps(spec: SizingSpec, state: SizingState, steps: Iterable[ObservedStep]) -> SizingState:
+    """The state after these steps; cached simulations are dropped when the step times moved."""
+    prefill_steps: list[fitting.Step] = []
+    decode_steps: list[fitting.Step] = []
+    observed = tuple(steps)
+    if len(observed) > MOST_STEPS:
+        places = sorted(Random(len(observed)).sample(range(len(observed)), MOST_STEPS))
+        observed = tuple(observed[place] for place in places)
+    for step in observed:
+        timing = step.timing
+        if timing.prefill_tokens and not timing.decode_rows:
+            features = fitting.prefill_features(timing.prefill_tokens, timing.prefill_pairs)
+            prefill_steps.append((step.worker, features, timing.seconds))
+        elif timing.decode_rows and not timing.prefill_tokens:
+            features = fitting.decode_features(state.prior.decode, timing.decode_rows, timing.kv_tokens)
+            decode_steps.append((step.worker, features, timing.seconds))
+    prefill, decode = fitting.learn(state.prefill, prefill_steps), fitting.learn(state.decode, decode_steps)
     state = replace(state, prefill=prefill, decode=decode)
     model = replace(
         state.model,
@@ -98,14 +99,14 @@ def with_steps(spec: SizingSpec, state: SizingState, steps: Iterable[StepSeen]) 
     return _with_model(spec, state, model) if _has_moved(state.model, model) else state
 
 
-def like(state: SizingState, prior: WorkerModel) -> WorkerModel:
-    """A worker that differs from its prior as those differ that were seen."""
+def believed_worker(state: SizingState, prior: WorkerModel) -> WorkerModel:
+    """A worker of another prior that differs from it as the observed workers differ from theirs."""
     prefill = fitting.restored(fitting.saved(state.prefill), fitting.prefill_prior(prior.prefill).prior)
     decode = fitting.restored(fitting.saved(state.decode), fitting.decode_prior(prior.decode).prior)
     return replace(prior, prefill=fitting.fitted_prefill(prefill), decode=fitting.fitted_decode(decode, prior.decode))
 
 
-def resized(spec: SizingSpec, state: SizingState, kv_capacity_tokens: int) -> SizingState:
+def with_kv_capacity(spec: SizingSpec, state: SizingState, kv_capacity_tokens: int) -> SizingState:
     """The state with the KV room that workers really have."""
     if state.model.kv_capacity_tokens == kv_capacity_tokens:
         return state
@@ -114,11 +115,11 @@ def resized(spec: SizingSpec, state: SizingState, kv_capacity_tokens: int) -> Si
 
 
 def saved(state: SizingState, now: float, epoch_s: float) -> str:
-    """What is worth keeping over a restart, at most 4 KiB."""
+    """The part worth keeping over a restart, at most 4 KiB."""
     fits = {"p": fitting.saved(state.prefill), "d": fitting.saved(state.decode)}
     room = MAX_SAVED_BYTES - len(json.dumps({**fits, "m": ""}, separators=(",", ":")))
-    kept = memory.saved(state.memory, now, epoch_s, limit=room * 3 // 4)  # quotes in it are escaped below
-    return json.dumps({**fits, "m": kept}, separators=(",", ":"))
+    text = memory.saved(state.memory, now, epoch_s, limit=room * 3 // 4)  # quotes in it are escaped below
+    return json.dumps({**fits, "m": text}, separators=(",", ":"))
 
 
 def restored(text: str, prior: WorkerModel, spec: SizingSpec, now: float, epoch_s: float) -> SizingState:
@@ -140,7 +141,7 @@ def restored(text: str, prior: WorkerModel, spec: SizingSpec, now: float, epoch_
     return with_steps(spec, state, ())
 
 
-def unknown(why: str, seen: Observed) -> Observed:
+def unknown(why: str, seen: Measurements) -> Measurements:
     """The same pools with demand unknown."""
     return replace(seen, arrivals=Unknown(why), queued_tokens=Unknown(why), running=Unknown(why))
 
@@ -155,7 +156,7 @@ def _has_moved(before: WorkerModel, after: WorkerModel) -> bool:
 
 
 def _typical(model: WorkerModel) -> tuple[float, ...]:
-    """Seconds of steps that tell models apart: small and large ones of each kind."""
+    """Seconds of steps that distinguish models: small and large ones of each kind."""
     prefill, decode = model.prefill, model.decode
     return (
         prefill.seconds(1, 1),

@@ -1,4 +1,4 @@
-"""What a sizing decision reads: observations, memory, the spec, the workload, and the model of one worker.
+"""The inputs of a sizing decision: observations, memory, the spec, the workload, and the model of one worker.
 
 Owns the values and where they come from.
 Never decides a size.

@@ -1,13 +1,12 @@
-"""From an LLMDeployment to what sizing is asked and to what a worker of it can probably do. Pure."""
+"""From an LLMDeployment to a `SizingSpec`, and to a first guess of its workers' step times. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from baton_control.errors import ManifestError
-from baton_control.sizing.decision.budget import accelerators
 from baton_control.sizing.inputs.model_shape import LLAMA_8B, ModelShape, shape_from_config
 from baton_control.sizing.inputs.roofline import decode_times, prefill_times, worker_model
 from baton_control.sizing.inputs.sizing_spec import Bounds, Schedule, SizingSpec, Targets
@@ -25,17 +24,20 @@ DEFAULT_SEQUENCES = 64
 DEFAULT_STEP_TOKENS = 8_192
 """The workers' own defaults."""
 FLIP_S = 1.0
-"""From the order until new work goes by the new role: some tenths were measured (lab/faults.md)."""
+"""Seconds from the order until new work follows the new role: some tenths were measured (lab/faults.md)."""
 UNKNOWN_ACCELERATOR = hardware.H100
-"""A GPU of which nothing else is known."""
+"""The GPU that is assumed where the type is not known."""
+
+Prior = Callable[[LLMDeployment, bytes | None], WorkerModel]
+"""From a deployment and its model's config.json to a worker's step times before any was observed."""
 
 
 def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
     """Bounds, targets and budget of a deployment."""
     spec = deployment.spec
     return SizingSpec(
-        prefill=_bounds(deployment, Role.PREFILL),
-        decode=_bounds(deployment, Role.DECODE),
+        prefill=pool_bounds(deployment, Role.PREFILL),
+        decode=pool_bounds(deployment, Role.DECODE),
         targets=Targets(
             ttft_s=spec.slo.ttft.target,
             tpot_s=spec.slo.tpot.target,
@@ -44,14 +46,13 @@ def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
         ),
         max_accelerators=spec.autoscaling.budget.max_accelerators,
         scale_to_zero_after_s=spec.autoscaling.scale_to_zero_after,
-        cost_of_miss=None if (by_cost := spec.autoscaling.scale_to_zero) is None else by_cost.cost_of_miss,
         schedules=tuple(window for schedule in spec.autoscaling.schedules for window in _windows(schedule)),
         flip_s=FLIP_S if spec.autoscaling.flips and _are_alike(deployment) else None,
     )
 
 
 def _are_alike(deployment: LLMDeployment) -> bool:
-    """Whether a worker takes as much in either pool; where not, the templates are refused elsewhere."""
+    """True where a worker takes as many accelerators in either pool; else the templates are refused elsewhere."""
     spec = deployment.spec
     return (spec.prefill.accelerator, spec.prefill.tensor_parallel) == (
         spec.decode.accelerator,
@@ -72,10 +73,10 @@ def worker_of_shape(
     """A worker by roofline, of a model of that shape."""
     spec = deployment.spec
     context = spec.model.max_context_tokens
-    prefill, decode = (accelerator or _hardware(each) for each in (spec.prefill, spec.decode))
+    prefill, decode = (accelerator or _hardware(pool) for pool in (spec.prefill, spec.decode))
     try:
         model = worker_model(shape, decode, spec.decode.tensor_parallel, context_tokens=context)
-    except ManifestError:  # too large for the accelerator that is assumed: another one is there
+    except ManifestError:  # too large for the accelerator that is assumed, so it must be a larger one
         roomy = replace(decode, memory_bytes=4.0 * shape.weight_bytes)
         model = worker_model(shape, roomy, context_tokens=context)
     return replace(
@@ -95,11 +96,12 @@ def _hardware(pool: PoolSpec) -> Accelerator:
     return UNKNOWN_ACCELERATOR if known is None else hardware.ACCELERATORS[known.lower()]
 
 
-def _bounds(deployment: LLMDeployment, role: Role) -> Bounds:
-    replicas = pool_spec(deployment, role).replicas
-    each = accelerators(deployment, role)
-    price = accelerator.cost_per_hour if (accelerator := pool_spec(deployment, role).accelerator) else None
-    return Bounds(replicas.min, replicas.max, each, None if price is None else price * each)
+def pool_bounds(deployment: LLMDeployment, role: Role) -> Bounds:
+    """The sizes that `replicas` of a pool allows, and the accelerators that one worker takes of the budget."""
+    pool = pool_spec(deployment, role)
+    accelerators = pool.tensor_parallel if pool.accelerator else 0
+    price = None if pool.accelerator is None else pool.accelerator.cost_per_hour
+    return Bounds(pool.replicas.min, pool.replicas.max, accelerators, None if price is None else price * accelerators)
 
 
 def _windows(schedule: ScheduleSpec) -> Iterator[Schedule]:

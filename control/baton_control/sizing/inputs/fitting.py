@@ -1,7 +1,7 @@
 """Step times learned online from the workers' own timings, starting from a roofline.
 
 The fit is over *multipliers* of the prior's coefficients: each starts at 1 and moves as far as the evidence says,
-so that a coefficient that no step has told apart yet stays what the roofline gave. Least squares on relative
+so that a coefficient for which there is no evidence yet stays what the roofline gave. Least squares on relative
 errors with slow forgetting; a worker's first steps are dropped, outliers are rejected, and each worker keeps its own
 bias. An outlier is far from the fit and from the middle of the last steps. A step that is far from the fit alone shows
 that the prior is wrong many times over, or that the speed has changed: then the fit begins anew, around that middle.
@@ -25,17 +25,17 @@ from baton_control.sizing.inputs.workload import Floats
 from baton_wire.rules.step_times import DecodeTimes, PrefillTimes
 
 WARM_STEPS = 20
-"""Of each worker: caches fill, clocks settle; peers that kept them over-scaled."""
+"""A worker's first steps, which are dropped: caches fill and clocks settle; rules that kept them over-scaled."""
 FORGETTING = 0.999
 PRIOR_STRENGTH = 2.0
 """Steps that the prior of each coefficient is worth."""
 OUTLIER = 4.0
 FIRST_SPREAD, MIN_SPREAD = 0.3, 0.02
 RECENT = 101
-"""Steps whose middle is looked at: half of them in a row are a change of speed."""
+"""Steps whose median is looked at: half of them in a row are a change of speed."""
 BIAS_RATE = 0.05
 MAX_WORKERS = 4_096
-"""Whose warm-up and bias are remembered."""
+"""Workers whose warm-up and bias are remembered."""
 MULTIPLIERS = (0.02, 50.0)
 
 
@@ -52,7 +52,7 @@ class Fit:
     anchor: float = 1.0
     """The multiplier that a coefficient has until steps say otherwise."""
     recent: tuple[float, ...] = ()
-    """What the last steps took, as a multiple of the prior and of their worker's bias; those of warm-ups too."""
+    """Durations of the last steps, warm-up included, as multiples of the prior and of their worker's bias."""
     warmed: Mapping[str, int] = field(default_factory=dict)
     bias: Mapping[str, float] = field(default_factory=dict)
 
@@ -73,15 +73,15 @@ def fresh(prior: Sequence[float], anchor: float = 1.0) -> Fit:
 
 @lru_cache(maxsize=64)
 def _pull(size: int, anchor: float) -> tuple[Floats, Floats]:
-    """What keeps multipliers near the anchor, as so many steps with relative errors would."""
+    """The pull of multipliers towards the anchor, as strong as `PRIOR_STRENGTH` steps with relative errors."""
     return np.eye(size) * PRIOR_STRENGTH / anchor**2, np.full(size, PRIOR_STRENGTH / anchor)
 
 
 Step = tuple[str, Sequence[float], float]
-"""Its worker, what was in it, and how many seconds it took."""
+"""(worker, features, seconds)"""
 
 
-def observed(fit: Fit, steps: Iterable[Step]) -> Fit:
+def learn(fit: Fit, steps: Iterable[Step]) -> Fit:
     """The fit after these steps, one after the other. All in one go: there are hundreds between two decisions.
 
     Lists: of three or four numbers they take half the time of arrays.
@@ -103,7 +103,7 @@ def observed(fit: Fit, steps: Iterable[Step]) -> Fit:
         ratio = seconds / (believed * own)
         recent.append(ratio)
         if steps_before < WARM_STEPS:
-            _make_room(warmed, worker)
+            _forget_oldest(warmed, worker)
             warmed[worker] = steps_before + 1
             continue
         error = abs(seconds / (expected * own) - 1.0)
@@ -114,7 +114,7 @@ def observed(fit: Fit, steps: Iterable[Step]) -> Fit:
                 spread = min(1.0, spread * 1.02)  # of steps unlike others some are true
                 continue
             anchor, spread, count = min(max(middle, MULTIPLIERS[0]), MULTIPLIERS[1]), FIRST_SPREAD, 0
-            gram, moment = (each.tolist() for each in _pull(len(fit.prior), anchor))
+            gram, moment = (matrix.tolist() for matrix in _pull(len(fit.prior), anchor))
             gram_0, moment_0 = _faded_pull(len(fit.prior), anchor)
             expected = sum(map(mul, scaled, _solved(gram, moment)))
             error = abs(seconds / (expected * own) - 1.0)
@@ -127,7 +127,7 @@ def observed(fit: Fit, steps: Iterable[Step]) -> Fit:
         multipliers = _solved(gram, moment)
         count += 1
         spread = 0.98 * spread + 0.02 * error
-        _make_room(bias, worker)
+        _forget_oldest(bias, worker)
         bias[worker] = own + BIAS_RATE * (min(2.0, max(0.5, target)) - own)
     if not has_any:
         return fit
@@ -136,7 +136,7 @@ def observed(fit: Fit, steps: Iterable[Step]) -> Fit:
 
 def _faded_pull(size: int, anchor: float) -> tuple[list[list[float]], list[float]]:
     """As much of the pull as one step forgets."""
-    gram, moment = ((1 - FORGETTING) * each for each in _pull(size, anchor))
+    gram, moment = ((1 - FORGETTING) * matrix for matrix in _pull(size, anchor))
     return gram.tolist(), moment.tolist()
 
 
@@ -149,21 +149,21 @@ def _solved(gram: list[list[float]], moment: list[float]) -> list[float]:
             factor = row[place] / pivot[place]
             for at in range(place + 1, size + 1):
                 row[at] -= factor * pivot[at]
-    found = [0.0] * size
+    solution = [0.0] * size
     for place in range(size - 1, -1, -1):
         row = rows[place]
-        found[place] = (row[size] - sum(map(mul, row[place + 1 : size], found[place + 1 :]))) / row[place]
-    return [min(max(each, MULTIPLIERS[0]), MULTIPLIERS[1]) for each in found]
+        solution[place] = (row[size] - sum(map(mul, row[place + 1 : size], solution[place + 1 :]))) / row[place]
+    return [min(max(multiplier, MULTIPLIERS[0]), MULTIPLIERS[1]) for multiplier in solution]
 
 
 T = TypeVar("T", int, float)
 
 
-def _make_room(by_worker: dict[str, T], worker: str) -> None:
-    """Without the oldest workers, when there are too many for one more: they come and go for months."""
+def _forget_oldest(by_worker: dict[str, T], worker: str) -> None:
+    """Forget the oldest workers when there are too many for one more: workers come and go for months."""
     if len(by_worker) >= MAX_WORKERS and worker not in by_worker:
-        for each in list(by_worker)[: MAX_WORKERS // 4]:
-            del by_worker[each]
+        for oldest in list(by_worker)[: MAX_WORKERS // 4]:
+            del by_worker[oldest]
 
 
 def prefill_features(tokens: float, pairs: float) -> tuple[float, ...]:
@@ -193,7 +193,7 @@ def fitted_decode(fit: Fit, times: DecodeTimes) -> DecodeTimes:
 
 
 def saved(fit: Fit) -> str:
-    """At most some hundred bytes: multipliers and how much evidence stands behind them; biases are learned again."""
+    """The multipliers and their evidence in at most some hundred bytes; biases are learned again."""
     multipliers = [float(f"{m:.4g}") for m in fit.multipliers]
     spread, anchor = float(f"{fit.spread:.3g}"), float(f"{fit.anchor:.3g}")
     return json.dumps({"m": multipliers, "n": min(fit.steps, 1000), "s": spread, "a": anchor})

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 BLOCK_TOKENS: Final = 64
-"""Of workers on a GPU, unless they are told otherwise."""
+"""The default of workers on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvSize:
-    """Of one model. Without windows every token takes equally much."""
+    """KV bytes by sequence length, for one model. Without windows every token takes equally much."""
 
     per_token: float
     """Bytes that each token adds, however long the sequence is: those of the layers without a window."""
@@ -19,7 +19,7 @@ class KvSize:
     """(window in tokens, bytes of a token in the layers that have it)"""
 
     def of(self, tokens: float) -> float:
-        """Bytes of a sequence of so many tokens. Layers with a window give back whole blocks: they keep some tokens
+        """Bytes of a sequence of that many tokens. Layers with a window give back whole blocks: they keep some tokens
         more, on average over a sequence's life as many as a block has, less 2."""
-        kept = ((min(tokens, window + BLOCK_TOKENS - 2), each) for window, each in self.windows)
-        return self.per_token * tokens + sum(count * each for count, each in kept)
+        windowed = sum(min(tokens, window + BLOCK_TOKENS - 2) * per_token for window, per_token in self.windows)
+        return self.per_token * tokens + windowed

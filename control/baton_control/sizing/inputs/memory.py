@@ -1,6 +1,7 @@
-"""What sizing remembers between decisions: a value that goes in and comes out. Safe to lose, small when saved.
+"""The memory that one decision leaves for the next: a value, safe to lose and small when saved.
 
-Losing it costs the history behind forecast and stabilisation: nothing shrinks until a new window was seen in full.
+Losing it costs the history of the forecast and of stabilisation: nothing shrinks until a new window was observed in
+full.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from baton_control.sizing.decision.capacity import Mix
-from baton_control.sizing.decision.idle_gaps import KEPT, NO_GAPS, Gap, IdleGaps
+from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.observations import Lateness
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -31,14 +31,14 @@ Orders = tuple[tuple[float, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What arrived in one interval."""
+    """The arrivals of one interval."""
 
     requests_per_s: float
     prefill_workers: float
     decode_workers: float
-    """That it filled, while each does as much as it can."""
+    """Workers that the interval filled, while each does as much as it can."""
     mix: Mix | None = None
-    """Of that time; None: it is not known any more."""
+    """The lengths of that time; None: they are no longer known."""
 
     def workers(self, role: Role) -> float:
         return self.prefill_workers if role is Role.PREFILL else self.decode_workers
@@ -46,27 +46,26 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """Of one pool."""
+    """The memory of one pool."""
 
     needs: tuple[tuple[float, int], ...] = ()
-    """(when, workers that it needed with the margin for shrinking), over the stabilisation window"""
+    """(when, workers that were needed with the margin for shrinking), over the stabilisation window"""
     changed_s: float | None = None
     orders: Orders = ()
     """Workers asked for lately and when they should be routable."""
     served: tuple[tuple[int, Lateness], ...] = ()
-    """In each interval, how many workers were routable and what clients saw"""
+    """(routable workers, what clients saw) in each interval"""
 
 
 @dataclass(frozen=True, slots=True)
 class SizingMemory:
-    """Of one deployment."""
+    """The memory of one deployment."""
 
     since_s: float | None = None
     """Since when arrivals have been known without a gap."""
     last_arrival_s: float | None = None
     """When a request last came or was last at work, or when watching began."""
     unknown_intervals: int = 0
-    gaps: IdleGaps = NO_GAPS
     history: tuple[Interval, ...] = ()
     shapes: tuple[RequestShape, ...] = ()
     mix: Mix | None = None
@@ -76,9 +75,13 @@ class SizingMemory:
     def with_pool(self, role: Role, pool: PoolMemory) -> SizingMemory:
         return replace(self, pools={**self.pools, role: pool})
 
+    def without_needs(self) -> SizingMemory:
+        """The memory for a stabilisation window that starts anew."""
+        return replace(self, pools={role: replace(pool, needs=()) for role, pool in self.pools.items()})
+
 
 class _Saved(msgspec.Struct, frozen=True):
-    """What is kept of a memory. Times are ages in seconds; short names, because a status has little room."""
+    """The saved part of a memory. Times are ages in seconds; names are short, because a status has little room."""
 
     v: Literal[5]
     at: float
@@ -86,13 +89,9 @@ class _Saved(msgspec.Struct, frozen=True):
     mix: list[tuple[int, int, int]]
     """(prompt, output, cached) tokens"""
     pools: dict[Role, float | None]
-    """Since the last change."""
+    """Seconds since the last change."""
     req: list[float]
     work: dict[Role, list[float]]
-    gaps: list[tuple[int, float]] = []
-    """(seconds, late requests)"""
-    busy: tuple[float, int] = (0.0, 0)
-    """Requests per second in a mean of so many intervals with any."""
 
 
 def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
@@ -108,7 +107,7 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
     shapes = memory.shapes[::stride][:SAVED_SHAPES]
     history = memory.history
     while True:
-        kept = _Saved(
+        document = _Saved(
             v=5,
             at=round(now if epoch_s is None else epoch_s),
             last=ago(memory.last_arrival_s),
@@ -116,10 +115,8 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
             pools={role: ago(pool.changed_s) for role, pool in memory.pools.items()},
             req=[float(f"{interval.requests_per_s:.3g}") for interval in history],
             work={role: [float(f"{interval.workers(role):.3g}") for interval in history] for role in POOL_ROLES},
-            gaps=[(round(gap.seconds), float(f"{gap.late:.3g}")) for gap in memory.gaps.kept],
-            busy=(float(f"{memory.gaps.busy_per_s:.3g}"), memory.gaps.busy),
         )
-        text = msgspec.json.encode(kept).decode()
+        text = msgspec.json.encode(document).decode()
         if len(text) <= limit or not history:
             return text
         history = history[len(history) // 4 + 1 :]
@@ -128,24 +125,20 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
 def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemory:
     """A memory from `saved`; an empty one when the text is not what `saved` writes: it is safe to lose."""
     try:
-        kept = msgspec.json.decode(text, type=_Saved)
-        history = tuple(
-            Interval(*each) for each in zip(kept.req, *(kept.work[role] for role in POOL_ROLES), strict=True)
-        )
+        document = msgspec.json.decode(text, type=_Saved)
+        work = (document.work[role] for role in POOL_ROLES)
+        history = tuple(Interval(*figures) for figures in zip(document.req, *work, strict=True))
     except (ValueError, KeyError):  # msgspec's errors are of the former
         return SizingMemory()
-    busy_per_s, busy = kept.busy
-    gaps = IdleGaps(tuple(Gap(*each) for each in kept.gaps)[-KEPT:], None, busy_per_s, busy)
-    gap = (now if epoch_s is None else epoch_s) - kept.at
+    gap = (now if epoch_s is None else epoch_s) - document.at
     if not 0 <= gap < HOUR_S:
-        return SizingMemory(gaps=gaps)  # habits of the load do not age within hours
+        return SizingMemory()
     pools = dict(SizingMemory().pools)
-    for role, changed in kept.pools.items():
+    for role, changed in document.pools.items():
         pools[role] = PoolMemory(changed_s=None if changed is None else now - gap - changed)
     return SizingMemory(
-        last_arrival_s=None if kept.last is None else now - gap - kept.last,
+        last_arrival_s=None if document.last is None else now - gap - document.last,
         history=history[-HISTORY:],
-        shapes=tuple(RequestShape(*each) for each in kept.mix)[:RECENT],
+        shapes=tuple(RequestShape(*lengths) for lengths in document.mix)[:RECENT],
         pools=pools,
-        gaps=gaps,
     )

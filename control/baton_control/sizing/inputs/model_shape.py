@@ -47,9 +47,9 @@ class ModelShape:
     max_context_tokens: int = 131_072
 
     expert_layers: int = 0
-    """Of the layers, those with experts in place of one feed-forward block."""
+    """Layers with experts in place of one feed-forward block."""
     experts: int = 0
-    """In each of these."""
+    """Experts in each such layer."""
     experts_per_token: int = 0
     expert_inner: int = 0
 
@@ -72,13 +72,13 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take in memory."""
+        """Bytes of the weights in memory."""
         embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
         return int(self._layers_bytes + embeddings * self.element_bytes)
 
     @property
     def step_weight_bytes(self) -> float:
-        """What a decode step reads of the weights. A full batch reads every expert: so it is reckoned for any."""
+        """Bytes of the weights that a decode step reads. A full batch reads every expert, so any batch is taken to."""
         return self._layers_bytes + self.embedding_parameters * self.element_bytes
 
     @property
@@ -86,7 +86,7 @@ class ModelShape:
         return self._layer_parameters(self.experts) * (self.layer_weight_bytes or self.element_bytes)
 
     def _layer_parameters(self, experts: int) -> int:
-        """With so many experts in each layer that has them."""
+        """Parameters with that many experts in each layer that has them."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         dense = (self.layers - self.expert_layers) * 3 * self.hidden * self.feed_forward
         sparse = self.expert_layers * self.hidden * (3 * experts * self.expert_inner + self.experts)
@@ -115,8 +115,8 @@ class ModelShape:
         return KvSize(full, tuple(windows))
 
     def attending(self, positions: float) -> tuple[float, float]:
-        """(layers whose attention grows with the context, positions that all the others see together) for a token
-        that stands behind so many."""
+        """(layers whose attention grows with the context, positions that all other layers see together) for a token
+        after that many positions."""
         windowed = [(kind.window, kind.layers) for kind in self.kinds if kind.window is not None]
         full = self.layers - sum(layers for _, layers in windowed)
         return float(full), float(sum(min(window, positions) * layers for window, layers in windowed))

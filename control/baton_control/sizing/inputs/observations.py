@@ -1,7 +1,7 @@
-"""What sizing is told in each interval. Every reading is known, proven zero or unknown, has a time, and is in bounds.
+"""Measurements that a decision reads. Each is known, proven zero or unknown, has a time and is in bounds.
 
-The functions that make readings from what came over a link refuse absurd values: they become Unknown with the
-reason, never a number. Who may send is decided before (authenticated links), how they travel elsewhere.
+The functions that make measurements from reported numbers refuse absurd values: these become Unknown with the reason,
+never a number. Authenticated links decide who may report; the messages are elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_TOKENS = 1 << 21
 MAX_SAMPLE = 64
 STALE_S = 30.0
 STARTUPS = 8
-"""So many of the last starts are looked at."""
+"""How many of the last starts are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Unknown:
     why: str
 
 
-ParsePlan = Known | ProvenZero | Unknown
+Measurement = Known | ProvenZero | Unknown
 
 
 @dataclass(frozen=True, slots=True)
-class StepSeen:
-    """One engine step that a worker told of."""
+class ObservedStep:
+    """One engine step that a worker reported."""
 
     role: Role
     worker: str
@@ -60,61 +60,61 @@ class Arrivals:
     count: int
     seconds: float
     sample: tuple[RequestShape, ...]
-    """Some of them, drawn evenly; lengths of answers that still run are those of answers that ended lately."""
+    """Some of the requests, drawn evenly; answers that still run have the lengths of answers that ended lately."""
 
     @property
     def per_s(self) -> float:
         return self.count / self.seconds
 
 
-ArrivalReading = Arrivals | ProvenZero | Unknown
+MeasuredArrivals = Arrivals | ProvenZero | Unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What clients saw of one pool lately."""
+    """Requests of one pool that clients saw end lately."""
 
     requests: int
     late: float
-    """Of them, over the pool's target; who was not served is late."""
+    """How many were over the pool's target; a request that was not served is late."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSeen:
+class ObservedPool:
     """One pool as it is."""
 
     workers: int
-    """Started and not told to stop."""
+    """Started and not asked to stop."""
     routable: int | None
-    """Of those, what the gateway can use; None: unknown."""
+    """How many of the workers the gateways can use; None: unknown."""
     startup_s: float | None = None
     """How long a new worker takes until it is routable, a high quantile of what was measured; None: never measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """Everything that one decision is made from, apart from its memory."""
+class Measurements:
+    """Everything that was measured for one decision."""
 
-    arrivals: ArrivalReading
-    prefill: PoolSeen
-    decode: PoolSeen
-    queued_tokens: ParsePlan = Unknown("not measured")  # frozen
+    arrivals: MeasuredArrivals
+    prefill: ObservedPool
+    decode: ObservedPool
+    queued_tokens: Measurement = Unknown("not measured")  # frozen
     """Prompt tokens that wait for a prefill step, at gateways and workers."""
-    running: ParsePlan = Unknown("not measured")  # frozen
+    running: Measurement = Unknown("not measured")  # frozen
     """Sequences at work in the workers."""
     served: Mapping[Role, Lateness] = field(default_factory=dict)
-    """In the last minute; a pool that nothing is known of is not in it."""
+    """The last minute by pool, as clients saw it; a pool without a report is left out."""
     late: tuple[RequestShape, ...] = ()
-    """Lengths of requests that came earlier and became known only now: they waited for a first worker."""
+    """Lengths of requests that arrived earlier and became known only now: they waited for a first worker."""
 
-    def pool(self, role: Role) -> PoolSeen:
+    def pool(self, role: Role) -> ObservedPool:
         return self.prefill if role is Role.PREFILL else self.decode
 
 
-def arrivals_reading(
+def measure_arrivals(
     count: float | None, seconds: float, sample: Iterable[RequestShape], stamp_s: float, now: float
-) -> ArrivalReading:
-    """A reading from reported numbers. Unknown when any is missing, stale, not a number or out of bounds."""
+) -> MeasuredArrivals:
+    """The arrivals of a report. Unknown when a number is missing, stale, not a number or out of bounds."""
     if count is None:
         return Unknown("arrivals were not reported")
     if not (isfinite(stamp_s) and -5.0 <= now - stamp_s <= STALE_S):
@@ -129,7 +129,7 @@ def arrivals_reading(
     return Arrivals(int(count), seconds, shapes)
 
 
-def number_reading(value: float | None, what: str, low: float = 0.0, high: float = 1e12) -> ParsePlan:
+def measure_number(value: float | None, what: str, low: float = 0.0, high: float = 1e12) -> Measurement:
     """Known inside [low, high], proven zero at 0, else Unknown."""
     if value is None or not isfinite(value) or not low <= value <= high:
         return Unknown(f"{what}: {'not reported' if value is None else 'out of bounds'}")
@@ -144,7 +144,7 @@ def slow_start_s(last: Sequence[float]) -> float | None:
     return known[-2] if len(known) == STARTUPS else known[-1]
 
 
-def merged_arrivals(readings: Iterable[ArrivalReading]) -> ArrivalReading:
+def merge_arrivals(readings: Iterable[MeasuredArrivals]) -> MeasuredArrivals:
     """Arrivals of all gateways: one unknown part makes the whole unknown."""
     total, seconds, sample = 0, 0.0, []
     for reading in readings:

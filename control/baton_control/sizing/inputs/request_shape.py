@@ -1,4 +1,4 @@
-"""Lengths of a request: what sizing and telemetry say of one. Apart from `workload`, which needs numpy."""
+"""The lengths of a request, in a module that does not need numpy."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class RequestShape:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int = 0
-    """Of the prompt, what a worker with an unlimited prefix cache that had seen everything would not compute."""
+    """Prompt tokens that a worker with an unlimited prefix cache that had seen everything would not compute."""

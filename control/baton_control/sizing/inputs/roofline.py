@@ -88,7 +88,7 @@ def balance_batch(shape: ModelShape, accelerator: Accelerator) -> float:
 def kv_capacity_tokens(
     shape: ModelShape, accelerator: Accelerator, tensor_parallel: int, context_tokens: int | None = None
 ) -> int:
-    """Tokens of KV beside the weights, in sequences of that length."""
+    """Tokens of KV that fit next to the weights, in sequences of that length."""
     context = context_tokens or shape.max_context_tokens
     room = accelerator.memory_bytes * accelerator.memory_share * tensor_parallel - shape.weight_bytes
     if room < shape.kv.of(1024):

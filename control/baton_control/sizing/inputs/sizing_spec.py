@@ -1,24 +1,24 @@
-"""What sizing is asked to do for one deployment: bounds, budget, speed. Values of the LLMDeployment, with defaults.
+"""Bounds, targets, budget and speed of one deployment's sizing, from its LLMDeployment and with defaults.
 
-The words of sizing, in the order in which a decision uses them:
+The terms of sizing, in the order in which a decision uses them:
 
-    reading      what was measured: known, proven zero, or unknown (then everything holds)
+    measurement  known, proven zero, or unknown (then everything holds)
     arrivals     requests that came in an interval, refused ones included
     mix          lengths of recent requests, to draw from
     horizon      seconds until a worker that is ordered now can serve
-    forecast     arrivals at the horizon, a quantile of them
+    forecast     arrivals at the horizon, as a quantile
     backlog      what waits now, or runs on top of what keeps TPOT, and still will at the horizon; spread over the time
                  in which it shall drain
-    late         more waits than can be answered within the target: nothing shrinks
+    late         more requests wait than can be answered within the target: nothing shrinks
     demand       the load that a pool has to be ready for: forecast and backlog together
-    needed       the fewest workers with which the twin meets the target for the demand
+    needed       the fewest workers with which the simulator meets the target for the demand
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a rest
-    enough       workers that keep the percentile over the last half hour and the time of a start, by the twin: no more
-                 are started. Who is left loses half of what may be late at most; nobody goes whom clients saw to be
-                 needed, and nobody stays for what they saw served by fewer
+    enough       workers that keep the percentile over the last half hour and the time of a start, by the simulator: no
+                 more are started. A smaller pool may use at most half of what may be late; clients' latencies can
+                 forbid it, or allow it where fewer workers served as much
     flips        workers of one pool that serve in the other from now on: what one needs now and the other does not
-    together     how much of what both pools are to be ready for comes at once, as pools that take turns do not peak so
+    concurrent   the share of both pools' demands that comes at once: pools that take turns do not peak together
     orders       workers asked for that should not be routable yet
     floor        the minimum at this time, schedules included
     hold         nothing moves, because input is unknown
@@ -34,7 +34,7 @@ from baton_wire.messages.values import Role
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a request should see, and how many of them should."""
+    """The latencies that requests should see, and the share of requests that should."""
 
     ttft_s: float
     tpot_s: float
@@ -55,9 +55,9 @@ class Bounds:
     accelerators: int = 1
     """Per worker."""
     cost_per_hour: float | None = None
-    """Of one worker; None: nobody said."""
+    """Per worker; None: not given."""
 
-    def clamped(self, workers: int) -> int:
+    def clamp(self, workers: int) -> int:
         return min(self.maximum, max(self.minimum, workers))
 
 
@@ -89,36 +89,36 @@ class SizingSpec:
     targets: Targets
     max_accelerators: int | None = None
     scale_to_zero_after_s: float | None = None
-    cost_of_miss: float | None = None
-    """Of a late request, in the currency of `cost_per_hour`: pools sleep when that is cheaper. None: not by cost."""
+    """Quiet time after which both pools sleep; None: they never do."""
     schedules: tuple[Schedule, ...] = ()
     interval_s: float = 10.0
     """How often a decision is made; also the width of a bucket of history."""
     quantile: float = 0.8
-    """Of the forecast: how sure an interval's load shall be covered."""
+    """The quantile of the forecast: how sure an interval's load shall be covered."""
     startup_s: float = 120.0
     """Until a start has been measured."""
     stabilisation_s: float = 60.0
     """A pool shrinks only to what it needed at most during this time."""
     max_step_down: int = 8
     flip_s: float | None = None
-    """A worker of one pool serves in the other after so long; None: it cannot."""
+    """Seconds until a worker of one pool serves in the other; None: it cannot."""
     bounds_of: dict[Role, Bounds] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds_of", {Role.PREFILL: self.prefill, Role.DECODE: self.decode})
         assert self.prefill.minimum <= self.prefill.maximum, "bounds are ordered"
         assert self.decode.minimum <= self.decode.maximum, "bounds are ordered"
-        assert self.flip_s is None or self.prefill.accelerators == self.decode.accelerators, "who flips is alike"
+        is_alike = self.prefill.accelerators == self.decode.accelerators
+        assert self.flip_s is None or is_alike, "workers that flip are alike"
 
     def cost_per_hour(self, workers: Mapping[Role, int]) -> float | None:
-        """Of pools of these sizes; None when the cost of a pool that has any was not said."""
+        """The cost of pools of that size; None where a pool with workers has no price."""
         total = 0.0
         for role, count in workers.items():
-            each = self.bounds_of[role].cost_per_hour
-            if count and each is None:
+            price = self.bounds_of[role].cost_per_hour
+            if count and price is None:
                 return None
-            total += count * (each or 0.0)
+            total += count * (price or 0.0)
         return total
 
     def floor(self, role: Role, epoch_s: float) -> int:
@@ -127,6 +127,6 @@ class SizingSpec:
         open_now = (s.minimum for s in self.schedules if s.role is role and s.is_open(epoch_s))
         return min(bounds.maximum, max((bounds.minimum, *open_now)))
 
-    def clamped(self, role: Role, workers: int, epoch_s: float) -> int:
+    def clamp(self, role: Role, workers: int, epoch_s: float) -> int:
         """The nearest number from the floor at this time to the maximum."""
         return min(self.bounds_of[role].maximum, max(self.floor(role, epoch_s), workers))

@@ -1,4 +1,4 @@
-"""What sizing knows of one kind of worker pair: its step times, what fits into it, and the ways between the two."""
+"""One kind of worker pair: its step times, what fits into it, and the links between the two."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from baton_wire.rules.step_times import DecodeTimes, PrefillTimes
 
 @dataclass(frozen=True, slots=True)
 class WorkerModel:
-    """Everything that the twin knows of one kind of worker pair."""
+    """Everything that the simulator knows of one kind of worker pair."""
 
     prefill: PrefillTimes
     decode: DecodeTimes
     kv_capacity_tokens: int
-    """Of one worker, prefill or decode. Where layers have windows: of sequences of the longest context."""
+    """KV tokens of one worker, prefill or decode. Where layers have windows: in sequences of the longest context."""
     max_sequences: int
     """Decode slots of one worker."""
     max_step_tokens: int
     """Prefill budget of one step; a longer prompt runs alone."""
     kv: KvSize
-    """What a sequence keeps, and a hand-over moves."""
+    """KV bytes that a sequence keeps, and a hand-over moves."""
     link_bytes_per_s: float
     layers: int
     hand_over_s: float = 2e-3
@@ -32,7 +32,7 @@ class WorkerModel:
     """Prompts wait at the gateway while every prefill worker has more work than this; None: than fills its next step,
     which at the speed of real hardware makes no difference (docs/sizing.md)."""
     accelerators: tuple[int, int] = (1, 1)
-    """Of one prefill and of one decode worker."""
+    """Accelerators of one prefill and of one decode worker."""
 
     def slowed(self, prefill: float, decode: float) -> WorkerModel:
         """The same worker with steps that take `prefill` and `decode` times as long."""

@@ -62,7 +62,7 @@ class Workload:
         return self._taken(shuffled[order], np.clip(moved, 0.0, self.duration_s)[order])
 
     def then(self, other: Workload) -> Workload:
-        """`other` spliced behind this one."""
+        """This workload with `other` appended."""
         start = self.duration_s
         return Workload(
             np.concatenate([self.arrival_s, other.arrival_s + start]),

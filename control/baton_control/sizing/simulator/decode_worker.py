@@ -1,9 +1,9 @@
-"""A decode worker of the twin: continuous batching, advanced many steps at once between the events that change the
+"""A simulated decode worker: continuous batching, advanced many steps at once between the events that change the
 batch.
 
 Within one *regime* the batch is fixed, so step i takes base + c·(kv + b·i) and n steps take n·(base + c·kv) +
-c·b·n·(n - 1)/2; when a request lands in between, the border behind its landing is found by solving that for n. The
-cost of the twin therefore grows with requests, not with tokens.
+c·b·n·(n - 1)/2; when a request lands in between, the border after its landing is found by solving that for n. The
+cost of a simulation therefore grows with requests, not with tokens.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from math import ceil, sqrt
 from baton_control.sizing.inputs.worker_model import WorkerModel
 
 WATERMARK = 0.98
-"""Of the KV pool, what reservations may fill; the rest is for the running sequences to grow."""
+"""The share of the KV pool that reservations may fill; the rest is for the running sequences to grow."""
 PER_SEQUENCE = 256.0
-"""Tokens that a sequence counts for on top of its own, where a worker is chosen."""
+"""Tokens that a sequence counts on top of its own when a worker is chosen."""
 
 
 class DecodeWorker:
-    """State of one worker; the twin owns the clock and calls in order of time."""
+    """State of one worker; the simulator owns the clock and calls in order of time."""
 
     __slots__ = (
         "active",
@@ -52,7 +52,7 @@ class DecodeWorker:
         self.ready_s = ready_s
         self.model = model
         self.kind = kind
-        """What it computes on, where a pool may have several."""
+        """The type of accelerator, where a pool may have several."""
         self.per_kv_s = model.decode.per_kv_token_s
         self.draining = False
         self.is_dead = False
@@ -130,7 +130,7 @@ class DecodeWorker:
         return self.border_s + self._seconds(steps)
 
     def arrive_at_border(self, now: float) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Do the planned steps and change the batch; returns who finished and who was preempted.
+        """Do the planned steps and change the batch; returns the finished and the preempted requests.
 
         A preempted request is (request, tokens it has now, tokens still to come): the newest goes first.
         """
@@ -158,7 +158,7 @@ class DecodeWorker:
         return finished, preempted
 
     def drop_all(self) -> list[tuple[int, int, int]]:
-        """The worker died: every request that it held, as (request, tokens to prefill again, tokens still to come).
+        """Drop every request, as the worker died: (request, tokens to prefill again, tokens still to come) each.
 
         Tokens of a request that had not joined the batch are 0 here: the caller knows what it came with.
         """

@@ -1,4 +1,4 @@
-"""A prefill worker of the twin: whole prompts batched under a token budget, finished KV pinned until it was sent."""
+"""A simulated prefill worker: whole prompts batched under a token budget, finished KV pinned until it was sent."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from baton_control.sizing.simulator.decode_worker import DecodeWorker
 from baton_wire.rules.step_times import PrefillTimes, attended_pairs
 
 PINNED_SHARE = 0.8
-"""Of the KV pool, what prompts being computed and finished KV may take together."""
+"""The share of the KV pool that running prompts and finished KV may take together."""
 
 
 class PrefillWorker:
-    """State of one worker; the twin owns the clock and calls in order of time."""
+    """State of one worker; the simulator owns the clock and calls in order of time."""
 
     __slots__ = (
         "batch",
         "batch_pairs",
         "batch_tokens",
-        "beside",
         "busy_until",
         "created_s",
         "draining",
+        "former",
         "is_dead",
         "kind",
         "link_free_s",
@@ -44,18 +44,18 @@ class PrefillWorker:
         self.ready_s = ready_s
         self.model = model
         self.kind = kind
-        """What it computes on, where a pool may have several."""
+        """The type of accelerator, where a pool may have several."""
         self.draining = False
         self.is_dead = False
-        self.beside: DecodeWorker | None = None
-        """What it was before it changed role, as long as that has work."""
+        self.former: DecodeWorker | None = None
+        """The decode worker that it was before a flip, as long as that has work."""
         self.queue: deque[tuple[int, int, int]] = deque()
         """(request, tokens to compute, tokens cached)"""
         self.queued_tokens = 0
         self.queued_s = 0.0
         self.batch: list[int] = []
         self.batch_tokens, self.batch_pairs = 0, 0.0
-        """To compute in the running step, and (token, attended position) pairs."""
+        """Tokens to compute in the running step, and (token, attended position) pairs."""
         self.started_s = 0.0
         self.busy_until = 0.0
         self.pinned_tokens = 0
@@ -74,13 +74,13 @@ class PrefillWorker:
         return self.queued_s + (self.busy_until - now if self.batch else 0.0)
 
     def is_backed_up(self, tokens: int, now: float, model: WorkerModel) -> bool:
-        """A prompt of so many tokens waits at the gateway rather than here."""
+        """True where a prompt of that many tokens waits at the gateway rather than here."""
         if model.hold_s is not None:
             return self.load_s(now) > model.hold_s
         return bool(self.queue) and self.queued_tokens + tokens > model.max_step_tokens
 
     def start_batch(self, now: float, model: WorkerModel) -> float | None:
-        """Take prompts up to the budget; returns when they are done, None when there is nothing or no room."""
+        """Take prompts up to the budget; returns when the step ends, None when there is nothing to do or no room."""
         if self.batch or not self.queue:
             return None
         room = model.kv_capacity_tokens * PINNED_SHARE - self.pinned_tokens
@@ -105,7 +105,7 @@ class PrefillWorker:
             self.queued_s = 0.0  # what rounding left
         self.batch_tokens, self.batch_pairs = tokens_sum, pairs_sum
         self.started_s = now
-        shared = 1.0 if self.beside is None or self.beside.is_dead else 2.0
+        shared = 1.0 if self.former is None or self.former.is_dead else 2.0
         self.busy_until = now + shared * model.prefill.seconds(tokens_sum, pairs_sum)
         self.seconds_batched += self.busy_until - now
         return self.busy_until
@@ -113,7 +113,7 @@ class PrefillWorker:
     def send(self, kv_bytes: float, granted_s: float, finished_s: float, model: WorkerModel) -> float:
         """When the KV of a prompt has landed: streamed while it is computed if granted by then, else after the grant.
 
-        What streaming cannot hide is the last layer; a link that is busy with earlier prompts delays all of it.
+        Streaming cannot hide the last layer; a link that is busy with earlier prompts delays all of it.
         """
         seconds = kv_bytes / model.link_bytes_per_s
         start = max(

@@ -1,9 +1,9 @@
-"""The digital twin: gateway queue, prefill workers, KV links and decode workers on one event heap.
+"""The simulator of a deployment: gateway queue, prefill workers, KV links and decode workers on one event heap.
 
 The same rules as the real parts: a prompt goes to the prefill worker with the least work and, at the same time,
 reserves blocks on the decode worker with the most room; finished KV waits pinned for its grant; a request joins
-its decode batch at the next step border. It is deterministic: what is random (step noise, start-up times) is drawn
-outside and passed in. Left out: single layers, network faults, the gateway's fairness between tenants.
+its decode batch at the next step border. It is deterministic: the caller draws what is random, such as step noise and
+start-up times. Left out: single layers, network faults, the gateway's fairness between tenants.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import heapq
 from collections.abc import Sequence
 from math import inf, nan
 
-from baton_control.sizing.decision.flips import other
+import numpy as np
+
 from baton_control.sizing.inputs.worker_model import WorkerModel
-from baton_control.sizing.inputs.workload import Workload
+from baton_control.sizing.inputs.workload import Floats, Workload
 from baton_control.sizing.simulator.decode_worker import DecodeWorker, least_room
 from baton_control.sizing.simulator.prefill_worker import PrefillWorker, least_loaded
 from baton_wire.messages.values import Role
-from baton_wire.rules.prompt_order import PromptOrder
+from baton_wire.rules.prompt_order import PLAN_S, PromptOrder
 
 Worker = PrefillWorker | DecodeWorker
 
 
 class Kind(enum.IntEnum):
-    """Of an event on the heap."""
+    """The kind of an event on the heap."""
 
     PREFILLED = 0
     LANDED = 1
@@ -43,8 +44,12 @@ class Simulator:
         patience_s: float = inf,
         prefix_affinity: float = 0.9,
         ttft_s: float | None = None,
+        free: Role | None = None,
+        plan_s: float = PLAN_S,
     ) -> None:
-        """`ttft_s`: the target by which prompts wait their turn; without one they go in order of arrival."""
+        """`ttft_s`: the target by which prompts wait their turn; without one they go in order of arrival. `free`: the
+        pool that takes no time and needs no workers, so that the other is seen by itself. `plan_s`: see `PromptOrder`.
+        """
         self.model = model
         self.patience_s = patience_s
         self.prefix_affinity = prefix_affinity
@@ -60,7 +65,8 @@ class Simulator:
         self.retries = 0
         self.rejected = 0
         self.next_arrival = 0
-        self.gateway: PromptOrder[int] = PromptOrder(ttft_s)
+        self.free = free
+        self.gateway: PromptOrder[int] = PromptOrder(ttft_s, plan_s)
         self.gateway_tokens = 0
         self.prefill: list[PrefillWorker] = []
         self.decode: list[DecodeWorker] = []
@@ -71,7 +77,7 @@ class Simulator:
         self.finished: list[int] = []
         """Requests that ended since the caller last cleared this list."""
         self._prompt_now = list(self.prompt)
-        self._to_go = [max(0, output - 1) for output in self.output]
+        self._to_go = [0] * size if free is Role.DECODE else [max(0, output - 1) for output in self.output]
         self._decode_of: list[DecodeWorker | None] = [None] * size
         self._prefill_of: list[PrefillWorker | None] = [None] * size
         self._granted_s = [inf] * size
@@ -84,8 +90,8 @@ class Simulator:
     # --- pools -------------------------------------------------------------------------------------------------
 
     def add(self, role: Role, ready_s: float, model: WorkerModel | None = None, kind: str = "") -> None:
-        """Start a worker that will be routable at `ready_s`; billed from now on. `model`: what it can do, if it is of
-        another `kind` than the others of its pool."""
+        """Start a worker that will be routable at `ready_s`; billed from now on. `model`: its step times, if it is of
+        another `kind` than the rest of its pool."""
         worker: Worker
         if role is Role.PREFILL:
             self.prefill.append(worker := PrefillWorker(self.now, ready_s, model or self.model, kind))
@@ -94,17 +100,17 @@ class Simulator:
         self._push(max(ready_s, self.now), Kind.READY, 0, 0, worker)
 
     def remove(self, role: Role, kind: str = "") -> None:
-        """Stop one worker of that kind: the newest that is still starting, else the least loaded; what it has is
-        finished first."""
+        """Stop one worker of that kind: the newest that is still starting, else the least loaded, which finishes its
+        work first."""
         pool: list[Worker] = [w for w in self._pool(role) if w.kind == kind and not w.draining]
         starting = [worker for worker in pool if worker.ready_s > self.now]
         if starting:
-            self._gone(role, starting[-1])
+            self._remove_worker(role, starting[-1])
             return
-        self._reap(self._drained(pool))
+        self._reap(self._drain(pool))
 
-    def _drained(self, pool: list[Worker]) -> Worker:
-        """The least loaded of them gets nothing more."""
+    def _drain(self, pool: list[Worker]) -> Worker:
+        """The least loaded worker, which gets nothing more."""
         worker = min(pool, key=lambda w: w.load_s(self.now) if isinstance(w, PrefillWorker) else least_room(w))
         worker.draining = True
         self._unroute(worker)
@@ -117,18 +123,18 @@ class Simulator:
     def flip(self, giver: Role, seconds: float) -> bool:
         """The least loaded routable worker of a pool serves in the other after `seconds`, on the same accelerators.
 
-        What it has of its old kind is finished beside; while sequences are decoded, prefill steps take twice as long.
+        It finishes the work of its old role on the side; while it decodes sequences, prefill steps take twice as long.
         False: none is routable.
         """
         pool: list[Worker] = list(self.routable_prefill if giver is Role.PREFILL else self.routable_decode)
         if not pool:
             return False
-        worker = self._drained(pool)
+        worker = self._drain(pool)
         self._bill(worker)
         worker.created_s = inf
-        self.add(other(giver), self.now + seconds, worker.model, worker.kind)
+        self.add(giver.partner, self.now + seconds, worker.model, worker.kind)
         if isinstance(worker, DecodeWorker):
-            self.prefill[-1].beside = worker
+            self.prefill[-1].former = worker
         self._reap(worker)
         return True
 
@@ -140,7 +146,7 @@ class Simulator:
         worker = pool[0]
         worker.is_dead = True
         self._unroute(worker)
-        self._gone(role, worker)
+        self._remove_worker(role, worker)
         if isinstance(worker, PrefillWorker):
             for request in range(self.next_arrival):
                 if self._prefill_of[request] is worker:
@@ -153,14 +159,14 @@ class Simulator:
         self._dispatch()
 
     def workers(self, role: Role) -> int:
-        """Started and not told to stop."""
+        """Workers that were started and not asked to stop."""
         return sum(1 for worker in self._pool(role) if not worker.draining)
 
     def routable(self, role: Role) -> int:
         return len(self.routable_prefill if role is Role.PREFILL else self.routable_decode)
 
     def kinds(self, role: Role) -> dict[str, tuple[int, int]]:
-        """Of each kind, workers that were started and not told to stop, and those of them that are routable."""
+        """(workers started and not asked to stop, routable ones) of each kind."""
         routable = set(map(id, self.routable_prefill if role is Role.PREFILL else self.routable_decode))
         counts: dict[str, tuple[int, int]] = {}
         for worker in self._pool(role):
@@ -190,6 +196,13 @@ class Simulator:
         """Accelerator seconds of one worker until now; none once another role of it is billed."""
         accelerators = worker.model.accelerators[0 if isinstance(worker, PrefillWorker) else 1]
         return max(0.0, self.now - worker.created_s) * accelerators
+
+    def latencies(self) -> tuple[Floats, Floats]:
+        """TTFT and TPOT of each request in seconds; infinite for what never ended. One token has no gap: 0."""
+        first, output = np.array(self.first_s), np.array(self.output)
+        ttft = np.where(np.isnan(first), inf, first - np.array(self.arrival_s))
+        tpot = (np.array(self.done_s) - first) / np.maximum(1, output - 1)
+        return ttft, np.where(np.isnan(tpot), inf, np.where(output > 1, tpot, 0.0))
 
     # --- time --------------------------------------------------------------------------------------------------
 
@@ -228,11 +241,11 @@ class Simulator:
                 self._border(worker)
         elif kind == Kind.LANDED:
             if self._attempt[request] == tag:
-                self._landed(request)
+                self._land(request)
         elif kind == Kind.PREFILLED:
             assert isinstance(worker, PrefillWorker)
             if not worker.is_dead:
-                self._prefilled(worker)
+                self._finish_prefill(worker)
         else:
             assert worker is not None
             self._ready(worker)
@@ -240,15 +253,22 @@ class Simulator:
     # --- a request ---------------------------------------------------------------------------------------------
 
     def _arrive(self, request: int) -> None:
+        if self.free is Role.PREFILL:
+            self.first_s[request] = self.now
+            if self._to_go[request]:
+                self._reserve(request)
+            else:
+                self._finish(request, self.now)
+            return
         prefill = self.model.prefill
         self.gateway.push(request, self.now, prefill.fixed_s + prefill.prompt_s(*self._uncached(request)))
         self.gateway_tokens += self._prompt_now[request]
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Give queued prompts to prefill workers that can start them with their next step."""
+        """Hand queued prompts to prefill workers that can start them with their next step."""
         gateway, now = self.gateway, self.now
-        while gateway and self.routable_prefill and self.routable_decode:
+        while gateway and self.routable_prefill and (self.routable_decode or self.free is Role.DECODE):
             worker = least_loaded(self.routable_prefill, now)
             is_open = not worker.is_backed_up(1, now, worker.model)
             request = gateway.first(now, len(self.routable_prefill) if is_open else 0)
@@ -273,22 +293,25 @@ class Simulator:
         self.gateway_tokens -= self._prompt_now[self.gateway.pop()]
 
     def _uncached(self, request: int) -> tuple[int, int]:
-        """Tokens to compute and tokens found: affinity finds a prefix, chance finds it on one worker of n."""
+        """(tokens to compute, cached tokens): affinity finds a prefix, chance finds it on one worker of n."""
         ideal = self.cached[request]
         if not ideal:
             return self._prompt_now[request], 0
-        found = self.prefix_affinity + (1.0 - self.prefix_affinity) / max(1, len(self.routable_prefill))
-        cached = min(int(ideal * found), self._prompt_now[request] - 1)
+        hit_share = self.prefix_affinity + (1.0 - self.prefix_affinity) / max(1, len(self.routable_prefill))
+        cached = min(int(ideal * hit_share), self._prompt_now[request] - 1)
         return self._prompt_now[request] - cached, cached
 
     def _reserve(self, request: int) -> None:
         worker = min(self.routable_decode, key=least_room)
         self._decode_of[request] = worker
         if worker.reserve(request, self._prompt_now[request]):
-            self._granted(request)
+            self._grant(request)
 
-    def _granted(self, request: int) -> None:
+    def _grant(self, request: int) -> None:
         self._granted_s[request] = self.now
+        if self.free is Role.PREFILL:
+            self._push(self.now + self.model.hand_over_s, Kind.LANDED, request, self._attempt[request], None)
+            return
         worker = self._prefill_of[request]
         if worker is not None and self._is_computed[request]:
             self._send(request, worker, self.now)
@@ -298,7 +321,7 @@ class Simulator:
         if end_s is not None:
             self._push(end_s, Kind.PREFILLED, 0, 0, worker)
 
-    def _prefilled(self, worker: PrefillWorker) -> None:
+    def _finish_prefill(self, worker: PrefillWorker) -> None:
         batch, worker.batch = worker.batch, []
         for request in batch:
             if self.first_s[request] != self.first_s[request]:
@@ -322,7 +345,7 @@ class Simulator:
         landed_s = worker.send(kv_bytes, self._granted_s[request], finished_s, worker.model)
         self._push(landed_s, Kind.LANDED, request, self._attempt[request], None)
 
-    def _landed(self, request: int) -> None:
+    def _land(self, request: int) -> None:
         prefill = self._prefill_of[request]
         if prefill is not None:
             self._prefill_of[request] = None
@@ -347,7 +370,7 @@ class Simulator:
             self._retry(request)
         if worker.waiting:
             for request in worker.grant_waiting():
-                self._granted(request)
+                self._grant(request)
         if worker.active:
             self._plan(worker)
         elif worker.draining:
@@ -368,6 +391,9 @@ class Simulator:
         self.retries += 1
         self._attempt[request] += 1
         self._release_legs(request)
+        if self.free is Role.PREFILL:
+            self._reserve(request)
+            return
         self.gateway.push_front(request)
         self.gateway_tokens += self._prompt_now[request]
 
@@ -433,9 +459,9 @@ class Simulator:
 
     def _reap(self, worker: Worker) -> None:
         if worker.is_idle and not worker.is_dead:
-            self._gone(Role.PREFILL if isinstance(worker, PrefillWorker) else Role.DECODE, worker)
+            self._remove_worker(Role.PREFILL if isinstance(worker, PrefillWorker) else Role.DECODE, worker)
 
-    def _gone(self, role: Role, worker: Worker) -> None:
+    def _remove_worker(self, role: Role, worker: Worker) -> None:
         worker.is_dead = True
         self._bill(worker)
         if isinstance(worker, PrefillWorker):

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from baton_engine.model.errors import WeightsError
 from baton_engine.model.formats.stored_weight import FP8, StoredWeight
-from baton_kernels.dense.mxfp4_weight import SCALE_LIMIT, Mxfp4Stack, pack_mxfp4
+from baton_kernels.dense.mxfp4_stack import Mxfp4Stack
+from baton_kernels.dense.mxfp4_weight import SCALE_LIMIT, pack_mxfp4
 from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.mxfp4 import BLOCK, PackedFloats
 from baton_wire.models.formats.packed_integers import Awq, Gptq, PackedIntegers, groups_of

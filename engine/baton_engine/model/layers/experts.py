@@ -8,21 +8,13 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.layers.linear import Linear
-from baton_kernels.dense.quantised_stack import QuantisedStack
-from baton_kernels.experts.experts import (
-    BiasedStacks,
-    Mxfp4Stacks,
-    biased_experts,
-    grouped_experts,
-    quantised_experts,
-    route,
-)
-from baton_wire.models.decoder_spec import ClampedGate
+from baton_kernels.experts.expert_inputs import Routing, Stacks
+from baton_kernels.experts.experts import experts, route
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Which experts a token takes, and their shares."""
+    """A layer's choice of experts for each token, and their shares."""
 
     weight: Tensor  # [experts, hidden_size]
     bias: Tensor | None
@@ -31,50 +23,19 @@ class Router:
     arrived: Tensor
     """int32 [1], as `route` takes it."""
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor) -> Routing:
         return route(x, self.weight, self.bias, self.per_token, self.normalised, self.arrived)
 
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """All experts' weights as two tensors, on a GPU."""
+    """All experts' weights as one stack of each projection, on a GPU."""
 
     router: Router
-    gate_up: Tensor  # [experts, 2 · intermediate_size, hidden_size], gate first
-    down: Tensor  # [experts, hidden_size, intermediate_size]
+    stacks: Stacks
 
     def __call__(self, x: Tensor) -> Tensor:
-        return grouped_experts(x, self.gate_up, self.down, *self.router(x))
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        total.add_(self(x))
-
-
-@dataclass(frozen=True, slots=True)
-class QuantisedExperts:
-    """The same as small as they are stored, on a Hopper GPU."""
-
-    router: Router
-    gate_up: QuantisedStack
-    down: QuantisedStack
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return quantised_experts(x, self.gate_up, self.down, *self.router(x))
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        total.add_(self(x))
-
-
-@dataclass(frozen=True, slots=True)
-class BiasedExperts:
-    """All experts' weights and biases as tensors of all, on a GPU (gpt-oss)."""
-
-    router: Router
-    stacks: BiasedStacks | Mxfp4Stacks
-    gate: ClampedGate
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return biased_experts(x, self.stacks, *self.router(x), self.gate.limit, self.gate.alpha)
+        return experts(x, self.stacks, self.router(x))
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))
@@ -82,7 +43,7 @@ class BiasedExperts:
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """Each expert's weights as the device multiplies them fastest; the host goes through the experts that are asked."""
+    """Each expert's weights as the device multiplies them fastest; the host loops over the experts that tokens take."""
 
     router: Router
     gate_up: tuple[Linear, ...]
@@ -94,9 +55,9 @@ class SeparateExperts:
         return total
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        """total += self(x), experts in ascending order."""
-        shares, experts = self.router(x)
-        for expert in torch.unique(experts).tolist():
-            tokens, place = (experts == expert).nonzero(as_tuple=True)
+        """Add self(x) to `total`, experts in ascending order."""
+        shares, chosen = self.router(x)
+        for expert in torch.unique(chosen).tolist():
+            tokens, place = (chosen == expert).nonzero(as_tuple=True)
             y = self.down[expert](self.gate_up[expert].gated(x.index_select(0, tokens)))
             total.index_add_(0, tokens, y * shares[tokens, place][:, None].to(y.dtype))

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton_kernels.dense.mxfp4_weight import BLOCK, LINE_COLUMNS, Mxfp4Stack
+from baton_kernels.dense.mxfp4_stack import BLOCK, LINE_COLUMNS, Mxfp4Stack
 from baton_kernels.dense.quantised_weight import GROUP, QuantisedWeight
 
 ROWS = 16

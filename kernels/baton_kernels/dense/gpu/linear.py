@@ -14,7 +14,8 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from baton_kernels.dense.gpu.streamed_linear import MAX_ROWS, SHARED_BYTES, StreamedConfig, streamed_linear
+from baton_kernels.dense.gpu.pipeline import SHARED_BYTES
+from baton_kernels.dense.gpu.streamed_linear import MAX_ROWS, StreamedConfig, streamed_linear
 from baton_kernels.dense.gpu.tuned import tuned
 from baton_kernels.dense.swiglu import swiglu
 

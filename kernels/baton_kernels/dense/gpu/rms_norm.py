@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton_kernels.dense.gpu.rounded_activations import GREATEST, _codes, _greatest
+from baton_kernels.dense.gpu.rounded_activations import GREATEST, greatest_of_rows, rounded_codes
 from baton_kernels.dense.rounded_rows import RoundedRows, ScaledProduct, scales_apart
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
@@ -60,8 +60,8 @@ def _rms_norm_kernel(
     tl.store(out_ptr + row + column, normed, mask=inside)
     if TOP > 0:
         wide = tl.reshape(tl.where(inside, normed.to(tl.float32), 0.0), (1, BLOCK))
-        greatest = _greatest(wide)
-        codes = tl.reshape(_codes(wide, greatest, codes_ptr.dtype.element_ty, TOP, 1, BLOCK), (BLOCK,))
+        greatest = greatest_of_rows(wide)
+        codes = tl.reshape(rounded_codes(wide, greatest, codes_ptr.dtype.element_ty, TOP, 1, BLOCK), (BLOCK,))
         tl.store(codes_ptr + row + column, codes, mask=inside)
         tl.store(code_scale_ptr + number + tl.arange(0, 1), greatest / TOP)
 

@@ -29,13 +29,13 @@ def _stored(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _greatest(x):
+def greatest_of_rows(x):
     """Of each row [R] of x [R, C], float32."""
     return tl.maximum(tl.max(tl.abs(x), 1), 1e-12)
 
 
 @triton.jit
-def _codes(x, greatest, dtype: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def rounded_codes(x, greatest, dtype: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Rows in e4m3 or int8, rounded to nearest, the greatest as TOP, in stored order."""
     scaled = x * (TOP / greatest)[:, None]
     if dtype == tl.int8:
@@ -51,8 +51,8 @@ def _rows_kernel(x_ptr, out_ptr, scale_ptr, K, BLOCK: tl.constexpr, TOP: tl.cons
     place = row * K + tl.arange(0, BLOCK)[None, :]
     inside = tl.arange(0, BLOCK)[None, :] < K
     x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)  # [1, BLOCK] of [K]
-    greatest = _greatest(x)
-    tl.store(out_ptr + place, _codes(x, greatest, out_ptr.dtype.element_ty, TOP, 1, BLOCK), mask=inside)
+    greatest = greatest_of_rows(x)
+    tl.store(out_ptr + place, rounded_codes(x, greatest, out_ptr.dtype.element_ty, TOP, 1, BLOCK), mask=inside)
     tl.store(scale_ptr + row + tl.arange(0, 1), greatest / TOP)
 
 
@@ -66,8 +66,8 @@ def _groups_kernel(
     place = group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = place < K
     x = tl.load(x_ptr + row * K + place, mask=inside, other=0.0).to(tl.float32)  # [GROUPS, WIDTH]
-    greatest = _greatest(x)
-    tl.store(out_ptr + row * K + place, _codes(x, greatest, tl.float8e4nv, 448.0, GROUPS, WIDTH), mask=inside)
+    greatest = greatest_of_rows(x)
+    tl.store(out_ptr + row * K + place, rounded_codes(x, greatest, tl.float8e4nv, 448.0, GROUPS, WIDTH), mask=inside)
     tl.store(scale_ptr + group * scale_stride + row, greatest / 448.0, mask=group * WIDTH < K)
 
 
@@ -122,8 +122,10 @@ def _swiglu_kernel(
     gate = _side(own_ptr, scale, scale_ptr, bias_ptr, feature, inside, SCALED, BIAS)  # [1, BLOCK] of [F]
     up = _side(own_ptr + F, scale, scale_ptr + F, bias_ptr + F, feature, inside, SCALED, BIAS)
     x = gate / (1.0 + tl.exp(-gate)) * up
-    greatest = _greatest(x)
-    tl.store(out_ptr + row * F + feature, _codes(x, greatest, out_ptr.dtype.element_ty, TOP, 1, BLOCK), mask=inside)
+    greatest = greatest_of_rows(x)
+    tl.store(
+        out_ptr + row * F + feature, rounded_codes(x, greatest, out_ptr.dtype.element_ty, TOP, 1, BLOCK), mask=inside
+    )
     tl.store(out_scale_ptr + row + tl.arange(0, 1), greatest / TOP)
 
 

@@ -20,16 +20,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from baton_kernels.dense.gpu.pipeline import boxes, fill_ring, make_barriers
+from baton_kernels.dense.gpu.widening import as_operand, widen_scaled_int4
 from baton_kernels.dense.quantised_weight import QuantisedWeight
 from baton_kernels.launching.dependent_launch import after_previous
 
@@ -46,26 +41,6 @@ MULTIPROCESSORS = 132
 ADDED = 1024
 """Values a program of the second kernel."""
 
-_WIDEN = gl.constexpr("""{
-    .reg .b32 a, b, c;
-    shr.b32 a, $4, 8;
-    shr.b32 b, $4, 4;
-    shr.b32 c, $4, 12;
-    lop3.b32 $0, $4, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $1, a, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $2, b, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $3, c, 0x000F000F, 0x43004300, 0xEA;
-    sub.rn.bf16x2 $0, $0, $5;
-    sub.rn.bf16x2 $1, $1, $6;
-    sub.rn.bf16x2 $2, $2, $7;
-    sub.rn.bf16x2 $3, $3, $8;
-    mul.rn.bf16x2 $0, $0, $9;
-    mul.rn.bf16x2 $1, $1, $10;
-    mul.rn.bf16x2 $2, $2, $11;
-    mul.rn.bf16x2 $3, $3, $12;
-}""")
-"""As in `streamed_quantised.py`: 128 + n less 128 + the zero point, exactly; then the scale, rounded once."""
-
 
 @dataclass(frozen=True, slots=True)
 class Int4Config:
@@ -77,15 +52,15 @@ class Int4Config:
 
 @gluon.jit
 def _copy_weight(
-    weight, scale, zero, w_boxes, scale_boxes, zero_boxes, bar, stage, step, feature, other,
-    ZEROS: gl.constexpr, BYTES: gl.constexpr,
+    step, stage, bar, weight, scale, zero, w_boxes, scale_boxes, zero_boxes, first_step, feature, other,
+    ZEROS: gl.constexpr,
 ):  # fmt: skip
-    mbarrier.expect(bar, BYTES)
+    own = first_step + step
     for side in gl.static_range(2):
         first = feature + side * other
-        tma.async_copy_global_to_shared(weight, [first, step * WIDTH], bar, w_boxes.index(stage * 2 + side))
+        tma.async_copy_global_to_shared(weight, [first, own * WIDTH], bar, w_boxes.index(stage * 2 + side))
         for plane in gl.static_range(2):
-            place = [step // 2 * 2 + plane, first]
+            place = [own // 2 * 2 + plane, first]
             box = (stage * 2 + side) * 2 + plane
             tma.async_copy_global_to_shared(scale, place, bar, scale_boxes.index(box))
             if ZEROS:
@@ -93,40 +68,23 @@ def _copy_weight(
 
 
 @gluon.jit
-def _copy_x(x, x_boxes, bar, stage, step):
+def _copy_x(step, stage, bar, x, x_boxes, first_step):
+    own = first_step + step
     row = gl.program_id(2) * x.block_shape[0]
     for plane in gl.static_range(2):
-        column = step // 2 * 256 + plane * 128 + step % 2 * 64
+        column = own // 2 * 256 + plane * 128 + own % 2 * 64
         tma.async_copy_global_to_shared(x, [row, column], bar, x_boxes.index(stage * 2 + plane))
 
 
 @gluon.jit
 def _fetch(
     x, weight, scale, zero, w_boxes, x_boxes, scale_boxes, zero_boxes, ready, free, feature, other, first, steps,
-    STAGES: gl.constexpr, ZEROS: gl.constexpr, BYTES: gl.constexpr,
+    ZEROS: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
-    ahead = gl.minimum(steps, STAGES)
-    for i in range(ahead):
-        _copy_weight(weight, scale, zero, w_boxes, scale_boxes, zero_boxes, ready.index(i), i, first + i, feature,
-                     other, ZEROS, BYTES)  # fmt: skip
-    gdc_wait()
-    for i in range(ahead):
-        _copy_x(x, x_boxes, ready.index(i), i, first + i)
-    for i in range(ahead, steps):
-        stage = i % STAGES
-        mbarrier.wait(free.index(stage), ((i // STAGES) & 1) ^ 1)
-        _copy_weight(weight, scale, zero, w_boxes, scale_boxes, zero_boxes, ready.index(stage), stage, first + i,
-                     feature, other, ZEROS, BYTES)  # fmt: skip
-        _copy_x(x, x_boxes, ready.index(stage), stage, first + i)
-
-
-@gluon.jit
-def _as_operand(w, OPERAND: gl.constexpr):
-    """Of every 16 columns a thread holds 4 neighbours; the product wants them as 2 and 2, 8 apart."""
-    M: gl.constexpr = w.shape[0]
-    K: gl.constexpr = w.shape[1]
-    w = w.reshape([M, K // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([M, K])
-    return gl.convert_layout(w, OPERAND)
+    fill_ring(
+        _copy_weight, (weight, scale, zero, w_boxes, scale_boxes, zero_boxes, first, feature, other, ZEROS),
+        _copy_x, (x, x_boxes, first), ready, free, steps, BYTES, True,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -143,11 +101,8 @@ def _widened(w_boxes, scale_boxes, zero_boxes, box, MMA: gl.constexpr, ZEROS: gl
     else:
         z0 = gl.full(raw.shape, 136.0, gl.bfloat16, STORED)
         z1 = z0
-    w0, w1 = gl.inline_asm_elementwise(
-        _WIDEN, "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r", [raw, z0, z1, s0, s1],
-        (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4)  # fmt: skip
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    return _as_operand(w0, OPERAND), _as_operand(w1, OPERAND)
+    w0, w1 = widen_scaled_int4(raw, z0, z1, s0, s1)
+    return as_operand(w0, MMA), as_operand(w1, MMA)
 
 
 @gluon.jit
@@ -215,12 +170,7 @@ def _int4_kernel(
     if ZEROS:
         zero_boxes = gl.allocate_shared_memory(zero.dtype, [STAGES * 4, 1, FEATURES], zero.layout)
     BYTES: gl.constexpr = 2 * FEATURES * WIDTH + 2 * R * WIDTH * 2 + 4 * FEATURES * (4 if ZEROS else 2)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=1)
-    fence_async_shared()
+    ready, free = make_barriers(STAGES, 1)
     if GATED:
         feature = gl.program_id(0) * FEATURES
         other = features
@@ -233,7 +183,7 @@ def _int4_kernel(
             (_multiply, (bias_ptr, out_ptr, w_boxes, x_boxes, scale_boxes, zero_boxes, ready, free, feature, features,
                          other, rows, steps, STAGES, ZEROS, BIAS, GATED, SPLIT)),
             (_fetch, (x, weight, scale, zero, w_boxes, x_boxes, scale_boxes, zero_boxes, ready, free, feature, other,
-                      first, steps, STAGES, ZEROS, BYTES)),
+                      first, steps, ZEROS, BYTES)),
         ],
         [1],
         [24],
@@ -281,8 +231,8 @@ def multiply(
         target = torch.empty(config.splits, rows, features, dtype=torch.float32, device=x.device)
     scales, zeros = weight.scales, weight.scales if weight.zeros is None else weight.zeros
     _int4_kernel[(programs, config.splits, pieces_of(rows))](
-        _boxes(x, x_rows(rows), WIDTH.value, 128), _boxes(weight.values, FEATURES.value, WIDTH.value, 64),
-        _boxes(scales, 1, FEATURES.value, 0), _boxes(zeros, 1, FEATURES.value, 0), x if bias is None else bias, target,
+        boxes(x, x_rows(rows), WIDTH.value), boxes(weight.values, FEATURES.value, WIDTH.value, 64),
+        boxes(scales, 1, FEATURES.value, 0), boxes(zeros, 1, FEATURES.value, 0), x if bias is None else bias, target,
         rows, features, triton.cdiv(steps_of(weight), config.splits), config.stages, weight.zeros is not None,
         bias is not None, gated, config.splits > 1, num_warps=8, maxnreg=168, launch_pdl=True,
     )  # fmt: skip
@@ -321,10 +271,3 @@ def x_rows(rows: int) -> int:
 def pieces_of(rows: int) -> int:
     """Boxes of x below each other."""
     return int(triton.cdiv(rows, MAX_ROWS))
-
-
-def _boxes(tensor: Tensor, height: int, width: int, swizzle: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle, 8 * tensor.element_size(), 2)
-    rows, columns = tensor.shape
-    # A tensor of one row may bear any stride, a descriptor may not.
-    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [height, width], layout)

@@ -20,23 +20,18 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton_kernels.dense.gpu.pipeline import PANEL, boxes, copy_panels, copy_x, fill_ring, make_barriers
 
 MAX_ROWS = 128
 """Every program reads all of x from L2: beyond 64 rows this pays only where a program has many features."""
 ROWS = gl.constexpr(64)
 """Of a warpgroup."""
-PANEL = gl.constexpr(64)
-"""Columns of a TMA box: 128 bytes, as wide as the swizzle."""
-SHARED_BYTES = 220 * 1024
-"""Of a multiprocessor, for tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,41 +52,21 @@ class StreamedConfig:
 
 @gluon.jit
 def _copy_weight(
-    weight, w_boxes, ready, i, feature, features, BLOCK_N: gl.constexpr, PANELS: gl.constexpr, STAGES: gl.constexpr,
-    SIDES: gl.constexpr, BYTES: gl.constexpr,
+    step, stage, bar, weight, w_boxes, feature, features, PANELS: gl.constexpr, SIDES: gl.constexpr
 ):  # fmt: skip
-    stage = i % STAGES
-    mbarrier.expect(ready.index(stage), BYTES)
     for side in gl.static_range(SIDES):
-        for panel in gl.static_range(PANELS):
-            box = w_boxes.index((stage * SIDES + side) * PANELS + panel)
-            place = [feature + side * features, (i * PANELS + panel) * PANEL]
-            tma.async_copy_global_to_shared(weight, place, ready.index(stage), box)
-
-
-@gluon.jit
-def _copy_x(x, x_boxes, ready, i, PANELS: gl.constexpr, STAGES: gl.constexpr):
-    stage = i % STAGES
-    for panel in gl.static_range(PANELS):
-        box = x_boxes.index(stage * PANELS + panel)
-        tma.async_copy_global_to_shared(x, [0, (i * PANELS + panel) * PANEL], ready.index(stage), box)
+        copy_panels(weight, feature + side * features, step, w_boxes, (stage * SIDES + side) * PANELS, bar, PANELS)
 
 
 @gluon.jit
 def _fetch(
     weight, x, w_boxes, x_boxes, ready, free, feature, features, steps,
-    BLOCK_N: gl.constexpr, PANELS: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
+    PANELS: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
-    ahead = gl.minimum(steps, STAGES)
-    for i in range(ahead):
-        _copy_weight(weight, w_boxes, ready, i, feature, features, BLOCK_N, PANELS, STAGES, SIDES, BYTES)
-    gdc_wait()
-    for i in range(ahead):
-        _copy_x(x, x_boxes, ready, i, PANELS, STAGES)
-    for i in range(ahead, steps):
-        mbarrier.wait(free.index(i % STAGES), ((i // STAGES) & 1) ^ 1)
-        _copy_weight(weight, w_boxes, ready, i, feature, features, BLOCK_N, PANELS, STAGES, SIDES, BYTES)
-        _copy_x(x, x_boxes, ready, i, PANELS, STAGES)
+    fill_ring(
+        _copy_weight, (weight, w_boxes, feature, features, PANELS, SIDES), copy_x, (x, x_boxes, 0, PANELS),
+        ready, free, steps, BYTES, True,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -157,12 +132,7 @@ def _streamed_kernel(
     BYTES: gl.constexpr = (SIDES * BLOCK_N + X_ROWS) * PANELS * PANEL * 2
     w_boxes = gl.allocate_shared_memory(dtype, [STAGES * SIDES * PANELS, BLOCK_N, PANEL], SHARED)
     x_boxes = gl.allocate_shared_memory(dtype, [STAGES * PANELS + TAIL, X_ROWS, PANEL], SHARED)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=HALVES)
-    fence_async_shared()
+    ready, free = make_barriers(STAGES, HALVES)
     feature = gl.program_id(0) * BLOCK_N
     if HALVES == 2:
         gl.warp_specialize(
@@ -171,8 +141,7 @@ def _streamed_kernel(
                              BLOCK_N, PANELS, STAGES, SIDES, BIAS)),
                 (_multiply, (bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, feature, features, rows, steps, 1,
                              BLOCK_N, PANELS, STAGES, SIDES, BIAS)),
-                (_fetch, (weight, x, w_boxes, x_boxes, ready, free, feature, features, steps,
-                          BLOCK_N, PANELS, STAGES, SIDES, BYTES)),
+                (_fetch, (weight, x, w_boxes, x_boxes, ready, free, feature, features, steps, PANELS, SIDES, BYTES)),
             ],
             [4, 1],
             [216, 24],
@@ -182,8 +151,7 @@ def _streamed_kernel(
             [
                 (_multiply, (bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, feature, features, rows, steps, 0,
                              BLOCK_N, PANELS, STAGES, SIDES, BIAS)),
-                (_fetch, (weight, x, w_boxes, x_boxes, ready, free, feature, features, steps,
-                          BLOCK_N, PANELS, STAGES, SIDES, BYTES)),
+                (_fetch, (weight, x, w_boxes, x_boxes, ready, free, feature, features, steps, PANELS, SIDES, BYTES)),
             ],
             [1],
             [40],
@@ -198,10 +166,9 @@ def streamed_linear(
     rows, columns = x.shape
     features = weight.shape[0] // (2 if swiglu else 1)
     out = torch.empty(rows, features, dtype=x.dtype, device=x.device)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     _streamed_kernel[(triton.cdiv(features, config.block_n),)](
-        TensorDescriptor.from_tensor(x, [_x_rows(rows), PANEL.value], layout),
-        TensorDescriptor.from_tensor(weight, [config.block_n, PANEL.value], layout),
+        boxes(x, _x_rows(rows), PANEL.value),
+        boxes(weight, config.block_n, PANEL.value),
         weight if bias is None else bias, out, rows, features, triton.cdiv(columns, config.panels * PANEL.value),
         config.block_n, config.panels, config.stages, 2 if swiglu else 1, bias is not None,
         num_warps=4, maxnreg=128 if rows <= ROWS.value else 152, launch_pdl=True,

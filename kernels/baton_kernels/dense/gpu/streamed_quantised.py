@@ -21,70 +21,18 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from baton_kernels.dense.gpu.pipeline import LINE, PANEL, boxes, copy_x, fill_ring, make_barriers
+from baton_kernels.dense.gpu.widening import as_operand, widen_bytes, widen_int4
 from baton_kernels.dense.quantised_weight import QuantisedWeight
 
 MAX_ROWS = 64
 MOST_ROWS = 128
 """Of 8 bits with a scale a channel: one sum of all columns leaves registers for so many."""
-LINE = gl.constexpr(128)
-"""Bytes of a weight's line in a tile: as wide as the swizzle."""
-PANEL = gl.constexpr(64)
-"""Columns of x in 128 bytes."""
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 """Of a program's threads; Triton 3.7 gave it another name."""
-
-_WIDEN_E4M3 = gl.constexpr("""{
-    .reg .b32 even, odd, high, unit;
-    mov.b32 unit, 0x7B807B80;
-    shl.b32 even, $2, 4;
-    shl.b32 high, $2, 8;
-    shr.b32 odd, $2, 4;
-    and.b32 even, even, 0x07F007F0;
-    and.b32 odd, odd, 0x07F007F0;
-    lop3.b32 even, high, 0x80008000, even, 0xEA;
-    lop3.b32 odd, $2, 0x80008000, odd, 0xEA;
-    mul.rn.bf16x2 $0, even, unit;
-    mul.rn.bf16x2 $1, odd, unit;
-}""")
-"""Sign, exponent and mantissa of e4m3 lie side by side as in bfloat16; 2¹²⁰ mends the exponent, of subnormals too."""
-
-_WIDEN_INT8 = gl.constexpr("""{
-    .reg .b32 even, odd, even_zero, odd_zero, high;
-    shr.b32 high, $2, 8;
-    lop3.b32 even, $2, 0x007F007F, 0x43004300, 0xEA;
-    lop3.b32 odd, high, 0x007F007F, 0x43004300, 0xEA;
-    lop3.b32 even_zero, $2, 0x00800080, 0x43004300, 0xEA;
-    lop3.b32 odd_zero, high, 0x00800080, 0x43004300, 0xEA;
-    sub.rn.bf16x2 $0, even, even_zero;
-    sub.rn.bf16x2 $1, odd, odd_zero;
-}""")
-"""Seven bits in bfloat16's mantissa under 128 are 128 + n. The eighth, for -128, makes 256 of what is taken away."""
-
-_WIDEN_INT4 = gl.constexpr("""{
-    .reg .b32 a, b, c;
-    shr.b32 a, $4, 8;
-    shr.b32 b, $4, 4;
-    shr.b32 c, $4, 12;
-    lop3.b32 $0, $4, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $1, a, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $2, b, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $3, c, 0x000F000F, 0x43004300, 0xEA;
-    sub.rn.bf16x2 $0, $0, $5;
-    sub.rn.bf16x2 $1, $1, $6;
-    sub.rn.bf16x2 $2, $2, $7;
-    sub.rn.bf16x2 $3, $3, $8;
-}""")
-"""A nibble in bfloat16's mantissa under 128 is 128 + n; what is taken away is 128 + the zero point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +51,11 @@ class QuantisedConfig:
 
 @gluon.jit
 def _copy_weight(
-    weight, scale, zero, w_boxes, scale_boxes, zero_boxes, bar, stage, tile, feature, features,
+    step, stage, bar, weight, scale, zero, w_boxes, scale_boxes, zero_boxes, first_tile, feature, features,
     SIDES: gl.constexpr, LINES: gl.constexpr, PLANES: gl.constexpr, GROUPED: gl.constexpr, ZEROS: gl.constexpr,
-    BYTES: gl.constexpr,
 ):  # fmt: skip
     F: gl.constexpr = weight.block_shape[0]
-    mbarrier.expect(bar, BYTES)
+    tile = first_tile + step
     for side in gl.static_range(SIDES):
         first = feature + side * features
         for line in gl.static_range(LINES):
@@ -125,45 +72,16 @@ def _copy_weight(
 
 
 @gluon.jit
-def _copy_x(x, x_boxes, bar, stage, tile, PANELS: gl.constexpr):
-    for panel in gl.static_range(PANELS):
-        column = (tile * PANELS + panel) * PANEL
-        tma.async_copy_global_to_shared(x, [0, column], bar, x_boxes.index(stage * PANELS + panel))
-
-
-@gluon.jit
 def _fetch(
     x, weight, scale, zero, w_boxes, x_boxes, scale_boxes, zero_boxes, ready, free, feature, features, tile, steps,
-    SIDES: gl.constexpr, STAGES: gl.constexpr, LINES: gl.constexpr, PLANES: gl.constexpr, GROUPED: gl.constexpr,
-    ZEROS: gl.constexpr, BYTES: gl.constexpr,
+    SIDES: gl.constexpr, LINES: gl.constexpr, PLANES: gl.constexpr, GROUPED: gl.constexpr, ZEROS: gl.constexpr,
+    BYTES: gl.constexpr,
 ):  # fmt: skip
-    ahead = gl.minimum(steps, STAGES)
-    for i in range(ahead):
-        _copy_weight(weight, scale, zero, w_boxes, scale_boxes, zero_boxes, ready.index(i), i, tile + i, feature,
-                     features, SIDES, LINES, PLANES, GROUPED, ZEROS, BYTES)  # fmt: skip
-    gdc_wait()
-    for i in range(ahead):
-        _copy_x(x, x_boxes, ready.index(i), i, tile + i, LINES * PLANES * 2)
-    stage = 0
-    phase = 0
-    for i in range(ahead, steps):
-        mbarrier.wait(free.index(stage), phase)
-        _copy_weight(weight, scale, zero, w_boxes, scale_boxes, zero_boxes, ready.index(stage), stage, tile + i,
-                     feature, features, SIDES, LINES, PLANES, GROUPED, ZEROS, BYTES)  # fmt: skip
-        _copy_x(x, x_boxes, ready.index(stage), stage, tile + i, LINES * PLANES * 2)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-
-
-@gluon.jit
-def _as_operand(w, OPERAND: gl.constexpr):
-    """Of every 16 columns a thread holds 4 neighbours; the product wants them as 2 and 2, 8 apart."""
-    M: gl.constexpr = w.shape[0]
-    K: gl.constexpr = w.shape[1]
-    w = w.reshape([M, K // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([M, K])
-    return gl.convert_layout(w, OPERAND)
+    fill_ring(
+        _copy_weight, (weight, scale, zero, w_boxes, scale_boxes, zero_boxes, tile, feature, features,
+                       SIDES, LINES, PLANES, GROUPED, ZEROS),
+        copy_x, (x, x_boxes, tile, LINES * PLANES * 2), ready, free, steps, BYTES, True,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -175,9 +93,7 @@ def _sum_tiles(
     M: gl.constexpr = w_boxes.shape[1]
     N: gl.constexpr = x_boxes.shape[1]
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [M // 16, 1], [16, N, 16])
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
-    WIDEN: gl.constexpr = _WIDEN_INT8 if w_boxes.dtype == gl.int8 else _WIDEN_E4M3
     total = gl.zeros([M, N], gl.float32, MMA)
     empty = gl.zeros([M, N], gl.float32, MMA)
     stage = 0
@@ -191,8 +107,7 @@ def _sum_tiles(
                 part = empty
                 for half in gl.static_range(2):
                     raw = box.slice(half * 64, 64, dim=1).load(STORED)
-                    w = gl.inline_asm_elementwise(WIDEN, "=r,=r,r", [raw], gl.bfloat16, is_pure=True, pack=4)
-                    w = _as_operand(w, OPERAND)
+                    w = widen_bytes(raw, MMA)
                     x = x_boxes.index(place * 2 + half).permute((1, 0))
                     if GROUPED:
                         part = warpgroup_mma(w, x, part, use_acc=half > 0, is_async=True)
@@ -220,13 +135,11 @@ def _sum_tiles(
                     else:
                         first = gl.full(raw.shape, 136.0, gl.bfloat16, STORED)
                         second = first
-                    w0, w1 = gl.inline_asm_elementwise(
-                        _WIDEN_INT4, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw, first, second],
-                        (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4)  # fmt: skip
+                    w0, w1 = widen_int4(raw, first, second)
                     x0 = x_boxes.index(place * 4 + half).permute((1, 0))
                     x1 = x_boxes.index(place * 4 + 2 + half).permute((1, 0))
-                    low = warpgroup_mma(_as_operand(w0, OPERAND), x0, low, use_acc=half > 0, is_async=True)
-                    high = warpgroup_mma(_as_operand(w1, OPERAND), x1, high, use_acc=half > 0, is_async=True)
+                    low = warpgroup_mma(as_operand(w0, MMA), x0, low, use_acc=half > 0, is_async=True)
+                    high = warpgroup_mma(as_operand(w1, MMA), x1, high, use_acc=half > 0, is_async=True)
                     if half == 0 and N >= 16:  # as above
                         low, high = warpgroup_mma_wait(0, [low, high])
                 s0 = scale_boxes.index(place * 2).reshape([M]).load(gl.SliceLayout(1, MMA)).to(gl.float32)
@@ -328,12 +241,7 @@ def _quantised_kernel(
         scale_boxes = gl.allocate_shared_memory(scale.dtype, [GROUPS, 1, M], scale.layout)
     if ZEROS:
         zero_boxes = gl.allocate_shared_memory(zero.dtype, [GROUPS, 1, M], zero.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=1)
-    fence_async_shared()
+    ready, free = make_barriers(STAGES, 1)
     feature = gl.program_id(0) * F
     tile = gl.program_id(1) * steps
     gl.warp_specialize(
@@ -342,7 +250,7 @@ def _quantised_kernel(
                          zero_boxes, ready, free, feature, features, rows, steps,
                          F, SIDES, STAGES, LINES, PLANES, GROUPED, ZEROS, BIAS, R, SPLITS)),
             (_fetch, (x, weight, scale, zero, w_boxes, x_boxes, scale_boxes, zero_boxes, ready, free, feature, features,
-                      tile, steps, SIDES, STAGES, LINES, PLANES, GROUPED, ZEROS,
+                      tile, steps, SIDES, LINES, PLANES, GROUPED, ZEROS,
                       BYTES + LINES * PLANES * M * (SCALE_BYTES + ZERO_BYTES))),
         ],
         [1],
@@ -362,26 +270,19 @@ def streamed_quantised(
     if splits > 1:
         parts = torch.empty(programs, splits, sides * f * x_rows(rows), dtype=torch.float32, device=x.device)
     grouped = weight.scales.dim() == 2
-    values = _boxes(weight.values, f, LINE.value)
+    values = boxes(weight.values, f, LINE.value)
     # With the warp that fetches, a program's warps are rounded up to warpgroups.
     registers = min(168 if rows > MAX_ROWS else 128, 65536 // (config.per_sm * (2 * f * sides + 128)) // 8 * 8)
     _quantised_kernel[(programs, splits)](
-        _boxes(x, x_rows(rows), PANEL.value), values,
-        _boxes(weight.scales, 1, f) if grouped else values,
-        values if weight.zeros is None else _boxes(weight.zeros, 1, f),
+        boxes(x, x_rows(rows), PANEL.value), values,
+        boxes(weight.scales, 1, f, 0) if grouped else values,
+        values if weight.zeros is None else boxes(weight.zeros, 1, f, 0),
         weight.scales, x if bias is None else bias, out, parts, weight.arrived, rows, features,
         triton.cdiv(weight.values.shape[1], LINE.value * config.lines * splits),
         sides, config.stages, config.lines, 8 // weight.bits, grouped, weight.zeros is not None, bias is not None,
         splits, num_warps=f * sides // 16, maxnreg=registers, launch_pdl=True,
     )  # fmt: skip
     return out
-
-
-def _boxes(tensor: Tensor, height: int, width: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(0 if height == 1 else 128, 8 * tensor.element_size(), 2)
-    rows, columns = tensor.shape
-    # A tensor of one row may bear any stride, a descriptor may not.
-    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [height, width], layout)
 
 
 def x_rows(rows: int) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from baton_kernels.experts.experts import are_few
 from baton_kernels.experts.gpu import rounded_stacks, streamed_mxfp4
 from baton_kernels.experts.gpu.expert_sort import MAX_PAIRS, bins_of_sort
+from baton_kernels.experts.gpu.experts import are_few
 from baton_kernels.experts.gpu.streamed_experts import LARGE_TILES_FROM, LIBRARY_BEYOND, row_block
 from baton_kernels.experts.gpu.streamed_stacks import LARGEST_TILES_FROM
 from baton_kernels.experts.gpu.token_mxfp4 import reads_alone

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton_kernels.dense.gpu.rounded_activations import GREATEST, _codes, _greatest
+from baton_kernels.dense.gpu.rounded_activations import GREATEST, greatest_of_rows, rounded_codes
 from baton_kernels.dense.quantised_weight import GROUP
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
@@ -60,8 +60,8 @@ def _copy_row(
         group = tl.arange(0, BLOCK // WIDTH)
         column = group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         x = tl.load(source + column, mask=column < H, other=0.0).to(tl.float32)  # [groups, WIDTH] of [H]
-        greatest = _greatest(x)
-        codes = _codes(x, greatest, rows_ptr.dtype.element_ty, TOP, BLOCK // WIDTH, WIDTH)
+        greatest = greatest_of_rows(x)
+        codes = rounded_codes(x, greatest, rows_ptr.dtype.element_ty, TOP, BLOCK // WIDTH, WIDTH)
         tl.store(target + column, codes, mask=column < H)
         scales = scale_ptr + group.to(tl.int64) * PAIRS + place
         tl.store(scales, greatest / TOP, mask=group * WIDTH < H)

@@ -13,8 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.experts.expert_inputs import PlainStacks, Routing
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
+EXPERTS_A_PAIR = 4
+"""From this many experts for each pair of a token and an expert on, each pair reads its expert: that costs less than
+sorting, as two tokens seldom share an expert."""
 FEATURES = 4
 """Of gate, and as many of up, a program."""
 OUTPUTS = 2
@@ -148,6 +152,11 @@ def _down_kernel(
     tl.store(out_ptr + token * H + output, total.to(dtype), mask=output < H)
 
 
+def are_few(tokens: int, per_token: int, count: int) -> bool:
+    """Decide if tokens that take `per_token` of `count` experts each read their experts pair by pair, unsorted."""
+    return tokens <= 1 or tokens * per_token * EXPERTS_A_PAIR <= count
+
+
 def choose_experts_triton(logits: Tensor, per_token: int, normalised: bool) -> tuple[Tensor, Tensor]:
     """As `baton_kernels.experts.experts.choose_experts`; logits contiguous."""
     tokens, count = logits.shape
@@ -181,21 +190,22 @@ def route_token_triton(
     return shares, experts
 
 
-def few_experts_triton(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
+def few_experts_triton(x: Tensor, stacks: PlainStacks, routing: Routing) -> Tensor:
     """As `baton_kernels.experts.experts.experts_reference`; all contiguous."""
-    (tokens, hidden), per_token, inner = x.shape, experts.shape[1], down.shape[2]
+    shares, experts = routing
+    (tokens, hidden), per_token, inner = x.shape, experts.shape[1], stacks.down.shape[2]
     between = torch.empty(tokens * per_token, inner, dtype=x.dtype, device=x.device)
     out = torch.empty_like(x)
     if tokens:
         launch = chain(x)
         _gate_up_kernel[(tokens * per_token, triton.cdiv(inner, FEATURES))](
-            x, gate_up, experts, between, per_token, hidden, inner, FEATURES, COLUMNS, triton.cdiv(hidden, COLUMNS),
-            bool(launch), num_warps=GATE_WARPS, **launch,
+            x, stacks.gate_up, experts, between, per_token, hidden, inner, FEATURES, COLUMNS,
+            triton.cdiv(hidden, COLUMNS), bool(launch), num_warps=GATE_WARPS, **launch,
         )  # fmt: skip
         places = triton.next_power_of_2(per_token)
         columns = min(triton.next_power_of_2(inner), max(16, DOWN_VALUES // (places * OUTPUTS)))
         _down_kernel[(tokens, triton.cdiv(hidden, OUTPUTS))](
-            between, down, shares, experts, out, hidden, inner, per_token, places, OUTPUTS, columns,
+            between, stacks.down, shares, experts, out, hidden, inner, per_token, places, OUTPUTS, columns,
             triton.cdiv(inner, columns), bool(launch), num_warps=DOWN_WARPS, **launch,
         )  # fmt: skip
     return out

@@ -13,10 +13,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from baton_kernels.dense.gpu.widening import MXFP4_REGISTERS, mxfp4_ptx
+
 WORDS = gl.constexpr(4)
 """Of 32 bits that a thread loads at once."""
-BACK = gl.constexpr(2.0**64)
-"""Widened codes are 2¹²⁶ too small; their scales make up for 2⁶²."""
 
 
 def _line_product() -> str:
@@ -30,14 +30,15 @@ def _line_product() -> str:
     wide = [f"{row}{word}{place}" for row in "gh" for word in (0, 1) for place in range(4)]
     scales = [f"s{row}{plane}" for row in "gh" for plane in (0, 1)]
     sums = [f"d{plane}{at}" for plane in (0, 1) for at in range(4)]
-    text = [f".reg .b32 l, r, e, m, s, {', '.join(wide + scales)};", f".reg .f32 z, {', '.join(sums)};"]
+    text = [MXFP4_REGISTERS, f".reg .b32 {', '.join(wide + scales)};", f".reg .f32 z, {', '.join(sums)};"]
     text.append("mov.f32 z, 0f00000000;")
     for row, factor in (("g", "$12"), ("h", "$16")):
         text += [f"prmt.b32 s{row}0, {factor}, {factor}, 0x1010;", f"prmt.b32 s{row}1, {factor}, {factor}, 0x3232;"]
     for half in (0, 1):
         for word in (0, 1):
             for row, first in (("g", 4), ("h", 8)):
-                text += _widened(f"${first + 2 * half + word}", f"{row}{word}", f"s{row}")
+                pairs = [f"{row}{word}{place}" for place in range(4)]
+                text += mxfp4_ptx(f"${first + 2 * half + word}", pairs, [f"s{row}{place // 2}" for place in range(4)])
         for place in range(4):
             plane, at = place // 2, 20 + 4 * place + 2 * half
             left = ", ".join(f"{row}{word}{place}" for word in (0, 1) for row in "gh")
@@ -49,24 +50,6 @@ def _line_product() -> str:
             )
     text += [f"add.f32 ${sum_}, ${36 + sum_}, d{sum_ // 2}{sum_ % 2 * 2};" for sum_ in range(4)]
     return "{\n" + "\n".join(text) + "\n}"
-
-
-def _widened(code: str, wide: str, scale: str) -> list[str]:
-    """PTX that makes four registers of two bfloat16 each of a word, as `streamed_mxfp4.py` does."""
-    return [
-        f"shl.b32 l, {code}, 3;",
-        f"shl.b32 r, {code}, 6;",
-        f"shr.b32 e, {code}, 6;",
-        f"shr.b32 m, {code}, 5;",
-        f"shl.b32 s, {code}, 5;",
-        f"and.b32 {wide}0, {code}, 0x81C081C0;",
-        f"and.b32 {wide}1, l, 0x81C081C0;",
-        f"and.b32 {wide}2, r, 0x81C081C0;",
-        f"and.b32 {wide}3, e, 0x01800180;",
-        f"lop3.b32 {wide}3, m, 0x00400040, {wide}3, 0xEA;",
-        f"lop3.b32 {wide}3, s, 0x80008000, {wide}3, 0xEA;",
-        *(f"mul.rn.bf16x2 {wide}{place}, {wide}{place}, {scale}{place // 2};" for place in range(4)),
-    ]
 
 
 LINE_PRODUCT = gl.constexpr(_line_product())

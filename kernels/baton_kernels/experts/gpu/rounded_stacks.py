@@ -21,25 +21,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from baton_kernels.dense.gpu.pipeline import LINE, SHARED_BYTES, boxes, copy_panels
 from baton_kernels.dense.gpu.rounded_activations import quantise_rows
-from baton_kernels.dense.gpu.streamed_linear import SHARED_BYTES
 from baton_kernels.dense.quantised_stack import QuantisedStack
+from baton_kernels.experts.expert_inputs import QuantisedStacks, Routing
 from baton_kernels.experts.gpu.expert_sort import row_scales, sort_by_expert
+from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, first_row
 from baton_kernels.experts.gpu.streamed_experts import sum_of_experts
 
 ROUNDED_FROM: int | None = 48
 """Pairs of a token and an expert, for each expert: from so many on rows are rounded; None: never."""
 ROWS = 128
 """Of a row block."""
-LINE = gl.constexpr(128)
-"""Columns a step, features of half a tile, and what a block's scale is of."""
 TOP = gl.constexpr(448.0)
 """e4m3's greatest."""
 WARPS, REGISTERS = 4, 168
@@ -79,8 +77,8 @@ def _fetch(
     c = 0
     for item in range(gl.program_id(0), blocks * tiles, gl.num_programs(0)):
         block, tile = _place(item, blocks, tiles, TURN)
-        expert = gl.load(table + 1 + block)
-        row = gl.load(table + 1 + ROW_BLOCKS + block)
+        expert = expert_of(table, block)
+        row = first_row(table, block, ROW_BLOCKS)
         if GATED:
             feature = expert * 2 * features + tile * LINE
             second = feature + features
@@ -92,11 +90,11 @@ def _fetch(
             mbarrier.wait(free.index(stage), ((c // STAGES) & 1) ^ 1)
             bar = ready.index(stage * 2)
             mbarrier.expect(bar, BYTES)
-            tma.async_copy_global_to_shared(x, [row, i * LINE], bar, x_boxes.index(stage))
-            tma.async_copy_global_to_shared(weight, [feature, i * LINE], bar, w_boxes.index(stage * 2))
+            copy_panels(x, row, i, x_boxes, stage, bar, 1)
+            copy_panels(weight, feature, i, w_boxes, stage * 2, bar, 1)
             bar = ready.index(stage * 2 + 1)
             mbarrier.expect(bar, LINE * LINE)
-            tma.async_copy_global_to_shared(weight, [second, i * LINE], bar, w_boxes.index(stage * 2 + 1))
+            copy_panels(weight, second, i, w_boxes, stage * 2 + 1, bar, 1)
             c += 1
 
 
@@ -123,9 +121,9 @@ def _multiply(
     c = 0
     for item in range(gl.program_id(0), blocks * tiles, gl.num_programs(0)):
         block, tile = _place(item, blocks, tiles, TURN)
-        expert = gl.load(table + 1 + block)
-        first = gl.load(table + 1 + ROW_BLOCKS + block) + SKIPPED
-        is_row = first + row < gl.load(table + 1 + 2 * ROW_BLOCKS + block)
+        expert = expert_of(table, block)
+        first = first_row(table, block, ROW_BLOCKS) + SKIPPED
+        is_row = first + row < end_of_rows(table, block, ROW_BLOCKS)
         if GATED:
             feature = tile * LINE
             both = 2 * features
@@ -199,7 +197,7 @@ def _multiply(
             codes = gl.convert_layout(codes, STORED)
             line = first + gl.arange(0, R, gl.SliceLayout(1, STORED))
             at = feature + gl.arange(0, LINE, gl.SliceLayout(0, STORED))
-            end = gl.load(table + 1 + 2 * ROW_BLOCKS + block)
+            end = end_of_rows(table, block, ROW_BLOCKS)
             gl.store(out_ptr + line.to(gl.int64)[:, None] * features + at[None, :], codes, mask=(line < end)[:, None])
         else:  # rounded where the separate ops round
             gate = total.to(dtype).to(gl.float32)
@@ -237,9 +235,10 @@ def _rounded_stack_kernel(
     )  # fmt: skip
 
 
-def rounds(gate_up: QuantisedStack, down: QuantisedStack, pairs: int) -> bool:
-    """Whether so many pairs of a token and an expert are multiplied in 8 bits, as the weights are. Which checkpoints
-    round activations is said where weights are packed (`QuantisedWeight.rounds_inputs`)."""
+def rounds(stacks: QuantisedStacks, pairs: int) -> bool:
+    """Decide if this many pairs of a token and an expert are multiplied in 8 bits, as the weights are. Packing notes
+    which checkpoints round activations (`QuantisedWeight.rounds_inputs`)."""
+    gate_up, down = stacks.gate_up, stacks.down
     known = gate_up.rounds_inputs and down.rounds_inputs and gate_up.bits == down.bits == 8
     alike = gate_up.values.dtype == down.values.dtype and gate_up.has_blocks == down.has_blocks
     return known and alike and ROUNDED_FROM is not None and pairs >= ROUNDED_FROM * gate_up.values.shape[0]
@@ -250,44 +249,38 @@ def codes_of(stack: QuantisedStack) -> torch.dtype:
     return torch.int8 if stack.values.dtype == torch.int8 else torch.float8_e4m3fn
 
 
-def rounded_experts_gluon(
-    x: Tensor, gate_up: QuantisedStack, down: QuantisedStack, shares: Tensor, experts: Tensor
-) -> Tensor:
+def rounded_experts_gluon(x: Tensor, stacks: QuantisedStacks, routing: Routing) -> Tensor:
     """As `baton_kernels.experts.experts.rounded_experts_reference`: two stacks of 8 bits that are stored alike, up to
     MAX_PAIRS pairs of a token and an expert. All contiguous."""
-    count, codes = gate_up.values.shape[0], codes_of(gate_up)
-    plan = sort_by_expert(x, experts, count, ROWS, codes, gate_up.has_blocks)
+    gate_up, down = stacks.gate_up, stacks.down
+    codes = codes_of(gate_up)
+    plan = sort_by_expert(x, routing.experts, stacks.count, ROWS, codes, gate_up.has_blocks)
     assert plan.scales is not None
     pairs, inner = plan.x.shape[0], gate_up.values.shape[1] // 2
     between = torch.empty(pairs, inner, dtype=codes if gate_up.has_blocks else x.dtype, device=x.device)
     if gate_up.has_blocks:
         scales = row_scales(inner // LINE.value, pairs, ROWS, x.device)
-        _launch(plan.x, plan.scales, plan.table, gate_up, between, scales, gated=True)
+        multiply_codes(plan.x, plan.scales, plan.table, gate_up, between, scales, gated=True)
     else:
-        _launch(plan.x, plan.scales, plan.table, gate_up, between, plan.scales, gated=True)
+        multiply_codes(plan.x, plan.scales, plan.table, gate_up, between, plan.scales, gated=True)
         between, scales = quantise_rows(between, codes)
     out = torch.empty(pairs, x.shape[1], dtype=x.dtype, device=x.device)
-    _launch(between, scales, plan.table, down, out, scales, gated=False)
-    return sum_of_experts(out, plan.place, shares)
+    multiply_codes(between, scales, plan.table, down, out, scales, gated=False)
+    return sum_of_experts(out, plan.place, routing.shares)
 
 
-def _launch(
+def multiply_codes(
     x: Tensor, row_scales: Tensor, table: Tensor, stack: QuantisedStack, out: Tensor, out_scales: Tensor, *, gated: bool
 ) -> None:
     """Codes x [P, K] by each row's expert: out [P, N], or gated [P, N / 2]."""
     _, both, columns = stack.values.shape
     features = both // 2 if gated else both
     tiles = triton.cdiv(features, LINE.value if gated else 2 * LINE.value)
+    values = stack.values.view(-1, columns).view(x.dtype)
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     _rounded_stack_kernel[(multiprocessors,)](
-        _boxes(x, ROWS), _boxes(stack.values.view(-1, columns).view(x.dtype), LINE.value), row_scales, stack.scales,
+        boxes(x, ROWS, LINE.value), boxes(values, LINE.value, LINE.value), row_scales, stack.scales,
         out, out_scales, table, x.shape[0], tiles, features, triton.cdiv(columns, LINE.value),
         (table.shape[0] - 1) // 3, STAGES, gated, stack.has_blocks, TURN if tiles > MANY_TILES else 1,
         num_warps=WARPS, maxnreg=REGISTERS, launch_pdl=True,
     )  # fmt: skip
-
-
-def _boxes(tensor: Tensor, height: int) -> TensorDescriptor:
-    rows, columns = tensor.shape
-    layout = gl.NVMMASharedLayout(128, 8, 2)
-    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [height, LINE.value], layout)

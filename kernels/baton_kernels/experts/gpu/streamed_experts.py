@@ -20,18 +20,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton_kernels.dense.gpu.streamed_linear import SHARED_BYTES
+from baton_kernels.dense.gpu.pipeline import PANEL, SHARED_BYTES, boxes, make_barriers
+from baton_kernels.experts.expert_inputs import BiasedStacks, PlainStacks, Routing
 from baton_kernels.experts.gpu.expert_sort import Sorted, sort_by_expert
+from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, fetch_tiles, first_row
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
 LARGE_TILES_FROM, LIBRARY_BEYOND = 64, 256
@@ -40,8 +35,6 @@ the time; beyond the second the library's grouped product is, where no bias is a
 LARGE_ROWS = 128
 LEAST_ROWS = gl.constexpr(64)
 """Of a warpgroup."""
-PANEL = gl.constexpr(64)
-"""Columns of a TMA box: 128 bytes, as wide as the swizzle."""
 PLAIN, SWIGLU, CLAMPED = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 """What becomes of a product: nothing, silu(gate) · up, or gpt-oss' clamped gate."""
 BLOCK = 1024
@@ -71,55 +64,6 @@ class ExpertsConfig:
         step_bytes = self.panels * (sides * self.block_n + self.rows) * PANEL.value * 2
         tail_bytes = max(0, LEAST_ROWS.value - self.rows) * PANEL.value * 2
         return int((SHARED_BYTES // self.programs - 1024 - tail_bytes) // step_bytes)
-
-
-@gluon.jit
-def _copy_weight(
-    weight, table, w_boxes, ready, c, tiles, features, steps, BLOCK_N: gl.constexpr, PANELS: gl.constexpr,
-    STAGES: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
-):  # fmt: skip
-    item = gl.program_id(0) + (c // steps) * gl.num_programs(0)
-    i, stage = c % steps, c % STAGES
-    feature = gl.load(table + 1 + item // tiles) * SIDES * features + (item % tiles) * BLOCK_N
-    mbarrier.expect(ready.index(stage), BYTES)
-    for side in gl.static_range(SIDES):
-        for panel in gl.static_range(PANELS):
-            box = w_boxes.index((stage * SIDES + side) * PANELS + panel)
-            place = [feature + side * features, (i * PANELS + panel) * PANEL]
-            tma.async_copy_global_to_shared(weight, place, ready.index(stage), box)
-
-
-@gluon.jit
-def _copy_x(x, table, x_boxes, ready, c, tiles, steps, BLOCKS, PANELS: gl.constexpr, STAGES: gl.constexpr):
-    item = gl.program_id(0) + (c // steps) * gl.num_programs(0)
-    i, stage = c % steps, c % STAGES
-    row = gl.load(table + 1 + BLOCKS + item // tiles)
-    for panel in gl.static_range(PANELS):
-        box = x_boxes.index(stage * PANELS + panel)
-        tma.async_copy_global_to_shared(x, [row, (i * PANELS + panel) * PANEL], ready.index(stage), box)
-
-
-@gluon.jit
-def _fetch(
-    weight, x, table, w_boxes, x_boxes, ready, free, tiles, features, steps, BLOCKS, AHEAD: gl.constexpr,
-    BLOCK_N: gl.constexpr, PANELS: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
-):  # fmt: skip
-    if not AHEAD:
-        gdc_wait()
-        gdc_launch_dependents()
-    items = gl.load(table) * tiles
-    own = gl.maximum(items - gl.program_id(0) + gl.num_programs(0) - 1, 0) // gl.num_programs(0) * steps
-    ahead = gl.minimum(own, STAGES)
-    for c in range(ahead):
-        _copy_weight(weight, table, w_boxes, ready, c, tiles, features, steps, BLOCK_N, PANELS, STAGES, SIDES, BYTES)
-    if AHEAD:
-        gdc_wait()
-    for c in range(ahead):
-        _copy_x(x, table, x_boxes, ready, c, tiles, steps, BLOCKS, PANELS, STAGES)
-    for c in range(ahead, own):
-        mbarrier.wait(free.index(c % STAGES), ((c // STAGES) & 1) ^ 1)
-        _copy_weight(weight, table, w_boxes, ready, c, tiles, features, steps, BLOCK_N, PANELS, STAGES, SIDES, BYTES)
-        _copy_x(x, table, x_boxes, ready, c, tiles, steps, BLOCKS, PANELS, STAGES)
 
 
 @gluon.jit
@@ -163,9 +107,10 @@ def _multiply(
             total = warpgroup_mma_wait(0, [total])
         mbarrier.arrive(free.index((c + STAGES - 1) % STAGES), count=1)
 
-        expert = gl.load(table + 1 + item // tiles)
-        first = gl.load(table + 1 + BLOCKS + item // tiles)
-        end = gl.load(table + 1 + 2 * BLOCKS + item // tiles)
+        block = item // tiles
+        expert = expert_of(table, block)
+        first = first_row(table, block, BLOCKS)
+        end = end_of_rows(table, block, BLOCKS)
         column = (item % tiles) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
         row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
         is_column = column < features
@@ -205,18 +150,13 @@ def _product_kernel(
     BYTES: gl.constexpr = (SIDES * BLOCK_N + X_ROWS) * PANELS * PANEL * 2
     w_boxes = gl.allocate_shared_memory(dtype, [STAGES * SIDES * PANELS, BLOCK_N, PANEL], SHARED)
     x_boxes = gl.allocate_shared_memory(dtype, [STAGES * PANELS + TAIL, X_ROWS, PANEL], SHARED)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=1)
-    fence_async_shared()
+    ready, free = make_barriers(STAGES, 1)
     gl.warp_specialize(
         [
             (_multiply, (bias_ptr, out_ptr, table, w_boxes, x_boxes, ready, free, tiles, features, steps, BLOCKS,
                          limit, alpha, AHEAD, BLOCK_N, PANELS, STAGES, GATE, BIAS)),
-            (_fetch, (weight, x, table, w_boxes, x_boxes, ready, free, tiles, features, steps, BLOCKS, AHEAD,
-                      BLOCK_N, PANELS, STAGES, SIDES, BYTES)),
+            (fetch_tiles, (weight, x, table, w_boxes, x_boxes, ready, free, tiles, features, steps, BLOCKS, AHEAD,
+                           PANELS, PANELS, SIDES, BYTES)),
         ],
         [1],
         [40],
@@ -238,21 +178,22 @@ def _sum_kernel(
     tl.store(out_ptr + token * H + column, total.to(out_ptr.dtype.element_ty), mask=column < H)
 
 
-def streamed_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor] | None, shares: Tensor, experts: Tensor,
-    clamp: tuple[float, float] | None,
-) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.experts.grouped_experts`, with `clamp` (limit and alpha) as `biased_experts`. All
-    contiguous, H and F multiples of 8."""
+def streamed_experts(x: Tensor, stacks: PlainStacks | BiasedStacks, routing: Routing) -> Tensor:
+    """As `baton_kernels.experts.experts.experts`. All contiguous, H and F multiples of 8."""
     if not x.shape[0]:
         return torch.empty_like(x)
-    count, pairs = gate_up.shape[0], experts.numel()
+    count, pairs = stacks.count, routing.pairs
     rows = row_block(pairs, count) if pairs < LARGE_TILES_FROM * count else LARGE_ROWS
-    plan = sort_by_expert(x, experts, count, rows)
-    up_bias, down_bias = biases or (None, None)
-    inner = expert_products(plan.x, plan, gate_up, up_bias, SWIGLU.value if clamp is None else CLAMPED.value, clamp)
-    out = expert_products(inner, plan, down, down_bias, PLAIN.value, None, is_table_older=True)
-    return sum_of_experts(out, plan.place, shares)
+    plan = sort_by_expert(x, routing.experts, count, rows)
+    if isinstance(stacks, BiasedStacks):
+        clamp = stacks.limit, stacks.alpha
+        inner = expert_products(plan.x, plan, stacks.gate_up, stacks.gate_up_bias, CLAMPED.value, clamp)
+        down_bias: Tensor | None = stacks.down_bias
+    else:
+        inner = expert_products(plan.x, plan, stacks.gate_up, None, SWIGLU.value)
+        down_bias = None
+    out = expert_products(inner, plan, stacks.down, down_bias, PLAIN.value, is_table_older=True)
+    return sum_of_experts(out, plan.place, routing.shares)
 
 
 def row_block(pairs: int, count: int) -> int:
@@ -269,7 +210,7 @@ def experts_config(rows: int, sides: int) -> ExpertsConfig:
 
 
 def expert_products(
-    x: Tensor, plan: Sorted, weight: Tensor, bias: Tensor | None, gate: int, clamp: tuple[float, float] | None,
+    x: Tensor, plan: Sorted, weight: Tensor, bias: Tensor | None, gate: int, clamp: tuple[float, float] = (0.0, 0.0),
     is_table_older: bool = False,
 ) -> Tensor:  # fmt: skip
     """x [P, K] in the plan's order by each row's expert, weight [E, N, K], bias [E, N] → [P, N], or [P, N / 2] of a
@@ -279,12 +220,11 @@ def expert_products(
     features = weight.shape[1] // sides
     config = experts_config(plan.x_rows, sides)
     out = torch.empty(pairs, features, dtype=x.dtype, device=x.device)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    limit, alpha = clamp or (0.0, 0.0)
+    limit, alpha = clamp
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     _product_kernel[(config.programs * multiprocessors,)](
-        TensorDescriptor.from_tensor(x, [plan.x_rows, PANEL.value], layout),
-        TensorDescriptor.from_tensor(weight.view(-1, columns), [config.block_n, PANEL.value], layout),
+        boxes(x, plan.x_rows, PANEL.value),
+        boxes(weight.view(-1, columns), config.block_n, PANEL.value),
         weight if bias is None else bias, out, plan.table, triton.cdiv(features, config.block_n), features,
         triton.cdiv(columns, config.panels * PANEL.value), (plan.table.shape[0] - 1) // 3, limit, alpha,
         is_table_older, config.block_n, config.panels, config.stages(sides), gate, bias is not None,

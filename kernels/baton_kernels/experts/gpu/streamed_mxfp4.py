@@ -16,20 +16,22 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton_kernels.dense.gpu.streamed_linear import SHARED_BYTES
-from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
+from baton_kernels.dense.gpu.pipeline import SHARED_BYTES, boxes, copy_panels, make_barriers
+from baton_kernels.dense.gpu.widening import MXFP4_BACK, MXFP4_FACTOR, as_operand, widen_mxfp4
+from baton_kernels.dense.mxfp4_stack import Mxfp4Stack
+from baton_kernels.experts.expert_inputs import Mxfp4Stacks, Routing
 from baton_kernels.experts.gpu.expert_sort import Sorted, sort_by_expert
-from baton_kernels.experts.gpu.streamed_experts import CLAMPED, PLAIN, row_block, sum_of_experts
+from baton_kernels.experts.gpu.row_block_tiles import (
+    end_of_rows,
+    expert_of,
+    fill_ring_by_tiles,
+    first_row,
+    tile_of_step,
+)
+from baton_kernels.experts.gpu.streamed_experts import row_block, sum_of_experts
 
 WIDTH = gl.constexpr(64)
 """Bytes of a line: 128 columns, a step."""
@@ -38,96 +40,36 @@ BLOCKS = gl.constexpr(4)
 LARGE_TILES_FROM = 128
 """For each expert: from there on large tiles are faster, where the matrix unit takes longer than widening."""
 
-_FACTOR = gl.constexpr(62)
-"""Power of 2. Widened codes are 2¹²⁶ too small: scales make up for so much, and sums for the rest."""
-_BACK = gl.constexpr(2.0**64)
-
-_WIDEN = gl.constexpr("""{
-    .reg .b32 b, c, e, m, s;
-    shl.b32 b, $4, 3;
-    shl.b32 c, $4, 6;
-    shr.b32 e, $4, 6;
-    shr.b32 m, $4, 5;
-    shl.b32 s, $4, 5;
-    and.b32 $0, $4, 0x81C081C0;
-    and.b32 $1, b, 0x81C081C0;
-    and.b32 $2, c, 0x81C081C0;
-    and.b32 $3, e, 0x01800180;
-    lop3.b32 $3, m, 0x00400040, $3, 0xEA;
-    lop3.b32 $3, s, 0x80008000, $3, 0xEA;
-    mul.rn.bf16x2 $0, $0, $5;
-    mul.rn.bf16x2 $1, $1, $6;
-    mul.rn.bf16x2 $2, $2, $7;
-    mul.rn.bf16x2 $3, $3, $8;
-}""")
-"""Exponent and mantissa of e2m1 lie side by side as in bfloat16, where they mean a 2¹²⁶th, of subnormals too."""
-
 
 @gluon.jit
 def _copy_weight(
-    weight, scale, table, w_boxes, scale_boxes, ready, c, tiles, features, lines, STAGES: gl.constexpr,
-    SIDES: gl.constexpr, BYTES: gl.constexpr,
+    step, stage, bar, weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES: gl.constexpr
 ):  # fmt: skip
-    item = gl.program_id(0) + (c // lines) * gl.num_programs(0)
-    i, stage = c % lines, c % STAGES
-    expert = gl.load(table + 1 + item // tiles)
-    feature = (item % tiles) * w_boxes.shape[1]
-    mbarrier.expect(ready.index(stage), BYTES)
+    block, tile, i = tile_of_step(step, tiles, lines)
+    expert = expert_of(table, block)
+    feature = tile * w_boxes.shape[1]
     for side in gl.static_range(SIDES):
         first = feature + side * features
         box = stage * SIDES + side
-        place = [expert * SIDES * features + first, i * WIDTH]
-        tma.async_copy_global_to_shared(weight, place, ready.index(stage), w_boxes.index(box))
-        place = [expert * lines + i, first]
-        tma.async_copy_global_to_shared(scale, place, ready.index(stage), scale_boxes.index(box))
-
-
-@gluon.jit
-def _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES: gl.constexpr):
-    item = gl.program_id(0) + (c // lines) * gl.num_programs(0)
-    i, stage = c % lines, c % STAGES
-    row = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
-    for plane in gl.static_range(2):
-        column = i * (2 * WIDTH) + plane * WIDTH
-        tma.async_copy_global_to_shared(x, [row, column], ready.index(stage), x_boxes.index(stage * 2 + plane))
+        copy_panels(weight, expert * SIDES * features + first, i, w_boxes, box, bar, 1)
+        tma.async_copy_global_to_shared(scale, [expert * lines + i, first], bar, scale_boxes.index(box))
 
 
 @gluon.jit
 def _fetch(
     x, weight, scale, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines, ROW_BLOCKS,
-    AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
+    AHEAD: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
-    if not AHEAD:
-        gdc_wait()
-        gdc_launch_dependents()
-    items = gl.load(table) * tiles
-    own = gl.maximum(items - gl.program_id(0) + gl.num_programs(0) - 1, 0) // gl.num_programs(0) * lines
-    ahead = gl.minimum(own, STAGES)
-    for c in range(ahead):
-        _copy_weight(weight, scale, table, w_boxes, scale_boxes, ready, c, tiles, features, lines, STAGES, SIDES, BYTES)
-    if AHEAD:
-        gdc_wait()
-    for c in range(ahead):
-        _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES)
-    for c in range(ahead, own):
-        mbarrier.wait(free.index(c % STAGES), ((c // STAGES) & 1) ^ 1)
-        _copy_weight(weight, scale, table, w_boxes, scale_boxes, ready, c, tiles, features, lines, STAGES, SIDES, BYTES)
-        _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES)
-
-
-@gluon.jit
-def _as_operand(w, OPERAND: gl.constexpr):
-    """Of every 16 columns a thread holds 4 neighbours; the product wants them as 2 and 2, 8 apart."""
-    M: gl.constexpr = w.shape[0]
-    K: gl.constexpr = w.shape[1]
-    w = w.reshape([M, K // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([M, K])
-    return gl.convert_layout(w, OPERAND)
+    fill_ring_by_tiles(
+        _copy_weight, (weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES), x, table, x_boxes,
+        ready, free, tiles, lines, ROW_BLOCKS, 2, BYTES, AHEAD,
+    )  # fmt: skip
 
 
 @gluon.jit
 def _scale(exponents, BLOCK: gl.constexpr, shape: gl.constexpr):
     """Factors of a block, bfloat16 of a shape [features, …]: exponents stand where bfloat16 has its own."""
-    power = (((exponents >> (8 * BLOCK)) & 255) + _FACTOR) << 7
+    power = (((exponents >> (8 * BLOCK)) & 255) + MXFP4_FACTOR) << 7
     return gl.expand_dims(power.to(gl.int16).to(gl.bfloat16, bitcast=True), 1).broadcast_to(shape)
 
 
@@ -135,14 +77,11 @@ def _scale(exponents, BLOCK: gl.constexpr, shape: gl.constexpr):
 def _widened(w_boxes, scale_boxes, box, half: gl.constexpr, MMA: gl.constexpr):
     """Half of a side's step as two operands, scaled: [FEATURES, 32] of bytes, their low and their high codes."""
     STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     exponents = scale_boxes.index(box).reshape([scale_boxes.shape[2]]).load(gl.SliceLayout(1, STORED))
     raw = w_boxes.index(box).slice(half * 32, 32, dim=1).load(STORED)
     low, high = _scale(exponents, half, raw.shape), _scale(exponents, 2 + half, raw.shape)
-    w0, w1 = gl.inline_asm_elementwise(
-        _WIDEN, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw, low, high], (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
-    )
-    return _as_operand(w0, OPERAND), _as_operand(w1, OPERAND)
+    w0, w1 = widen_mxfp4(raw, low, high)
+    return as_operand(w0, MMA), as_operand(w1, MMA)
 
 
 @gluon.jit
@@ -192,16 +131,16 @@ def _multiply(
             mbarrier.arrive(free.index(stage), count=1)
             c += 1
 
-        expert = gl.load(table + 1 + item // tiles)
-        first = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
-        end = gl.load(table + 1 + 2 * ROW_BLOCKS + item // tiles)
+        expert = expert_of(table, item // tiles)
+        first = first_row(table, item // tiles, ROW_BLOCKS)
+        end = end_of_rows(table, item // tiles, ROW_BLOCKS)
         column = (item % tiles) * FEATURES + gl.arange(0, FEATURES, gl.SliceLayout(1, MMA))
         row = gl.arange(0, R, gl.SliceLayout(0, MMA))
         is_column = column < features
         biases = bias_ptr + expert * SIDES * features + column
-        total = total * _BACK + gl.load(biases, mask=is_column, other=0.0).to(gl.float32)[:, None]
+        total = total * MXFP4_BACK + gl.load(biases, mask=is_column, other=0.0).to(gl.float32)[:, None]
         if SIDES == 2:  # rounded where the separate ops round
-            up = up * _BACK + gl.load(biases + features, mask=is_column, other=0.0).to(gl.float32)[:, None]
+            up = up * MXFP4_BACK + gl.load(biases + features, mask=is_column, other=0.0).to(gl.float32)[:, None]
             gate = gl.minimum(total.to(dtype).to(gl.float32), limit)
             up = gl.minimum(gl.maximum(up.to(dtype).to(gl.float32), -limit), limit)
             total = gate / (1.0 + gl.exp(gl.minimum(-alpha * gate, 80.0))) * (up + 1.0)
@@ -223,18 +162,13 @@ def _product_kernel(
     x_boxes = gl.allocate_shared_memory(x.dtype, [STAGES * 2, R, WIDTH], x.layout)
     scale_boxes = gl.allocate_shared_memory(scale.dtype, [STAGES * SIDES, 1, FEATURES], scale.layout)
     BYTES: gl.constexpr = SIDES * FEATURES * (WIDTH + BLOCKS) + 4 * R * WIDTH
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=1)
-    fence_async_shared()
+    ready, free = make_barriers(STAGES, 1)
     gl.warp_specialize(
         [
             (_multiply, (bias_ptr, out_ptr, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines,
                          ROW_BLOCKS, limit, alpha, AHEAD, STAGES, SIDES)),
             (_fetch, (x, weight, scale, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines,
-                      ROW_BLOCKS, AHEAD, STAGES, SIDES, BYTES)),
+                      ROW_BLOCKS, AHEAD, SIDES, BYTES)),
         ],
         [1],
         [40],
@@ -272,43 +206,35 @@ def mxfp4_config(pairs: int, count: int) -> Mxfp4Config:
     return WIDE_TILES.get(rows, Mxfp4Config(rows, 64, 2, 128))
 
 
-def mxfp4_experts(
-    x: Tensor, gate_up: Mxfp4Stack, down: Mxfp4Stack, biases: tuple[Tensor, Tensor], shares: Tensor, experts: Tensor,
-    limit: float, alpha: float, config: Mxfp4Config | None = None,
-) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.experts.biased_experts`. All contiguous, H and F multiples of 16."""
+def mxfp4_experts(x: Tensor, stacks: Mxfp4Stacks, routing: Routing, config: Mxfp4Config | None = None) -> Tensor:
+    """As `baton_kernels.experts.experts.experts`. All contiguous, H and F multiples of 16."""
     if not x.shape[0]:
         return torch.empty_like(x)
-    count = gate_up.values.shape[0]
-    config = config or mxfp4_config(experts.numel(), count)
-    plan = sort_by_expert(x, experts, count, config.rows)
-    inner = _product(plan.x, plan, gate_up, biases[0], CLAMPED.value, limit, alpha, config, is_table_older=False)
-    out = _product(inner, plan, down, biases[1], PLAIN.value, 0.0, 0.0, config, is_table_older=True)
-    return sum_of_experts(out, plan.place, shares)
+    config = config or mxfp4_config(routing.pairs, stacks.count)
+    plan = sort_by_expert(x, routing.experts, stacks.count, config.rows)
+    clamp = stacks.limit, stacks.alpha
+    inner = _product(plan.x, plan, stacks.gate_up, stacks.gate_up_bias, clamp, config, is_table_older=False)
+    out = _product(inner, plan, stacks.down, stacks.down_bias, None, config, is_table_older=True)
+    return sum_of_experts(out, plan.place, routing.shares)
 
 
 def _product(
-    x: Tensor, plan: Sorted, weight: Mxfp4Stack, bias: Tensor, gate: int, limit: float, alpha: float,
+    x: Tensor, plan: Sorted, weight: Mxfp4Stack, bias: Tensor, clamp: tuple[float, float] | None,
     config: Mxfp4Config, is_table_older: bool,
 ) -> Tensor:  # fmt: skip
+    """x [P, K] by each row's expert, plus bias → [P, N], or gated with `clamp` (limit and alpha) [P, N / 2]."""
     pairs = x.shape[0]
-    sides = 1 if gate == PLAIN.value else 2
+    sides, (limit, alpha) = (1, (0.0, 0.0)) if clamp is None else (2, clamp)
     _, both, size = weight.values.shape
     features = both // sides
     out = torch.empty(pairs, features, dtype=x.dtype, device=x.device)
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     values = weight.values.view(-1, size)
     _product_kernel[(config.programs * multiprocessors,)](
-        _boxes(x, config.rows, WIDTH.value, 128), _boxes(values, config.features, WIDTH.value, 64),
-        _boxes(weight.scales.view(torch.int32).view(-1, both), 1, config.features, 0), bias, out, plan.table,
+        boxes(x, config.rows, WIDTH.value), boxes(values, config.features, WIDTH.value, 64),
+        boxes(weight.scales.view(torch.int32).view(-1, both), 1, config.features, 0), bias, out, plan.table,
         triton.cdiv(features, config.features), features, size // int(WIDTH.value), (plan.table.shape[0] - 1) // 3,
         limit, alpha, config.features, is_table_older, config.stages(sides), sides, num_warps=config.features // 16,
         maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
-
-
-def _boxes(tensor: Tensor, height: int, width: int, swizzle: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle, 8 * tensor.element_size(), 2)
-    rows, columns = tensor.shape
-    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [height, width], layout)

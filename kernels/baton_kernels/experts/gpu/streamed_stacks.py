@@ -16,90 +16,29 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton_kernels.dense.gpu.streamed_linear import SHARED_BYTES
-from baton_kernels.dense.gpu.streamed_quantised import _WIDEN_E4M3, _WIDEN_INT4, _WIDEN_INT8, _as_operand
+from baton_kernels.dense.gpu.pipeline import LINE, PANEL, SHARED_BYTES, boxes, make_barriers
+from baton_kernels.dense.gpu.widening import as_operand, widen_bytes, widen_int4
 from baton_kernels.dense.quantised_stack import QuantisedStack
 from baton_kernels.dense.quantised_weight import GROUP
+from baton_kernels.experts.expert_inputs import QuantisedStacks, Routing
 from baton_kernels.experts.gpu.expert_sort import MAX_PAIRS, Sorted, sort_by_expert
 from baton_kernels.experts.gpu.rounded_stacks import rounded_experts_gluon, rounds
+from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, fetch_tiles, first_row
 from baton_kernels.experts.gpu.streamed_experts import LARGE_TILES_FROM, PLAIN, SWIGLU, row_block, sum_of_experts
 
 LARGEST_TILES_FROM = 120
 """Pairs for each expert: from 128 (Mixtral) or 256 (Qwen3-30B-A3B) on rows of 128 are faster with blocks too. Lower, so
 that a worker's warm-up reaches it."""
-LINE = gl.constexpr(128)
-"""Bytes, a step: so many columns, or twice as many of 4 bits."""
-PANEL = gl.constexpr(64)
-"""Columns of x in 128 bytes."""
-
-
-@gluon.jit
-def _copy_weight(
-    weight, table, w_boxes, ready, c, tiles, features, lines, STAGES: gl.constexpr, SIDES: gl.constexpr,
-    BYTES: gl.constexpr,
-):  # fmt: skip
-    item = gl.program_id(0) + (c // lines) * gl.num_programs(0)
-    i, stage = c % lines, c % STAGES
-    feature = gl.load(table + 1 + item // tiles) * SIDES * features + (item % tiles) * w_boxes.shape[1]
-    mbarrier.expect(ready.index(stage), BYTES)
-    for side in gl.static_range(SIDES):
-        place = [feature + side * features, i * LINE]
-        tma.async_copy_global_to_shared(weight, place, ready.index(stage), w_boxes.index(stage * SIDES + side))
-
-
-@gluon.jit
-def _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES: gl.constexpr):
-    PANELS: gl.constexpr = x_boxes.shape[0] // STAGES
-    item = gl.program_id(0) + (c // lines) * gl.num_programs(0)
-    i, stage = c % lines, c % STAGES
-    row = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
-    for panel in gl.static_range(PANELS):
-        place = [row, (i * PANELS + panel) * PANEL]
-        tma.async_copy_global_to_shared(x, place, ready.index(stage), x_boxes.index(stage * PANELS + panel))
-
-
-@gluon.jit
-def _fetch(
-    x, weight, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS,
-    AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
-):  # fmt: skip
-    if not AHEAD:
-        gdc_wait()
-        gdc_launch_dependents()
-    items = gl.load(table) * tiles
-    own = gl.maximum(items - gl.program_id(0) + gl.num_programs(0) - 1, 0) // gl.num_programs(0) * lines
-    ahead = gl.minimum(own, STAGES)
-    for c in range(ahead):
-        _copy_weight(weight, table, w_boxes, ready, c, tiles, features, lines, STAGES, SIDES, BYTES)
-    if AHEAD:
-        gdc_wait()
-    for c in range(ahead):
-        _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES)
-    for c in range(ahead, own):
-        mbarrier.wait(free.index(c % STAGES), ((c // STAGES) & 1) ^ 1)
-        _copy_weight(weight, table, w_boxes, ready, c, tiles, features, lines, STAGES, SIDES, BYTES)
-        _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES)
 
 
 @gluon.jit
 def _widened(w_boxes, box, half: gl.constexpr, MMA: gl.constexpr):
     """Half of a side's step as an operand, [FEATURES, 64]."""
     STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    WIDEN: gl.constexpr = _WIDEN_INT8 if w_boxes.dtype == gl.int8 else _WIDEN_E4M3
-    raw = w_boxes.index(box).slice(half * PANEL, PANEL, dim=1).load(STORED)
-    w = gl.inline_asm_elementwise(WIDEN, "=r,=r,r", [raw], gl.bfloat16, is_pure=True, pack=4)
-    return _as_operand(w, OPERAND)
+    return widen_bytes(w_boxes.index(box).slice(half * PANEL, PANEL, dim=1).load(STORED), MMA)
 
 
 @gluon.jit
@@ -109,8 +48,8 @@ def _finish(
 ):  # fmt: skip
     """Gate and store a tile of sums [FEATURES, R]."""
     MMA: gl.constexpr = total.type.layout
-    first = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
-    end = gl.load(table + 1 + 2 * ROW_BLOCKS + item // tiles)
+    first = first_row(table, item // tiles, ROW_BLOCKS)
+    end = end_of_rows(table, item // tiles, ROW_BLOCKS)
     column = (item % tiles) * total.shape[0] + gl.arange(0, total.shape[0], gl.SliceLayout(1, MMA))
     row = gl.arange(0, total.shape[1], gl.SliceLayout(0, MMA))
     if SIDES == 2:  # rounded where the separate ops round
@@ -136,7 +75,7 @@ def _multiply(
     items = gl.load(table) * tiles
     c = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        expert = gl.load(table + 1 + item // tiles)
+        expert = expert_of(table, item // tiles)
         feature = expert * SIDES * features + (item % tiles) * FEATURES
         total = gl.zeros([FEATURES, R], gl.float32, MMA)
         up = gl.zeros([FEATURES, R], gl.float32, MMA)
@@ -190,7 +129,6 @@ def _add_groups(
     """total + the product of a side's step of 4 bits: two groups of 128 columns, of which `first` and `second` say
     whether they are there."""
     STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     low = gl.zeros([total.shape[0], total.shape[1]], gl.float32, MMA)
     high = gl.zeros([total.shape[0], total.shape[1]], gl.float32, MMA)
     s0 = gl.load(scales, mask=known & first, other=0.0).to(gl.float32)
@@ -206,16 +144,12 @@ def _add_groups(
     else:
         z0 = gl.full(raw0.shape, 136.0, gl.bfloat16, STORED)
         z1 = z0
-    w0, w1 = gl.inline_asm_elementwise(
-        _WIDEN_INT4, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw0, z0, z1], (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
-    )
-    w0, w1 = _as_operand(w0, OPERAND), _as_operand(w1, OPERAND)
+    w0, w1 = widen_int4(raw0, z0, z1)
+    w0, w1 = as_operand(w0, MMA), as_operand(w1, MMA)
     low = warpgroup_mma(w0, x_boxes.index(stage * 4).permute((1, 0)), low, use_acc=False, is_async=True)
     high = warpgroup_mma(w1, x_boxes.index(stage * 4 + 2).permute((1, 0)), high, use_acc=False, is_async=True)
-    w2, w3 = gl.inline_asm_elementwise(
-        _WIDEN_INT4, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw1, z0, z1], (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
-    )
-    w2, w3 = _as_operand(w2, OPERAND), _as_operand(w3, OPERAND)
+    w2, w3 = widen_int4(raw1, z0, z1)
+    w2, w3 = as_operand(w2, MMA), as_operand(w3, MMA)
     low = warpgroup_mma(w2, x_boxes.index(stage * 4 + 1).permute((1, 0)), low, is_async=True)
     high = warpgroup_mma(w3, x_boxes.index(stage * 4 + 3).permute((1, 0)), high, is_async=True)
     low, high, w0, w1, w2, w3 = warpgroup_mma_wait(0, [low, high, w0, w1, w2, w3])
@@ -238,7 +172,7 @@ def _multiply_int4(
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         column = (item % tiles) * FEATURES + gl.arange(0, FEATURES, gl.SliceLayout(1, MMA))
         known = column < features
-        group = gl.load(table + 1 + item // tiles) * groups
+        group = expert_of(table, item // tiles) * groups
         total = gl.zeros([FEATURES, R], gl.float32, MMA)
         up = gl.zeros([FEATURES, R], gl.float32, MMA)
         for i in range(lines):
@@ -271,19 +205,14 @@ def _stack_kernel(
     w_boxes = gl.allocate_shared_memory(weight.dtype, [STAGES * SIDES, FEATURES, LINE], weight.layout)
     x_boxes = gl.allocate_shared_memory(x.dtype, [STAGES * PANELS, R, PANEL], x.layout)
     BYTES: gl.constexpr = SIDES * FEATURES * LINE + 2 * PANELS * R * PANEL
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=1)
-    fence_async_shared()
+    ready, free = make_barriers(STAGES, 1)
     if BITS == 4:
         gl.warp_specialize(
             [
                 (_multiply_int4, (scale_ptr, zero_ptr, out_ptr, table, w_boxes, x_boxes, ready, free, tiles, features,
                                   lines, groups, ROW_BLOCKS, AHEAD, STAGES, SIDES, ZEROS)),
-                (_fetch, (x, weight, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS, AHEAD,
-                          STAGES, SIDES, BYTES)),
+                (fetch_tiles, (weight, x, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS,
+                               AHEAD, 1, PANELS, SIDES, BYTES)),
             ],
             [1],
             [40],
@@ -293,8 +222,8 @@ def _stack_kernel(
             [
                 (_multiply, (scale_ptr, out_ptr, table, w_boxes, x_boxes, ready, free, tiles, features, lines,
                              ROW_BLOCKS, AHEAD, STAGES, SIDES, BLOCKS)),
-                (_fetch, (x, weight, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS, AHEAD,
-                          STAGES, SIDES, BYTES)),
+                (fetch_tiles, (weight, x, table, w_boxes, x_boxes, ready, free, tiles, features, lines, ROW_BLOCKS,
+                               AHEAD, 1, PANELS, SIDES, BYTES)),
             ],
             [1],
             [40],
@@ -327,27 +256,26 @@ def stack_config(pairs: int, count: int, has_blocks: bool, bits: int) -> StackCo
 
 
 def quantised_experts_gluon(
-    x: Tensor, gate_up: QuantisedStack, down: QuantisedStack, shares: Tensor, experts: Tensor,
-    config: StackConfig | None = None,
-) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.experts.quantised_experts`, in pieces of up to MAX_PAIRS pairs. With a config rows
-    keep their 16 bits."""
-    tokens, per_token = experts.shape
+    x: Tensor, stacks: QuantisedStacks, routing: Routing, config: StackConfig | None = None
+) -> Tensor:
+    """As `baton_kernels.experts.experts.experts`, in pieces of up to MAX_PAIRS pairs. With a config rows keep their 16
+    bits."""
+    tokens, per_token = routing.experts.shape
     if not tokens:
         return torch.empty_like(x)
-    if experts.numel() > MAX_PAIRS:
-        pieces = (torch.split(each, MAX_PAIRS // per_token) for each in (x, shares, experts))
+    if routing.pairs > MAX_PAIRS:
+        pieces = (torch.split(tensor, MAX_PAIRS // per_token) for tensor in (x, *routing))
         return torch.cat(
-            [quantised_experts_gluon(x, gate_up, down, s, e, config) for x, s, e in zip(*pieces, strict=True)]
+            [quantised_experts_gluon(rows, stacks, Routing(s, e), config) for rows, s, e in zip(*pieces, strict=True)]
         )
-    if config is None and rounds(gate_up, down, experts.numel()):
-        return rounded_experts_gluon(x, gate_up, down, shares, experts)
-    count = gate_up.values.shape[0]
-    config = config or stack_config(experts.numel(), count, gate_up.has_blocks, min(gate_up.bits, down.bits))
-    plan = sort_by_expert(x, experts, count, config.rows)
+    if config is None and rounds(stacks, routing.pairs):
+        return rounded_experts_gluon(x, stacks, routing)
+    gate_up, down = stacks.gate_up, stacks.down
+    config = config or stack_config(routing.pairs, stacks.count, gate_up.has_blocks, min(gate_up.bits, down.bits))
+    plan = sort_by_expert(x, routing.experts, stacks.count, config.rows)
     inner = _product(plan.x, plan, gate_up, SWIGLU.value, config, is_table_older=False)
     out = _product(inner, plan, down, PLAIN.value, config, is_table_older=True)
-    return sum_of_experts(out, plan.place, shares)
+    return sum_of_experts(out, plan.place, routing.shares)
 
 
 def _product(
@@ -360,16 +288,10 @@ def _product(
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     zeros = weight.scales if weight.zeros is None else weight.zeros
     _stack_kernel[(config.programs * multiprocessors,)](
-        _boxes(x, config.rows, PANEL.value), _boxes(weight.values.view(-1, size), config.features, LINE.value),
+        boxes(x, config.rows, PANEL.value), boxes(weight.values.view(-1, size), config.features, LINE.value),
         weight.scales, zeros, out, plan.table, triton.cdiv(features, config.features), features,
         triton.cdiv(size, LINE.value), triton.cdiv(weight.columns, GROUP), (plan.table.shape[0] - 1) // 3,
         is_table_older, config.stages(sides, weight.bits), sides, weight.has_blocks, weight.bits,
         weight.zeros is not None, num_warps=config.features // 16, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
-
-
-def _boxes(tensor: Tensor, height: int, width: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(128, 8 * tensor.element_size(), 2)
-    rows, columns = tensor.shape
-    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [height, width], layout)

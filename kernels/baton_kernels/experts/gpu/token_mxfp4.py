@@ -21,9 +21,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton_kernels.dense.mxfp4_weight import Mxfp4Stack
+from baton_kernels.dense.gpu.widening import MXFP4_BACK
+from baton_kernels.experts.expert_inputs import Mxfp4Stacks, Routing
 from baton_kernels.experts.gpu.mxfp4_line import (
-    BACK,
     WORDS,
     add_line,
     factors_of_line,
@@ -77,7 +77,7 @@ def _token_gate_up_kernel(
     gate0, gate1 = sums_of_rows(gate, LAYOUT)
     up0, up1 = sums_of_rows(up, LAYOUT)
     own = gl.where(quarter < 2, gl.where(quarter == 0, gate0, gate1), gl.where(quarter == 2, up0, up1))
-    sums = gl.sum(own.reshape([WARPS, 32]), 0) * BACK
+    sums = gl.sum(own.reshape([WARPS, 32]), 0) * MXFP4_BACK
     PAIRED: gl.constexpr = gl.BlockedLayout([1, 1, 2], [8, 4, 1], [1, 1, WARPS], [2, 1, 0])
     both = gl.convert_layout(sums.reshape([8, 2, 2]).permute((0, 2, 1)), PAIRED)
     gate, up = gl.split(both)  # [8, 2]: feature g, and g + 8
@@ -143,7 +143,7 @@ def _token_down_kernel(
         share = gl.load(shares_ptr + token * K + place, mask=known, other=0.0)
         expert = gl.load(experts_ptr + token * K + place, mask=known, other=0)
         bias = gl.load(bias_ptr + (expert * H)[None, :] + output[:, None]).to(gl.float32)
-        y = gl.convert_layout(gl.sum(own.reshape([WARPS, 8, 4]), 0), SUMS) * BACK + bias
+        y = gl.convert_layout(gl.sum(own.reshape([WARPS, 8, 4]), 0), SUMS) * MXFP4_BACK + bias
         sum_of_all += gl.sum(y.to(dtype).to(gl.float32) * share[None, :], 1)
     gl.store(out_ptr + token * H + output, sum_of_all.to(dtype))
 
@@ -167,12 +167,10 @@ def reads_alone(tokens: int, per_token: int, count: int) -> bool:
     return tokens <= 1 or tokens * per_token * EXPERTS_A_PAIR <= count
 
 
-def token_experts_mxfp4(
-    x: Tensor, gate_up: Mxfp4Stack, down: Mxfp4Stack, biases: tuple[Tensor, Tensor], shares: Tensor, experts: Tensor,
-    limit: float, alpha: float, config: TokenConfig = SERVED,
-) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.experts.biased_experts` for few tokens in bfloat16, which read their experts each. All
+def token_experts_mxfp4(x: Tensor, stacks: Mxfp4Stacks, routing: Routing, config: TokenConfig = SERVED) -> Tensor:
+    """As `baton_kernels.experts.experts.experts` for few tokens in bfloat16, which read their experts each. All
     contiguous, H and F multiples of 16."""
+    (shares, experts), gate_up, down = routing, stacks.gate_up, stacks.down
     (tokens, hidden), per_token, features = x.shape, experts.shape[1], down.columns
     inner = torch.empty(tokens * per_token, features, dtype=x.dtype, device=x.device)
     out = torch.empty_like(x)
@@ -180,12 +178,12 @@ def token_experts_mxfp4(
         return out
     of_gate, of_down = (stack.values.shape[2] // 64 for stack in (gate_up, down))
     _token_gate_up_kernel[(features // int(FEATURES.value), tokens * per_token)](
-        x.view(torch.int32), gate_up.values.view(torch.int32), gate_up.scales.view(torch.int32), biases[0], experts,
-        inner, per_token, hidden, features, limit, alpha, of_gate, config.gate_warps, num_warps=config.gate_warps,
-        maxnreg=config.gate_registers, launch_pdl=True,
+        x.view(torch.int32), gate_up.values.view(torch.int32), gate_up.scales.view(torch.int32), stacks.gate_up_bias,
+        experts, inner, per_token, hidden, features, stacks.limit, stacks.alpha, of_gate, config.gate_warps,
+        num_warps=config.gate_warps, maxnreg=config.gate_registers, launch_pdl=True,
     )  # fmt: skip
     _token_down_kernel[(hidden // int(OUTPUTS.value), tokens)](
-        inner.view(torch.int32), down.values.view(torch.int32), down.scales.view(torch.int32), biases[1], shares,
+        inner.view(torch.int32), down.values.view(torch.int32), down.scales.view(torch.int32), stacks.down_bias, shares,
         experts, out, hidden, features, per_token, of_down, config.down_warps, num_warps=config.down_warps,
         maxnreg=config.down_registers, launch_pdl=True,
     )  # fmt: skip

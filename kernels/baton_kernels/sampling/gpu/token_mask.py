@@ -8,8 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton_kernels.sampling.token_mask import WORD_BITS
-
 BLOCK = 4096
 
 
@@ -28,5 +26,6 @@ def _forbid_kernel(logits_ptr, rows_ptr, allowed_ptr, vocab, words, WORD_BITS: t
 def forbid_tokens_triton(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
     """As `baton_kernels.sampling.token_mask.forbid_tokens`."""
     vocab, (masked, words) = logits.shape[1], allowed.shape
+    word_bits = 8 * allowed.element_size()
     if masked:
-        _forbid_kernel[(masked, triton.cdiv(vocab, BLOCK))](logits, rows, allowed, vocab, words, WORD_BITS, BLOCK)
+        _forbid_kernel[(masked, triton.cdiv(vocab, BLOCK))](logits, rows, allowed, vocab, words, word_bits, BLOCK)

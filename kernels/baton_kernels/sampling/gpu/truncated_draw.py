@@ -23,7 +23,7 @@ from torch import Tensor
 from baton_kernels.launching.dependent_launch import after_previous, chain
 from baton_kernels.sampling.gpu.integer_hash import gumbel_of, noise_key, uniform
 from baton_kernels.sampling.gpu.noisy_winner import LOG2_E, noisy_winner
-from baton_kernels.sampling.gpu.truncation import _count_from, _mass_from, _ordered
+from baton_kernels.sampling.gpu.truncation import count_from, mass_from, order_bits
 from baton_kernels.sampling.sampling_inputs import Draws, Truncation
 
 STEP, STEPS = 256, 16
@@ -217,14 +217,14 @@ def _draw_gathered(
     SLOTS: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """The draw among `count` tiles; `bound` bounds the first threshold; `wanted`: of the nucleus, without top-k."""
-    top = _ordered(highest)
+    top = order_bits(highest)
     slot = tl.arange(0, SLOTS)
     is_slot = slot < count * TILE
     number = tl.load(numbers_ptr + slot // TILE, mask=is_slot, other=0)
     token = number * TILE + slot % TILE
     is_token = is_slot & (token < vocab)
     logits = tl.load(row_ptr + token, mask=is_token, other=float("-inf")).to(tl.float32)
-    ranks = _ordered(logits)
+    ranks = order_bits(logits)
     floor = tl.full([], 0, tl.uint32)
     if top_k > 0:
         floor = _threshold(ranks, is_token.to(tl.float32), top_k.to(tl.float32), bound, top, LEAST)
@@ -271,11 +271,11 @@ def _draw_kernel(
         tile = tl.arange(0, BLOCK_TILES)
         is_reached = tile < 0
         bound = tl.full([], 0, tl.uint32)
-        top = _ordered(highest)
+        top = order_bits(highest)
         is_gathered = _is_gathered(top_k, top_p, min_p)
         if is_gathered:
             maxima = tl.load(maximum_ptr + row * tiles + tile, mask=tile < tiles, other=float("-inf"))  # [tiles]
-            ranks = _ordered(maxima)
+            ranks = order_bits(maxima)
             if top_k > 0:
                 places = tl.minimum(top_k, tiles).to(tl.float32)
                 bound = _threshold(ranks, (tile < tiles).to(tl.float32), places, bound, top, LEAST)
@@ -311,9 +311,9 @@ def _draw_kernel(
                 floor = tl.full([], 0, tl.uint32)
                 for step in range(32):
                     candidate = floor | (tl.full([], 0x80000000, tl.uint32) >> step)
-                    if _count_from(row_ptr, vocab, candidate, PART) >= top_k:
+                    if count_from(row_ptr, vocab, candidate, PART) >= top_k:
                         floor = candidate
-                wanted = top_p * _mass_from(row_ptr, vocab, floor, highest, temperature, PART)
+                wanted = top_p * mass_from(row_ptr, vocab, floor, highest, temperature, PART)
                 # The greatest float below the k-th logit, not below -inf, is the bound of the draw.
                 below = tl.maximum(floor, 0x00800000) - 1
                 low = tl.where((below >> 31) != 0, below ^ 0x80000000, below ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)

@@ -1,7 +1,7 @@
 """Top-k, top-p and min-p in Triton without a sort: one program a row bisects the float's bit pattern for each
 threshold.
 
-`_ordered` maps float32 to uint32 so that the order is kept. From the highest bit down, a bit of the threshold is
+`order_bits` maps float32 to uint32 so that the order is kept. From the highest bit down, a bit of the threshold is
 set when the tokens at or above it still number at least k (or hold at least top_p of the mass): after 32 passes the
 threshold is exactly the pattern of the last token kept. A pass reads the row once; rows fit into the L2 cache.
 """
@@ -21,7 +21,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def _ordered(x):
+def order_bits(x):
     bits = x.to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
@@ -36,23 +36,23 @@ def _row_max(row_ptr, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _mass_from(row_ptr, vocab, threshold, highest, temperature, BLOCK: tl.constexpr):
+def mass_from(row_ptr, vocab, threshold, highest, temperature, BLOCK: tl.constexpr):
     """Sum of exp((l - highest) / temperature) over tokens at or above the threshold."""
     mass = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
         logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [BLOCK] of [V]
-        mass += tl.where(_ordered(logits) >= threshold, tl.exp((logits - highest) / temperature), 0.0)
+        mass += tl.where(order_bits(logits) >= threshold, tl.exp((logits - highest) / temperature), 0.0)
     return tl.sum(mass, axis=0)
 
 
 @triton.jit
-def _count_from(row_ptr, vocab, threshold, BLOCK: tl.constexpr):
+def count_from(row_ptr, vocab, threshold, BLOCK: tl.constexpr):
     count = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
         logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [BLOCK] of [V]
-        count += ((_ordered(logits) >= threshold) & (token < vocab)).to(tl.int32)
+        count += ((order_bits(logits) >= threshold) & (token < vocab)).to(tl.int32)
     return tl.sum(count, axis=0)
 
 
@@ -76,25 +76,25 @@ def _truncation_kernel(
         if top_k > 0:
             for step in range(32):
                 candidate = threshold | (tl.full([], 0x80000000, tl.uint32) >> step)
-                if _count_from(row_ptr, vocab, candidate, BLOCK) >= top_k:
+                if count_from(row_ptr, vocab, candidate, BLOCK) >= top_k:
                     threshold = candidate
         if top_p < 1.0:
-            wanted = top_p * _mass_from(row_ptr, vocab, threshold, highest, temperature, BLOCK)
+            wanted = top_p * mass_from(row_ptr, vocab, threshold, highest, temperature, BLOCK)
             # Bits are set afresh: a threshold below the k-th token's can hold no less mass than the survivors do.
             nucleus = tl.full([], 0, tl.uint32)
             for step in range(32):
                 candidate = nucleus | (tl.full([], 0x80000000, tl.uint32) >> step)
                 if (
                     candidate <= threshold
-                    or _mass_from(row_ptr, vocab, candidate, highest, temperature, BLOCK) >= wanted
+                    or mass_from(row_ptr, vocab, candidate, highest, temperature, BLOCK) >= wanted
                 ):
                     nucleus = candidate
-            threshold = tl.minimum(tl.maximum(threshold, nucleus), _ordered(highest))
+            threshold = tl.minimum(tl.maximum(threshold, nucleus), order_bits(highest))
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
         inside = token < vocab
         logits = tl.load(row_ptr + token, mask=inside, other=float("-inf"))  # [BLOCK] of [V]
-        is_kept = (_ordered(logits) >= threshold) & (logits - highest >= gap)
+        is_kept = (order_bits(logits) >= threshold) & (logits - highest >= gap)
         tl.store(out_ptr + row * vocab + token, tl.where(is_kept, logits, float("-inf")), mask=inside)
 
 

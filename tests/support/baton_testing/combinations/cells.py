@@ -19,7 +19,7 @@ from baton_engine.running.runner import ModelRunner
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
-from baton_gateway.requests.request_events import Outcome
+from baton_gateway.reporting.outcome import Outcome
 from baton_testing.combinations.fleet import BLOCK_TOKENS, CONTEXT_TOKENS, SLOTS, Client, Fleet, HangsError
 from baton_testing.combinations.plan import Cell, Verdict, WayThrough
 from baton_testing.combinations.subjects import Subjects

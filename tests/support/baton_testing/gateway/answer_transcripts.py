@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton_gateway.answers.formats import CALLS, HARMONY, AnswerFormat
+from baton_gateway.answers.formats import TOOL_CALL_FORMATS, AnswerFormat
 from baton_gateway.answers.output_parser import OutputParser
 from baton_gateway.answers.output_parts import AnswerPart, WholeAnswer, WholeCall, whole_answer
 from baton_gateway.answers.text_feed import SpanKind, TextSpan
 from baton_gateway.answers.tool_use import Tool
+from baton_wire.rules.answer_formats import HARMONY
 
-FAMILIES = (*CALLS, HARMONY)
+FAMILIES = (*TOOL_CALL_FORMATS, HARMONY)
 FIELDS: dict[str, dict[str, Any]] = {
     "city": {"type": "string"},
     "unit": {"enum": ["c", "f"]},
@@ -342,7 +343,7 @@ def check_spans(text: str, spans: Sequence[TextSpan]) -> None:
             marks.append(span.raw)
             continue
         check_marks(marks)
-        assert span.kind is SpanKind.ARGUMENTS or span.kind is SpanKind.NAME or span.told == span.raw
+        assert span.kind is SpanKind.ARGUMENTS or span.kind is SpanKind.NAME or span.text == span.raw
     check_marks(marks)
     assert place == len(text), "the end is missing"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton_gateway.helper_processes.helper_process import ProcessApart
+from baton_gateway.helper_processes.helper_process import HelperProcess
 
 
-def at_byte(apart: ProcessApart, number: int, act: Callable[[], object]) -> None:
+def at_byte(apart: HelperProcess, number: int, act: Callable[[], object]) -> None:
     """Act when so many bytes of the answer are here."""
     process, come = apart._process, 0
     assert process is not None

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from baton_gateway.helper_processes import piped_process as apart_pipes
+from baton_gateway.helper_processes import piped_process
 from baton_gateway.helper_processes.piped_process import StartedProcess
 from baton_testing.processes.prepared import Prepared
 
@@ -17,7 +17,7 @@ APART = ("baton_gateway.text.template_main", "baton_gateway.structured_outputs.f
 @contextmanager
 def apart_is_forked() -> Iterator[None]:
     """Within, for what can be forked."""
-    run = apart_pipes.run_module
+    run = piped_process.run_module
     with Prepared(APART) as prepared:
 
         def run_module(module: str, stdin: int, stdout: int, stderr: int) -> StartedProcess:
@@ -26,5 +26,5 @@ def apart_is_forked() -> Iterator[None]:
             return run(module, stdin, stdout, stderr)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(apart_pipes, "run_module", run_module)
+            patch.setattr(piped_process, "run_module", run_module)
             yield

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 
-from baton_gateway.http_api.streaming_writer import StreamingWriter
+from baton_gateway.openai_api.streaming_writer import StreamingWriter
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import parse_settings
 from baton_testing.gateway.fake_pool import FakePool

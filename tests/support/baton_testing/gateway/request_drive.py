@@ -20,11 +20,11 @@ from baton_gateway.requests.request_events import (
     Prepared,
     Prompt,
     PromptArrived,
-    Route,
     Routed,
     Send,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
+from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve
 from baton_wire.messages.values import Address, Finish, PromptLogprob, Reason, SamplingParams, TokenEntry, pack_ids
 

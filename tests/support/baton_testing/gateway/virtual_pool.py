@@ -15,15 +15,15 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.json_pieces import EncodedJson
-from baton_gateway.http_api.logprob_json import CompletionLogprobs
-from baton_gateway.http_api.openai_types import CompletionRequest, Options
-from baton_gateway.http_api.response_encoding import AnswerHead, Usage
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
+from baton_gateway.openai_api.json_pieces import EncodedJson
+from baton_gateway.openai_api.logprob_json import CompletionLogprobs
+from baton_gateway.openai_api.openai_types import CompletionRequest, Options
+from baton_gateway.openai_api.response_encoding import AnswerHead, Usage
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, AdmissionLimits
 from baton_gateway.requests.live_request import LiveRequest, RelayRules
 from baton_gateway.requests.relay import Relay
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.text.choice_text import Increment
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_testing.engine.runners import VOCABULARY
@@ -359,7 +359,7 @@ class VirtualPool:
             step_s = self.step_s if worker.steps else 0.0
             state = WorkerState(False, running, len(worker.waiting), 0, 1 << 20, 0, worker.steps, step_s)
         with self.loop.entered():
-            worker.linked.reported(state)
+            worker.linked.record_report(state)
             self.relay.worker_reported()
         if again_s is not None:
             self.heap.after(again_s, lambda: self._report(worker, again_s))

@@ -1,4 +1,4 @@
-"""An API of the test's own behind a real API server, over HTTPS: how a metrics server is one for an autoscaler.
+"""An aggregated API of the test's own at a real API server, over HTTPS, as a metrics server is one for an autoscaler.
 
 The API server finds it through an APIService whose Service is of type ExternalName, so that no proxy is needed.
 """
@@ -22,7 +22,7 @@ _GROUPS = "/apis/apiregistration.k8s.io/v1/apiservices"
 
 
 def resource_list(group: str, name: str, kind: str) -> Json:
-    """What discovery says of a group with one namespaced resource."""
+    """The discovery document of a group with one namespaced resource."""
     entry = {"name": name, "singularName": "", "namespaced": True, "kind": kind, "verbs": ["get", "list"]}
     return {
         "kind": "APIResourceList",
@@ -43,9 +43,9 @@ def serving(api: ApiServer, folder: Path, group: str, answer: Callable[[str], Js
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = answer(self.path)
-            body = json.dumps(found or {}).encode()
-            self.send_response(404 if found is None else 200)
+            answered = answer(self.path)
+            body = json.dumps(answered or {}).encode()
+            self.send_response(404 if answered is None else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -64,7 +64,7 @@ def serving(api: ApiServer, folder: Path, group: str, answer: Callable[[str], Js
         _register(api, group, server.server_address[1])
         yield
     finally:
-        # A group that nobody answers for keeps the controllers from deleting any namespace.
+        # A group without a server keeps the controllers from deleting any namespace.
         for path in (f"{_SERVICES}/{_service(group)}", f"{_GROUPS}/{VERSION}.{group}"):
             api.send("DELETE", path)
         server.shutdown()
@@ -79,8 +79,8 @@ def _service(group: str) -> str:
 def _register(api: ApiServer, group: str, port: int) -> None:
     name = {"name": _service(group), "namespace": "default"}
     spec = {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port, "protocol": "TCP"}]}
-    made = api.send("POST", _SERVICES, {"kind": "Service", "apiVersion": "v1", "metadata": name, "spec": spec})
-    assert made.status == 201, made.message
+    reply = api.send("POST", _SERVICES, {"kind": "Service", "apiVersion": "v1", "metadata": name, "spec": spec})
+    assert reply.status == 201, reply.message
     service: Json = {
         "apiVersion": "apiregistration.k8s.io/v1",
         "kind": "APIService",
@@ -94,6 +94,6 @@ def _register(api: ApiServer, group: str, port: int) -> None:
             "service": {**name, "port": port},
         },
     }
-    made = api.send("POST", _GROUPS, service)
-    assert made.status == 201, made.message
+    reply = api.send("POST", _GROUPS, service)
+    assert reply.status == 201, reply.message
     api.until("GET", f"/apis/{group}/{VERSION}")

@@ -65,7 +65,7 @@ class Reply:
 
 
 def find_binaries() -> Binaries | None:
-    """Where the two programs are; None when one of them is nowhere."""
+    """The paths of the two programs; None when one is missing."""
     named = os.environ.get("BATON_K8S_BIN")
     server = _first(*([Path(named) / SERVER] if named else []), CACHE / SERVER) or _from_archive()
     on_path = shutil.which(ETCD)
@@ -166,12 +166,12 @@ class ApiServer:
         raise TimeoutError(f"{method} {path}: {last}")
 
     def until_defined(self) -> None:
-        """Until both of Baton's kinds are served and told of: the server comes to each of them by itself. Raises
+        """Wait until both of Baton's kinds are served and in discovery, which the server does one by one. Raises
         TimeoutError."""
         group, plurals = "/apis/baton.dev/v1alpha1", ("llmdeployments", "llmpools")
-        for each in plurals:
-            self.until("GET", f"{group}/namespaces/default/{each}")
-        self.until("GET", group, holds=lambda reply: all(f"'{each}'" in str(reply.body) for each in plurals))
+        for plural in plurals:
+            self.until("GET", f"{group}/namespaces/default/{plural}")
+        self.until("GET", group, holds=lambda reply: all(f"'{plural}'" in str(reply.body) for plural in plurals))
 
 
 @contextlib.contextmanager
@@ -218,12 +218,12 @@ def _process(argv: tuple[str, ...], log: Path) -> Iterator[None]:
 
 
 class HeldPorts:
-    """Ports that nobody else is given until the end: programs bind them seconds later, and some once more after a
+    """Ports that no other program gets until the end: programs bind them seconds later, and some once more after a
     while. The sockets that hold them do not listen, so that a program with SO_REUSEADDR can bind them too."""
 
     def __init__(self, count: int) -> None:
         self._held = [bind("127.0.0.1", 0) for _ in range(count)]
-        self.numbers = [int(each.getsockname()[1]) for each in self._held]
+        self.numbers = [int(listener.getsockname()[1]) for listener in self._held]
 
     def __enter__(self) -> HeldPorts:
         return self
@@ -232,8 +232,8 @@ class HeldPorts:
         self.close()
 
     def close(self) -> None:
-        for each in self._held:
-            each.close()
+        for listener in self._held:
+            listener.close()
 
 
 def _certificates(folder: Path) -> None:

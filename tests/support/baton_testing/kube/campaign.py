@@ -85,7 +85,7 @@ def faults(ended: Ended, is_fresh: bool) -> Iterator[Plan]:
 
 
 def complaint(scenario: Scenario, wanted: Ended, plan: Plan, streams: Streams = CALM, seed: int = 0) -> str | None:
-    """What is wrong with a run under a fault; None: nothing."""
+    """The complaint about a run under a fault; None: there is none."""
     try:
         ended = run(scenario, plan, streams, seed)
     except BrokenPromiseError as error:
@@ -100,12 +100,12 @@ def name_of(scenario: Scenario, wanted: Ended, plan: Plan) -> str:
     return f"{scenario.name} | call {plan.call} ({call.strip()}) | {plan.fault.value}"
 
 
-def difference(wanted: Json, found: Json) -> str:
+def difference(wanted: Json, actual: Json) -> str:
     """The first objects that differ, shortly."""
-    names = [name for name in sorted({*wanted, *found}) if wanted.get(name) != found.get(name)]
+    names = [name for name in sorted({*wanted, *actual}) if wanted.get(name) != actual.get(name)]
     lines = []
     for name in names[:4]:
-        one, other = (json.dumps(each.get(name), sort_keys=True, default=str) for each in (wanted, found))
+        one, other = (json.dumps(state.get(name), sort_keys=True, default=str) for state in (wanted, actual))
         at = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
         lines.append(f"{name}: …{one[max(at - 60, 0) : at + 120]}… became …{other[max(at - 60, 0) : at + 120]}…")
     return f"{len(names)} objects differ: " + "; ".join(lines)

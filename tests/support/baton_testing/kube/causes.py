@@ -26,7 +26,7 @@ MORE_MEMORY: dict[str, Any] = {"decode__resources": {"memory": "2Gi"}}
 
 @dataclass(frozen=True, slots=True)
 class PodsAfflicted:
-    """Plants what a scheduler or a kubelet would say about new Pods of these roles."""
+    """Plants the words of a scheduler or a kubelet about new Pods of some roles."""
 
     roles: tuple[str, ...]
     affliction: Affliction
@@ -60,14 +60,14 @@ def _jobs(affliction: Affliction) -> Callable[[World], Awaitable[None]]:
     return plant
 
 
-def _fetches(said: str) -> Callable[[World], Awaitable[None]]:
-    """A fetch that runs, of which the kubelet tells what its probe said."""
+def _fetches(progress: str) -> Callable[[World], Awaitable[None]]:
+    """A running fetch whose probe's message the kubelet reports."""
 
     async def plant(world: World) -> None:
         world.cluster.weather.job = Affliction({"active": 1})
         world.user_applies(**HUB)
         await until(lambda: any(True for _ in world.store.all(JOBS, SPACE)), WITHIN_S)
-        world.fetch_tells(said)
+        world.fetch_tells(progress)
 
     return plant
 
@@ -102,8 +102,8 @@ def _fixed(world: World) -> None:
 
 
 def _scheduled(yes: bool, reason: str = "", message: str = "") -> Json:
-    told: Json = {"type": "PodScheduled", "status": str(yes)}
-    return told | ({} if yes else {"reason": reason, "message": message})
+    scheduled: Json = {"type": "PodScheduled", "status": str(yes)}
+    return scheduled | ({} if yes else {"reason": reason, "message": message})
 
 
 def _unplaced(message: str) -> Affliction:

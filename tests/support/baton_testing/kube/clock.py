@@ -13,5 +13,5 @@ def wall(seconds: float) -> datetime.datetime:
 
 
 def stamp(seconds: float) -> str:
-    """That wall clock as Kubernetes writes it."""
+    """A time of the virtual clock as Kubernetes writes it."""
     return wall(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")

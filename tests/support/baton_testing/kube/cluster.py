@@ -1,4 +1,4 @@
-"""What a cluster does by itself, on virtual time: Deployments make Pods, Pods start, fail, drain and go, orphans go.
+"""A cluster that works by itself on virtual time: Deployments make Pods, Pods start, fail, drain and go, orphans go.
 
 All state is in the store's objects and in the times at which Pods change next. Pods are taken away in the order of a
 ReplicaSet: those that are not ready, then those that cost least, then the youngest.
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from baton_control.hashes import content_hash
 from baton_operator.kube.kinds import EVENTS, JOBS, NODES, PODS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
-from baton_operator.objects.metadata import COST_ANNOTATION, ROLE_LABEL
+from baton_operator.kube.labels import COST_ANNOTATION
+from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.store import Json, Store
 
@@ -29,7 +30,7 @@ WORKER_ROLES = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Affliction:
-    """What is wrong with a Pod or a Job."""
+    """A fault of a Pod or a Job."""
 
     status: Json
     event: tuple[str, str] | None = None
@@ -39,20 +40,20 @@ class Affliction:
 
 @dataclass(slots=True)
 class Weather:
-    """What may be wrong with the cluster."""
+    """The faults of a cluster."""
 
     fails: Callable[[Json], bool] = lambda pod: False
-    """Whether Pods of this template crash."""
+    """Tells for a template if its Pods crash."""
     room: int | None = None
     """Workers that nodes have room for; None: as many as wanted."""
     quota: int | None = None
     """Pods that may exist."""
     afflicts: Callable[[Json], Affliction | None] = lambda pod: None
-    """What keeps a Pod from its beginning; None: nothing."""
+    """The fault that keeps a Pod from starting; None: there is none."""
     refuses: Callable[[Json], str] = lambda deployment: ""
     """Why Pods of a Deployment cannot be made; empty: they can."""
     job: Affliction | None = None
-    """What keeps fetch Jobs from their end."""
+    """The fault that keeps fetch Jobs from ending."""
 
 
 @dataclass(slots=True)
@@ -75,9 +76,9 @@ class Cluster:
         self.weather, self.times = Weather(), times or Times()
         self._store, self._rng, self._clock = store, rng, clock
         self._news = asyncio.Event()
-        store.on_commit.append(self._heard)
+        store.on_commit.append(self._react)
 
-    def _heard(self, resource: Resource, change: Change, before: Json | None, after: Json) -> None:
+    def _react(self, resource: Resource, change: Change, before: Json | None, after: Json) -> None:
         self._news.set()
 
     def nudge(self) -> None:
@@ -125,7 +126,7 @@ class Cluster:
         live = {body["metadata"]["uid"] for _, body in self._store.everything()}
         for resource, body in list(self._store.everything()):
             metadata = body["metadata"]
-            owners = [each["uid"].removeprefix("rs-") for each in metadata.get("ownerReferences", ())]
+            owners = [owner["uid"].removeprefix("rs-") for owner in metadata.get("ownerReferences", ())]
             if owners and not live & set(owners) and "deletionTimestamp" not in metadata:
                 self._store.delete(resource, metadata["namespace"], metadata["name"])
 
@@ -218,8 +219,8 @@ class Cluster:
             "annotations": {"template": made_of, "number": str(self.times.pods)},
             "ownerReferences": [owner],
         }
-        made = self._store.create(PODS, body, "kcm")
-        self._set(PODS, made, _unplaced())
+        created = self._store.create(PODS, body, "kcm")
+        self._set(PODS, created, _unplaced())
         pod = self._store.peek(PODS, metadata["namespace"], body["metadata"]["name"])
         affliction = None if pod is None else self.weather.afflicts(pod)
         if pod is not None and affliction is not None:
@@ -231,8 +232,8 @@ class Cluster:
             self.times.ready_at[pod["metadata"]["name"]] = self._clock() + self._rng.uniform(LEAST_S, MOST_S)
 
     def _node(self) -> str | None:
-        """Nodes that take Pods, in turn; None where there are none at all, which nobody minds."""
-        free = [each["metadata"]["name"] for each in self._store.all(NODES) if not each["spec"].get("unschedulable")]
+        """The next node that takes Pods; None: the cluster has no nodes, and Pods need none."""
+        free = [node["metadata"]["name"] for node in self._store.all(NODES) if not node["spec"].get("unschedulable")]
         return str(free[self.times.pods % len(free)]) if free else None
 
     def _tell(self, about: Json, affliction: Affliction) -> None:
@@ -251,7 +252,7 @@ class Cluster:
     def _has_room(self, pod: Json) -> bool:
         if self.weather.room is None or not is_worker(pod):
             return True
-        placed = [each for each in self._store.all(PODS) if is_worker(each) and not _is_unplaced(each)]
+        placed = [pod for pod in self._store.all(PODS) if is_worker(pod) and not _is_unplaced(pod)]
         return len(placed) < self.weather.room
 
     def _pods(self, uid: str) -> list[Json]:
@@ -261,8 +262,8 @@ class Cluster:
         self._store.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"])
 
     def _remove(self, name: str) -> None:
-        found = [pod for pod in self._store.all(PODS) if pod["metadata"]["name"] == name]
-        for pod in found:
+        matches = [pod for pod in self._store.all(PODS) if pod["metadata"]["name"] == name]
+        for pod in matches:
             self._store.remove(PODS, pod["metadata"]["namespace"], name)
 
     def _set(self, resource: Resource, body: Json, status: Json) -> None:
@@ -270,10 +271,10 @@ class Cluster:
 
 
 def is_ready(pod: Json) -> bool:
-    """Whether it can serve: ready, and not told to stop."""
+    """True if the Pod can serve: it is ready and not stopping."""
     conditions = pod.get("status", {}).get("conditions", ())
     return "deletionTimestamp" not in pod["metadata"] and any(
-        each["type"] == "Ready" and each["status"] == "True" for each in conditions
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
     )
 
 
@@ -299,13 +300,18 @@ def _status(phase: str, ready: bool) -> Json:
 
 
 def _unplaced() -> Json:
-    told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}
-    return {"phase": "Pending", "conditions": [told]}
+    unplaced = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/1 nodes are available",
+    }
+    return {"phase": "Pending", "conditions": [unplaced]}
 
 
 def _is_unplaced(pod: Json) -> bool:
     conditions: Iterator[Json] = iter(pod.get("status", {}).get("conditions", ()))
-    return any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
+    return any(condition["type"] == "PodScheduled" and condition["status"] == "False" for condition in conditions)
 
 
 def _crashing() -> Json:

@@ -1,4 +1,4 @@
-"""What the cases of `conformance` are made of: objects, their owners, and calls that have to be refused."""
+"""Parts of the cases of `conformance`: objects, their owners, and calls that have to be refused."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def version_of(body: Json) -> str:
 
 def owners_of(body: Json, *path: str) -> set[str]:
     """Managers whose fields include the path."""
-    found = set()
+    paths = set()
     for entry in body["metadata"]["managedFields"]:
         node = entry["fieldsV1"]
         for step in path:
             node = node.get(f"f:{step}") if isinstance(node, dict) else None
         if node is not None:
-            found.add(entry["manager"])
-    return found
+            paths.add(entry["manager"])
+    return paths

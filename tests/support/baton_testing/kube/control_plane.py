@@ -41,9 +41,9 @@ class Programs:
 
 
 def find_programs() -> Programs | None:
-    """None when one of them is nowhere."""
-    found = {name: _find(name) for name in (ETCD, SERVER, CONTROLLERS)}
-    etcd, server, controllers = found[ETCD], found[SERVER], found[CONTROLLERS]
+    """The programs; None when one is missing."""
+    programs = {name: _find(name) for name in (ETCD, SERVER, CONTROLLERS)}
+    etcd, server, controllers = programs[ETCD], programs[SERVER], programs[CONTROLLERS]
     return Programs(etcd, server, controllers) if etcd and server and controllers else None
 
 
@@ -51,7 +51,7 @@ def _find(name: str) -> Path | None:
     named, on_path = os.environ.get("BATON_K8S_BIN"), shutil.which(name)
     candidates = [Path(named) / name] if named else []
     candidates += [CACHE / name, *([Path(on_path)] if on_path else [])]
-    return next((each for each in candidates if os.access(each, os.X_OK)), None) or _from_archive(name)
+    return next((candidate for candidate in candidates if os.access(candidate, os.X_OK)), None) or _from_archive(name)
 
 
 def _from_archive(name: str) -> Path | None:
@@ -149,9 +149,9 @@ class ControlPlane:
 @contextlib.contextmanager
 def control_plane(programs: Programs, folder: Path, controllers: bool = True) -> Iterator[ControlPlane]:
     """Run one while the block lasts."""
-    made = ControlPlane(programs, folder)
+    plane = ControlPlane(programs, folder)
     try:
-        made.start(controllers)
-        yield made
+        plane.start(controllers)
+        yield plane
     finally:
-        made.close()
+        plane.close()

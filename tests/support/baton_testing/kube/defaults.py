@@ -1,4 +1,4 @@
-"""What an API server knows of its kinds: which have a status of their own, what it fills in, what it refuses.
+"""The kinds of an API server: which have a status subresource, which defaults it fills in, what it refuses.
 
 Custom resources by their own definitions; of the built-in kinds, what Baton's objects meet.
 """
@@ -75,11 +75,11 @@ FIXED: dict[Resource, tuple[tuple[str, ...], ...]] = {
 
 @functools.cache
 def _schemas() -> dict[Resource, Json]:
-    found = {}
+    schemas = {}
     for resource, definition in ((DEPLOYMENTS, deployment_definition()), (POOLS, pool_definition())):
         spec: Any = definition["spec"]
-        found[resource] = spec["versions"][0]["schema"]["openAPIV3Schema"]
-    return found
+        schemas[resource] = spec["versions"][0]["schema"]["openAPIV3Schema"]
+    return schemas
 
 
 class Kinds:
@@ -87,15 +87,15 @@ class Kinds:
 
     def __init__(self, absent: frozenset[Resource] = frozenset()) -> None:
         self.is_strict = True
-        """Whether custom resources are held to their definitions; an older one let more through."""
-        self.served = tuple(each for each in (DEPLOYMENTS, POOLS, *BUILT_IN) if each not in absent)
+        """True: custom resources have to fit their definitions; an older server accepted more."""
+        self.served = tuple(kind for kind in (DEPLOYMENTS, POOLS, *BUILT_IN) if kind not in absent)
 
     def has_status(self, resource: Resource) -> bool:
-        """Whether its status is a subresource."""
+        """True if the status of a kind is a subresource."""
         return resource in WITH_STATUS
 
     def drains(self, resource: Resource) -> bool:
-        """Whether its objects take their time to go: a kubelet has to confirm."""
+        """True if objects of a kind go slowly, because a kubelet has to confirm."""
         return resource is PODS or resource == PODS
 
     def pruned(self, resource: Resource, body: Json) -> Json:
@@ -103,17 +103,17 @@ class Kinds:
         return body if schema is None else _pruned(body, schema)
 
     def admit(self, resource: Resource, body: Json, before: Json | None) -> Json:
-        """The body as it is stored. Raises Invalid, with the paths."""
+        """The stored body. Raises Invalid, with the paths."""
         schema = _schemas().get(resource)
         if schema is not None:
             body = _pruned(body, schema)
-            kept = {name: body[name] for name in ("apiVersion", "kind", "metadata") if name in body}
-            body = kept | fill({name: each for name, each in body.items() if name not in kept}, schema)
-            found = problems({name: each for name, each in body.items() if name != "metadata"}, schema)
-            if not found and resource == DEPLOYMENTS and (before is None or before.get("spec") != body.get("spec")):
-                found = _broken_rules(body, before)
-            if found and self.is_strict:
-                raise Invalid("; ".join(map(str, found)), tuple(found))
+            head = {name: body[name] for name in ("apiVersion", "kind", "metadata") if name in body}
+            body = head | fill({name: value for name, value in body.items() if name not in head}, schema)
+            invalid = problems({name: value for name, value in body.items() if name != "metadata"}, schema)
+            if not invalid and resource == DEPLOYMENTS and (before is None or before.get("spec") != body.get("spec")):
+                invalid = _broken_rules(body, before)
+            if invalid and self.is_strict:
+                raise Invalid("; ".join(map(str, invalid)), tuple(invalid))
             return body
         if resource in PER_KIND:
             spec = body.setdefault("spec", {})
@@ -136,18 +136,19 @@ def _is_equal(before: Json, body: Json, path: tuple[str, ...]) -> bool:
 
 
 def _pruned(body: Json, schema: Json) -> Json:
-    found: Json = prune(body, schema)
-    return found | {name: body[name] for name in ("metadata",) if name in body}
+    pruned: Json = prune(body, schema)
+    return pruned | {name: body[name] for name in ("metadata",) if name in body}
 
 
 def _broken_rules(body: Json, before: Json | None) -> list[FieldProblem]:
-    """What the definition's CEL rules say, by the reader of manifests; the transition rules of the cache here."""
+    """The problems by the definition's CEL rules, from the reader of manifests; transition rules of the cache are
+    here."""
     try:
         parse_live(body)
     except ManifestError as error:
         return list(error.problems)
     if before is not None:
-        old, new = (_at(each, ("spec", "model", "cache", "storageClassName")) for each in (before, body))
+        old, new = (_at(state, ("spec", "model", "cache", "storageClassName")) for state in (before, body))
         if old != new:
             return [FieldProblem("spec.model.cache.storageClassName", "cannot change")]
     return []

@@ -23,7 +23,7 @@ from baton_operator.kube.kube_api import (
     Unavailable,
     WatchEvent,
 )
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 
 
 class Fault(enum.StrEnum):
@@ -51,7 +51,7 @@ class Streams:
     """How watch streams misbehave: chances for each event."""
 
     late_s: float = 0.0
-    """Every event comes up to so much later; order is kept."""
+    """Every event comes late by up to this time; order is kept."""
     lost: float = 0.0
     twice: float = 0.0
     swapped: float = 0.0
@@ -73,23 +73,23 @@ class FaultyKube:
         self._inner, self._plan, self._stop = inner, plan, stop
         self._streams, self._rng = streams, rng
         self.made: list[str] = []
-        """What was called, in order."""
+        """The calls in order."""
         self.refuses: Callable[[str], KubeError | None] = lambda what: None
-        """What the server says to calls of this name, `apply services/chat-gateway` for instance; None: it obeys."""
+        """The server's errors for calls by name, `apply services/chat-gateway` for instance; None: it obeys."""
         self.is_done = plan.call < 0
         """The fault has happened."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
         number = await self._before(f"get {resource.plural}/{name}")
-        found = await self._inner.get(resource, namespace, name)
+        answer = await self._inner.get(resource, namespace, name)
         await self._after(number)
-        return found
+        return answer
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         number = await self._before(f"list {resource.plural}")
-        found = await self._inner.list(resource, namespace, selector, fields=fields)
+        answer = await self._inner.list(resource, namespace, selector, fields=fields)
         await self._after(number)
-        return found
+        return answer
 
     async def watch(
         self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float
@@ -133,31 +133,31 @@ class FaultyKube:
         number = await self._before(
             f"{'try' if dry_run else 'apply'} {resource.plural}/{_name(manifest)} {subresource or ''}"
         )
-        found = await self._inner.apply(
+        answer = await self._inner.apply(
             resource, manifest, manager=manager, force=force, subresource=subresource, dry_run=dry_run
         )
         await self._after(number)
-        return found
+        return answer
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         number = await self._before(f"create {resource.plural}/{_name(manifest)}")
-        found = await self._inner.create(resource, manifest, manager=manager)
+        answer = await self._inner.create(resource, manifest, manager=manager)
         await self._after(number)
-        return found
+        return answer
 
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         number = await self._before(f"replace {resource.plural}/{_name(manifest)}")
-        found = await self._inner.replace(resource, manifest, manager=manager)
+        answer = await self._inner.replace(resource, manifest, manager=manager)
         await self._after(number)
-        return found
+        return answer
 
     async def set_managed_fields(
         self, resource: Resource, namespace: str, name: str, entries: Sequence[Manifest], *, uid: str, version: str
     ) -> Manifest:
         number = await self._before(f"own {resource.plural}/{name}")
-        found = await self._inner.set_managed_fields(resource, namespace, name, entries, uid=uid, version=version)
+        answer = await self._inner.set_managed_fields(resource, namespace, name, entries, uid=uid, version=version)
         await self._after(number)
-        return found
+        return answer
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None

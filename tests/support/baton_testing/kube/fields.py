@@ -1,4 +1,4 @@
-"""Who owns which field of an object: server-side apply as an API server does it, on plain data.
+"""Field ownership of an object: server-side apply as an API server does it, on plain data.
 
 A path is a tuple of steps: `f:name` for a field, `k:{...}` for the entry of a list that has keys. Lists without keys
 and selectors are owned as a whole. An entry also has a path of its own, ending in `.`: who applied it, owns that it
@@ -30,7 +30,7 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
     "imagePullSecrets": ("name",),
     "revisions": ("revision",),
 }
-"""Lists whose entries are told apart by fields; `ports` depends on where it is."""
+"""Lists whose entries are identified by fields; for `ports` they depend on the place."""
 CUSTOM, CUSTOM_LISTS = ("LLMDeployment", "LLMPool"), ("conditions", "revisions", "ownerReferences")
 """Kinds whose definitions make all other lists atomic."""
 SETS = frozenset({"finalizers"})
@@ -54,8 +54,8 @@ NEVER_OWNED = frozenset(
 
 def copied(value: Json) -> Json:
     """Plain data once more."""
-    found: Json = msgspec.json.decode(msgspec.json.encode(value))
-    return found
+    copy: Json = msgspec.json.decode(msgspec.json.encode(value))
+    return copy
 
 
 def owned_paths(value: Json) -> Fields:
@@ -65,20 +65,20 @@ def owned_paths(value: Json) -> Fields:
 
 def leaves(value: Json) -> dict[Path, Any]:
     """The paths that applying an object would own, with the values there."""
-    found: dict[Path, Any] = {}
-    _collect(value, (), str(value.get("kind")), found)
-    return {path: each for path, each in found.items() if path not in NEVER_OWNED}
+    leaves_found: dict[Path, Any] = {}
+    _collect(value, (), str(value.get("kind")), leaves_found)
+    return {path: value for path, value in leaves_found.items() if path not in NEVER_OWNED}
 
 
 def value_at(value: Any, path: Path) -> Any:
-    """What an object has at a path; `ABSENT` for nothing."""
+    """The value of an object at a path; `ABSENT`: it has none."""
     for step in path:
         if step == ".":
             return ABSENT if value is ABSENT else "."
         if step.startswith("f:"):
             value = value.get(step[2:], ABSENT) if isinstance(value, dict) else ABSENT
         else:
-            value = next((each for each in value if _key(each, step)), ABSENT) if isinstance(value, list) else ABSENT
+            value = next((item for item in value if _key(item, step)), ABSENT) if isinstance(value, list) else ABSENT
         if value is ABSENT:
             return ABSENT
     return value
@@ -94,14 +94,14 @@ ABSENT = _Absent()
 
 def merged(live: Json, config: Json, removed: Fields) -> Json:
     """The live object with what `config` says, and without the removed paths."""
-    made: Json = _merge(copied(live), config, "", str(config.get("kind", live.get("kind"))))
+    merged_body: Json = _merge(copied(live), config, "", str(config.get("kind", live.get("kind"))))
     for path in sorted(removed, key=lambda path: (path[-1] != ".", -len(path))):
         gone = path[:-1] if path[-1] == "." else path
-        _remove(made, gone)
-        while len(gone) > 1 and value_at(made, gone[:-1]) in ({}, []):  # goes with the last of what it held
+        _remove(merged_body, gone)
+        while len(gone) > 1 and value_at(merged_body, gone[:-1]) in ({}, []):  # goes with the last of what it held
             gone = gone[:-1]
-            _remove(made, gone)
-    return made
+            _remove(merged_body, gone)
+    return merged_body
 
 
 @functools.lru_cache(maxsize=2048)
@@ -117,30 +117,32 @@ def as_fields_v1(fields: Fields) -> Json:
 
 def from_fields_v1(tree: Json, at: Path = ()) -> Fields:
     """The paths that an entry of `managedFields` shows."""
-    below = [from_fields_v1(each, (*at, step)) if each else frozenset({(*at, step)}) for step, each in tree.items()]
+    below = [
+        from_fields_v1(subtree, (*at, step)) if subtree else frozenset({(*at, step)}) for step, subtree in tree.items()
+    ]
     return frozenset().union(*below)
 
 
-def _collect(value: Any, at: Path, kind: str, found: dict[Path, Any]) -> None:
+def _collect(value: Any, at: Path, kind: str, leaves_found: dict[Path, Any]) -> None:
     name = at[-1][2:] if at and at[-1].startswith("f:") else ""
     if isinstance(value, dict) and value and not (at and is_atomic(at, kind)):
-        for field, each in value.items():
-            _collect(each, (*at, f"f:{field}"), kind, found)
+        for field, item in value.items():
+            _collect(item, (*at, f"f:{field}"), kind, leaves_found)
         return
     keys = list_keys(at, kind) if isinstance(value, list) else None
     if isinstance(value, list) and name in SETS:
-        found |= {(*at, f"v:{json.dumps(each)}"): each for each in value}
+        leaves_found |= {(*at, f"v:{json.dumps(item)}"): item for item in value}
     elif isinstance(value, list) and keys and value:
-        for each in value:
-            step = key_step(each, keys)
-            found[(*at, step, ".")] = "."
-            _collect(each, (*at, step), kind, found)
+        for item in value:
+            step = key_step(item, keys)
+            leaves_found[(*at, step, ".")] = "."
+            _collect(item, (*at, step), kind, leaves_found)
     else:
-        found[at] = value
+        leaves_found[at] = value
 
 
 def is_atomic(at: Path, kind: str) -> bool:
-    """Whether a mapping is owned as a whole."""
+    """True if a mapping is owned as a whole."""
     name = at[-1][2:]
     return name in ATOMIC or (name == "data" and kind == "ControllerRevision")
 
@@ -181,22 +183,22 @@ def _wanted(step: str) -> tuple[tuple[str, Any], ...]:
 
 def _merge(live: Any, config: Any, at: str, kind: str, path: Path = ()) -> Any:
     if isinstance(config, dict) and isinstance(live, dict) and not (path and is_atomic(path, kind)):
-        for field, each in config.items():
+        for field, item in config.items():
             inner = (*path, f"f:{field}")
-            live[field] = _merge(live[field], each, field, kind, inner) if field in live else copy.deepcopy(each)
+            live[field] = _merge(live[field], item, field, kind, inner) if field in live else copy.deepcopy(item)
         return live
     keys = list_keys(path, kind) if isinstance(config, list) else None
     if keys and isinstance(live, list):
-        for each in config:
-            step = key_step(each, keys)
+        for item in config:
+            step = key_step(item, keys)
             place = next((number for number, entry in enumerate(live) if _key(entry, step)), None)
             if place is None:
-                live.append(copy.deepcopy(each))
+                live.append(copy.deepcopy(item))
             else:
-                live[place] = _merge(live[place], each, "", kind, (*path, step))
+                live[place] = _merge(live[place], item, "", kind, (*path, step))
         return live
     if isinstance(config, list) and isinstance(live, list) and path and path[-1][2:] in SETS:
-        return live + [each for each in config if each not in live]
+        return live + [item for item in config if item not in live]
     return copy.deepcopy(config)
 
 
@@ -209,4 +211,4 @@ def _remove(value: Any, path: Path) -> None:
     if last.startswith("f:") and isinstance(value, dict):
         value.pop(last[2:], None)
     elif isinstance(value, list):
-        value[:] = [each for each in value if not _key(each, last)]
+        value[:] = [item for item in value if not _key(item, last)]

@@ -1,4 +1,4 @@
-"""The API server in memory, served over HTTP: what it has of Baton's kinds, lists and watches of them."""
+"""The API server in memory over HTTP: discovery, lists and watches of Baton's kinds."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class HttpServer:
         """Any other status answers every request."""
         self.has_definitions = True
         self.shows_groups = True
-        """Whether the group of Baton's kinds is in the list of groups, which lags behind in a real one."""
+        """True: Baton's group is in the list of groups, which a real server updates late."""
         self.token: str | None = None
-        """Who comes with another token is turned away."""
+        """The token that requests need."""
         self.forgets = False
-        """Watches are told that the changes since are no longer known."""
+        """True: watches end because their changes are no longer known."""
         self.refused = ""
         """Plural of the kind whose watches are answered as if it were not there."""
         self.closed: set[str] = set()
-        """Namespaces in which nobody may read anything."""
+        """Namespaces that may not be read."""
         self.asked: list[str] = []
         """`GET path`, `WATCH path` for a watch."""
 
@@ -72,13 +72,13 @@ class HttpServer:
             return _refusal(401)
         if self.answers_with != 200:
             return _refusal(self.answers_with)
-        found = self._discovered(request.path)
-        if found is not None:
-            return web.json_response(found)
+        discovered = self._discovered(request.path)
+        if discovered is not None:
+            return web.json_response(discovered)
         *_, plural = request.path.split("/")
         _, _, after = request.path.partition("/namespaces/")
         namespace = after.partition("/")[0] or None
-        resource = next((each for each in CUSTOM if each.plural == plural), None)
+        resource = next((kind for kind in CUSTOM if kind.plural == plural), None)
         if resource is None or not self.has_definitions:
             return _refusal(404)
         if namespace in self.closed:
@@ -126,13 +126,13 @@ class HttpServer:
         if path == "/apis/" + "/".join(DEFINITIONS):
             return _resources(("customresourcedefinitions", "CustomResourceDefinition", False))
         if path == f"/apis/{GROUP}/{VERSION}" and self.has_definitions:
-            return _resources(*((each.plural, each.kind, True) for each in CUSTOM))
+            return _resources(*((kind.plural, kind.kind, True) for kind in CUSTOM))
         return None
 
 
 def _resources(*kinds: tuple[str, str, bool]) -> Json:
     names = [{"name": name, "kind": kind, "singularName": "", "namespaced": own} for name, kind, own in kinds]
-    return {"kind": "APIResourceList", "resources": [{**each, "verbs": VERBS} for each in names]}
+    return {"kind": "APIResourceList", "resources": [{**entry, "verbs": VERBS} for entry in names]}
 
 
 def _line(change: str, body: object) -> bytes:

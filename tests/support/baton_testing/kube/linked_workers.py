@@ -1,4 +1,4 @@
-"""Gateways that link every ready worker, and what these workers serve as: they flip a moment after they are told."""
+"""Gateways that link every ready worker, and the workers' roles: they flip a moment after an order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import Role
 
 LEAST_S, MOST_S = 0.1, 0.6
-"""From an order until the worker has told that it was carried out."""
+"""Seconds from an order until the worker reports that it was carried out."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class LinkedWorkers:
         """By the uid of their Pod."""
 
     def role(self, pod: Json) -> Role:
-        """What a ready worker serves as. It began as what its Pod said when its container started, and that is its
+        """The state of a ready worker. It began as what its Pod said when its container started, and that is its
         template's."""
         return self._worker(pod).role
 
@@ -50,17 +50,17 @@ class LinkedWorkers:
             self._workers[uid] = _Worker(number.to_bytes(16, "big"), role)
         return self._workers[uid]
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport:
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport:
         ready = [pod for pod in self._store.all(PODS, key.namespace) if is_worker(pod) and is_ready(pod)]
         routable = Counter((self.role(pod), str(pod["metadata"]["labels"][TEMPLATE_LABEL])) for pod in ready)
-        told = [(pod["status"]["podIP"], self._worker(pod)) for pod in ready]
-        flexible = tuple(FlexibleWorker(host, each.epoch, each.role, each.flip) for host, each in told)
+        workers = [(pod["status"]["podIP"], self._worker(pod)) for pod in ready]
+        flexible = tuple(FlexibleWorker(host, worker.epoch, worker.role, worker.flip) for host, worker in workers)
         return GatewayReport(routable, flexible=flexible)
 
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
-        for each in flips:
+        for flip in flips:
             after_s = self._rng.uniform(LEAST_S, MOST_S)
-            asyncio.get_running_loop().call_later(after_s, self._carry_out, key, each)
+            asyncio.get_running_loop().call_later(after_s, self._carry_out, key, flip)
 
     def _carry_out(self, key: Key, order: FlipOrder) -> None:
         for worker in self._workers.values():

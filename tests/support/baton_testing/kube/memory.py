@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 
 from baton_operator.kube.kinds import SECRETS
 from baton_operator.kube.kube_api import Change, Expired, Forbidden, Listing, Resource, WatchEvent
-from baton_operator.objects.cluster import Manifest
+from baton_operator.kube.object_fields import Manifest
 from baton_testing.kube.fields import copied
 from baton_testing.kube.store import Json, Store
 
 BOOKMARK_S = 60.0
 UNREADABLE = frozenset({SECRETS})
-"""What the operator has no right to read."""
+"""Kinds that the operator has no right to read."""
 
 
 class MemoryKube:
@@ -32,8 +32,8 @@ class MemoryKube:
     async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         await self._call("list", resource)
         self._may_read(resource)
-        found = listing(self._store, resource, namespace, selector)
-        return Listing(tuple(each for each in found.items if has_fields(each, fields)), found.resource_version)
+        listed = listing(self._store, resource, namespace, selector)
+        return Listing(tuple(item for item in listed.items if has_fields(item, fields)), listed.resource_version)
 
     async def watch(
         self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float
@@ -50,9 +50,9 @@ class MemoryKube:
                     logged = self._store.changes(resource, version)
                 except Expired:
                     return
-                for each in logged:
-                    version = each.version
-                    event = seen(each.change, each.before, each.after, namespace, selector)
+                for entry in logged:
+                    version = entry.version
+                    event = seen(entry.change, entry.before, entry.after, namespace, selector)
                     if event is not None:
                         yield event
                 if logged:
@@ -108,7 +108,7 @@ class MemoryKube:
     async def served(self, group: str, version: str) -> frozenset[str]:
         await asyncio.sleep(0)
         kinds = self._store.kinds.served
-        return frozenset(each.plural for each in kinds if (each.group, each.version) == (group, version))
+        return frozenset(kind.plural for kind in kinds if (kind.group, kind.version) == (group, version))
 
     async def _call(self, verb: str, resource: Resource) -> None:
         self.calls[verb, resource.plural] += 1
@@ -120,17 +120,17 @@ class MemoryKube:
 
 
 def listing(store: Store, resource: Resource, namespace: str | None, selector: str) -> Listing:
-    """What a list shows now."""
-    found = []
+    """The present list."""
+    items = []
     for body in store.all(resource, namespace):
         if matches(body, selector):
             metadata = body["metadata"]
-            found.append(store.shown(resource, metadata["namespace"], metadata["name"]))
-    return Listing(tuple(found), str(store.version))
+            items.append(store.shown(resource, metadata["namespace"], metadata["name"]))
+    return Listing(tuple(items), str(store.version))
 
 
 def matches(body: Json, selector: str) -> bool:
-    """Whether labels fit a selector of the forms `key` and `key=value`, joined by commas."""
+    """True if labels fit a selector of the forms `key` and `key=value`, joined by commas."""
     labels = body["metadata"].get("labels") or {}
     for part in filter(None, selector.split(",")):
         key, equals, value = part.partition("=")
@@ -140,7 +140,7 @@ def matches(body: Json, selector: str) -> bool:
 
 
 def has_fields(body: Manifest, selector: str) -> bool:
-    """Whether an object fits a field selector of the form `a.b=value`, joined by commas."""
+    """True if an object fits a field selector of the form `a.b=value`, joined by commas."""
     for part in filter(None, selector.split(",")):
         path, _, wanted = part.partition("=")
         value: object = body
@@ -152,7 +152,8 @@ def has_fields(body: Manifest, selector: str) -> bool:
 
 
 def seen(change: Change, before: Json | None, after: Json, namespace: str | None, selector: str) -> WatchEvent | None:
-    """A change as a watch with this scope tells it: an object that begins or ceases to match is ADDED or DELETED."""
+    """The event of a change in a watch with this scope: an object that begins or ceases to match is ADDED or
+    DELETED."""
     if namespace not in (None, after["metadata"]["namespace"]):
         return None
     was = before is not None and matches(before, selector)

@@ -24,7 +24,7 @@ from baton_operator.schema.crd import deployment_definition
 from baton_testing.kube.campaign import difference
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.store import Json
-from baton_testing.kube.world import LINKED, NAME, SPACE, Promise, World, wish
+from baton_testing.kube.world import LINKED, NAME, SPACE, Promise, World, deployment_body
 from baton_testing.virtual_time.loop import run_virtual
 from baton_wire.messages.values import POOL_ROLES
 
@@ -121,7 +121,7 @@ class Mutation:
 
 def base() -> Json:
     """The deployment that is mutated: the smallest that serves."""
-    return wish(prefill__replicas=dict(ONE), decode__replicas=dict(ONE))
+    return deployment_body(prefill__replicas=dict(ONE), decode__replicas=dict(ONE))
 
 
 def paths() -> list[str]:
@@ -137,18 +137,18 @@ def mutations() -> list[Mutation]:
 
 def _spec_schema() -> Json:
     definition: Any = deployment_definition()
-    found: Json = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return found
+    schema: Json = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return schema
 
 
 def _leaves(schema: Json, at: str) -> dict[str, Json]:
     properties = schema.get("properties")
     if not properties:
         return {at: schema}
-    found: dict[str, Json] = {}
+    entries: dict[str, Json] = {}
     for name, inner in properties.items():
-        found |= _leaves(inner, f"{at}.{name}" if at else name)
-    return found
+        entries |= _leaves(inner, f"{at}.{name}" if at else name)
+    return entries
 
 
 def _values(path: str, schema: Json) -> Iterator[Any]:
@@ -179,7 +179,7 @@ def _entries(path: str, schema: Json) -> Iterator[Any]:
 
 
 def refusal(mutation: Mutation) -> str | None:
-    """What the definition says against it, with paths; None: it is accepted."""
+    """The complaint of the definition, with paths; None: the object is accepted."""
 
     try:
         Kinds().admit(DEPLOYMENTS, mutation.on(base()), None)
@@ -189,7 +189,7 @@ def refusal(mutation: Mutation) -> str | None:
 
 
 def names_the_path(mutation: Mutation, text: str) -> bool:
-    """Whether a complaint names the field, one of its entries, or a rule of the mapping that it is in."""
+    """True if a complaint names the field, one of its entries, or a rule of the mapping that it is in."""
     parts = mutation.path.split(".")
     places = ["spec." + ".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     plain = re.sub(r"\[[0-9]+\]", "", text)
@@ -248,9 +248,9 @@ class Bench:
 
     def complaint(self, bodies: list[tuple[float, Json]]) -> str | None:
         """How the edits end otherwise than a fresh create of the last one that was taken; None: they do not."""
-        found, taken = self.edited(bodies)
+        stored_spec, taken = self.edited(bodies)
         wanted = self.fresh(taken)
-        return None if wanted == found else difference(wanted, found)
+        return None if wanted == stored_spec else difference(wanted, stored_spec)
 
 
 def slipped(broken: list[Mutation]) -> list[str]:
@@ -264,7 +264,9 @@ def slipped(broken: list[Mutation]) -> list[str]:
             world.store.create(DEPLOYMENTS, base(), "kubectl")
             await world.settle()
             world.store.kinds.is_strict = False
-            before = [(each["metadata"]["name"], each["spec"]) for each in world.store.all(WORKERS, SPACE)]
+            before = [
+                (worker_set["metadata"]["name"], worker_set["spec"]) for worker_set in world.store.all(WORKERS, SPACE)
+            ]
             good = world.store.read(DEPLOYMENTS, SPACE, NAME)["spec"]
             for mutation in broken:
                 live = world.store.read(DEPLOYMENTS, SPACE, NAME)
@@ -273,13 +275,16 @@ def slipped(broken: list[Mutation]) -> list[str]:
                 stored = world.store.read(DEPLOYMENTS, SPACE, NAME)
                 if not _is_refused(stored):
                     continue
-                conditions = {each["type"]: each for each in stored["status"]["conditions"]}
-                said = conditions["Degraded"]
-                if (said["status"], said["reason"]) != ("True", "InvalidSpec"):
-                    wrong.append(f"{mutation}: Degraded is {said['status']} {said['reason']}")
-                elif not names_the_path(mutation, said["message"]) and len(said["message"]) < 1000:
-                    wrong.append(f"{mutation}: {said['message']}")
-                now = [(each["metadata"]["name"], each["spec"]) for each in world.store.all(WORKERS, SPACE)]
+                conditions = {condition["type"]: condition for condition in stored["status"]["conditions"]}
+                degraded = conditions["Degraded"]
+                if (degraded["status"], degraded["reason"]) != ("True", "InvalidSpec"):
+                    wrong.append(f"{mutation}: Degraded is {degraded['status']} {degraded['reason']}")
+                elif not names_the_path(mutation, degraded["message"]) and len(degraded["message"]) < 1000:
+                    wrong.append(f"{mutation}: {degraded['message']}")
+                now = [
+                    (worker_set["metadata"]["name"], worker_set["spec"])
+                    for worker_set in world.store.all(WORKERS, SPACE)
+                ]
                 if now != before:
                     wrong.append(f"{mutation}: the workers changed")
         finally:
@@ -298,7 +303,7 @@ def _is_refused(stored: Json) -> bool:
 
 
 def _is_held(body: Json) -> bool:
-    """Whether it cannot be run: workers that flip are alike in both pools."""
+    """True if the spec cannot be run: workers that flip need equal pools."""
     deployment, _ = parse_live(body)
     try:
         for role in POOL_ROLES:
@@ -309,17 +314,17 @@ def _is_held(body: Json) -> bool:
 
 
 def sequence(rng: random.Random, good: list[Mutation]) -> list[tuple[float, Json]]:
-    """Some edits in a row, each after 0 to 40 s; the last one is a spec that is taken as it is, not paused and not
+    """Some edits in a row, each after 0 to 40 s; the last one is a spec that is accepted unchanged, not paused and not
     held: what a pause or a spec that cannot be run keeps depends on what was there."""
-    body, found = base(), []
+    body, complaints = base(), []
     for _ in range(rng.randint(2, 5)):
         tried = rng.choice(good).on(body if rng.random() < 0.6 else base())
         if not _is_refused(tried):
             body = tried
-        found.append((rng.choice((0.0, 0.0, 1.0, 8.0, 40.0)), body))
+        complaints.append((rng.choice((0.0, 0.0, 1.0, 8.0, 40.0)), body))
     if body["spec"].get("rollout", {}).get("paused"):
         body = Mutation("rollout.paused", False).on(body)
-        found.append((8.0, body))
+        complaints.append((8.0, body))
     if _is_held(body):
-        found.append((8.0, Mutation("autoscaling.flips", False).on(body)))
-    return found
+        complaints.append((8.0, Mutation("autoscaling.flips", False).on(body)))
+    return complaints

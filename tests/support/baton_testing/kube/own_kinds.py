@@ -1,12 +1,12 @@
-"""What kopf does in the operator, by informers: Baton's own kinds from an API server in memory, on virtual time."""
+"""Informers in the place of kopf: they watch Baton's own kinds at an API server in memory, on virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.informer import RELIST_S, Informer
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import KubeApi
 from baton_operator.runtime import Runtime
 

@@ -23,21 +23,21 @@ class Planted:
 
     name: str
     reason: str
-    """What the column must say, within WITHIN_S."""
+    """The text that the column must show within WITHIN_S."""
     plant: Callable[[World], Awaitable[None]]
     lift: Callable[[World], None] | None = None
     """Takes the cause away; then the deployment must serve. None: it is not tried."""
     is_ready: bool = False
-    """Whether requests are served all the same."""
+    """True: requests are served all the same."""
     says: str = ""
-    """What the message must hold."""
+    """Texts that the message must contain."""
     is_running: bool = False
     """Planted in a deployment that serves, not in a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What came of one."""
+    """The outcome of one planted cause."""
 
     reason: str
     after_s: float
@@ -45,9 +45,9 @@ class Told:
     ready: str
     message: str
     available: bool
-    """Whether a request would have been answered then."""
+    """True if a request would have been answered then."""
     lies: tuple[str, ...]
-    """What was said against the truth for longer than it takes to see it."""
+    """Statements that were wrong for longer than it takes to see the truth."""
     recovered: bool
 
 
@@ -66,20 +66,20 @@ def play(cause: Planted) -> Told:
         after_s = world.clock() - began
         lies = [] if await _agrees(world) else [f"{_summary(world)} while available is {available(world)}"]
         ready, reason, message = _ready(world)
-        told = Told(_summary(world), after_s, ready, f"{reason}: {message}", available(world), tuple(lies), True)
+        planted = Told(_summary(world), after_s, ready, f"{reason}: {message}", available(world), tuple(lies), True)
         if cause.lift is not None:
             cause.lift(world)
             world.cluster.nudge()
             await until(lambda: _summary(world) == "Serving", 2 * SETTLED_S)
-            told = replace(told, recovered=_summary(world) == "Serving")
+            planted = replace(planted, recovered=_summary(world) == "Serving")
         await world.end()
-        return told
+        return planted
 
     return run_virtual(main())
 
 
 async def _agrees(world: World) -> bool:
-    """Whether Ready is the truth within the time in which readiness settles (15 s) and a pass is made."""
+    """Check that Ready is right within the time in which readiness settles (15 s) and a pass runs."""
     for _ in range(40):
         if (_ready(world)[0] == "True") == available(world):
             return True
@@ -88,7 +88,7 @@ async def _agrees(world: World) -> bool:
 
 
 def available(world: World) -> bool:
-    """Whether a request would be answered, counted Pod by Pod."""
+    """True if a request would be answered, counted Pod by Pod."""
     gateways = [pod for pod in world.store.all(PODS, SPACE) if role_of(pod) == "gateway" and is_ready(pod)]
     return bool(gateways) and all(world.usable().values())
 
@@ -102,8 +102,8 @@ async def until(holds: Callable[[], bool], within_s: float) -> None:
 
 def _status(world: World) -> Json:
     live = world.store.peek(DEPLOYMENTS, SPACE, NAME)
-    found: Json = {} if live is None else live.get("status", {})
-    return found
+    live_status: Json = {} if live is None else live.get("status", {})
+    return live_status
 
 
 def _summary(world: World) -> str:
@@ -111,9 +111,9 @@ def _summary(world: World) -> str:
 
 
 def _ready(world: World) -> tuple[str, str, str]:
-    for each in _status(world).get("conditions", ()):
-        if each["type"] == "Ready":
-            return each["status"], each["reason"], each["message"]
+    for condition in _status(world).get("conditions", ()):
+        if condition["type"] == "Ready":
+            return condition["status"], condition["reason"], condition["message"]
     return "", "", ""
 
 

@@ -1,6 +1,6 @@
 """A metrics server for a real HorizontalPodAutoscaler: `metrics.k8s.io/v1beta1`, what each Pod uses of the CPUs.
 
-There are no kubelets to ask. A load is said instead, which the Ready Pods of a selector share evenly, as Pods behind a
+There are no kubelets to ask. A load is set instead, which the Ready Pods of a selector share evenly, as Pods behind a
 Service do.
 """
 
@@ -54,11 +54,11 @@ class PodMetrics:
     def _ready(self, namespace: str, selector: str) -> list[str]:
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(selector)}"
         with self._one_at_a_time:
-            found: Any = self._pods.send("GET", path).body
+            usage: Any = self._pods.send("GET", path).body
         return [
-            each["metadata"]["name"]
-            for each in found["items"]
-            if any(c["type"] == "Ready" and c["status"] == "True" for c in each["status"].get("conditions", ()))
+            item["metadata"]["name"]
+            for item in usage["items"]
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in item["status"].get("conditions", ()))
         ]
 
 

@@ -17,8 +17,11 @@ PROFILES = {"RuntimeDefault", "Localhost"}
 
 
 def violations(pod: Json) -> list[str]:
-    """What in a Pod's `spec` the level does not allow."""
-    return [*_of_pod(pod), *(found for container in _containers(pod) for found in _of_container(container, pod))]
+    """The violations of the level in a Pod's `spec`."""
+    return [
+        *_of_pod(pod),
+        *(violation for container in _containers(pod) for violation in _of_container(container, pod)),
+    ]
 
 
 def _containers(pod: Json) -> Iterator[Json]:

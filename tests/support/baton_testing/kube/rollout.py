@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_control.hashes import Revision
-from baton_control.rollout import PARTNERS, Group, Limits, RolloutPhase, Step, Wanted, is_complete, next_step
+from baton_control.rollout import Group, Limits, RolloutPhase, Step, Wanted, is_complete, next_step
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MOST_WORKERS = 8
@@ -39,7 +39,7 @@ class Worker:
 
 @dataclass(slots=True)
 class Counts:
-    """What was seen over sequences: that the rare things happened at all."""
+    """Counts over sequences, which show that rare events happened at all."""
 
     sequences: int = 0
     steps: int = 0
@@ -62,7 +62,7 @@ class RolloutWorld:
         self._failing: set[tuple[Role, Revision]] = set()
         self._room: int | None = None
         self._is_known, self._is_linked, self._paused = True, True, False
-        self._has_trouble = True
+        self._has_problem = True
         """Nothing was complete yet, or something else than the planner made workers fewer or the wish greater."""
         self._limits = self._some_limits()
         fit, template = "f0", "t0"
@@ -111,18 +111,18 @@ class RolloutWorld:
         role = self._random.choice(POOL_ROLES)
         self._wanted = self._wanted | {role: Wanted(self._wanted[role].revision, self._size())}
         if self._random.random() < 0.05:
-            self._wanted = {each: Wanted(pool.revision, 0) for each, pool in self._wanted.items()}
-        self._has_trouble = True
+            self._wanted = {role: Wanted(pool.revision, 0) for role, pool in self._wanted.items()}
+        self._has_problem = True
 
     def _crash(self) -> None:
         for worker in self._workers:
             if self._random.random() < 0.3:
                 worker.is_ready = worker.is_routable = False
-        self._has_trouble = True
+        self._has_problem = True
 
     def _set_limits(self) -> None:
         self._limits = self._some_limits()
-        self._has_trouble = True
+        self._has_problem = True
 
     def _toggle_pause(self) -> None:
         self._paused = not self._paused
@@ -131,7 +131,7 @@ class RolloutWorld:
         self._is_known = not self._is_known
 
     def _toggle_link(self) -> None:
-        """A gateway that tells is new: it has linked nobody yet, while the others serve."""
+        """A reporting gateway is new: it has linked no worker yet, while the others serve."""
         self._is_linked = not self._is_linked
 
     def _lose_links(self) -> None:
@@ -139,7 +139,7 @@ class RolloutWorld:
         for worker in self._workers:
             if self._random.random() < 0.2:
                 worker.is_routable = False
-        self._has_trouble = True
+        self._has_problem = True
 
     def _toggle_room(self) -> None:
         self._room = None if self._room is not None else len(self._workers) + self._random.randint(0, 1)
@@ -149,7 +149,7 @@ class RolloutWorld:
         self._failing.add((role, self._wanted[role].revision))
 
     def _calm(self) -> None:
-        """Nobody meddles and everything starts: the rollout has to complete."""
+        """Without interference and faults: the rollout has to complete."""
         self._paused, self._is_known, self._is_linked, self._room, self._failing = False, True, True, None, set()
         self._limits = Limits(self._limits.max_surge, self._limits.max_unavailable, 0)
         for _ in range(CALM_STEPS):
@@ -157,7 +157,7 @@ class RolloutWorld:
             if self._step().phase is RolloutPhase.COMPLETE:
                 self._world_moves(1.0)
                 self._world_moves(1.0)
-                self._has_trouble = False
+                self._has_problem = False
                 return
         raise self._broken("the rollout does not complete")
 
@@ -187,21 +187,21 @@ class RolloutWorld:
         return step
 
     def _groups(self) -> tuple[Group, ...]:
-        found = []
+        groups = []
         keys = sorted(
             {(worker.role, worker.revision) for worker in self._workers}, key=lambda key: (key[0], key[1].template)
         )
         self._random.shuffle(keys)
         for role, revision in keys:
             mine = [worker for worker in self._workers if (worker.role, worker.revision) == (role, revision)]
-            told = sum(worker.is_routable for worker in mine) if self._is_linked else 0
+            reported = sum(worker.is_routable for worker in mine) if self._is_linked else 0
             idle = sum(not worker.is_ready for worker in mine)
             fails = (role, revision) in self._failing and any(not worker.is_routable for worker in mine)
             unplaced = sum(not worker.is_placed for worker in mine)
             since = f"{self._since[role, revision]:09}"
-            routable = told if self._is_known else None
-            found.append(Group(role, revision, len(mine), routable, fails, unplaced, idle, since))
-        return tuple(found)
+            routable = reported if self._is_known else None
+            groups.append(Group(role, revision, len(mine), routable, fails, unplaced, idle, since))
+        return tuple(groups)
 
     def _carry_out(self, role: Role, revision: Revision, change: int) -> None:
         mine = [worker for worker in self._workers if (worker.role, worker.revision) == (role, revision)]
@@ -228,13 +228,13 @@ class RolloutWorld:
                 raise self._broken(f"surge of {role}")
             if after.usable[role] < min(floor, before.usable[role]):
                 raise self._broken(f"floor of {role}: {before.usable[role]} to {after.usable[role]}")
-            if not self._has_trouble and after.usable[role] < floor:
+            if not self._has_problem and after.usable[role] < floor:
                 raise self._broken(f"{role} under the floor {floor} though nothing went wrong: {after.usable[role]}")
             self._check_hold(role, before, after, reported)
         if after.share < min(before.share, after.least_share) - 1e-9 and step.changes and len(before.fits) <= 2:
             raise self._broken(f"ratio: {before.share} to {after.share}, least {after.least_share}")
         if not self._is_known and any(change.workers < 0 for change in step.changes):
-            raise self._broken("stops workers though nobody knows which are routable")
+            raise self._broken("stops workers although it is unknown which are routable")
 
     def _check_hold(self, role: Role, before: Facts, after: Facts, reported: set[tuple[Role, Revision]]) -> None:
         fresh, was = (facts.by_revision[role, self._wanted[role].revision] for facts in (after, before))
@@ -242,7 +242,7 @@ class RolloutWorld:
         wanted = self._wanted[role].workers
         if self._paused and had_others and fresh > was and was and before.total[role] >= wanted:
             raise self._broken("a paused rollout goes on")
-        fails = any((each, pool.revision) in reported for each, pool in self._wanted.items())
+        fails = any((pool_role, pool.revision) in reported for pool_role, pool in self._wanted.items())
         if fails and had_others and fresh > was and not self._paused:
             raise self._broken("a failing template gets more workers")
         share = math.ceil(wanted * self._limits.canary / 100)
@@ -265,7 +265,7 @@ class RolloutWorld:
 
 
 class Facts:
-    """What is true of the workers at one instant, counted worker by worker."""
+    """The state of the workers at one instant, counted worker by worker."""
 
     def __init__(self, workers: list[Worker], wanted: dict[Role, Wanted], limits: Limits) -> None:
         floors = {role: pool.workers - limits.max_unavailable for role, pool in wanted.items()}
@@ -277,21 +277,21 @@ class Facts:
         self.usable = Counter(
             worker.role
             for worker in routable
-            if floors[PARTNERS[worker.role]] <= 0 or (PARTNERS[worker.role], worker.revision.fit) in linked
+            if floors[worker.role.partner] <= 0 or (worker.role.partner, worker.revision.fit) in linked
         )
-        each = Counter((worker.role, worker.revision.fit) for worker in routable)
+        by_fit = Counter((worker.role, worker.revision.fit) for worker in routable)
         sizes = {role: pool.workers for role, pool in wanted.items()}
         self.fits = {worker.revision.fit for worker in workers}
         self.share = 0.0
         self.least_share = 0.0
         if all(sizes.values()):
             fits = {worker.revision.fit for worker in routable}
-            self.share = sum(min(each[role, fit] / sizes[role] for role in POOL_ROLES) for fit in fits)
+            self.share = sum(min(by_fit[role, fit] / sizes[role] for role in POOL_ROLES) for fit in fits)
             self.least_share = max(min(floors[role] / sizes[role] for role in POOL_ROLES), 0.0)
 
     def oldest(self, role: Role, since: dict[tuple[Role, Revision], int]) -> int:
         """When the oldest group of a pool was made."""
-        return min((made for key, made in since.items() if key[0] is role and self.by_revision[key]), default=0)
+        return min((created for key, created in since.items() if key[0] is role and self.by_revision[key]), default=0)
 
     def serving_others(self, role: Role, revision: Revision) -> int:
         """Routable workers of the pool's other revisions."""

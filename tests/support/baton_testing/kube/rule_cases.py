@@ -1,4 +1,4 @@
-"""Rules of the definitions that stand in several places: an object that keeps each and one that breaks it.
+"""Rules of the definitions in several places: for each an object that keeps it and one that breaks it.
 
 `e2e/test_rules.py` tries them on a real API server, with all others.
 """
@@ -17,7 +17,7 @@ GPU = {"resource": "nvidia.com/gpu"}
 @dataclass(frozen=True)
 class Case:
     path: str
-    """Of the rule in the schema."""
+    """The path of the rule in the schema."""
     message: str
     """How the message of the rule begins."""
     good: Json
@@ -35,17 +35,17 @@ def bounded(path: str, message: str, field: str, good: object, bad: object) -> C
 
 def two_types(**changes: object) -> Json:
     """An H200, and an H100 on nodes of its own; `other__x` changes the H100."""
-    other = {name.removeprefix("other__"): each for name, each in changes.items() if name.startswith("other__")}
-    own = {name: each for name, each in changes.items() if not name.startswith("other__")}
+    other = {name.removeprefix("other__"): value for name, value in changes.items() if name.startswith("other__")}
+    own = {name: value for name, value in changes.items() if not name.startswith("other__")}
     h100 = {**GPU, "type": "H100", "costPerHour": 3, "nodeSelector": {"example.com/gpu": "h100"}, **other}
-    found = {**GPU, "type": "H200", "costPerHour": 5, "alternatives": [h100], **own}
-    return {name: each for name, each in found.items() if each is not None}
+    accelerator = {**GPU, "type": "H200", "costPerHour": 5, "alternatives": [h100], **own}
+    return {name: value for name, value in accelerator.items() if value is not None}
 
 
 def _accelerator_cases(pool: str) -> Iterator[Case]:
     at, field, good = f"spec.{pool}.accelerator", f"{pool}__accelerator", two_types()
-    for each in ("type", "costPerHour"):
-        yield bounded(at, "alternatives are compared", field, good, two_types(**{each: None}))
+    for missing in ("type", "costPerHour"):
+        yield bounded(at, "alternatives are compared", field, good, two_types(**{missing: None}))
     yield bounded(at, "types must differ", field, good, two_types(other__type="H200"))
     yield bounded(at, "each type needs", field, good, two_types(other__nodeSelector={}))
     for place in (at, f"{at}.alternatives[]"):
@@ -87,8 +87,8 @@ def pool_cases(pool: str) -> Iterator[Case]:
         [{"key": "a", "operator": "Exists", "value": "b"}],
     )
     for step in ({}, {"maxStepTokens": 64}):
-        kept, broken = ({**step, "chunkTokens": most} for most in ((64, 65) if step else (8192, 8193)))
-        yield bounded(f"spec.{pool}.engine", "must be at most maxStepTokens", f"{pool}__engine", kept, broken)
+        valid, broken = ({**step, "chunkTokens": most} for most in ((64, 65) if step else (8192, 8193)))
+        yield bounded(f"spec.{pool}.engine", "must be at most maxStepTokens", f"{pool}__engine", valid, broken)
     claims = [{"name": name, "resourceClaimTemplateName": "gpu"} for name in ("a", "b", "a")]
     yield bounded(f"spec.{pool}", "names must differ", f"{pool}__resourceClaims", claims[:2], claims)
     env = [{"name": name, "value": "1"} for name in ("UCX_A", "UCX_B", "UCX_A")]
@@ -129,9 +129,9 @@ def affinity_cases(owner: str) -> Iterator[Case]:
         ({"operator": "Lt", "values": ["40"]}, {"operator": "Gt", "values": ["much"]}),
     )
     for pair in compared:
-        good, bad = ([{"matchExpressions": [{"key": "a", **each}]}] for each in pair)
+        good, bad = ([{"matchExpressions": [{"key": "a", **term}]}] for term in pair)
         at = f"{path}.nodeAffinity[].matchExpressions[]"
         yield bounded(at, "must be entries", f"{field}__nodeAffinity", good, bad)
     for name in ("podAffinity", "podAntiAffinity"):
-        kept, broken = ([{"matchLabels": {key: "b"}, "topologyKey": "zone"}] for key in ("a.b/c_d", "a b"))
-        yield bounded(f"{path}.{name}[].matchLabels", "keys must", f"{field}__{name}", kept, broken)
+        valid, broken = ([{"matchLabels": {key: "b"}, "topologyKey": "zone"}] for key in ("a.b/c_d", "a b"))
+        yield bounded(f"{path}.{name}[].matchLabels", "keys must", f"{field}__{name}", valid, broken)

@@ -1,4 +1,4 @@
-"""What users and clusters do to one deployment: scripts on a `World`, each with what must hold meanwhile."""
+"""Scripts of users and clusters for one deployment on a `World`, each with what must hold meanwhile."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ async def the_workers_are_deleted_by_hand(world: World) -> None:
 async def the_workers_are_deleted_midway(world: World) -> None:
     world.user_applies(**OTHER_MODEL)
     await asyncio.sleep(MIDWAY_S)
-    for each in world.worker_sets(Role.PREFILL):
-        world.user_deletes(WORKERS, each["metadata"]["name"])
+    for worker_set in world.worker_sets(Role.PREFILL):
+        world.user_deletes(WORKERS, worker_set["metadata"]["name"])
 
 
 async def a_service_is_deleted_by_hand(world: World) -> None:
@@ -131,8 +131,8 @@ async def a_service_is_deleted_by_hand(world: World) -> None:
 async def the_records_are_deleted_midway(world: World) -> None:
     world.user_applies(**OTHER_MODEL)
     await asyncio.sleep(MIDWAY_S)
-    for each in list(world.store.all(RECORDS, SPACE)):
-        world.user_deletes(RECORDS, each["metadata"]["name"])
+    for record in list(world.store.all(RECORDS, SPACE)):
+        world.user_deletes(RECORDS, record["metadata"]["name"])
 
 
 async def the_workers_are_scaled_by_hand(world: World) -> None:
@@ -148,7 +148,7 @@ async def the_gateway_is_edited_by_hand(world: World) -> None:
 
 
 async def a_pod_is_deleted(world: World) -> None:
-    pod = next(each for each in world.store.all(PODS, SPACE) if _label(each, ROLE_LABEL) == Role.DECODE)
+    pod = next(candidate for candidate in world.store.all(PODS, SPACE) if _label(candidate, ROLE_LABEL) == Role.DECODE)
     world.user_deletes(PODS, pod["metadata"]["name"])
 
 
@@ -198,7 +198,7 @@ async def upgrade_the_operator(world: World) -> None:
 
 
 async def upgrade_the_operator_midway(world: World) -> None:
-    """Whoever begins a rollout gives it its images: the old operator, however late it hears of the edit."""
+    """The operator that begins a rollout gives it its images: the old one, however late it sees the edit."""
     old = len(world.worker_sets(Role.DECODE))
     world.user_applies(**OTHER_MODEL)
     await asyncio.sleep(MIDWAY_S)
@@ -297,7 +297,7 @@ async def optional_objects_come_and_go(world: World) -> None:
 
 
 async def an_autoscaler_sizes_the_gateway(world: World) -> None:
-    """From three gateways on there are never fewer, whoever writes the number at that moment."""
+    """From three gateways on there are never fewer, whichever writer sets the number at that moment."""
     gateway = f"{NAME}-gateway"
 
     def seen(resource: Resource, change: Change, before: Json | None, after: Json) -> None:
@@ -325,14 +325,14 @@ async def a_spec_that_slipped_through(world: World) -> None:
 
 
 def flexible(prefill: int, decode: int) -> dict[str, object]:
-    """Fields of a deployment whose workers flip, with pools of these sizes."""
+    """Fields of a deployment whose workers flip, with the sizes of its pools."""
     pools = {"prefill__replicas": prefill, "decode__replicas": decode}
     sizes: dict[str, object] = {name: {"min": count, "max": count} for name, count in pools.items()}
     return {"autoscaling": {"mode": "Off", "flips": True}, **sizes}
 
 
 def pods_of(world: World, role: Role) -> list[Json]:
-    return [each for each in world.store.all(PODS, SPACE) if each["metadata"]["labels"].get(ROLE_LABEL) == role]
+    return [pod for pod in world.store.all(PODS, SPACE) if pod["metadata"]["labels"].get(ROLE_LABEL) == role]
 
 
 async def flip_there_and_back(world: World) -> None:
@@ -350,10 +350,10 @@ async def flip_there_and_back(world: World) -> None:
 async def flip_and_lose_the_pod(world: World) -> None:
     world.user_applies(**flexible(2, 2))
     await asyncio.sleep(60)
-    before = {each["metadata"]["name"] for each in pods_of(world, Role.DECODE)}
+    before = {pod["metadata"]["name"] for pod in pods_of(world, Role.DECODE)}
     world.user_applies(**flexible(1, 3))
     await asyncio.sleep(10)
-    gone = [each for each in pods_of(world, Role.DECODE) if each["metadata"]["name"] not in before]
+    gone = [pod for pod in pods_of(world, Role.DECODE) if pod["metadata"]["name"] not in before]
     world.user_deletes(PODS, (gone or pods_of(world, Role.DECODE))[0]["metadata"]["name"])
     await asyncio.sleep(30)
     world.user_applies(**flexible(1, 2))

@@ -19,12 +19,12 @@ def prune(value: Any, schema: Json) -> Any:
     if isinstance(value, dict):
         properties, rest = schema.get("properties"), schema.get("additionalProperties")
         if properties is not None:
-            return {name: prune(each, properties[name]) for name, each in value.items() if name in properties}
+            return {name: prune(item, properties[name]) for name, item in value.items() if name in properties}
         if isinstance(rest, dict):
-            return {name: prune(each, rest) for name, each in value.items()}
+            return {name: prune(item, rest) for name, item in value.items()}
         return value
     if isinstance(value, list) and isinstance(schema.get("items"), dict):
-        return [prune(each, schema["items"]) for each in value]
+        return [prune(item, schema["items"]) for item in value]
     return value
 
 
@@ -32,44 +32,44 @@ def fill(value: Any, schema: Json) -> Any:
     """With defaults; a null where the schema has a default counts as absent, and elsewhere is dropped."""
     if isinstance(value, dict):
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
-        found = {}
-        for name, each in value.items():
-            if each is None and name in properties and not properties[name].get("nullable"):
+        filled = {}
+        for name, item in value.items():
+            if item is None and name in properties and not properties[name].get("nullable"):
                 continue
             inner = properties.get(name, rest if isinstance(rest, dict) else {})
-            found[name] = fill(each, inner)
+            filled[name] = fill(item, inner)
         for name, inner in properties.items():
-            if name not in found and "default" in inner:
-                found[name] = fill(inner["default"], inner)
-        return found
+            if name not in filled and "default" in inner:
+                filled[name] = fill(inner["default"], inner)
+        return filled
     if isinstance(value, list):
-        return [fill(each, schema.get("items", {})) for each in value]
+        return [fill(item, schema.get("items", {})) for item in value]
     return value
 
 
 def problems(value: Any, schema: Json, path: str = "") -> list[FieldProblem]:
-    """What the schema does not allow."""
+    """The problems of a value by its schema."""
     kind = schema.get("type")
     if value is None:
         return [FieldProblem(path, "must not be null")] if kind and not schema.get("nullable") else []
     if not _is(value, kind):
         return [FieldProblem(path, f"must be of type {kind}")]
-    found = [FieldProblem(path, text) for text in _bounds(value, schema)]
+    problems_found = [FieldProblem(path, text) for text in _bounds(value, schema)]
     if isinstance(value, dict):
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
-        found += [
+        problems_found += [
             FieldProblem(_join(path, name), "Required value")
             for name in schema.get("required", ())
             if name not in value
         ]
-        for name, each in value.items():
+        for name, item in value.items():
             inner = properties.get(name, rest)
             if isinstance(inner, dict):
-                found += problems(each, inner, _join(path, name))
+                problems_found += problems(item, inner, _join(path, name))
     if isinstance(value, list) and isinstance(schema.get("items"), dict):
-        for place, each in enumerate(value):
-            found += problems(each, schema["items"], f"{path}[{place}]")
-    return found
+        for place, item in enumerate(value):
+            problems_found += problems(item, schema["items"], f"{path}[{place}]")
+    return problems_found
 
 
 def _join(path: str, name: str) -> str:
@@ -89,21 +89,21 @@ def _is(value: Any, kind: str | None) -> bool:
 
 
 def _bounds(value: Any, schema: Json) -> list[str]:
-    found = []
+    texts = []
     if "enum" in schema and value not in schema["enum"]:
-        found.append(f"must be one of {schema['enum']}")
+        texts.append(f"must be one of {schema['enum']}")
     if isinstance(value, str):
         if "pattern" in schema and re.search(schema["pattern"], value) is None:
-            found.append(f"must match {schema['pattern']}")
-        found += _size(len(value), schema, "Length")
+            texts.append(f"must match {schema['pattern']}")
+        texts += _size(len(value), schema, "Length")
     elif isinstance(value, list):
-        found += _size(len(value), schema, "Items")
+        texts += _size(len(value), schema, "Items")
     elif isinstance(value, dict):
-        found += _size(len(value), schema, "Properties")
+        texts += _size(len(value), schema, "Properties")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         low, high = schema.get("minimum", value), schema.get("maximum", value)
-        found += [] if low <= value <= high else [f"must be from {low} to {high}"]
-    return found
+        texts += [] if low <= value <= high else [f"must be from {low} to {high}"]
+    return texts
 
 
 def _size(size: int, schema: Json, what: str) -> list[str]:

@@ -21,9 +21,9 @@ from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.kube.claims import Claims, claim_name
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, WORKERS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kopf.watch_stream import KopfStream
 from baton_operator.kube.kube_api import KubeApi, Resource
 from baton_operator.kube.kubeconfig import from_kubeconfig
@@ -48,7 +48,7 @@ LONG_S = 240.0
 
 
 def for_old_server(api: KubeApi) -> KubeApi:
-    """`e2e/old_server.py`, which stands alone as it is mounted into Pods."""
+    """`e2e/old_server.py`, which imports no other test file because it is mounted into Pods."""
     spec = importlib.util.spec_from_file_location("old_server", Path(__file__).parents[4] / "e2e" / "old_server.py")
     assert spec is not None
     assert spec.loader is not None
@@ -59,13 +59,13 @@ def for_old_server(api: KubeApi) -> KubeApi:
 
 
 class ReadyIsRoutable:
-    """Gateways that link every worker at once, and flexible workers that flip as soon as they are told."""
+    """Gateways that link every worker at once, and flexible workers that flip at once."""
 
     def __init__(self, runtime: Callable[[], Runtime], flipped: dict[bytes, FlipOrder]) -> None:
-        """`flipped`: the last flip of each worker, by the epoch that its Pod's uid stands for."""
+        """`flipped`: the last flip of each worker, by the epoch that follows from its Pod's uid."""
         self._runtime, self._flipped = runtime, flipped
 
-    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
+    def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         counts: dict[tuple[Role, str], int] = {}
         flexible: list[FlexibleWorker] = []
         for pod in self._runtime().caches[PODS].of(key):
@@ -84,12 +84,12 @@ class ReadyIsRoutable:
 
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
         if flips:
-            self._flipped.update({each.worker: each for each in flips})
+            self._flipped.update({flip.worker: flip for flip in flips})
             self._runtime().offer(key)
 
 
 def ready_now() -> Affliction:
-    """What a kubelet says of a Pod that has come up."""
+    """The status of a Pod that has started, as a kubelet writes it."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
     address = f"10.{secrets.randbelow(256)}.{secrets.randbelow(256)}.{secrets.randbelow(256)}"
@@ -127,7 +127,7 @@ class Stage:
         self.runtime: Runtime | None = None
         self._flipped: dict[bytes, FlipOrder] = {}
         self.afflicts: Callable[[Json], Affliction | None] = lambda pod: None
-        """What the scheduler or the kubelet says about a new Pod; None: it gets ready."""
+        """The words of the scheduler or the kubelet about a new Pod; None: it gets ready."""
 
     @contextlib.asynccontextmanager
     async def operator(
@@ -140,7 +140,7 @@ class Stage:
         with_kubelet: bool = True,
         clock_off_s: float = 0.0,
     ) -> AsyncIterator[Runtime]:
-        """A whole life of an operator's process. Without kopf, of which a process bears but one, informers watch
+        """A whole life of an operator's process. Without kopf, which can run only once in a process, informers watch
         Baton's own kinds. With an `identity` it claims its namespace. `clock_off_s`: how far ahead its clock is."""
 
         def own() -> datetime.datetime:
@@ -164,7 +164,7 @@ class Stage:
             else:
                 work = [own_kinds.run(runtime, custom, api, rng=random.Random(1))]
             work += [self._play_kubelet()] if with_kubelet else []
-            tasks = [asyncio.create_task(each) for each in work]
+            tasks = [asyncio.create_task(coroutine) for coroutine in work]
             try:
                 await asyncio.wait_for(runtime.synced.wait(), LONG_S)
                 yield runtime
@@ -196,8 +196,8 @@ class Stage:
         return f"{root}/{resource.version}/namespaces/{self.space}/{resource.plural}" + (f"/{name}" if name else "")
 
     def all(self, resource: Resource) -> list[Json]:
-        found: list[Json] = self.api.send("GET", self.path(resource)).body.get("items", [])  # type: ignore[assignment]
-        return found
+        items: list[Json] = self.api.send("GET", self.path(resource)).body.get("items", [])  # type: ignore[assignment]
+        return items
 
     def read(self, resource: Resource, name: str) -> Json:
         return self.api.send("GET", self.path(resource, name)).body
@@ -227,7 +227,7 @@ class Stage:
         raise AssertionError(f"never: {what}; {self.workers()}; {self.read(DEPLOYMENTS, 'chat').get('status')}")
 
     async def refuses(self, resource: Resource, body: Json, why: str) -> None:
-        """Until the API server refuses such an object for this reason: it does so a moment after it was told to."""
+        """Wait until the API server refuses such an object for this reason, a moment after it was configured to."""
 
         def is_refused() -> bool:
             reply = self.api.send("POST", self.path(resource) + "?dryRun=All", body)
@@ -266,12 +266,14 @@ class Stage:
 
     def condition(self, kind: str) -> tuple[str, str, str]:
         conditions = self.read(DEPLOYMENTS, "chat")["status"]["conditions"]
-        found = next(each for each in conditions if each["type"] == kind)
-        return found["status"], found["reason"], found["message"]
+        match = next(condition for condition in conditions if condition["type"] == kind)
+        return match["status"], match["reason"], match["message"]
 
     def workers(self) -> dict[str, int]:
-        found = [each for each in self.all(WORKERS) if TEMPLATE_LABEL in each["metadata"]["labels"]]
-        return {each["metadata"]["name"]: each["spec"]["replicas"] for each in found}
+        worker_sets = [
+            worker_set for worker_set in self.all(WORKERS) if TEMPLATE_LABEL in worker_set["metadata"]["labels"]
+        ]
+        return {worker_set["metadata"]["name"]: worker_set["spec"]["replicas"] for worker_set in worker_sets}
 
     def writes(self) -> dict[tuple[str, str], int]:
         return {call: count for call, count in self.calls.items() if call[0] in ("patch", "create", "update", "delete")}

@@ -36,7 +36,7 @@ SUBRESOURCE_FIELDS = {"status": ("status",), "scale": ("spec",)}
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """Who owns fields, and how he got them."""
+    """An owner of fields, and the operation that gave them to it."""
 
     name: str
     operation: str
@@ -53,7 +53,7 @@ class Stored:
 
     @property
     def leaves(self) -> dict[Path, Any]:
-        """Of the body as it is, which is replaced as a whole whenever it changes."""
+        """Leaves of the present body, which is replaced as a whole whenever it changes."""
         if self._of is not self.body:
             self._of, self._leaves = self.body, leaves(self.body)
         return self._leaves
@@ -87,7 +87,7 @@ class Store:
 
     def adopt(self, other: Store) -> None:
         """Begin with the objects of another store; nothing is shared that changes."""
-        self._objects = {place: Stored(each.body, dict(each.owners)) for place, each in other._objects.items()}
+        self._objects = {place: Stored(entry.body, dict(entry.owners)) for place, entry in other._objects.items()}
         self._version, self._uids = other._version, other._uids
         self._oldest = other._version
 
@@ -98,12 +98,12 @@ class Store:
         return self._version
 
     def read(self, resource: Resource, namespace: str, name: str) -> Json:
-        return self._shown(self._found(resource, namespace, name))
+        return self._shown(self._stored_at(resource, namespace, name))
 
     def peek(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The object itself, not to be changed; None when there is none."""
-        found = self._objects.get((resource, namespace, name))
-        return None if found is None else found.body
+        entry = self._objects.get((resource, namespace, name))
+        return None if entry is None else entry.body
 
     def all(self, resource: Resource, namespace: str | None = None) -> Iterator[Json]:
         """The objects of a kind themselves, not to be changed, by namespace and name."""
@@ -117,13 +117,13 @@ class Store:
             yield place[0], stored.body
 
     def shown(self, resource: Resource, namespace: str, name: str) -> Json:
-        return self._shown(self._found(resource, namespace, name))
+        return self._shown(self._stored_at(resource, namespace, name))
 
     def changes(self, resource: Resource, since: int) -> list[Logged]:
         """Changes of a kind after a version. Raises Expired when some are no longer known."""
         if since < self._oldest:
             raise Expired(f"too old resource version: {since} ({self._oldest})")
-        return [each for each in self._log if each.version > since and each.resource == resource]
+        return [event for event in self._log if event.version > since and event.resource == resource]
 
     def listen(self, event: asyncio.Event) -> None:
         self._listeners.add(event)
@@ -132,7 +132,7 @@ class Store:
         self._listeners.discard(event)
 
     def compact(self) -> None:
-        """Forget all history: whoever watches from before now has to list again."""
+        """Forget all history: a watch from before now has to list again."""
         self._log.clear()
         self._oldest = self._version
 
@@ -167,29 +167,31 @@ class Store:
         """A PUT: the fields that change become the manager's."""
         body = copied(body)
         metadata = body["metadata"]
-        stored = self._found(resource, metadata["namespace"], metadata["name"])
+        stored = self._stored_at(resource, metadata["namespace"], metadata["name"])
         self._check(stored, metadata.get("uid"), metadata.get("resourceVersion"))
-        made = self._scoped(resource, stored.body, body, subresource)
+        scoped = self._scoped(resource, stored.body, body, subresource)
         for name in ("uid", "creationTimestamp", "generation", "deletionTimestamp"):
-            made["metadata"].pop(name, None)
+            scoped["metadata"].pop(name, None)
             if name in stored.body["metadata"]:
-                made["metadata"][name] = stored.body["metadata"][name]
-        changed = _changed(stored.leaves, leaves(made))
+                scoped["metadata"][name] = stored.body["metadata"][name]
+        changed = _changed(stored.leaves, leaves(scoped))
         owners = {who: paths - changed for who, paths in stored.owners.items()}
         mine = Manager(manager, UPDATE, subresource)
-        kept = {path for path in changed if value_at(made, path) is not ABSENT}
-        owners[mine] = owners.get(mine, frozenset()) | kept
-        return self._write(resource, stored, made, owners, subresource)
+        paths = {path for path in changed if value_at(scoped, path) is not ABSENT}
+        owners[mine] = owners.get(mine, frozenset()) | paths
+        return self._write(resource, stored, scoped, owners, subresource)
 
     def set_managed_fields(
         self, resource: Resource, namespace: str, name: str, entries: Iterable[Json], uid: str, version: str
     ) -> Json:
-        """Who owns which field, as its object's `managedFields` say."""
-        stored = self._found(resource, namespace, name)
+        """Set the owners of fields from `managedFields`."""
+        stored = self._stored_at(resource, namespace, name)
         self._check(stored, uid, version)
         owners = {
-            Manager(each["manager"], each["operation"], each.get("subresource", "")): from_fields_v1(each["fieldsV1"])
-            for each in entries
+            Manager(entry["manager"], entry["operation"], entry.get("subresource", "")): from_fields_v1(
+                entry["fieldsV1"]
+            )
+            for entry in entries
         }
         return self._write(resource, stored, copied(stored.body), owners, "")
 
@@ -206,12 +208,12 @@ class Store:
         config = self._part(resource, config, subresource)
         config = self.kinds.pruned(resource, config)
         mine = Manager(manager, APPLY, subresource)
-        said, stands = leaves(config), stored.leaves
-        paths = frozenset(said)
+        applied_leaves, stands = leaves(config), stored.leaves
+        paths = frozenset(applied_leaves)
         owners = dict(stored.owners)
         rivals: dict[str, Path] = {}
         for who, theirs in stored.owners.items():
-            clash = {path for path in paths & theirs if said[path] != stands.get(path, ABSENT)}
+            clash = {path for path in paths & theirs if applied_leaves[path] != stands.get(path, ABSENT)}
             if who == mine or not clash:
                 continue
             rivals[who.name] = min(clash)
@@ -220,16 +222,16 @@ class Store:
             text = "; ".join(f'conflict with "{name}": {"".join(path)}' for name, path in rivals.items())
             raise Conflict(f"Apply failed with {len(rivals)} conflict: {text}", tuple(rivals))
         before = stored.owners.get(mine, frozenset())
-        others = frozenset().union(*(each for who, each in owners.items() if who != mine))
+        others = frozenset().union(*(fields for who, fields in owners.items() if who != mine))
         gone = before - paths
         removed = frozenset(path for path in gone if not any(other[: len(path)] == path for other in others))
         owners[mine] = paths
-        made = _as_written_by_an_apply(merged(stored.body, config, removed))
-        return self._write(resource, stored, made, owners, subresource)
+        written = _as_written_by_an_apply(merged(stored.body, config, removed))
+        return self._write(resource, stored, written, owners, subresource)
 
     def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> Json:
-        """What `kubectl scale` and autoscalers do: an update of /scale."""
-        body = copied(self._found(resource, namespace, name).body)
+        """An update of /scale, as `kubectl scale` and autoscalers make it."""
+        body = copied(self._stored_at(resource, namespace, name).body)
         body["spec"]["replicas"] = replicas
         body["metadata"].pop("resourceVersion", None)
         return self.replace(resource, body, manager, "scale")
@@ -237,7 +239,7 @@ class Store:
     def delete(
         self, resource: Resource, namespace: str, name: str, uid: str | None = None, version: str | None = None
     ) -> None:
-        stored = self._found(resource, namespace, name)
+        stored = self._stored_at(resource, namespace, name)
         self._check(stored, uid, version)
         metadata = stored.body["metadata"]
         if metadata.get("finalizers") or self.kinds.drains(resource):
@@ -255,7 +257,7 @@ class Store:
         self._commit(resource, Change.DELETED, stored.body, Stored(copied(stored.body), stored.owners))
 
     def set_status(self, resource: Resource, namespace: str, name: str, status: Json, manager: str = "kcm") -> None:
-        """What a controller does: write the status if it changes."""
+        """Write a status if it changes, as a controller does."""
         stored = self._objects.get((resource, namespace, name))
         if stored is not None and stored.body.get("status", {}) != status:
             body = {**copied(stored.body), "status": copied(status)}
@@ -268,18 +270,18 @@ class Store:
         if not is_one:
             yield
             return
-        kept = {place: Stored(each.body, dict(each.owners)) for place, each in self._objects.items()}
+        snapshot = {place: Stored(entry.body, dict(entry.owners)) for place, entry in self._objects.items()}
         version, uids, log, hooks = self._version, self._uids, list(self._log), self.on_commit
         listeners, self._listeners, self.on_commit = self._listeners, set(), []
         try:
             yield
         finally:
-            self._objects, self._version, self._uids, self._log = kept, version, uids, log
+            self._objects, self._version, self._uids, self._log = snapshot, version, uids, log
             self._listeners, self.on_commit = listeners, hooks
 
     # Inside
 
-    def _found(self, resource: Resource, namespace: str, name: str) -> Stored:
+    def _stored_at(self, resource: Resource, namespace: str, name: str) -> Stored:
         stored = self._objects.get((resource, namespace, name))
         if stored is None:
             raise NotFound(f'{resource.plural} "{name}" not found')
@@ -296,44 +298,46 @@ class Store:
         """The part of a configuration that an apply through this subresource may set."""
         identity = {name: config["metadata"][name] for name in ("name", "namespace")}
         if subresource:
-            kept = SUBRESOURCE_FIELDS[subresource]
-            top = {name: each for name, each in config.items() if name in ("apiVersion", "kind", *kept)}
+            scope = SUBRESOURCE_FIELDS[subresource]
+            top = {name: value for name, value in config.items() if name in ("apiVersion", "kind", *scope)}
             return top | {"metadata": identity}
-        return {name: each for name, each in config.items() if name != "status" or not self.kinds.has_status(resource)}
+        return {
+            name: value for name, value in config.items() if name != "status" or not self.kinds.has_status(resource)
+        }
 
     def _scoped(self, resource: Resource, live: Json, body: Json, subresource: str) -> Json:
         """A whole new body with only what this subresource may change."""
         if subresource:
-            kept = {name: body[name] for name in SUBRESOURCE_FIELDS[subresource] if name in body}
-            return copied(live) | kept
+            scope = {name: body[name] for name in SUBRESOURCE_FIELDS[subresource] if name in body}
+            return copied(live) | scope
         if self.kinds.has_status(resource):
             body.pop("status", None)
             return body | ({"status": copied(live["status"])} if "status" in live else {})
         return body
 
     def _write(
-        self, resource: Resource, stored: Stored, made: Json, owners: Mapping[Manager, Fields], subresource: str
+        self, resource: Resource, stored: Stored, body: Json, owners: Mapping[Manager, Fields], subresource: str
     ) -> Json:
-        made["metadata"].pop("managedFields", None)
-        made["metadata"]["resourceVersion"] = stored.body["metadata"]["resourceVersion"]
-        made = self.kinds.admit(resource, made, stored.body)
-        kept = {who: paths for who, paths in owners.items() if paths}
+        body["metadata"].pop("managedFields", None)
+        body["metadata"]["resourceVersion"] = stored.body["metadata"]["resourceVersion"]
+        body = self.kinds.admit(resource, body, stored.body)
+        owners_left = {who: paths for who, paths in owners.items() if paths}
         is_new_spec = any(
-            made.get(name) != stored.body.get(name) for name in {*made, *stored.body} - {"metadata", "status"}
+            body.get(name) != stored.body.get(name) for name in {*body, *stored.body} - {"metadata", "status"}
         )
         if is_new_spec and subresource != "status":
-            made["metadata"]["generation"] = stored.body["metadata"].get("generation", 1) + 1
-        if made != stored.body or kept != stored.owners:
-            self._replace_body(resource, stored, made, kept)
-        place = (resource, made["metadata"]["namespace"], made["metadata"]["name"])
-        is_free = "deletionTimestamp" in made["metadata"] and not made["metadata"].get("finalizers")
+            body["metadata"]["generation"] = stored.body["metadata"].get("generation", 1) + 1
+        if body != stored.body or owners_left != stored.owners:
+            self._replace_body(resource, stored, body, owners_left)
+        place = (resource, body["metadata"]["namespace"], body["metadata"]["name"])
+        is_free = "deletionTimestamp" in body["metadata"] and not body["metadata"].get("finalizers")
         if is_free and not self.kinds.drains(resource) and place in self._objects:
             self.remove(*place)
         return self._shown(stored)
 
-    def _replace_body(self, resource: Resource, stored: Stored, made: Json, owners: Mapping[Manager, Fields]) -> None:
+    def _replace_body(self, resource: Resource, stored: Stored, body: Json, owners: Mapping[Manager, Fields]) -> None:
         before = stored.body
-        stored.body, stored.owners = made, dict(owners)
+        stored.body, stored.owners = body, dict(owners)
         self._commit(resource, Change.MODIFIED, before, stored)
 
     def _commit(self, resource: Resource, change: Change, before: Json | None, stored: Stored) -> None:
@@ -346,8 +350,8 @@ class Store:
             del self._log[: HISTORY // 2 + 1]
         for listener in self._listeners:
             listener.set()
-        for each in self.on_commit:
-            each(resource, change, before, shown)
+        for report in self.on_commit:
+            report(resource, change, before, shown)
 
     def _shown(self, stored: Stored) -> Json:
         body = copied(stored.body)

@@ -14,10 +14,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from baton_control.names import Key
-from baton_control.rollout import PARTNERS
 from baton_control.sizing.decision.scaling import Sizing
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import BUDGETS, DEPLOYMENTS, EVENTS, JOBS, NODES, PODS, POOLS, WORKERS
-from baton_operator.kube.kopf.custom_resources import CustomResources
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, ROLES_ANNOTATION, TEMPLATE_LABEL, roles_of
@@ -44,16 +43,16 @@ RELIST_S, HEALING_S = 600.0, 50.0
 enough to heal before quiet is believed."""
 DIGEST = "registry.example.com/baton@sha256:"
 ALL: PodPolicy = PodPolicy(**dict.fromkeys(PodPolicy.__struct_fields__, ("*",)))
-"""Whatever the schema takes may stand on Pods."""
+"""Allows everything on Pods that the schema accepts."""
 PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64, pod_policy=ALL)
 LINKED = replace(PLATFORM, operator_service="baton-operator")
-"""An installation to which gateways tell of workers."""
+"""An installation with reports of gateways."""
 MASTERS = {"first": b"m" * 32}
 VOLATILE = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "deletionTimestamp")
 
 
 HISTORY = ("lastScaling", "scalingDecisions", "observedGeneration")
-"""Of a status: what tells of the way and not of where it ended."""
+"""Fields of a status that depend on the way and not on the outcome."""
 
 
 class BrokenPromiseError(AssertionError):
@@ -62,10 +61,10 @@ class BrokenPromiseError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What must hold in a run, for each pool."""
+    """The conditions that must hold in a run, for each pool."""
 
     floor: int = 2
-    """Routable workers with a fitting partner, from when there were first so many."""
+    """Routable workers with a fitting partner, once there were first that many."""
     most: int = 3
     """Replicas of all worker Deployments together."""
 
@@ -103,7 +102,7 @@ class World:
             self.store.adopt(rest.store)
         self.cluster = Cluster(self.store, self.rng, self.clock, copy.deepcopy(rest.times) if rest else None)
         self.platform, self.masters, self.promise = PLATFORM, dict(MASTERS), promise
-        self.links = LinkedWorkers(self.store, self.rng, self._told) if has_links else None
+        self.links = LinkedWorkers(self.store, self.rng, self._note_report) if has_links else None
         if has_links:
             self.platform = LINKED
         self.kube = FaultyKube(MemoryKube(self.store), plan, self._stopped, streams, self.rng)
@@ -115,9 +114,9 @@ class World:
             self.store.create(NODES, node, "kubelet")
         self.runtime: Runtime | None = None
         self.telemetry: Telemetry | None = self.links
-        """What gateways tell the operators that start from now on; None: readiness is all that they go by."""
+        """The reports of gateways to operators that start from now on; None: operators use readiness."""
         self.sizing: Sizing | None = None
-        """What sizes the pools of operators that start from now on, in mode SLO."""
+        """The sizing of operators that start from now on, in mode SLO."""
         self.starts = 0
         self._operator: asyncio.Task[None] | None = None
         self._nature = asyncio.create_task(self.cluster.run())
@@ -150,7 +149,7 @@ class World:
             own_kinds.run(self.runtime, custom, self.kube, relist_s=self._relist_s, rng=rng)
         )
 
-    def _told(self, key: Key) -> None:
+    def _note_report(self, key: Key) -> None:
         self._changed_at = self.clock()
         if self.runtime is not None:
             self.runtime.offer(key)
@@ -210,7 +209,7 @@ class World:
         return Rest(self.store, copy.deepcopy(self.cluster.times), self.clock())
 
     def keys_changed(self) -> None:
-        """What the operator's shell does when it finds other master keys."""
+        """Queue every deployment, as the operator's process does when it finds other master keys."""
         if self.runtime is not None:
             self.runtime.offer_all()
 
@@ -222,7 +221,7 @@ class World:
 
     def user_applies(self, **fields: object) -> None:
         """`kubectl apply` of the deployment with these fields (`manifest` says how)."""
-        self.store.apply(DEPLOYMENTS, wish(**fields), "kubectl", force=True)
+        self.store.apply(DEPLOYMENTS, deployment_body(**fields), "kubectl", force=True)
 
     def user_edits(self, path: str, value: object) -> None:
         """`kubectl edit` of one field, `rollout.paused` for instance."""
@@ -240,13 +239,13 @@ class World:
         self.store.scale(resource, SPACE, name, replicas, manager)
         self.by_hand = False
 
-    def fetch_tells(self, said: str) -> None:
-        """What a kubelet does when the probe of the Job's Pod fails with these words."""
+    def fetch_tells(self, progress: str) -> None:
+        """Write the Event of a kubelet for a probe of the Job's Pod that fails with these words."""
         running: Json = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
-        self.fetch_pod_is(Affliction(running, ("Unhealthy", f"Readiness probe failed: {said}")))
+        self.fetch_pod_is(Affliction(running, ("Unhealthy", f"Readiness probe failed: {progress}")))
 
     def fetch_pod_is(self, affliction: Affliction) -> None:
-        """The fetch Job has a Pod in this state, of which an Event tells."""
+        """The fetch Job has a Pod in this state, with an Event about it."""
         [job] = self.store.all(JOBS, SPACE)
         metadata = job["metadata"]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
@@ -268,9 +267,9 @@ class World:
             self.store.set_status(PODS, SPACE, name, affliction.status)
             self.cluster.times.afflicted |= {name} if self.cluster.weather.afflicts(pod) is not None else set()
         if affliction.event is not None:
-            reason, told = affliction.event
+            reason, message = affliction.event
             uid = self.store.read(PODS, SPACE, name)["metadata"]["uid"]
-            event: Json = {"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason, "message": told}
+            event: Json = {"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason, "message": message}
             event["metadata"] = {"name": f"{name}.{self.store.version}", "namespace": SPACE}
             event["involvedObject"] = {"kind": "Pod", "name": name, "uid": uid}
             event["lastTimestamp"] = stamp(self.clock())
@@ -283,17 +282,17 @@ class World:
         self.store.replace(NODES, node, "kubectl")
 
     def evict(self, name: str) -> bool:
-        """What `kubectl drain` asks for; False: a budget forbids it now."""
+        """Evict a Pod as `kubectl drain` does; False: a budget forbids it now."""
         pod = self.store.read(PODS, SPACE, name)
         labels = pod["metadata"]["labels"]
         for budget in self.store.all(BUDGETS, SPACE):
             spec = budget["spec"]
             if not spec["selector"]["matchLabels"].items() <= labels.items():
                 continue
-            same = [each for each in self.store.all(PODS, SPACE) if _is_selected(each, spec)]
-            healthy = sum(is_ready(each) and "deletionTimestamp" not in each["metadata"] for each in same)
-            sets = [each for each in self.store.all(WORKERS, SPACE) if _is_selected(each, spec)]
-            expected = sum(each["spec"]["replicas"] for each in sets)
+            same = [pod for pod in self.store.all(PODS, SPACE) if _is_selected(pod, spec)]
+            healthy = sum(is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in same)
+            sets = [worker_set for worker_set in self.store.all(WORKERS, SPACE) if _is_selected(worker_set, spec)]
+            expected = sum(worker_set["spec"]["replicas"] for worker_set in sets)
             least = spec["minAvailable"] if "minAvailable" in spec else expected - spec["maxUnavailable"]
             if is_ready(pod) and healthy - 1 < least:
                 return False
@@ -302,7 +301,7 @@ class World:
 
     def worker_sets(self, role: Role) -> list[Json]:
         """The pool's worker Deployments, the oldest first."""
-        return [each for each in self.store.all(WORKERS, SPACE) if _label(each, ROLE_LABEL) == role]
+        return [worker_set for worker_set in self.store.all(WORKERS, SPACE) if _label(worker_set, ROLE_LABEL) == role]
 
     # What must hold
 
@@ -316,7 +315,7 @@ class World:
             self._break(f"the template of {after['metadata']['name']} was edited")
         if is_workers and change is not Change.DELETED:
             for role in POOL_ROLES:
-                total = sum(_workers_of(each, role) for each in self.store.all(WORKERS, SPACE))
+                total = sum(_workers_of(worker_set, role) for worker_set in self.store.all(WORKERS, SPACE))
                 was = _workers_of(before, role) if before else 0
                 if total > self.promise.most and _workers_of(after, role) > was:
                     self._break(f"{total} {role} workers, more than {self.promise.most}")
@@ -338,35 +337,41 @@ class World:
     def usable(self) -> dict[Role, int]:
         """Ready workers with a ready partner that fits, counted Pod by Pod."""
         ready: Counter[tuple[Role, str]] = Counter()
-        fits = {_label(each, TEMPLATE_LABEL): _label(each, FIT_LABEL) for each in self.store.all(WORKERS, SPACE)}
+        fits = {
+            _label(worker_set, TEMPLATE_LABEL): _label(worker_set, FIT_LABEL)
+            for worker_set in self.store.all(WORKERS, SPACE)
+        }
         for pod in self.store.all(PODS, SPACE):
             if is_ready(pod) and _label(pod, ROLE_LABEL) in list(POOL_ROLES):
                 template = _label(pod, TEMPLATE_LABEL)
                 role = Role(_label(pod, ROLE_LABEL)) if self.links is None else self.links.role(pod)
                 ready[role, fits.get(template, template)] += 1
         return {
-            role: sum(n for (each, fit), n in ready.items() if each is role and ready[PARTNERS[role], fit])
+            role: sum(n for (pool, fit), n in ready.items() if pool is role and ready[role.partner, fit])
             for role in POOL_ROLES
         }
 
     def _break(self, what: str) -> None:
-        deployments = [f"{each['metadata']['name']}={each['spec']['replicas']}" for each in self.store.all(WORKERS)]
+        deployments = [
+            f"{worker_set['metadata']['name']}={worker_set['spec']['replicas']}"
+            for worker_set in self.store.all(WORKERS)
+        ]
         calls = "; ".join(self.kube.made[-6:])
         self.broken.append(f"{what}, at {self.clock():.1f} s; {deployments}; last calls: {calls}")
 
     def outcome(self) -> Json:
         """The whole end state without what differs between any two runs: identities, times, Events."""
-        found: Json = {}
+        outcome_found: Json = {}
         pods: Counter[str] = Counter()
         for resource, body in self.store.everything():
             if resource == PODS:
                 pods[f"{_label(body, ROLE_LABEL)} ready={is_ready(body)} {_label(body, TEMPLATE_LABEL)}"] += 1
             elif resource != EVENTS:
-                found[f"{resource.plural}/{body['metadata']['name']}"] = _essence(resource, body)
-        return found | {"pods": dict(pods)}
+                outcome_found[f"{resource.plural}/{body['metadata']['name']}"] = _essence(resource, body)
+        return outcome_found | {"pods": dict(pods)}
 
 
-def wish(**fields: object) -> Json:
+def deployment_body(**fields: object) -> Json:
     """The deployment that scenarios start from: two workers in each pool."""
     two = {"min": 2, "max": 2}
     body = manifest(**{"model__source": "pvc://models/a", "prefill__replicas": two, "decode__replicas": two, **fields})
@@ -375,7 +380,7 @@ def wish(**fields: object) -> Json:
 
 
 def newer(platform: Platform) -> Platform:
-    """What a later version of the operator comes with."""
+    """The platform of a later version of the operator."""
     return replace(platform, worker_image=DIGEST + "c" * 64, gateway_image=DIGEST + "d" * 64, python="python3")
 
 
@@ -398,15 +403,18 @@ def _label(body: Json, name: str) -> str:
 def _essence(resource: Resource, body: Json) -> Json:
     metadata = {name: value for name, value in body["metadata"].items() if name not in VOLATILE}
     metadata["ownerReferences"] = [
-        {name: value for name, value in each.items() if name != "uid"} for each in metadata.get("ownerReferences", ())
+        {name: value for name, value in reference.items() if name != "uid"}
+        for reference in metadata.get("ownerReferences", ())
     ]
     metadata.pop("annotations", None)
     essence: Json = {name: value for name, value in body.items() if name not in ("metadata", "status", "revision")}
     status = body.get("status", {})
     if resource in (DEPLOYMENTS, POOLS):
-        kept = {name: value for name, value in status.items() if name not in HISTORY}
-        kept["conditions"] = {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", ())}
-        essence["status"] = kept
+        steady = {name: value for name, value in status.items() if name not in HISTORY}
+        steady["conditions"] = {
+            condition["type"]: (condition["status"], condition["reason"]) for condition in status.get("conditions", ())
+        }
+        essence["status"] = steady
         essence["is observed"] = status.get("observedGeneration") == body["metadata"]["generation"]
     if resource == WORKERS:
         essence["status"] = {name: status.get(name, 0) for name in ("replicas", "readyReplicas")}

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
-from baton_kv_transfer.decode.transfer import DecodeTransfer
-from baton_kv_transfer.handover import TransferConfig
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
+from baton_kv_transfer.handover import Reservation, TransferConfig
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.seam import Transport
 from baton_testing.kv_transfer.builders import (
     FAST,
@@ -59,17 +60,15 @@ def prefill_worker(
     transports: Sequence[Transport] | None = None,
 ) -> Prefill:
     pool, record, epoch = FakePool(geometry, 64, host_memory=host_memory), PrefillRecord(), secrets.token_bytes(16)
-    transfer = PrefillTransfer(
+    parts = TransferParts(
         epoch=epoch,
         fingerprint=model or fingerprint(),
         geometry=geometry,
         keys=keys,
-        source=pool,
-        listener=record,
         config=config,
         transports=transports,
     )
-    return Prefill(transfer, pool, record, epoch)
+    return Prefill(PrefillTransfer(parts, pool, record), pool, record, epoch)
 
 
 def decode_worker(
@@ -81,18 +80,10 @@ def decode_worker(
     transports: Sequence[Transport] | None = None,
 ) -> Decode:
     pool, record, epoch = FakePool(geometry, 64), DecodeRecord(), secrets.token_bytes(16)
-    transfer = DecodeTransfer(
-        epoch=epoch,
-        fingerprint=fingerprint(),
-        geometry=geometry,
-        keys=keys,
-        sink=pool,
-        listener=record,
-        host="127.0.0.1",
-        landing_bytes=landing_bytes,
-        config=config,
-        transports=transports,
+    parts = TransferParts(
+        epoch=epoch, fingerprint=fingerprint(), geometry=geometry, keys=keys, config=config, transports=transports
     )
+    transfer = DecodeTransfer(parts, pool, record, LandingMemory(landing_bytes), host="127.0.0.1")
     return Decode(transfer, pool, record, epoch)
 
 
@@ -157,9 +148,8 @@ class Request:
         self.prefill.transfer.opened(self.key, self.decode.ref, self.tokens, soon())
 
     def expect(self) -> None:
-        self.decode.transfer.expected(
-            self.key, self.prefill.epoch, self.tokens, self.cached, self.target, self.choices, soon()
-        )
+        reservation = Reservation(self.tokens, self.cached, self.target, self.choices, soon())
+        self.decode.transfer.expected(self.key, self.prefill.epoch, reservation)
 
     def compute(self, tokens: int) -> None:
         size = self.prefill.pool.geometry.block_tokens

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from baton_control.sizing.decision.scaling import Sized
 from baton_local.commands import up
-from baton_local.fleet.desired_processes import PostSpec, Routable
+from baton_local.fleet.desired_processes import Routable, SlotSpec
 from baton_local.fleet.pool_scaling import Scaling
 from baton_local.options import parse_options
 from baton_wire.messages.values import POOL_ROLES
@@ -25,14 +25,14 @@ def main() -> int:
     sizes = Path(sys.argv[1])
     present = _read(sizes)
 
-    def sized(self: Scaling, running: Iterable[PostSpec], routable: Routable | None) -> Sized:
+    def size(self: Scaling, running: Iterable[SlotSpec], routable: Routable | None) -> Sized:
         nonlocal present
         if routable is not None and sum(routable.values()) == len(tuple(running)):
             present = _read(sizes)
         workers = dict(zip(POOL_ROLES, present, strict=True))
         return Sized(workers, {role: f"{role.value} {count}: as written" for role, count in workers.items()}, False)
 
-    Scaling.sized = sized  # type: ignore[method-assign]
+    Scaling.size = size  # type: ignore[method-assign]
     options = parse_options(sys.argv[2:])
     return up.run_up(up.UpOptions(manifest=options.file, port=options.port, emulate=options.emulate))
 

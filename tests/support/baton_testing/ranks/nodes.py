@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed, Landed, Scatter
-from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig
+from baton_kv_transfer.handover import CutLink, HandoverKey, Reservation, SendTo, TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.machine import PrefillHandovers
@@ -19,9 +19,9 @@ from baton_kv_transfer.prefill.records import DropPuts, Put, Release, Report
 from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.ranks.prefill_group import AtPrefillRank, GroupPrefillAction, PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import RankPeer, heads_of, rank_epoch
-from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.builders import FakePool
+from baton_testing.kv_transfer.memory_transport import MemoryLanding, MemoryWriter
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.kv_shape import KvGeometry, PoolPart
 from baton_wire.messages.pair_link import FirstToken, PairMessage
@@ -29,7 +29,7 @@ from baton_wire.messages.values import Reason
 
 CONFIG = TransferConfig(
     link_wait_s=2.0,
-    early_s=3.0,
+    unannounced_s=3.0,
     pin_s=4.0,
     closing_s=1.0,
     max_put_bytes=256,
@@ -314,11 +314,7 @@ class SimDecode(SimWorker):
                 self.machine.expected(
                     request.key,
                     request.prefill,
-                    request.tokens,
-                    cached,
-                    blocks,
-                    request.choices,
-                    request.deadline_s,
+                    Reservation(request.tokens, cached, blocks, request.choices, request.deadline_s),
                     self.world.heap.now,
                 )
             )

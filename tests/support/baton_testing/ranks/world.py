@@ -296,7 +296,7 @@ class World:
             if prefill.alive:
                 for stats in prefill.machine.stats():
                     assert sum(stats.by_state.values()) == 0, f"{prefill.name}: {stats}"
-                    assert stats.puts_in_flight == stats.early == 0, f"{prefill.name}: {stats}"
+                    assert stats.puts_in_flight == stats.unannounced_messages == 0, f"{prefill.name}: {stats}"
                 assert not prefill.machine.open_keys()
                 assert prefill.opened == prefill.released, f"{prefill.name} holds {prefill.opened - prefill.released}"
                 assert not prefill.blocks.owner

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import regex
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.json_pieces import EncodedJson
-from baton_gateway.http_api.logprob_json import CompletionLogprobs
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Options
-from baton_gateway.http_api.response_encoding import AnswerHead, Usage
-from baton_gateway.requests.request_events import End, Outcome
-from baton_gateway.structured_outputs.output_format import OutputFormat, ShapeKind
+from baton_gateway.openai_api.json_pieces import EncodedJson
+from baton_gateway.openai_api.logprob_json import CompletionLogprobs
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, Options
+from baton_gateway.openai_api.response_encoding import AnswerHead, Usage
+from baton_gateway.reporting.outcome import Outcome
+from baton_gateway.requests.request_events import End
+from baton_gateway.structured_outputs.output_format import FormatKind, OutputFormat
 from baton_gateway.text.choice_text import Increment
 from baton_testing.engine.runners import reference_tokens
 from baton_testing.engine.toy_grammars import letter
@@ -101,7 +102,9 @@ class SimClient:
             include_usage=False,
             continuous_usage=False,
             cache_salt="",
-            shape=None if plan.pattern is None else OutputFormat(ShapeKind.REGEX, "structured_outputs", plan.pattern),
+            output_format=None
+            if plan.pattern is None
+            else OutputFormat(FormatKind.REGEX, "structured_outputs", plan.pattern),
         )
         return CompletionRequest(options, (plan.tokens,), echo=False)
 

@@ -15,20 +15,21 @@ from typing import Any, Protocol, cast
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import GatewayError, Problem, RefusedError
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.admission import AdmissionLimits
 from baton_gateway.requests.live_request import LiveRequest, RelayRules
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request import RequestLife
-from baton_gateway.requests.request_events import End, LifeRules, Outcome, PickRoute, Route, Routed
+from baton_gateway.requests.request_events import End, LifeRules, PickRoute, Routed
 from baton_gateway.requests.run import Run, RunState
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.structured_outputs.output_format import OutputFormat
 from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.links import ToWorker
-from baton_gateway.workers.route import RoutePolicy
+from baton_gateway.workers.route import Route, RoutePolicy
 from baton_kv_transfer.handover import HandoverKey
 from baton_testing.engine import toy_grammars
 from baton_testing.engine.runners import VOCABULARY
@@ -129,7 +130,7 @@ class SimGateway(SimProcess):
             self.relay = self.relay_class(self.table, self.admission, cast(Any, None), METRICS, self.rules, dice)
         self.relay._routing = parts.routing(self.table, dice)
         self.relay.gateway = self
-        self.relay.shapes = cast(Any, SimShapes())
+        self.relay.prompts.compiler = cast(Any, SimShapes())
         self.used: dict[int, set[bytes]] = {}
         """Workers of each request, by ticket."""
         self._ends: dict[bytes, LinkEnd] = {}
@@ -203,7 +204,7 @@ class SimGateway(SimProcess):
         if worker is None:
             return
         known, role = worker.state, worker.role
-        worker.reported(state)
+        worker.record_report(state)
         if known is None or known.draining != state.draining or worker.role is not role:
             self.relay.worker_changed()
         self.relay.worker_reported()
@@ -257,7 +258,7 @@ class SimGateway(SimProcess):
         may_be_local = self.rules.route.decode_locally or self.rules.route.targets is not None
         is_local = route.prefill is None and not is_kept and not may_be_local
         require(not is_local, "I9", "a prefill was put on a decode worker against the policy")
-        self.world.placed["kept" if route.is_kept else "here" if route.is_local else "handed over"] += 1
+        self.world.placed[_placement(route)] += 1
         names = " and ".join(self._ends[epoch].other.process.name for epoch in workers)
         self.note(f"run {action.run.hex()[-4:]} of request {number} to {names}")
 
@@ -296,6 +297,12 @@ class SimGateway(SimProcess):
             numbers = [client.plan.number for client in self.open_clients]
             return f"{self.name}: requests {numbers}, runs {len(relay._by_run)}, running {running}"
         return None
+
+
+def _placement(route: Route) -> str:
+    if route.is_prefill_local:
+        return "prefill local"
+    return "decode local" if route.is_decode_local else "disaggregated"
 
 
 def _accept(peer: SimProcess, connection: Connection) -> None:

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import WorkerView
+from baton_gateway.workers.worker_view import WorkerView
 
 
 class SwayedTable(WorkerTable):

@@ -14,10 +14,10 @@ from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_flexible_worker.service import FlexibleService
 from baton_gateway.http_api.lookups import Lookups
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.admission import Admission
-from baton_gateway.requests.model_lines import ModelLines
+from baton_gateway.requests.model_loads import ModelLoads
 from baton_gateway.requests.request import RequestLife
-from baton_gateway.requests.request_events import Outcome
 from baton_gateway.requests.routing import Routing
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_kv_transfer.decode.machine import DecodeHandovers
@@ -81,7 +81,7 @@ class Parts:
     is_live: Any = is_live
     fingerprint: PairFingerprint = FINGERPRINT
     templates: Any = TemplateRenderer
-    lines: Any = ModelLines
+    loads: Any = ModelLoads
     lookups: Any = Lookups
 
 

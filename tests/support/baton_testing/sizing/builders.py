@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from baton_control.sizing.decision.capacity import Mix
 from baton_control.sizing.inputs.kv_size import KvSize
-from baton_control.sizing.inputs.observations import ArrivalReading, Known, Observed, ParsePlan, PoolSeen
+from baton_control.sizing.inputs.mix import Mix
+from baton_control.sizing.inputs.observations import Known, MeasuredArrivals, Measurement, Measurements, ObservedPool
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.inputs.worker_model import WorkerModel
@@ -47,9 +47,6 @@ class PerWorker:
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
         return min(1.0, workers * self.per_s / max(rate_per_s, 1e-9))
 
-    def late_between(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> tuple[float, float]:
-        return 0.0, 1.0
-
     def reachable_share(self, role: Role, mix: Mix) -> float:
         return 0.95
 
@@ -63,8 +60,8 @@ def spec(minimum: int = 1, maximum: int = 20, **changes: object) -> SizingSpec:
 
 
 def seen(
-    arrivals: ArrivalReading, workers: tuple[int, int], queued: ParsePlan | None = None, startup_s: float = 30.0
-) -> Observed:
-    pools = [PoolSeen(count, count, startup_s) for count in workers]
+    arrivals: MeasuredArrivals, workers: tuple[int, int], queued: Measurement | None = None, startup_s: float = 30.0
+) -> Measurements:
+    pools = [ObservedPool(count, count, startup_s) for count in workers]
     waiting = Known(0.5) if queued is None else queued
-    return Observed(arrivals, pools[0], pools[1], waiting, Known(0.5) if isinstance(waiting, Known) else waiting)
+    return Measurements(arrivals, pools[0], pools[1], waiting, Known(0.5) if isinstance(waiting, Known) else waiting)

@@ -14,17 +14,18 @@ from typing import Any, Protocol, cast
 from baton_gateway.errors import ProcessNotStartedError, RefusedError, TurnTimeoutError
 from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.http_api.lookups import Lookups
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
-from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.admission import AdmissionLimits
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.request import Stage
-from baton_gateway.requests.request_events import End, Outcome
+from baton_gateway.requests.request_events import End
 from baton_gateway.requests.run import RunState
-from baton_gateway.structured_outputs.format_compiler import ShapeCompiler
+from baton_gateway.requests.tenant import Tenant
+from baton_gateway.structured_outputs.format_compiler import FormatCompiler
 from baton_gateway.text.choice_text import Increment
 from baton_gateway.text.template_renderer import TemplateRenderer
-from baton_gateway.text.tokenizer_process import TokenizerApart
+from baton_gateway.text.tokenizer_process import TokenizerProcess
 from baton_testing.simulation.chaos.plan import Await, ChaosFault, ChaosPlan, Form, Neighbour
 from baton_testing.simulation.chaos.played_apart import (
     BUNDLE,
@@ -145,20 +146,22 @@ class ChaosGateway(SimGateway):
         dice = random.Random(world.heap.random.getrandbits(64))
         self.apart = ApartRoom(self, self.loop, dice, world.count, self._pipe_full)
         with self.loop.entered():
-            tokenizer = TokenizerApart(b"", BUNDLE.hash)
-        self.text = replace(TEXT, bundle=BUNDLE, apart=tokenizer)
+            tokenizer = TokenizerProcess(b"", BUNDLE.hash)
+        self.text = replace(TEXT, bundle=BUNDLE, process=tokenizer)
         with self.loop.entered():
             templates: TemplateRenderer = parts.templates(RENDER_S)
-            self.relay.shapes = ShapeCompiler(METRICS.shaped, COMPILE_S)
-        self.relay._templates = templates
-        self.relay._lines = parts.lines(self.table, self.admission)
+            self.relay.prompts.compiler = FormatCompiler(METRICS.shaped, COMPILE_S)
+        self.relay.prompts.templates = templates
+        self.relay._loads = parts.loads(self.table, self.admission)
         self.awaits: dict[LiveRequest, Await] = {}
         """Of requests that prepare, what they wait for now."""
         templates.render = self._noted(Await.RENDERING, templates.render)  # type: ignore[method-assign]
         tokenizer.encode = self._noted(Await.TOKENISING, tokenizer.encode)  # type: ignore[method-assign]
-        self.relay.shapes.compile = self._noted(Await.COMPILING, self.relay.shapes.compile)  # type: ignore[method-assign]
-        self._sources = templates, self.relay.shapes, self.relay.encoder, tokenizer
-        self.lookups: Lookups = parts.lookups(self.table, cast(Any, None), self.rules.route, METRICS, self._ailments)
+        self.relay.prompts.compiler.compile = self._noted(Await.COMPILING, self.relay.prompts.compiler.compile)  # type: ignore[method-assign]
+        self._sources = templates, self.relay.prompts.compiler, self.relay.prompts.encoder, tokenizer
+        self.lookups: Lookups = parts.lookups(
+            self.table, cast(Any, None), self.rules.route, METRICS, self._health_problems
+        )
         self.later(LOOK_S, self._look)
 
     def _noted(self, what: Await, call: Callable[..., Awaitable[Any]]) -> Any:
@@ -174,14 +177,14 @@ class ChaosGateway(SimGateway):
 
         return noted
 
-    def _ailments(self) -> list[HealthProblem]:
-        return [ailment for source in self._sources for ailment in source.ailments(self.now)]
+    def _health_problems(self) -> list[HealthProblem]:
+        return [problem for source in self._sources for problem in source.health_problems(self.now)]
 
     def _look(self) -> None:
         """As the production server does, every second: at processes that fail."""
         templates, shapes, _, tokenizer = self._sources
         for source in (templates, shapes, tokenizer):
-            self.loop.create_task(source.look())
+            self.loop.create_task(source.recheck())
         self.later(LOOK_S, self._look)
 
     # Clients ----------------------------------------------------------------------------------------------------------
@@ -319,7 +322,7 @@ class ChaosGateway(SimGateway):
         if left is None and len(self.apart.running) > 5:
             left = f"{self.name}: {len(self.apart.running)} processes apart"
         if left is None:
-            held = [line.held for line in self.relay._lines._lines.values() if len(line)]
+            held = [line.held for line in self.relay._loads._loads.values() if len(line)]
             left = f"{self.name}: lines {held}" if held else None
         return left
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_testing.engine import toy_grammars
 from baton_testing.simulation.scenario import (
     CONTEXT_TOKENS,

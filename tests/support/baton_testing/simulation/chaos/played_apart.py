@@ -19,19 +19,16 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from baton_gateway.helper_processes import helper_process as process_apart
-from baton_gateway.helper_processes import piped_process as apart_pipes
-from baton_gateway.helper_processes import process_lane as apart_lane
+from baton_gateway.helper_processes import fair_lock, helper_process, piped_process, process_lane
 from baton_gateway.helper_processes.piped_process import BUFFER_BYTES
 from baton_gateway.http_api import lookups
-from baton_gateway.structured_outputs import format_compiler as shape_compiler
-from baton_gateway.structured_outputs.output_format import OutputFormat, ShapeAnswer, ShapeKind
-from baton_gateway.text import fair_turns, template_renderer
-from baton_gateway.text import tokenizer_process as tokenizer_apart
+from baton_gateway.structured_outputs import format_compiler
+from baton_gateway.structured_outputs.output_format import CompileResult, FormatKind, OutputFormat
+from baton_gateway.text import template_renderer, tokenizer_process
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.template_main import Question as TemplateQuestion
 from baton_gateway.text.template_main import Templates
-from baton_gateway.text.tokenizer_process import Decoded, DecodeIds, Encoded, EncodeText, LoadBundle, Loaded
+from baton_gateway.text.tokenizer_process import Decoded, DecodeIds, Encoded, EncodeText, LoadedTokenizer, LoadTokenizer
 from baton_testing.engine import toy_grammars
 from baton_testing.simulation.chaos.plan import ChaosFault
 from baton_wire.messages.values import pack_ids
@@ -46,14 +43,14 @@ REAP_S = 0.001
 RENDER_S, COMPILE_S = 0.4, 0.4
 """Limits are shorter than those of production, as worlds are."""
 SHORTER: tuple[tuple[ModuleType, str, float], ...] = (
-    (process_apart, "START_S", 1.0),
-    (tokenizer_apart, "LOAD_S", 1.0),
-    (tokenizer_apart, "ENCODE_S", 0.8),
-    (apart_lane, "TURN_S", 6.0),
+    (helper_process, "START_S", 1.0),
+    (tokenizer_process, "LOAD_S", 1.0),
+    (tokenizer_process, "ENCODE_S", 0.8),
+    (process_lane, "TURN_S", 6.0),
     (lookups, "NOT_READY_S", 8.0),
     (lookups, "WEDGED_S", 14.0),
 )
-TIMED = (apart_lane, fair_turns, shape_compiler, template_renderer, tokenizer_apart)
+TIMED = (process_lane, fair_lock, format_compiler, template_renderer, tokenizer_process)
 """Modules that look at the clock of the machine."""
 BUNDLE = Bundle("0" * 64, "", "{% for message in messages %}{{ message['content'] }}{% endfor %}", {}, ())
 PADDING = "~"
@@ -86,21 +83,21 @@ def _shapes() -> Answers:
 
     def answer(body: bytes) -> list[bytes]:
         shape = shapes.decode(body)
-        if shape.kind is not ShapeKind.REGEX:
-            return [_json(ShapeAnswer("start: /./"))]
-        made = ShapeAnswer(toy_grammars.grammar(shape.source).definition)
+        if shape.kind is not FormatKind.REGEX:
+            return [_json(CompileResult("start: /./"))]
+        made = CompileResult(toy_grammars.grammar(shape.source).definition)
         return [_json(msgspec.structs.replace(made, is_early=True)), _json(made)]
 
     return answer
 
 
 def _tokenizer() -> Answers:
-    questions: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LoadBundle | EncodeText | DecodeIds)
+    questions: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LoadTokenizer | EncodeText | DecodeIds)
 
     def answer(body: bytes) -> list[bytes]:
         match questions.decode(body):
-            case LoadBundle():
-                return [_pack(Loaded(BUNDLE, (), {}, {}, b"", None, {}))]
+            case LoadTokenizer():
+                return [_pack(LoadedTokenizer(BUNDLE, (), {}, {}, b"", None, {}))]
             case EncodeText(text, _, max_tokens):
                 ids = [ord(each) - ord("0") for each in text]
                 return [_pack(Encoded(None if len(ids) > 2 * max_tokens else pack_ids(ids)))]
@@ -304,8 +301,8 @@ def apart_is_played(
         return process
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apart_pipes, "start", start)
-        patch.setattr(process_apart, "processor_s", lambda pid: by_pid[pid].processor_s)
+        patch.setattr(piped_process, "start", start)
+        patch.setattr(helper_process, "processor_s", lambda pid: by_pid[pid].processor_s)
         for module, name, value in SHORTER:
             patch.setattr(module, name, value)
         for module in TIMED:

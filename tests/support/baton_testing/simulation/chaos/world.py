@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, cast
 
-from baton_gateway.requests.request_events import Outcome
+from baton_gateway.reporting.outcome import Outcome
 from baton_testing.simulation.chaos.gateway import ChaosClient, ChaosGateway
 from baton_testing.simulation.chaos.lies import LIES_S, ToldStates, lie
 from baton_testing.simulation.chaos.plan import (

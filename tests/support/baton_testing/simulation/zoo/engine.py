@@ -13,11 +13,20 @@ from baton_engine.scheduling.events import Computed, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import OpenSlot, StepPlan
 from baton_gateway.errors import Problem
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.request import RequestLife
-from baton_gateway.requests.request_events import Action, Arrived, Deliver, End, Event, Outcome, Route, Send, WorkerLost
+from baton_gateway.requests.request_events import (
+    Action,
+    Arrived,
+    Deliver,
+    End,
+    Event,
+    Send,
+    WorkerLost,
+)
 from baton_gateway.requests.routing import Routing
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, pick
+from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick
 from baton_prefill_worker.service import PrefillService
 from baton_testing.engine.runners import ToyRunner
 from baton_wire.liveness import Liveness, PeerState
@@ -242,9 +251,9 @@ class LeavesTheSiblingLeg(RequestLife):
     """sglang#29482: one leg fails and the other is joined for half an hour."""
 
     def _fail(
-        self, run: Any, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_kept: bool = False
+        self, run: Any, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_retained: bool = False
     ) -> list[Action]:
-        actions = super()._fail(run, worker, reason, now, is_gone, is_kept)
+        actions = super()._fail(run, worker, reason, now, is_gone, is_retained)
         return [a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Cancel))]
 
 

@@ -11,15 +11,15 @@ from aiohttp import web
 from baton_gateway import errors
 from baton_gateway.errors import RefusedError
 from baton_gateway.http_api.lookups import Lookups
-from baton_gateway.http_api.tenants import DEFAULT_TENANT
 from baton_gateway.requests.admission import Admission
-from baton_gateway.requests.model_lines import ModelLines
+from baton_gateway.requests.model_loads import ModelLoads
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.run import Run, RunState
-from baton_gateway.requests.waiting_line import WaitBound, predicted_wait_s
+from baton_gateway.requests.tenant import DEFAULT_TENANT
+from baton_gateway.requests.wait_prediction import WaitBound, predict_wait_s
 from baton_gateway.text.chat_template import RenderedChat
 from baton_gateway.text.template_renderer import TemplateRenderer
-from baton_gateway.workers.route import pool_services
+from baton_gateway.workers.pool_load import pool_services
 from baton_testing.simulation.chaos.plan import ChaosScenario, Weather, chaos_scenario
 from baton_testing.simulation.chaos.world import ChaosWorld
 from baton_testing.simulation.zoo.zoo import Mutant
@@ -32,13 +32,13 @@ class KnowsNoTenants(Admission):
         return super().offer(DEFAULT_TENANT, *given, **named)
 
 
-class PredictsForEverybody(ModelLines):
+class PredictsForEverybody(ModelLoads):
     """Whoever comes is refused for what waits for another tenant's quota."""
 
     def overload(self, request: Any, tenant: Any, work: Any, rules: Any, now: float) -> Any:
-        line = self._line(request.options.model)
+        line = self._load(request.options.model)
         bound: WaitBound = line.__dict__.setdefault("bound_of_all", WaitBound())
-        wait_s = predicted_wait_s(line.held, *pool_services(self._table.views(), request.options.model, 5.0))
+        wait_s = predict_wait_s(line.held, *pool_services(self._table.views(), request.options.model, 5.0))
         if wait_s is None or wait_s <= bound.of(wait_s, 0.0, rules, now):
             return None
         return errors.overloaded(wait_s, 0.0, 1)
@@ -111,7 +111,7 @@ class ChaosMutant(Mutant):
 
 NEIGHBOURS = (
     ChaosMutant("tenants", KnowsNoTenants, ("admission",), first=1),
-    ChaosMutant("tenants", PredictsForEverybody, ("lines",), first=1),
+    ChaosMutant("tenants", PredictsForEverybody, ("loads",), first=1),
     ChaosMutant("hang-ups", KeepsTurnsOfTheGone, ("templates",), first=9),
     ChaosMutant("processes apart", WaitsWithoutProcess, ("templates",), weather=Weather.APART, first=1),
     ChaosMutant("lies", BelievesEveryWorker, ("life",), weather=Weather.LIES),

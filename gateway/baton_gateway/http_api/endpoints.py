@@ -1,0 +1,103 @@
+"""One served path: its methods, its handler and the form of its errors. And the known paths that are not served."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from baton_gateway.apis.messages_answer import message_error_body
+from baton_gateway.errors import INVALID, SERVER, Problem
+from baton_gateway.http_api.lookups import JSON
+from baton_gateway.openai_api.response_encoding import error_body
+from baton_gateway.requests.tenant import Tenant
+
+Handler = Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]]
+ErrorForm = Callable[[Problem, str | None], bytes]
+"""Writes the body of an error: the problem, and the id of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One path that is served."""
+
+    methods: tuple[str, ...]
+    handler: Handler
+    is_open: bool = False
+    """True if it is served without an API key: probes and monitoring."""
+    error_form: ErrorForm = error_body
+    key_header: str | None = None
+    """A header that may carry the API key if there is no `Authorization`."""
+
+    def credentials(self, request: web.BaseRequest) -> str | None:
+        """Return the request's `Authorization`, or what it would be for a key in `key_header`."""
+        authorization = request.headers.get("Authorization")
+        if authorization is None and self.key_header is not None:
+            key = request.headers.get(self.key_header)
+            return None if key is None else f"Bearer {key}"
+        return authorization
+
+
+def messages_endpoint(handler: Handler) -> Endpoint:
+    """Build an endpoint of Anthropic's API, with its errors and its clients' header for the key."""
+    return Endpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
+
+
+def problem_response(problem: Problem, request_id: str | None = None, form: ErrorForm = error_body) -> web.Response:
+    """Build the response for a problem, in the form of its endpoint."""
+    headers = dict(JSON)
+    if problem.retry_after_s is not None:
+        headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.allow is not None:
+        headers["Allow"] = problem.allow
+    response = web.Response(status=problem.status, body=form(problem, request_id), headers=headers)
+    if problem.status in (408, 413, 415):
+        response.force_close()
+    return response
+
+
+def not_http(status: int, message: str) -> web.StreamResponse:
+    """Build the response to bytes that are no HTTP request."""
+    kind, code = (INVALID, "bad_request") if status < 500 else (SERVER, "internal_error")
+    return problem_response(Problem(status, kind, message, None, code))
+
+
+# Known paths that are not served --------------------------------------------------------------------------------------
+
+_EMBEDDINGS = "An embedding model behind a server such as vLLM, or text-embeddings-inference, serves it."
+_RANKING = "A reranking model behind a server such as vLLM, or text-embeddings-inference, serves it."
+_AUDIO = "A speech model behind a server such as vLLM or Speaches serves it."
+_IMAGES = "An image model behind a server of its own serves it."
+_STORED = "Answers are not kept: send the whole conversation with each request."
+_BATCHES = "`baton batch` answers files of requests; over HTTP send them one by one."
+
+_REASONS = {
+    "/v1/embeddings": f"Embeddings are not served here: the models generate text. {_EMBEDDINGS}",
+    "/embeddings": f"Embeddings are not served here: the models generate text. {_EMBEDDINGS}",
+    "/pooling": f"Embeddings are not served here: the models generate text. {_EMBEDDINGS}",
+    "/v1/rerank": f"Reranking is not served here: the models generate text. {_RANKING}",
+    "/v2/rerank": f"Reranking is not served here: the models generate text. {_RANKING}",
+    "/rerank": f"Reranking is not served here: the models generate text. {_RANKING}",
+    "/v1/score": f"Scoring of pairs is not served here: the models generate text. {_RANKING}",
+    "/score": f"Scoring of pairs is not served here: the models generate text. {_RANKING}",
+    "/v1/moderations": "Moderation is not served here. A classifier behind a server of its own serves it.",
+    "/v1/files": f"Files are not kept here. {_BATCHES}",
+    "/v1/batches": f"Batches are not kept here. {_BATCHES}",
+    "/v1/messages/batches": f"Batches are not kept here. {_BATCHES}",
+}
+_FAMILIES = {
+    "/v1/audio/": f"Speech is not served here: the models generate text. {_AUDIO}",
+    "/v1/images/": f"Images are not served here: the models generate text. {_IMAGES}",
+    "/v1/responses/": f"A response cannot be asked for again. {_STORED}",
+    "/v1/conversations": f"Conversations are not kept here. {_STORED}",
+}
+"""Reasons by the prefix of a path."""
+
+
+def find_unsupported(path: str) -> Problem | None:
+    """Return the problem of a known path that is not served; None: the path is unknown."""
+    reason = _REASONS.get(path)
+    if reason is None:
+        reason = next((text for prefix, text in _FAMILIES.items() if path.startswith(prefix)), None)
+    return None if reason is None else Problem(404, INVALID, reason, None, "unsupported_path")

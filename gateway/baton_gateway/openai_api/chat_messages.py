@@ -1,0 +1,204 @@
+"""Strict parsing of a chat's `messages` into the form of chat templates: texts, tool calls and their results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton_gateway.answers.json_calls import MAX_NAME_CHARS
+from baton_gateway.errors import RefusedError, invalid, unsupported
+from baton_gateway.openai_api.json_body import count_json, parse_object
+from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
+from baton_gateway.openai_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS
+
+MAX_MESSAGES = 2_048
+MAX_PARTS = 1_024
+"""The most text parts of one message."""
+MAX_PARTS_IN_ALL = 8_192
+_SHOWN_CHARS = 64
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Roles by their names in templates, which do not know `developer`, the successor of `system`."""
+
+ChatMessage = dict[str, Any]
+"""A message for templates: `role`, `content`, perhaps `name`, `tool_calls`, `tool_call_id`, `reasoning_content`."""
+
+
+def read_messages(value: Any) -> tuple[ChatMessage, ...]:
+    """Parse a chat's messages. Raises RefusedError."""
+    if not isinstance(value, list):
+        raise wrong_type("messages", "a list of messages")
+    if not 1 <= len(value) <= MAX_MESSAGES:
+        raise invalid("messages", f"'messages' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
+    parts = sum(len(entry["content"]) for entry in value if _has_parts(entry))
+    if parts > MAX_PARTS_IN_ALL:
+        raise invalid(
+            "messages", f"'messages' has {parts} parts; at most {MAX_PARTS_IN_ALL} are allowed in all.", "too_long"
+        )
+    results = ToolResults()
+    messages = tuple(_message(entry, f"messages[{index}]", results) for index, entry in enumerate(value))
+    results.end_turn()
+    return messages
+
+
+def text_of(message: ChatMessage) -> str:
+    """Return the content of a message."""
+    content: str = message["content"]
+    return content
+
+
+def _has_parts(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("content"), list)
+
+
+def _message(value: Any, path: str, results: ToolResults) -> ChatMessage:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    role = fields.require("role")
+    if role == "function":
+        raise unsupported(f"{path}.role", "it is deprecated; use 'tool'")
+    if not isinstance(role, str) or role not in ROLES:
+        raise invalid(f"{path}.role", f"'{path}.role' must be one of {', '.join(ROLES)}.")
+    if role != "tool":
+        results.end_turn()
+    for feature in ("function_call", "audio", "annotations"):
+        fields.refuse(feature, "it is not available", harmless=([],))
+    fields.refuse("refusal", "a message has text only", harmless=("",))
+    calls = fields.take("tool_calls")
+    if calls and role != "assistant":
+        raise invalid(f"{path}.tool_calls", f"'{path}.tool_calls' is allowed in an assistant's message only.")
+    # An answer without text may be resent as it came; other messages need content.
+    content = fields.take("content") if role == "assistant" else fields.require("content")
+    message = {"role": ROLES[role], "content": "" if content is None else _content(content, f"{path}.content")}
+    name = fields.text("name", 64)
+    if role == "assistant":
+        message |= _reasoning(fields) | _calls(calls, f"{path}.tool_calls", results)
+    if role == "tool":
+        message |= _result(fields, results)
+    fields.end()
+    return message if name is None else message | {"name": name}
+
+
+def _reasoning(fields: Fields) -> ChatMessage:
+    """Read the reasoning of a resent answer, and return it under the two names that templates know."""
+    thoughts = [fields.text(name, MAX_TEXT_CHARS) for name in ("reasoning_content", "reasoning")]
+    thought = thoughts[0] or thoughts[1]
+    return {"reasoning_content": thought, "thinking": thought} if thought else {}
+
+
+def _calls(value: Any, path: str, results: ToolResults) -> ChatMessage:
+    if not value:
+        return {}
+    if not isinstance(value, list):
+        raise wrong_type(path, "a list of calls")
+    if len(value) > MAX_TOOLS:
+        raise invalid(path, f"'{path}' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
+    return {"tool_calls": [_call(entry, f"{path}[{index}]", results) for index, entry in enumerate(value)]}
+
+
+def _call(value: Any, path: str, results: ToolResults) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    call_id = check_text(fields.require("id"), f"{path}.id", MAX_CALL_ID_CHARS)
+    if (kind := fields.require("type")) != "function":
+        raise unsupported(f"{path}.type", f"only 'function' is available, not {str(kind)[:32]!r}")
+    function = fields.require("function")
+    fields.integer("index", 0, MAX_TOOLS)  # left in by clients that assemble a stream
+    fields.end()
+    if not isinstance(function, dict):
+        raise wrong_type(f"{path}.function", "an object")
+    inner = Fields(function, f"{path}.function.")
+    # The model may have called an unknown tool: such a call may be resent, with its result.
+    name = check_text(inner.require("name"), f"{path}.function.name", MAX_NAME_CHARS)
+    arguments = check_text(inner.require("arguments"), f"{path}.function.arguments", MAX_TEXT_CHARS)
+    inner.end()
+    results.call(call_id, name, f"{path}.id")
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _parse_arguments(arguments)}}
+
+
+def _parse_arguments(arguments: str) -> Any:
+    """Parse arguments into an object, which templates write in their own way.
+
+    Arguments that the model wrote wrong stay text, and so do those that parsing would change: with a duplicate key.
+    """
+    body = arguments.encode() or b"{}"
+    try:
+        return parse_object(body, count_json(body, len(body)))
+    except RefusedError:
+        return arguments
+
+
+def _result(fields: Fields, results: ToolResults) -> ChatMessage:
+    path = fields.name("tool_call_id")
+    call_id = check_text(fields.require("tool_call_id"), path, MAX_CALL_ID_CHARS)
+    return {"tool_call_id": call_id, "name": results.take_result(call_id, path)}
+
+
+def _content(value: Any, path: str) -> str:
+    if isinstance(value, str):
+        return check_text(value, path, MAX_TEXT_CHARS)
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or a list of text parts")
+    if not value:
+        raise invalid(path, f"'{path}' must not be an empty list.")
+    if len(value) > MAX_PARTS:
+        raise invalid(path, f"'{path}' has {len(value)} parts; at most {MAX_PARTS} are allowed.", "too_long")
+    return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(value))
+
+
+def _part(value: Any, path: str) -> str:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    if (kind := fields.require("type")) != "text":
+        raise unsupported(f"{path}.type", f"only 'text' parts are available, not {str(kind)[:32]!r}")
+    text = check_text(fields.require("text"), f"{path}.text", MAX_TEXT_CHARS)
+    fields.end()
+    return text
+
+
+class ToolResults:
+    """Matches tool results with their calls, from the first message of a chat to its last."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        """The tools of all calls so far, by the call's id. A later turn may reuse an id: some models count from 0."""
+        self._waiting: dict[str, str] = {}
+        """The places of the last turn's calls that have no result yet, by id."""
+        self._answered: set[str] = set()
+        """The ids of that turn's other calls."""
+
+    def call(self, call_id: str, name: str, path: str) -> None:
+        """Record a call. `path`: the place of its id. Raises RefusedError if another call of this turn has the id."""
+        if call_id in self._waiting:
+            raise _refuse(path, call_id, "is the id of two calls of one turn; each needs its own")
+        self._names[call_id] = name
+        self._waiting[call_id] = path
+
+    def take_result(self, call_id: str, path: str) -> str:
+        """Record a result, and return the tool's name. `path`: the place of the id.
+
+        Raises RefusedError if no call of the last turn waits for it.
+        """
+        if self._waiting.pop(call_id, None) is not None:
+            self._answered.add(call_id)
+            return self._names[call_id]
+        if call_id in self._answered:
+            raise _refuse(path, call_id, "has a result already; each call has one")
+        if call_id in self._names:
+            raise _refuse(path, call_id, "is an earlier turn's call; its result must directly follow that turn")
+        raise _refuse(path, call_id, "is not the id of a call in an earlier assistant's message")
+
+    def end_turn(self) -> None:
+        """End a turn: no further result may come. Raises RefusedError for a call without a result."""
+        if self._waiting:
+            call_id, path = next(iter(self._waiting.items()))
+            more = f" (nor have {len(self._waiting) - 1} more)" if len(self._waiting) > 1 else ""
+            rule = "each call needs one, directly after the turn that called"
+            raise _refuse(path, call_id, f"has no result{more}; {rule}")
+        self._answered.clear()
+
+
+def _refuse(path: str, call_id: str, what: str) -> RefusedError:
+    return invalid(path, f"'{path}': {call_id[:_SHOWN_CHARS]!r} {what}.")

@@ -1,0 +1,122 @@
+"""Strict parsing of a chat's `tools`, `tool_choice` and `parallel_tool_calls`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from baton_gateway.answers.tool_use import NO_TOOLS, Tool, ToolMode, ToolUse
+from baton_gateway.errors import invalid, unsupported
+from baton_gateway.openai_api.openai_fields import Fields, wrong_type
+
+MAX_TOOLS = 128
+MAX_TOOLS_BYTES = 256 << 10
+"""The most bytes of JSON of all tools together."""
+MAX_NAME_CHARS = 128
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+MAX_CALL_ID_CHARS = 256
+
+
+def read_tool_use(fields: Fields) -> ToolUse:
+    """Read the fields of tools from a chat's body. Raises RefusedError."""
+    for name in ("functions", "function_call"):
+        fields.refuse(name, "it is deprecated; use 'tools' and 'tool_choice'", harmless=([], "none"))
+    tools = _tools(fields.take("tools"))
+    choice = fields.take("tool_choice")
+    parallel = fields.flag("parallel_tool_calls", True)
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise invalid("tool_choice", "'tool_choice' needs 'tools'.")
+        return NO_TOOLS
+    mode, named = _choice(choice, tools)
+    return ToolUse(tools, mode, named, parallel)
+
+
+def check_tool_name(value: Any, path: str) -> str:
+    """Check the name of a tool. Raises RefusedError if it is not allowed."""
+    if not isinstance(value, str):
+        raise wrong_type(path, "a string")
+    if not TOOL_NAME.fullmatch(value):
+        raise invalid(path, f"'{path}' must be 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' or '.'.")
+    return value
+
+
+def _tools(value: Any) -> tuple[Tool, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise wrong_type("tools", "a list of tools")
+    if len(value) > MAX_TOOLS:
+        raise invalid("tools", f"'tools' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
+    if value and (size := len(msgspec.json.encode(value))) > MAX_TOOLS_BYTES:
+        message = f"'tools' has {size} bytes of JSON; at most {MAX_TOOLS_BYTES} are allowed."
+        raise invalid("tools", message, "too_long")
+    tools = tuple(_tool(entry, f"tools[{index}]") for index, entry in enumerate(value))
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in seen:
+            path = f"tools[{index}].function.name"
+            raise invalid(path, f"'{path}' is the name of another tool: '{tool.name}'.")
+        seen.add(tool.name)
+    return tools
+
+
+def _tool(value: Any, path: str) -> Tool:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    if (kind := fields.require("type")) != "function":
+        raise unsupported(f"{path}.type", f"only 'function' tools are available, not {str(kind)[:32]!r}")
+    function = fields.require("function")
+    fields.end()
+    if not isinstance(function, dict):
+        raise wrong_type(f"{path}.function", "an object")
+    return read_function(function, f"{path}.function.")
+
+
+def read_function(value: dict[str, Any], path: str) -> Tool:
+    """Read one function. `path`: the prefix of its fields in errors. Raises RefusedError."""
+    fields = Fields(value, path)
+    name = check_tool_name(fields.require("name"), fields.name("name"))
+    description = fields.text("description", MAX_TOOLS_BYTES)
+    parameters = fields.take("parameters")
+    strict = fields.flag("strict", False)
+    fields.end()
+    if parameters is not None:
+        _check_parameters(parameters, fields.name("parameters"))
+    return Tool(name, description, parameters, strict)
+
+
+def _check_parameters(value: Any, path: str) -> None:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object: a JSON Schema")
+    if value.get("type", "object") != "object":
+        raise invalid(f"{path}.type", f"'{path}.type' must be 'object': arguments have names.")
+
+
+def _choice(value: Any, tools: tuple[Tool, ...]) -> tuple[ToolMode, str | None]:
+    if value is None:
+        return ToolMode.AUTO, None
+    if isinstance(value, str):
+        if value not in tuple(ToolMode):
+            allowed = ", ".join(ToolMode)
+            raise invalid("tool_choice", f"'tool_choice' must be one of {allowed}, or name a function.")
+        return ToolMode(value), None
+    if not isinstance(value, dict):
+        raise wrong_type("tool_choice", "a string or an object")
+    fields = Fields(value, "tool_choice.")
+    if (kind := fields.require("type")) != "function":
+        raise unsupported("tool_choice.type", f"only 'function' is available, not {str(kind)[:32]!r}")
+    function = fields.require("function")
+    fields.end()
+    if not isinstance(function, dict):
+        raise wrong_type("tool_choice.function", "an object")
+    inner = Fields(function, "tool_choice.function.")
+    name = inner.require("name")
+    inner.end()
+    if not any(tool.name == name for tool in tools):
+        path = "tool_choice.function.name"
+        raise invalid(path, f"'{path}' is none of the tools: {str(name)[:MAX_NAME_CHARS]!r}.")
+    return ToolMode.REQUIRED, name

@@ -1,0 +1,28 @@
+"""How a request ended and what it took, as metrics count it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Outcome(enum.StrEnum):
+    """How a request ended; a closed set that also labels metrics."""
+
+    FINISHED = "finished"
+    REFUSED = "refused"
+    """Refused before any work was done for it."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    """The client went away or read too slowly."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTotals:
+    """Tokens and attempts of one request from its arrival to its end."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    attempts: int
+    migrations: int
+    conflicts: int

@@ -1,0 +1,41 @@
+"""Writes out answers that grew: once for all frames of a turn, many answers spread over several turns of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+
+from baton_gateway.requests.live_request import LiveRequest
+
+FLUSH_S = 0.005
+"""How long answers are written before other callbacks of the loop run."""
+
+
+class AnswerFlushes:
+    """Answers with increments that are not written out yet."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, open_tickets: Container[int]) -> None:
+        """`open_tickets`: requests that have not ended. The end of a request writes out the rest of its answer, and its
+        connection may serve another request by then.
+        """
+        self._loop = loop
+        self._open = open_tickets
+        self._pending: dict[int, LiveRequest] = {}
+
+    def schedule(self) -> dict[int, LiveRequest]:
+        """Flush soon. Returns the requests to flush by ticket, for the caller to add to."""
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        return self._pending
+
+    def _flush(self) -> None:
+        """Flush as many as fit into one turn of the loop, and schedule the others."""
+        lives, until_s = list(self._pending.values()), self._loop.time() + FLUSH_S
+        self._pending = {}
+        for place, live in enumerate(lives, 1):
+            if live.ticket in self._open:
+                live.sink.flush()
+            if self._loop.time() > until_s and place < len(lives):
+                self._pending = {other.ticket: other for other in lives[place:]}
+                self._loop.call_soon(self._flush)
+                return

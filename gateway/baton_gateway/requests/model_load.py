@@ -1,0 +1,285 @@
+"""One model's load: its requests from arrival to end, by ticket, waiting or at the workers, and their tenants.
+
+A tenant is known while it has a request here. So the number of tenants is bounded by that of requests.
+
+A tenant that takes less than an eighth of the capacity is *light* and goes before others. Several light tenants go by
+their targets alone, as one tenant's requests do.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.requests.tenant_load import TenantLoad, TenantShare, WorkAhead, estimate_work_ahead
+from baton_gateway.requests.wait_prediction import FADING, WaitBound, Work
+from baton_gateway.workers.pool_load import PoolService
+
+FIRST_OUTPUT_TOKENS = 200.0
+"""The assumed length of answers until the first one has ended."""
+ABOUT_S = 60.0
+"""How long after its latest request a tenant may ask again at any moment."""
+LIGHT_SHARE = 0.125
+"""A share of the capacity: a tenant that takes less goes before others, whatever the weights."""
+LEAST_LEAD_S = 1e-6
+"""The lead of a tenant that brings much while nothing of it was sent."""
+RECENT_S = 10.0
+"""Prefill time sent this long ago counts 1/e of what is sent now."""
+
+
+class _Place(enum.Enum):
+    QUEUED = enum.auto()
+    ADMITTED = enum.auto()
+    SENT = enum.auto()
+    ANSWERED = enum.auto()
+
+
+@dataclass(slots=True)
+class _Entry:
+    owner: TenantLoad
+    work: Work
+    place: _Place
+    began_s: float | None = None
+    sequences: int = 0
+
+
+class ModelLoad:
+    """All tenants' requests for one model."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}
+        self._tenants: dict[str, TenantLoad] = {}
+        self._held = Work()
+        self._waiting = 0
+        self._mean_output: float | None = None
+        self._sent: dict[str, tuple[float, float]] = {}
+        """By tenant: recent seconds of prefill workers, decayed, and the time of their latest update."""
+        self._token_s = 0.0
+        """Seconds per prompt token of the latest route to a prefill worker."""
+        self._latest: tuple[str, float] = ("", -math.inf)
+        self._before: tuple[str, float] = ("", -math.inf)
+        """Name and latest arrival of the two tenants that asked last."""
+        self.bound = WaitBound()
+        """The bound of all tenants together."""
+
+    def __len__(self) -> int:
+        """Requests that were not sent to a worker."""
+        return self._waiting
+
+    @property
+    def held(self) -> Work:
+        """The work of all requests that were not sent to a worker."""
+        return self._held if self._waiting else Work()
+
+    @property
+    def num_tenants(self) -> int:
+        return len(self._tenants)
+
+    def tenant(self, name: str) -> TenantLoad | None:
+        """The tenant's load; None: it has no request here."""
+        return self._tenants.get(name)
+
+    # A request's life -------------------------------------------------------------------------------------------------
+
+    def add(
+        self, ticket: int, work: Work, tenant: Tenant = DEFAULT_TENANT, *, is_queued: bool = True, now: float = 0.0
+    ) -> None:
+        """A request arrived. `is_queued`: admission has not let it in yet."""
+        owner = self._tenants.setdefault(tenant.name, TenantLoad(tenant))
+        owner.tenant = tenant
+        self._entries[ticket] = _Entry(owner, work, _Place.QUEUED)
+        owner.requests += 1
+        owner.waiting += 1
+        owner.queued += work
+        self._waiting += 1
+        self._held += work
+        if tenant.name != self._latest[0]:
+            self._before = self._latest
+        self._latest = tenant.name, now
+        if not is_queued:
+            self.admit(ticket, now)
+
+    def admit(self, ticket: int, now: float) -> None:
+        """Admission let it in."""
+        entry = self._entries.get(ticket)
+        if entry is not None and entry.place is _Place.QUEUED:
+            entry.place, entry.began_s = _Place.ADMITTED, now
+            entry.owner.queued -= entry.work
+            entry.owner.admitted += entry.work
+
+    def mark_sent(self, ticket: int) -> None:
+        """A worker was sent it. No effect if one was before."""
+        entry = self._entries.get(ticket)
+        if entry is not None and self._stops_waiting(entry):
+            entry.place = _Place.SENT
+            entry.owner.sent_tokens += entry.work.prompt_tokens
+
+    def mark_answered(self, ticket: int) -> None:
+        """Its first token arrived. No effect on later ones."""
+        entry = self._entries.get(ticket)
+        if entry is not None and entry.place is _Place.SENT:
+            entry.place = _Place.ANSWERED
+            entry.owner.sent_tokens -= entry.work.prompt_tokens
+
+    def set_running(self, ticket: int, sequences: int) -> None:
+        """Set how many of its sequences are at the workers."""
+        entry = self._entries.get(ticket)
+        if entry is not None:
+            entry.owner.sequences += sequences - entry.sequences
+            entry.sequences = sequences
+
+    def remove(self, ticket: int, now: float = 0.0) -> None:
+        """Remove a request that ended. No effect if it is not here."""
+        self.set_running(ticket, 0)
+        entry = self._entries.pop(ticket, None)
+        if entry is None:
+            return
+        owner = entry.owner
+        if not self._stops_waiting(entry) and entry.place is _Place.SENT:
+            owner.sent_tokens -= entry.work.prompt_tokens
+        if entry.began_s is not None and entry.place in (_Place.SENT, _Place.ANSWERED):
+            owner.record_duration(now - entry.began_s)
+        owner.requests -= 1
+        if not owner.requests:
+            del self._tenants[owner.tenant.name]
+
+    def _stops_waiting(self, entry: _Entry) -> bool:
+        """Stop counting it as waiting; False: it does not wait."""
+        owner, work = entry.owner, entry.work
+        if entry.place is _Place.QUEUED:
+            owner.queued -= work
+        elif entry.place is _Place.ADMITTED:
+            owner.admitted -= work
+        else:
+            return False
+        owner.waiting -= 1
+        self._waiting -= 1
+        self._held -= work
+        if not owner.waiting:
+            owner.queued = owner.admitted = Work()  # sums of floats do not return to exactly zero
+        if not self._waiting:
+            self._held = Work()
+        return True
+
+    def record_prefill(self, tenant: Tenant, own_s: float, tokens: int, now: float) -> None:
+        """A run of the tenant was sent to a prefill worker, which computes `tokens` of it in `own_s`."""
+        if own_s > 0 and tokens:
+            self._token_s = own_s / tokens
+        self._sent[tenant.name] = self._recent_s(tenant.name, now) + own_s, now
+        if len(self._sent) > 2 * len(self._tenants) + 1:
+            known = self._tenants.keys()
+            self._sent = {
+                name: (seconds, at_s)
+                for name, (seconds, at_s) in self._sent.items()
+                if name in known or now - at_s < RECENT_S
+            }
+
+    def _recent_s(self, tenant: str, now: float) -> float:
+        seconds, at_s = self._sent.get(tenant, (0.0, now))
+        return seconds * math.exp((at_s - now) / RECENT_S)
+
+    # Estimates --------------------------------------------------------------------------------------------------------
+
+    def lead(self, tenant: str, workers: float, now: float) -> float:
+        """Recent seconds of prefill workers for its weight. 0: the tenant is light, because it takes less than its
+        share of this many workers, including its waiting requests."""
+        load, recent_s = self._tenants.get(tenant), self._recent_s(tenant, now)
+        if load is None:
+            return 0.0
+        demand_s = recent_s + load.admitted.prompt_tokens * self._token_s
+        if demand_s <= LIGHT_SHARE * RECENT_S * workers:
+            return 0.0
+        return max(LEAST_LEAD_S, recent_s) / load.tenant.weight
+
+    def is_light(self, tenant: str, workers: float, now: float) -> bool:
+        """Return whether the tenant is light. A tenant that asks alone is not: there is no other to go before."""
+        return self.is_shared(tenant, now) and self.lead(tenant, workers, now) == 0.0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of all tenants at the workers."""
+        return sum(tenant_load.sequences for tenant_load in self._tenants.values())
+
+    def most_sequences(self) -> int:
+        """The most sequences that any tenant has at the workers."""
+        return max((tenant_load.sequences for tenant_load in self._tenants.values()), default=0)
+
+    def sequences(self, tenant: str) -> int:
+        """The tenant's sequences at the workers."""
+        owner = self._tenants.get(tenant)
+        return 0 if owner is None else owner.sequences
+
+    def is_shared(self, tenant: str, now: float) -> bool:
+        """Return whether another tenant has asked recently, and so may ask again at any moment."""
+        return any(name != tenant and now - at_s <= ABOUT_S for name, at_s in (self._latest, self._before))
+
+    def sent_before(self, tenant: str, tokens: float) -> float:
+        """Prompt tokens at the workers that go before `tokens` more of this tenant in fair turns."""
+        owner = self._tenants.get(tenant)
+        own = 0.0 if owner is None else owner.sent_tokens
+        others = (tenant_load.sent_tokens for tenant_load in self._tenants.values() if tenant_load is not owner)
+        return own + sum(min(sent, own + tokens) for sent in others)
+
+    def record_output(self, output_tokens: float) -> None:
+        """A sequence ended with this many tokens."""
+        mean = output_tokens if self._mean_output is None else self._mean_output
+        self._mean_output = FADING * mean + (1 - FADING) * output_tokens
+
+    @property
+    def output_tokens(self) -> float:
+        """The usual length of a sequence, by those that ended."""
+        return FIRST_OUTPUT_TOKENS if self._mean_output is None else self._mean_output
+
+    def work_ahead(
+        self,
+        tenant: Tenant,
+        newcomer: Work,
+        prefill: PoolService,
+        decode: PoolService,
+        startable: Callable[[str], float],
+    ) -> tuple[WorkAhead, WorkAhead]:
+        """Prompt tokens and output tokens before a new request of this tenant. `startable`: the share of a tenant's
+        queue that its own quota lets begin.
+
+        The tenants of this process's tokens at the workers are known. Tokens of other processes count as one other
+        tenant's.
+        """
+        sent = sum(tenant_load.sent_tokens for tenant_load in self._tenants.values())
+        sequences = self.num_sequences
+        prompt_scale = min(1.0, prefill.waiting_tokens / sent) if sent > 0 else 0.0
+        output_scale = min(self.output_tokens, decode.waiting_tokens / sequences) if sequences else 0.0
+        own = TenantShare(tenant.weight, 0.0), TenantShare(tenant.weight, 0.0)
+        prompts: list[TenantShare] = []
+        outputs: list[TenantShare] = []
+        for name, tenant_load in self._tenants.items():
+            waits = tenant_load.waiting_work(1.0 if tenant_load.tenant.max_running is None else startable(name))
+            prompt = TenantShare(tenant_load.tenant.weight, waits.prompt_tokens, tenant_load.sent_tokens * prompt_scale)
+            output = TenantShare(tenant_load.tenant.weight, waits.output_tokens, tenant_load.sequences * output_scale)
+            if name == tenant.name:
+                own = prompt, output
+            else:
+                prompts.append(prompt)
+                outputs.append(output)
+        usual = self._usual(tenant.name)
+        foreign_prompts = max(0.0, prefill.waiting_tokens - sent * prompt_scale)
+        foreign_outputs = max(0.0, decode.waiting_tokens - sequences * output_scale)
+        return (
+            estimate_work_ahead(own[0], prompts, newcomer.prompt_tokens, usual.prompt_tokens, foreign_prompts),
+            estimate_work_ahead(own[1], outputs, newcomer.output_tokens, usual.output_tokens, foreign_outputs),
+        )
+
+    def _usual(self, tenant: str) -> Work:
+        """The mean work of other tenants' waiting requests, without the tenant with the most: it may make its requests
+        large to delay others.
+        """
+        others = [load for name, load in self._tenants.items() if name != tenant and load.waiting]
+        most = max(others, key=lambda load: load.queued.prompt_tokens + load.admitted.prompt_tokens, default=None)
+        count, total = 0, Work()
+        for load in others:
+            if load is not most:
+                count += load.waiting
+                total = total + load.queued + load.admitted
+        return total * (1 / count) if count else Work()

@@ -1,0 +1,62 @@
+"""A linked worker as routing sees it: what it reported last, and what was sent to it since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton_wire.messages.values import Address, PairFingerprint, Role
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A linked worker as routing sees it."""
+
+    epoch: bytes
+    role: Role
+    served_name: str
+    fingerprint: PairFingerprint
+    pair_address: Address | None
+    """Where prefill workers reach it; a decode worker has one."""
+    max_context_tokens: int
+    max_choices: int
+    block_tokens: int
+    blocks_total: int
+    blocks_free: int | None
+    """None: not reported yet."""
+    load_sequences: int = 0
+    """Running, waiting, and sent since the last report."""
+    load_tokens: int = 0
+    """Prompt tokens still to be computed or received."""
+    prompt_tokens: int = 0
+    """Prompt tokens still to be computed by this worker."""
+    running: int = 0
+    """Sequences at the last report."""
+    waiting: int = 0
+    """Requests that wait for slots or blocks: those of the last report, and those sent since that found no slot."""
+    max_sequences: int = 1
+    rows: int = 0
+    """Sequences that it decoded in its last step."""
+    keeps_answers: bool = False
+    """A prefill worker that may decode prompts that it computed (prefill-local)."""
+    is_draining: bool = False
+    is_suspect: bool = False
+    token_s: float | None = None
+    """Seconds per prompt token; None: no prompt step was seen."""
+    more_token_s: float | None = None
+    """Seconds that one more token adds to a step."""
+    step_s: float = 0.0
+    rows_s: float | None = None
+    """Seconds of a decode worker's step without prompts; None: not seen."""
+    least_rows_s: float | None = None
+    """The shortest such step that was seen."""
+    piece_token_s: float | None = None
+    """Seconds that a prompt token adds to such a step; None: not seen."""
+    coming_tokens_s: float = 0.0
+    """Prompt tokens a second that arrive to be computed."""
+    gateways: int = 1
+    """Gateway processes that send to it, as it reported."""
+
+    @property
+    def is_usable(self) -> bool:
+        """New runs may go to it."""
+        return not self.is_draining and not self.is_suspect

@@ -1,0 +1,89 @@
+"""The weight pipeline of streamed products on Hopper, in Gluon: one warp keeps a ring of tiles in shared memory full.
+
+A tile is one step of a program: some columns of its weights and the same columns of x. Each stage of the ring has two
+barriers. `ready` completes when all bytes of a tile have arrived, `free` when every warpgroup has multiplied it.
+
+A kernel brings two functions of its own, which start the copies of a step's weights and of its x. They are called as
+`copy(step, stage, bar, *source)`, where `source` is a tuple of what the kernel has for them.
+
+Nothing writes weights while a model runs. So the ring is filled with weights before the program waits for the kernel
+that makes x, and the memory stays busy while small kernels run between two products.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_wait
+
+SHARED_BYTES = 220 * 1024
+"""Shared memory of a multiprocessor that tiles may take."""
+PANEL = gl.constexpr(64)
+"""Columns of 16 bits in a TMA box: 128 bytes, as wide as the swizzle."""
+LINE = gl.constexpr(128)
+"""Bytes of a box of weights of 8 or 4 bits: as wide as the swizzle."""
+
+
+def boxes(tensor: Tensor, height: int, width: int, swizzle: int = 128) -> TensorDescriptor:
+    """Describe a matrix for copies of boxes [height, width]."""
+    layout = gl.NVMMASharedLayout(swizzle, 8 * tensor.element_size(), 2)
+    rows, columns = tensor.shape
+    # A tensor of one row may have any stride, a descriptor may not.
+    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [height, width], layout)
+
+
+@gluon.jit
+def make_barriers(STAGES: gl.constexpr, READERS: gl.constexpr):
+    """Allocate the barriers `ready` and `free` of a ring that `READERS` warpgroups read."""
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=READERS)
+    fence_async_shared()
+    return ready, free
+
+
+@gluon.jit
+def copy_panels(source, row, step, targets, first, bar, PANELS: gl.constexpr):
+    """Start the copies of a step's boxes, which lie side by side in `source` from `row` on, to `targets`."""
+    for panel in gl.static_range(PANELS):
+        place = [row, (step * PANELS + panel) * source.block_shape[1]]
+        tma.async_copy_global_to_shared(source, place, bar, targets.index(first + panel))
+
+
+@gluon.jit
+def copy_x(step, stage, bar, x, x_boxes, first_step, PANELS: gl.constexpr):
+    """Start the copies of a step's x, for programs that multiply all rows of it."""
+    copy_panels(x, 0, first_step + step, x_boxes, stage * PANELS, bar, PANELS)
+
+
+@gluon.jit
+def fill_ring(copy_weight, weight, copy_rows, x, ready, free, steps, BYTES: gl.constexpr, AHEAD: gl.constexpr):
+    """Copy all steps of a program, BYTES each, as soon as their stages are free. AHEAD: the first weights are copied
+    before the wait for the kernel that makes x; otherwise that kernel has been waited for already."""
+    STAGES: gl.constexpr = free.shape[0]
+    ahead = gl.minimum(steps, STAGES)
+    for step in range(ahead):
+        mbarrier.expect(ready.index(step), BYTES)
+        copy_weight(step, step, ready.index(step), *weight)
+    if AHEAD:
+        gdc_wait()
+    for step in range(ahead):
+        copy_rows(step, step, ready.index(step), *x)
+    stage = 0
+    phase = 0
+    for step in range(ahead, steps):
+        mbarrier.wait(free.index(stage), phase)
+        mbarrier.expect(ready.index(stage), BYTES)
+        copy_weight(step, stage, ready.index(stage), *weight)
+        copy_rows(step, stage, ready.index(stage), *x)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1

@@ -1,0 +1,20 @@
+"""Options that several commands take, and the environment variable that stands in for one of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from baton_local.argument_types import size
+
+KEY_VARIABLE = "BATON_API_KEY"
+"""Environment variable with an API key: the one that `baton up` asks clients for, and that other commands send."""
+
+
+def add_fetch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where fetched models are kept."""
+    parser.add_argument("--latest", action="store_true", help="with hf://: resolve the branch or tag again")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="folder for fetched models (default: ~/.cache/baton/models)"
+    )
+    parser.add_argument("--cache-size", type=size, metavar="SIZE", help="maximum size of that folder (default: 100Gi)")
