@@ -1,4 +1,4 @@
-"""The engine of a worker: scheduling, running, model and memory.
+"""The engine of a worker: scheduling, running, model, grammars and memory.
 
 Owns what a step computes, from requests to tokens.
 Never opens a socket and knows neither gateways nor other workers.

@@ -48,7 +48,7 @@ class Vocabulary:
 
 class _Model(msgspec.Struct):
     vocab: dict[str, int] | list[Any]
-    """By piece, or (Unigram) in the order of ids."""
+    """Ids by piece, or (Unigram) pieces in the order of ids."""
 
 
 class _AddedToken(msgspec.Struct):

@@ -117,7 +117,7 @@ class BlockPool:
         return self._tables.get(owner, ())
 
     def held(self, owner: BlockOwner) -> int:
-        """How many blocks the owner holds."""
+        """Number of blocks that the owner holds."""
         table = self._tables.get(owner, ())
         return len(table) - table.count(GONE)
 

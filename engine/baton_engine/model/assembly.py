@@ -361,7 +361,7 @@ def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
 def _quantised_stacks(
     names: ExpertTensors, numbers: Sequence[int], reader: _Reader, prefix: str
 ) -> QuantisedStacks | None:
-    """As they are stored. None where they are not quantised, or the device has no product of such stacks."""
+    """Expert stacks in their stored format; None if they are not quantised, or the device has no product for them."""
 
     def stack(sides: int, layers: Sequence[tuple[str, ...]]) -> QuantisedStack | None:
         parts = list[QuantisedWeight]()

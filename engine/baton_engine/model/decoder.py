@@ -48,7 +48,7 @@ class DecoderLayer:
     next_norm: RmsNorm
     """Input norm of the next layer; after the last one the final norm."""
     rope: int
-    """Which of the decoder's tables."""
+    """Index of the layer's table among the decoder's."""
     scale: float
     window: int | None
     place: LayerPlace

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def offloaded_numbers(layers: int, count: int) -> tuple[int, ...]:
-    """Which of the layers are offloaded, ascending. Never the last: its K and V share memory with its Q.
+    """Numbers of the offloaded layers, ascending. The last is never one: its K and V share memory with its Q.
 
     `count` is from 0 to layers - 1.
     """
@@ -97,7 +97,7 @@ class LayerRing:
         """Each layer's turn in the ring."""
         self._places: tuple[Tensor, ...] = ()
         self._holds: list[int | None] = [None] * PLACES
-        """By place, the turn whose weights are there or being copied."""
+        """For each place, the turn whose weights it holds or is getting."""
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
         self._arrived = [_event() for _ in range(PLACES)] if self._is_cuda else []
         self._used = [_event() for _ in range(PLACES)] if self._is_cuda else []

@@ -1,4 +1,4 @@
-"""Where a model's tensors come from: safetensors files, or random numbers of the right shapes.
+"""Sources of a model's tensors: safetensors files, or random numbers of the right shapes.
 
 A source knows names, shapes and values; whether they are the right ones for a config is checked once in
 `check_parameters`.
@@ -41,7 +41,7 @@ _CPU: Final = torch.device("cpu")
 class TensorHeader:
     shape: Shape
     dtype: str
-    """As safetensors files name it."""
+    """The dtype's name in safetensors files."""
 
 
 class WeightSource(Protocol):

@@ -135,8 +135,8 @@ class SlotState:
         return ids, inputs, [DecodeRows(table, uploaded) for table in tables]
 
     def longest_first(self, decode: tuple[int, ...]) -> tuple[int, ...]:
-        """The same slots by length of context, as it was when they came together: attention begins rows in their order,
-        and a long one that is begun last keeps the device waiting."""
+        """The slots by length of context when they were first decoded together. Attention begins rows in their order,
+        and a long row that is begun last would keep the device waiting."""
         if decode != self._asked:
             slots = np.array(decode, dtype=np.int64)
             order = np.argsort(-self._contexts[slots], kind="stable")

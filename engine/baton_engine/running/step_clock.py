@@ -1,4 +1,4 @@
-"""When a launched step is done and how long it took: at once on a CPU, by events on a GPU."""
+"""Clocks that report when a launched step is done and how long it took: at once on a CPU, by events on a GPU."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Sequence:
     """Tokens whose KV is planned or done; up to date only outside the batch (see `DecodeBatch.kv_tokens`)."""
     base: int = 0
     due_tick: int = 0
-    """Both filled by `DecodeBatch`."""
+    """Tick of the row's next check. `DecodeBatch` sets it and `base`."""
     fence: int = 0
     """A step that touches the blocks although the sequence has no row in it: the copies of a fork."""
     digests: list[bytes] = field(default_factory=list)

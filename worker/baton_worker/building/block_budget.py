@@ -1,4 +1,4 @@
-"""How many KV blocks and landing bytes a worker gets: arithmetic on the model's sizes and the memory at hand. Pure."""
+"""Numbers of KV blocks and landing bytes of a worker, from the model's sizes and the available memory. Pure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from baton_worker.errors import ConfigError
 REQUIRED = ("tokenizer.json", "config.json")
 OPTIONAL = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json")
 OLDER_TEMPLATE = "chat_template.json"
-"""Where models for images too had their template. Not named in bundles of models without it: their hash stays."""
+"""Template file of older models for images and text. Bundles of other models do not name it, to keep their hash."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How much memory a worker may plan with on this machine: the kernel's and the container's word, whichever is less."""
+"""The memory that a worker may use on this machine: the kernel's figure or the container's limit, whichever is less."""
 
 from __future__ import annotations
 

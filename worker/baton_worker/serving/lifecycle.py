@@ -145,7 +145,6 @@ class Worker:
         self._built_s = time.monotonic()
         self._config = config
         self._parts = parts
-        self._keys = keys
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._metrics, self._step_log = instruments.metrics, instruments.step_log

@@ -1,4 +1,4 @@
-"""Which gateway link owns which request on this worker, and which of its choices are still open.
+"""The open requests of a worker: the gateway link that owns each, and the choices that are still open.
 
 Pure bookkeeping of the io thread: tokens and failures of the engine find their link here, and a lost link finds what
 must be cancelled. A key belongs to the link that opened it first; no other link can cancel or shadow it.

@@ -37,11 +37,12 @@ MAX_CONNECTIONS = 1_024
 SHUTDOWN_S = 1.0
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SWITCH_INTERVAL_S = 0.001
-"""How long a thread may keep the interpreter while another waits: the default 5 ms would show in every hand-over."""
+"""Longest time that a thread keeps the interpreter while another waits: the default 5 ms would slow every hand-over."""
 DRAIN_POLL_S = 0.05
 LEAVE_S = 2.0
-"""How long a draining worker still accepts requests: gateways learn of the drain by a message, and may be slow to read
-it. A worker that refused at once could be the last of its revision for a request whose client has the first token."""
+"""Time in which a draining worker still accepts requests. Gateways learn of the drain by a message, and may be slow to
+read it. A worker that refused at once could be the last of its revision for a request whose client has the first
+token."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a weight: one function for each format."""
+"""Unpack a checkpoint's tensors to a weight: one function for each format."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ class StepRows:
     prefill: PrefillRows | None
     decode: DecodeRows | None
     last: LastRows | None = None
-    """None: the hidden states of every row are wanted. In the tables of the last layer's group."""
+    """The wanted rows, in the tables of the last layer's group; None: the hidden states of every row are wanted."""
     further: tuple[GroupRows, ...] = ()
-    """The same rows for the other groups."""
+    """The rows as the other groups see them."""
 
     @staticmethod
     def of_groups(

@@ -82,7 +82,7 @@ class Linear(Projection, Protocol):
 
 
 class LinearMethod(Protocol):
-    """How weights are stored on a device and multiplied there."""
+    """A way to store weights on a device and multiply by them there."""
 
     @property
     def reads_norms(self) -> bool:
