@@ -8,12 +8,15 @@ import importlib
 import pytest
 
 MODULES = (
+    "baton_control.hashes",
     "baton_control.names",
     "baton_control.rollout",
     "baton_control.spec.manifest",
     "baton_control.spec.model_source",
     "baton_control.spec.quantities",
+    "baton_control.spec.reserved_env",
     "baton_control.telemetry.pairs",
+    "baton_control.telemetry.telemetry_server",
     "baton_local.batch.lenient_id",
     "baton_local.fetching.model_argument",
     "baton_local.load_test.length_distribution",

@@ -26,10 +26,10 @@ def load(name: str) -> ModuleType:
 
 install = load("install_torch")
 PINNED, INDEX = "2.13.0", "https://example.org/cpu"
-CPU = install.Found("2.13.0+cpu", ("filelock", "sympy>=1.13.3"))
-PLAIN_CPU = install.Found("2.13.0", ("filelock",))
-CUDA = install.Found("2.13.0", ("filelock", "nvidia-nccl-cu13==2.29.7"))
-LOCAL_CUDA = install.Found("2.13.0+cu130", ())
+CPU = install.Release("2.13.0+cpu", ("filelock", "sympy>=1.13.3"))
+PLAIN_CPU = install.Release("2.13.0", ("filelock",))
+CUDA = install.Release("2.13.0", ("filelock", "nvidia-nccl-cu13==2.29.7"))
+LOCAL_CUDA = install.Release("2.13.0+cu130", ())
 
 
 @pytest.mark.parametrize(

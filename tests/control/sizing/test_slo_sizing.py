@@ -71,7 +71,7 @@ class Run:
         arrived = ArrivalCounts(count, 0, 0, EMPTY, EMPTY, EMPTY, sample)
         backlog = Backlog(parked, parked, 0.0, 1000 * parked)
         summary = Summary(self.number, 1e9, seconds, arrived, self.served, backlog, self.linked, 0, "")
-        self.store.told(GATEWAY, summary, self.now)
+        self.store.add_summary(GATEWAY, summary, self.now)
 
     def decide(self) -> Sized:
         pools = {role: PoolNow(self.workers, self.workers, self.placement_s) for role in POOL_ROLES}

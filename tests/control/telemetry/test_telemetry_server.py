@@ -260,7 +260,7 @@ async def test_what_does_not_fit_is_left_out_on_either_end_and_the_link_stays(
         gateway.workers = (replace(WORKER, template_hash="x" * 65),)
         operator.server.order(KEY, (FlipOrder(b"w" * 16, (1 << 40) + 1, Role.PREFILL),))
         await until(lambda: "a message to the operator is not sent" in caplog.text)
-        await until(lambda: "an order is not sent" in caplog.text)
+        await until(lambda: "a flip order cannot be sent" in caplog.text)
         gateway.workers = (WORKER,)
         number = gateway.telemetry._number
         await until(lambda: before.last is not None and before.last.number > number)
