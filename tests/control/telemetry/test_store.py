@@ -1,4 +1,4 @@
-"""What several gateways tell, merged: unknown while one is silent, zero only when all have proven it."""
+"""The merged reports of several gateways: unknown while one is silent, zero only when all have proven it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_an_absurd_report_is_unknown() -> None:
 
 
 def test_a_gateway_that_has_just_linked_says_nothing_of_what_others_serve_until_it_has_had_the_time() -> None:
-    """Found on real Pods: in a drain the successor of a gateway told of no worker, and for 5 s the deployment said that
+    """Seen on real Pods: in a drain the successor of a gateway reported no worker, and for 5 s the deployment said that
     none was routable while every request was answered."""
     both = {(Role.PREFILL, "t1"): 1, (Role.DECODE, "t1"): 1}
     store = linked(ONE)
@@ -180,7 +180,7 @@ def test_in_a_drain_each_gateway_has_a_pair_of_its_own_though_no_worker_is_routa
     store.add_summary(TWO, summary(1, workers=NEW), 5.0)
     assert store.routable(5.0) == {}, "rollouts count what every gateway has"
     assert store.pairs(5.0) == Pairs(gateways=2)
-    leaving = tuple(replace(each, condition=WorkerCondition.DRAINING) for each in OLD)
+    leaving = tuple(replace(old_worker, condition=WorkerCondition.DRAINING) for old_worker in OLD)
     store.add_summary(ONE, summary(2, workers=leaving), 6.0)
     assert store.pairs(6.0) == Pairs(gateways=2, may_lack_soon=True), "what comes there waits meanwhile"
     store.add_summary(ONE, summary(3, workers=(*leaving, *NEW)), 7.0)
@@ -261,7 +261,7 @@ def test_a_gateway_of_two_processes_counts_with_both() -> None:
 
 
 def test_a_gateway_holds_requests_for_longer_than_a_lost_pair_is_remembered() -> None:
-    """A loss is told within half a second of it, so that a request which came then still waits."""
+    """A loss is reported within half a second of it, so that a request which came then still waits."""
     required = ["--keys=/keys", "--prefill-discovery=file:/prefill", "--decode-discovery=file:/decode"]
     held_s = parse_settings(required).park_s  # the operator gives gateways no other
     assert held_s >= PAIR_MEMORY_S + 1.0
@@ -283,10 +283,10 @@ def test_what_waits_is_unknown_as_long_as_any_part_of_it_is() -> None:
 
 def test_a_step_that_two_gateways_told_of_counts_once_and_start_ups_once_a_worker() -> None:
     store = linked(ONE, TWO)
-    told = worker(b"P", Role.PREFILL, timings=(StepTiming(4, 100, 5e3, 0, 0, 0.01),))
+    measured = worker(b"P", Role.PREFILL, timings=(StepTiming(4, 100, 5e3, 0, 0, 0.01),))
     for number in (1, 2):
         for epoch in (ONE, TWO):
-            store.add_summary(epoch, summary(number, workers=(told,)), 5.0 * number)
+            store.add_summary(epoch, summary(number, workers=(measured,)), 5.0 * number)
     assert [(seen.role, seen.timing.step) for seen in store.take_steps()] == [(Role.PREFILL, 4)]
     assert store.take_steps() == []
     assert store.startup_s(Role.PREFILL) == 7.0
@@ -297,8 +297,8 @@ def test_requests_that_were_not_served_missed_their_target() -> None:
     store = linked(ONE)
     fast = SketchData(total=3.0, bins=((-100, 30),))
     store.add_summary(ONE, summary(1, served=Served(fast, fast, 10)), 5.0)
-    share, judged = store.latencies(5.0).share_met(Role.PREFILL, 1.0) or (0.0, 0)
-    assert (round(share, 3), judged) == (0.75, 40)
+    share, count = store.latencies(5.0).share_met(Role.PREFILL, 1.0) or (0.0, 0)
+    assert (round(share, 3), count) == (0.75, 40)
     assert store.latencies(500.0).share_met(Role.PREFILL, 1.0) is None, "that was long ago"
 
 
