@@ -10,6 +10,7 @@ import pytest
 MODULES = (
     "baton_control.hashes",
     "baton_control.names",
+    "baton_control.pool_flips",
     "baton_control.rollout",
     "baton_control.spec.manifest",
     "baton_control.spec.model_source",

@@ -93,4 +93,4 @@ async def offered(
     worker has cached them."""
     async with open_session(timeout_s) as session:
         server = LoadedServer(session, endpoint, model, IdPrompts(FIRST_TOKEN, LAST_TOKEN, salt))
-        return await open_loop(session, endpoint, server.planned(workload, seed), on_answer)
+        return await open_loop(session, endpoint, server.plan(workload, seed), on_answer)

@@ -43,7 +43,7 @@ async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[
     ):
         endpoint = up.await_ready()
         async with asyncio.timeout(120):
-            while sum(post.phase == "ready" for post in (await current(up.run_dir)).posts) <= sum(pools):  # noqa: ASYNC110
+            while sum(process.phase == "ready" for process in (await current(up.run_dir)).processes) <= sum(pools):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         answers: list[Answer] = []
         await offered(endpoint, "paced", workload, PATIENCE_S, answers.append)

@@ -111,9 +111,9 @@ def test_any_bytes_are_lines(tmp_path: Path) -> None:
         for _ in range(draw.randint(1, 4)):
             line[draw.randrange(len(line))] = draw.choice(b'"\\{}[],:u0d8\xff\xc3\x00a')
         (tmp_path / "in").write_bytes(bytes(line))
-        for line in read_lines(tmp_path / "in"):
-            answer = line.answer() if isinstance(line, BadLine) else answer_line(line.custom_id, 200, b"{}")
-            assert answered_id(answer) == line.id
+        for entry in read_lines(tmp_path / "in"):
+            answer = entry.answer() if isinstance(entry, BadLine) else answer_line(entry.custom_id, 200, b"{}")
+            assert answered_id(answer) == entry.id
 
 
 def test_a_mended_line_is_another(tmp_path: Path) -> None:

@@ -396,5 +396,5 @@ def test_a_model_alone_is_served_and_written_down_as_a_file_that_serves_the_same
 def test_an_address_that_others_reach_is_refused_before_anything_starts(rig: Rig) -> None:
     child = rig.start("--host", "0.0.0.0")
     assert child.wait(WAIT_S) == 2
-    assert "say --open" in rig.progress()
+    assert "or --open" in rig.progress()
     assert "started" not in rig.progress()
