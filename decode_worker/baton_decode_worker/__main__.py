@@ -6,8 +6,9 @@ import asyncio
 import sys
 
 from baton_decode_worker.service import DecodeService
-from baton_kv_transfer.decode.transfer import DecodeTransfer
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
 from baton_kv_transfer.landing import full_quarantine
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.table import offered
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.values import Role
@@ -39,19 +40,17 @@ def side(
     """The messenger, joined with its transfer, as parts of a process."""
     listen = config.pair_listen or ListenAddress("127.0.0.1", 0)
     settings, landing_bytes = transfer_config(config, Role.DECODE), parts.landing_bytes
+    device = landing_device(parts.pool, landing_bytes, offered(settings.transport))
     transfer = DecodeTransfer(
-        epoch=epoch,
-        fingerprint=parts.fingerprint,
-        geometry=parts.pool.geometry,
-        keys=keys,
-        sink=parts.pool,
-        listener=service,
+        TransferParts(
+            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.pool.geometry, keys=keys, config=settings
+        ),
+        parts.pool,
+        service,
+        LandingMemory(landing_bytes, device=device),
         host=listen.host,
         port=listen.port,
-        landing_bytes=landing_bytes,
-        config=settings,
         observe_handover_s=metrics.handover_s.observe,
-        device=landing_device(parts.pool, landing_bytes, offered(settings.transport)),
     )
     service.transfer = transfer
 

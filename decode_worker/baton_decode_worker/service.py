@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_engine.scheduling.events import Drawn, Failed, Queued, Reserved, SchedulerEvent
+from baton_kv_transfer.handover import Reservation
 from baton_kv_transfer.handover_steps import mark
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
@@ -33,16 +34,7 @@ class IncomingHandovers(Protocol):
 
     def queued(self, key: RequestKey, prefill_epoch: bytes, position: int, deadline_s: float) -> None: ...
 
-    def expected(
-        self,
-        key: RequestKey,
-        prefill_epoch: bytes,
-        total_tokens: int,
-        cached_tokens: int,
-        blocks: tuple[int, ...],
-        choices: tuple[int, ...],
-        deadline_s: float,
-    ) -> None: ...
+    def expected(self, key: RequestKey, prefill_epoch: bytes, reservation: Reservation) -> None: ...
 
     def refused(self, key: RequestKey, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None: ...
 
@@ -114,15 +106,8 @@ class DecodeService(Messenger):
 
     def _hand_to_transfer(self, key: RequestKey, cached_tokens: int, blocks: tuple[int, ...]) -> None:
         awaited = self._awaited.pop(key)
-        self.transfer.expected(
-            key,
-            awaited.prefill_epoch,
-            awaited.total_tokens,
-            cached_tokens,
-            blocks,
-            awaited.choices,
-            awaited.deadline_s,
-        )
+        reservation = Reservation(awaited.total_tokens, cached_tokens, blocks, awaited.choices, awaited.deadline_s)
+        self.transfer.expected(key, awaited.prefill_epoch, reservation)
 
     # Transfer thread --------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from baton_gateway.text.returned_memory import keep_little_memory
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory
-from baton_wire.listening.complaints import tell_loop_errors
+from baton_wire.listening.complaints import log_loop_errors
 from baton_wire.listening.descriptors import raise_descriptor_limit
 from baton_wire.listening.sockets import bind
 from baton_wire.stop_signals import handle_stop_signals
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _run(settings: Settings, argv: list[str]) -> int:
     stopping = _stop_signal()
-    tell_loop_errors(asyncio.get_running_loop(), logging.getLogger("baton.gateway"))
+    log_loop_errors(asyncio.get_running_loop(), logging.getLogger("baton.gateway"))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     sockets = child_sockets()
     if sockets is not None:

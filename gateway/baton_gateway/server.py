@@ -40,6 +40,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.bounded_server import BoundedServer
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.operator_link import MAX_CONFIG_BYTES, FlipOrder, GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
@@ -79,7 +80,7 @@ class GatewayServer:
             keys,
             self.epoch,
             self.metrics.altered_frames["worker"],
-            LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
+            LinkTimes(liveness=LivenessConfig(settings.suspect_s, settings.dead_s)),
             settings.formats,
         )
         self._tenants = Tenants(settings.api_keys)

@@ -18,6 +18,7 @@ from baton_gateway.answers.formats import AUTO, CALL_NAMES, THOUGHT_NAMES, Forma
 from baton_gateway.http_api.cors import is_origin
 from baton_gateway.http_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source, parse_source
+from baton_wire.liveness import DEFAULT_LIVENESS
 
 N = TypeVar("N", int, float)
 
@@ -156,11 +157,17 @@ def _parser() -> _Parser:
         metavar="S",
         help="for open requests on SIGTERM (default %(default)s)",
     )
-    add("--suspect-s", type=float, default=1.5, metavar="S", help="silence before no new work (default %(default)s)")
+    add(
+        "--suspect-s",
+        type=float,
+        default=DEFAULT_LIVENESS.suspect_s,
+        metavar="S",
+        help="silence before no new work (default %(default)s)",
+    )
     add(
         "--dead-s",
         type=float,
-        default=2.5,
+        default=DEFAULT_LIVENESS.dead_s,
         metavar="S",
         help="silence before it is given up (default %(default)s)",
     )

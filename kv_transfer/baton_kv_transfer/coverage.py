@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 MAX_INTERVALS = 4_096
-"""A writer that leaves more gaps than this behind it is refused: bounds the memory that a peer can make us use."""
+"""A writer that leaves more gaps than this is refused: bounds the memory that a peer can make us use."""
 
 
 class Coverage:

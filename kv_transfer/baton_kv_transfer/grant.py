@@ -15,7 +15,7 @@ MAX_FORMER_PEERS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class LinkedPeer:
-    """What a link settled about its prefill worker."""
+    """Facts about a linked prefill worker."""
 
     block_tokens: int
     one_sided: bool
@@ -25,7 +25,7 @@ class LinkedPeer:
 
 @dataclass(frozen=True, slots=True)
 class DecodePeer:
-    """What a linked decode worker said of itself."""
+    """Facts about a linked decode worker, from its hello."""
 
     block_tokens: int
     landing_bytes: int
@@ -74,8 +74,8 @@ def granted_layout(geometry: KvGeometry, peer: DecodePeer, total_tokens: int, gr
 
 
 class FormerGrants:
-    """Which grants came over links that are down. A decode worker's numbers only grow, so one that comes over a new
-    link and does not exceed those of the former is a repetition: its bytes may be somebody else's by now.
+    """Grants that came over links that are down. A decode worker's numbers only grow, so a grant over a new link whose
+    number does not exceed those of the former link is a repetition: its bytes may belong to another hand-over by now.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class FormerGrants:
         self._former: dict[bytes, int] = {}
 
     def has(self, peer: bytes, transfer: int) -> bool:
-        """Whether it is such a repetition; if not, it counts as one of the link that stands."""
+        """True for such a repetition; otherwise the grant counts for the present link."""
         if transfer <= self._former.get(peer, 0):
             return True
         self._last[peer] = max(transfer, self._last.get(peer, 0))

@@ -1,4 +1,4 @@
-"""What both hand-over machines and their drivers share: identity, settings, the seams to KV pool and worker.
+"""Types that both hand-over machines and their drivers share: identity, settings, the seams to KV pool and worker.
 
 Each side has the pure `machine` that decides and the `transfer` that carries out what it decided.
 """
@@ -12,19 +12,24 @@ from typing import Protocol
 from baton_kv_transfer.transports.table import TransportChoice
 from baton_wire.handshake import HANDSHAKE_S
 from baton_wire.kv_shape import Units
-from baton_wire.liveness import LivenessConfig
+from baton_wire.liveness import DEFAULT_LIVENESS, LivenessConfig
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Reason, RequestKey
+
+UNANNOUNCED_CAPACITY = 4_096
+"""Most messages, and most requests with progress, that are kept before the gateway announces their request."""
+ENDED_CAPACITY, ENDED_S = 16_384, 120.0
+"""How many ended hand-overs are remembered, and for how long: late messages about them are recognised."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class HandoverKey:
-    """One attempt of one request; whatever is held for a hand-over is released by comparing this."""
+    """One attempt of one request; everything that is held for a hand-over is released by this key."""
 
     request: bytes
     attempt: int
     rank: int = 0
-    """Of the peer's ranks, the one that this part of the hand-over is with (tensor parallelism)."""
+    """The rank of the peer that this part of the hand-over is with (tensor parallelism)."""
 
     @classmethod
     def of(cls, key: RequestKey) -> HandoverKey:
@@ -32,7 +37,7 @@ class HandoverKey:
 
     @property
     def request_key(self) -> RequestKey:
-        """What the worker calls it."""
+        """The key that the worker uses."""
         return RequestKey(self.request, self.attempt)
 
     def __str__(self) -> str:
@@ -55,17 +60,16 @@ class TransferConfig:
     verify: Verify = Verify.FULL
     """Both sides of a pair must be set alike: a Seal without checksums is refused by a decode worker that verifies."""
     heartbeat_s: float = 0.5
-    suspect_s: float = 1.5
-    dead_s: float = 2.5
+    liveness: LivenessConfig = DEFAULT_LIVENESS
     """Silence after which a link is given up, whatever the kernel says about the connection."""
     handshake_s: float = HANDSHAKE_S
     """Bound of the handshake, of the exchange of hellos and of connecting."""
     link_wait_s: float = 10.0
     """How long a hand-over waits for a link to the worker that its request names."""
-    early_s: float = 30.0
-    """How long a message for a request that the gateway has not announced here yet is kept."""
+    unannounced_s: float = 30.0
+    """How long messages and progress of a request that the gateway has not announced here yet are kept."""
     pin_s: float = 60.0
-    """How long finished KV waits for a first word (Grant or Wait) from the decode worker."""
+    """How long finished KV waits for a first answer (Grant or Wait) of the decode worker."""
     kept_s: float = 5.0
     """How long KV whose decode worker failed is kept for another one; 0: not at all."""
     closing_s: float = 5.0
@@ -74,8 +78,8 @@ class TransferConfig:
     """Largest single write, also the largest piece that is checksummed, packed or scattered at once."""
     puts_in_flight: int = 8
     portion_bytes: int | None = None
-    """How much of a stream's layer groups must stand for a prefill worker to say so before the Seal, and be left then.
-    A decode worker that does not see writes arrive scatters it meanwhile. None: never."""
+    """How much of a stream must be complete, and how much must be left, for a prefill worker to report complete layer
+    groups before the Seal. A decode worker that does not see writes arrive scatters them meanwhile. None: never."""
     transport: TransportChoice = TransportChoice.TCP
     measure_s: float = 0.03
     """About how long the bandwidth of a new link is measured, by its prefill worker."""
@@ -87,12 +91,21 @@ class TransferConfig:
     lanes: int = 1
     """Data connections per pair (tcp)."""
     quarantine_share: float = 0.25
-    """Share of the landing region that may be quarantined before the worker should drain and come back."""
+    """Share of the landing region that may be quarantined before the worker should drain and restart."""
     tick_s: float = 0.05
 
-    @property
-    def liveness(self) -> LivenessConfig:
-        return LivenessConfig(self.suspect_s, self.dead_s)
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The blocks that a decode worker's engine reserved for one request, and what they wait for."""
+
+    total_tokens: int
+    cached_tokens: int
+    """The first tokens, whole blocks of them, whose KV the blocks hold already."""
+    blocks: tuple[int, ...]
+    choices: tuple[int, ...]
+    """The choices whose first tokens the hand-over brings."""
+    deadline_s: float
 
 
 class KvSource(Protocol):
@@ -121,7 +134,7 @@ class KvSink(Protocol):
 
 
 class PrefillListener(Protocol):
-    """What the prefill worker is told. Called on the transfer thread; must not block."""
+    """Reports to the prefill worker. Called on the transfer thread; must not block."""
 
     def on_granted(self, key: RequestKey) -> None:
         """A decode worker has room for this request's KV. At most once, before `on_release`."""
@@ -134,23 +147,24 @@ class PrefillListener(Protocol):
     def on_report(self, key: RequestKey, reason: Reason, detail: str, failed_attempt: int, kept: bool) -> None:
         """An attempt failed here, the gateway should know. At most once for each attempt, before `on_release`.
 
-        `key` is the one that was opened, `failed_attempt` the one under way. `kept`: the KV may go elsewhere.
+        `key` is the key that was opened, `failed_attempt` the attempt under way. `kept`: the KV may go elsewhere.
         """
         ...
 
 
 class DecodeListener(Protocol):
-    """What the decode worker is told. Called on the transfer thread; must not block.
+    """Reports to the decode worker. Called on the transfer thread; must not block.
 
     Exactly one of the two comes for every `expected`; until then the reservation's blocks belong to the transfer.
     """
 
     def on_landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
-        """KV of all tokens stands verified in the reservation's blocks."""
+        """KV of all tokens is verified and in the reservation's blocks."""
         ...
 
     def on_failed(self, key: RequestKey, reason: Reason, detail: str) -> None:
-        """Nothing was landed, nothing will be written any more. FINISHED and CANCELLED need no word to the gateway."""
+        """Nothing was landed, nothing will be written any more. FINISHED and CANCELLED need no message to the
+        gateway."""
         ...
 
 

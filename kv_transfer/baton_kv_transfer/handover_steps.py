@@ -1,4 +1,4 @@
-"""When a hand-over reached which step, for whoever wants to see where its time goes: one line each at level DEBUG.
+"""Log lines at level DEBUG that say when a hand-over reached each step, to see where its time goes.
 
 Times are of CLOCK_MONOTONIC, which the processes of a machine share, so the lines of both workers can be put together.
 """
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class AttemptKey(Protocol):
-    """Of a hand-over, here or in the engine."""
+    """The key of a hand-over, here or in the engine."""
 
     @property
     def request(self) -> bytes: ...
@@ -23,6 +23,6 @@ class AttemptKey(Protocol):
 
 
 def mark(key: AttemptKey, step: str) -> None:
-    """Say that this attempt is at `step` now."""
+    """Log that this attempt is at `step` now."""
     if log.isEnabledFor(logging.DEBUG):
         log.debug("step %s/%d %.6f %s", key.request.hex(), key.attempt, time.monotonic(), step)

@@ -1,4 +1,4 @@
-"""The landing region of a decode worker: who may write where, and when bytes may be given to somebody else. Pure.
+"""The landing region of a decode worker: permissions to write, and when bytes may be granted again. Pure.
 
 Spans go free → granted → receiving → sealed → scattered → free, or → quarantined when a write that cannot be fenced may
 still be in flight. The region knows numbers only; the memory itself belongs to the driver.
@@ -16,7 +16,7 @@ from baton_wire.messages.pair_link import MAX_SPANS, Span
 
 ALIGNMENT_BYTES = 256
 REMEMBERED_LINKS = 1_024
-"""A hand-over whose link ended so many links ago has long been over."""
+"""A hand-over whose link ended this many links ago has long been over."""
 
 
 class SpanState(enum.StrEnum):
@@ -151,24 +151,24 @@ class LandingRegion:
 
     def claim(self, peer: bytes, transfer: int, offset: int, length: int) -> LandingWindow | ClaimRefusal:
         """Ask to write [offset, offset + length). A closed window means: read the bytes and throw them away."""
-        found = self._transfers.get(transfer)
-        if found is None:
+        record = self._transfers.get(transfer)
+        if record is None:
             return self._claim_revoked(peer, transfer, offset, length)
-        if found.peer != peer:
+        if record.peer != peer:
             return self._refuse(ClaimRefusal.FOREIGN_PEER)
-        if found.is_stopped:
+        if record.is_stopped:
             self.discarded_writes += 1
             return LandingWindow(transfer, offset, length, is_open=False)
-        if found.state not in (SpanState.GRANTED, SpanState.RECEIVING):
+        if record.state not in (SpanState.GRANTED, SpanState.RECEIVING):
             return self._refuse(ClaimRefusal.SEALED)
-        start = stream_offset(found.spans, Extent(offset, length)) if length else None
+        start = stream_offset(record.spans, Extent(offset, length)) if length else None
         if start is None:
             return self._refuse(ClaimRefusal.OUT_OF_SPAN)
-        if not found.claimed.add(start, start + length):
+        if not record.claimed.add(start, start + length):
             return self._refuse(ClaimRefusal.OVERLAP)
-        found.state = SpanState.RECEIVING
+        record.state = SpanState.RECEIVING
         window = LandingWindow(transfer, offset, length)
-        found.windows.add(window)
+        record.windows.add(window)
         return window
 
     def _claim_revoked(self, peer: bytes, transfer: int, offset: int, length: int) -> LandingWindow | ClaimRefusal:
@@ -182,18 +182,18 @@ class LandingRegion:
         return refusal
 
     def arrived(self, window: LandingWindow) -> None:
-        """The window's bytes stand. Nothing happens when it was closed meanwhile."""
-        found = self._transfers.get(window.transfer)
-        if found is None or not window.is_open:
+        """All bytes of the window are written. Nothing happens when it was closed meanwhile."""
+        record = self._transfers.get(window.transfer)
+        if record is None or not window.is_open:
             return
         window.is_open = False
-        found.windows.discard(window)
-        start = stream_offset(found.spans, Extent(window.offset, window.length))
+        record.windows.discard(window)
+        start = stream_offset(record.spans, Extent(window.offset, window.length))
         if start is not None:
-            found.arrived.add(start, start + window.length)
+            record.arrived.add(start, start + window.length)
 
     def arrived_to(self, transfer: int, start: int) -> int:
-        """End of the stream bytes that stand from `start` on without a gap."""
+        """End of the stream bytes that arrived from `start` on without a gap."""
         return self._transfers[transfer].arrived.covered_to(start)
 
     def first_gap(self, transfer: int) -> tuple[int, int] | None:
@@ -210,42 +210,43 @@ class LandingRegion:
 
     def stop_writes(self, transfer: int) -> None:
         """Close every open window and swallow later claims; the bytes stay reserved until `release` or `quarantine`."""
-        found = self._transfers[transfer]
-        self._close_windows(found)
-        found.is_stopped = True
+        record = self._transfers[transfer]
+        self._close_windows(record)
+        record.is_stopped = True
 
     def release(self, transfer: int, *, writes_may_follow: bool = False) -> None:
         """Free the spans. With `writes_may_follow` the peer's later claims are swallowed until `forget`. Idempotent."""
-        found = self._transfers.pop(transfer, None)
-        if found is None:
+        record = self._transfers.pop(transfer, None)
+        if record is None:
             return
-        self._close_windows(found)
-        self._give_back(found.reserved)
+        self._close_windows(record)
+        self._give_back(record.reserved)
         if writes_may_follow:
-            self._revoked[transfer] = found.peer
+            self._revoked[transfer] = record.peer
 
     def quarantine(self, transfer: int) -> None:
-        """Keep the spans: a write that nobody can stop may still come. `release` frees them once that is disproved."""
-        found = self._transfers[transfer]
-        self._close_windows(found)
-        found.state = SpanState.QUARANTINED
+        """Keep the spans: a write that cannot be stopped may still come. `release` frees them once that is
+        disproved."""
+        record = self._transfers[transfer]
+        self._close_windows(record)
+        record.state = SpanState.QUARANTINED
 
     def forget(self, transfer: int) -> None:
-        """The peer said that nothing of this transfer is in flight any more, or its link is gone."""
+        """The peer reported that nothing of this transfer is in flight any more, or its link is gone."""
         self._revoked.pop(transfer, None)
 
-    def _close_windows(self, found: _Transfer) -> None:
-        for window in found.windows:
+    def _close_windows(self, record: _Transfer) -> None:
+        for window in record.windows:
             window.is_open = False
-        found.windows.clear()
+        record.windows.clear()
 
     # Looking ---------------------------------------------------------------------------------------------------------
 
     def holder_of(self, extent: Extent) -> bytes | None:
         """The peer whose spans hold all of `extent`, quarantined ones included; None when it is free or split."""
-        for found in self._transfers.values():
-            if any(held.offset <= extent.offset and extent.end <= held.end for held in found.reserved):
-                return found.peer
+        for record in self._transfers.values():
+            if any(held.offset <= extent.offset and extent.end <= held.end for held in record.reserved):
+                return record.peer
         return None
 
     @property
@@ -259,8 +260,8 @@ class LandingRegion:
 
     def stats(self) -> LandingStats:
         by_state = dict.fromkeys(SpanState, 0)
-        for found in self._transfers.values():
-            by_state[found.state] += found.reserved_bytes
+        for record in self._transfers.values():
+            by_state[record.state] += record.reserved_bytes
         return LandingStats(
             total_bytes=self.total_bytes,
             free_bytes=sum(hole.length for hole in self._free),

@@ -25,12 +25,12 @@ CHECKSUM_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """What one rank of a worker exchanges with one rank of its peer."""
+    """The heads that one rank of a worker exchanges with one rank of its peer."""
 
     rank: int = 0
     """The peer's."""
     heads: range | None = None
-    """Of this rank's pool; None: all."""
+    """Heads of this rank's pool; None: all."""
 
 
 ALL = Leg()
@@ -63,6 +63,13 @@ def negotiated_unit(own_block_tokens: int, peer_block_tokens: int) -> int:
 class StreamLayout:
     """The byte stream of tokens [start_tokens, end_tokens) of one sequence, in units of `unit_tokens`.
 
+    >>> geometry = KvGeometry(layers=4, kv_heads=2, head_dim=8, element_bytes=2, block_tokens=16)
+    >>> layout = StreamLayout(geometry, unit_tokens=16, start_tokens=32, end_tokens=100, groups=2)
+    >>> layout.first_unit, layout.end_unit, layout.stream_bytes
+    (2, 7, 20480)
+    >>> layout.extent(1, 2, 3)  # the first unit of the second layer group
+    Extent(offset=10240, length=2048)
+
     The last unit is sent whole even if the sequence ends inside it. Raises ValueError on an impossible range, and where
     a unit is less than a block of a KV group with a window: its first block would arrive in part.
     """
@@ -74,7 +81,7 @@ class StreamLayout:
     groups: int = 1
     """Layer groups: the stream holds all units of the first, then all units of the next."""
     first_head: int = 0
-    """Of the pool's heads, the one that the stream's first is: `geometry.kv_heads` counts those of the stream."""
+    """The pool's head that is the stream's first; `geometry.kv_heads` counts the heads of the stream."""
 
     def __post_init__(self) -> None:
         if self.unit_tokens < 1 or self.geometry.block_tokens % self.unit_tokens:
@@ -84,7 +91,7 @@ class StreamLayout:
         if self.start_tokens < 0 or self.start_tokens % self.unit_tokens:
             raise ValueError(f"start_tokens: {self.start_tokens} is not a multiple of the unit {self.unit_tokens}")
         if self.end_tokens < self.start_tokens:
-            raise ValueError(f"end_tokens: {self.end_tokens} lies before start_tokens {self.start_tokens}")
+            raise ValueError(f"end_tokens: {self.end_tokens} is before start_tokens {self.start_tokens}")
         kinds = len(self.geometry.windows)
         if self.groups < 1 or self.groups % kinds or self.geometry.layers % (self.groups // kinds):
             of = "" if kinds == 1 else f" in each of {kinds} KV groups"
@@ -99,12 +106,12 @@ class StreamLayout:
         return self.start_tokens // self.unit_tokens
 
     def group_first_unit(self, group: int) -> int:
-        """Of a layer group."""
+        """First unit of a layer group."""
         seen = first_seen(self.end_tokens, self.geometry.windows[self.kv_group(group)])
         return max(self.first_unit, seen // self.unit_tokens)
 
     def group_units(self, group: int) -> int:
-        """Of a layer group."""
+        """Number of units of a layer group."""
         return self.end_unit - self.group_first_unit(group)
 
     def kv_group(self, group: int) -> int:
@@ -117,7 +124,7 @@ class StreamLayout:
 
     @property
     def units(self) -> int:
-        """Of a KV group without a window."""
+        """Number of units of a KV group without a window."""
         return self.end_unit - self.first_unit
 
     @property
@@ -154,21 +161,22 @@ class StreamLayout:
 
     def bytes_before(self, group: int) -> int:
         """Stream bytes of the layer groups before `group`, which may be the end."""
-        return sum(self.group_units(each) for each in range(group)) * self.group_unit_bytes
+        return sum(self.group_units(earlier) for earlier in range(group)) * self.group_unit_bytes
 
     def whole_units(self, computed_tokens: int) -> int:
-        """End of the units that can be sent once KV of [0, computed_tokens) stands; a partial last one at the end."""
+        """End of the units that can be sent once KV of [0, computed_tokens) is computed; a partial last one at the
+        end."""
         if computed_tokens >= self.end_tokens:
             return self.end_unit
         return max(self.first_unit, computed_tokens // self.unit_tokens)
 
     def part(self, group: int) -> PoolPart:
-        """What of the pool's blocks a layer group holds."""
+        """The part of the pool's blocks that a layer group holds."""
         first = group // len(self.geometry.windows) * self.group_layers
         return PoolPart(first, first + self.group_layers, self.first_head, self.first_head + self.geometry.kv_heads)
 
     def end_layer(self, group: int) -> int:
-        """The KV of a layer group stands when that of so many of the model's first layers does."""
+        """Number of the model's first layers whose KV must be complete for the layer group's KV to be complete."""
         part = self.part(group)
         if not self.geometry.groups:
             return part.end_layer
@@ -189,7 +197,7 @@ class StreamLayout:
         """(unit, the model's layer, 0 for K or 1 for V) of the stream's index-th piece; a layer beyond the model's
         where a KV group has fewer layers than its blocks have room for."""
         per_unit = self.group_layers * 2
-        group = next(each for each in range(self.groups) if index * self.piece_bytes < self.bytes_before(each + 1))
+        group = next(at for at in range(self.groups) if index * self.piece_bytes < self.bytes_before(at + 1))
         unit, rest = divmod(index - self.bytes_before(group) // self.piece_bytes, per_unit)
         layer, value = divmod(rest, 2)
         layer += self.part(group).first_layer
@@ -200,8 +208,8 @@ class StreamLayout:
 
 
 def layer_groups(geometry: KvGeometry, stream_bytes: int, group_bytes: int, max_groups: int) -> int:
-    """How many layer groups a stream should have: as many as leave each `group_bytes`, at most `max_groups`, but one
-    for each KV group."""
+    """Number of layer groups for a stream: as many as leave each `group_bytes`, at most `max_groups`, but one for each
+    KV group."""
     kinds, layers = len(geometry.windows), geometry.layers
     most = max(1, min(max_groups, stream_bytes // max(1, group_bytes)) // kinds)
     return kinds * max(count for count in range(1, layers + 1) if layers % count == 0 and count <= most)
@@ -226,7 +234,7 @@ def source_extents(geometry: KvGeometry, units: Units) -> list[Extent]:
     sides = range(2 * part.first_layer, 2 * part.end_layer)
     inside = joined(Extent(at * side + part.first_head * head, length) for at in sides)  # one with all heads
     starts = (block * geometry.block_bytes for block in blocks[units.first : units.end])
-    return joined(Extent(start + each.offset, each.length) for start in starts for each in inside)
+    return joined(Extent(start + extent.offset, extent.length) for start in starts for extent in inside)
 
 
 def joined(extents: Iterator[Extent] | Sequence[Extent]) -> list[Extent]:

@@ -1,4 +1,4 @@
-"""What a pair's links need of a network: connections that are dialled, connections that are accepted.
+"""The network that a pair's links use: connections that are dialled, connections that are accepted.
 
 `Sockets` is the one of the operating system. A simulation brings its own, on the virtual time of its loop.
 """
@@ -28,7 +28,7 @@ class Connection(Protocol):
 
     @property
     def source(self) -> str:
-        """Who is at the other end, as far as an address tells (`source_of`)."""
+        """Source of the peer's address (`source_of`)."""
         ...
 
     async def send(self, data: bytes) -> None:
@@ -191,7 +191,7 @@ class Sockets:
         return SocketListener(sock, on_connection)
 
 
-def of_socket(connection: Connection) -> SocketConnection:
+def require_socket(connection: Connection) -> SocketConnection:
     """For transports that drive sockets themselves. Raises TypeError when it is none."""
     if not isinstance(connection, SocketConnection):
         raise TypeError(f"connection: a socket is needed, not {type(connection).__name__}")

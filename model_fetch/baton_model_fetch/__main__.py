@@ -1,8 +1,8 @@
 """`python -m baton_model_fetch --source=hf://ORG/NAME@COMMIT --cache=/cache --key=NAME`
 
-`--credentials=FOLDER` has what the source asks for, and `--progress=FILE` is where to note how far it is.
+`--credentials=FOLDER` has the credentials of the source; progress is written to `--progress=FILE`.
 
-Exit status: 0 the model is there · 3 refused, trying again will not help · 1 anything else.
+Exit status: 0 the model is in the cache · 3 refused, trying again will not help · 1 anything else.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ REFUSED = 3
 _KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
-class _Noted(Watch):
-    """Into the log, and into a file where one is wanted."""
+class _FileProgress(Watch):
+    """Reports progress to the log, and to a file where one is given."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
-    def progressed(self, have: int, total: int, seconds: float) -> None:
-        super().progressed(have, total, seconds)
+    def on_progress(self, have: int, total: int, seconds: float) -> None:
+        super().on_progress(have, total, seconds)
         if self._path is not None:
-            with suppress(OSError):  # nobody needs to know how far it is for it to go on
+            with suppress(OSError):  # the fetch needs no progress file to go on
                 write(self._path, have, total)
 
 
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cache", required=True, type=Path, metavar="FOLDER")
     parser.add_argument("--key", required=True, help="the model's folder in the cache")
     parser.add_argument("--credentials", type=Path, metavar="FOLDER")
-    parser.add_argument("--progress", type=Path, metavar="FILE", help="where to note how far it is")
+    parser.add_argument("--progress", type=Path, metavar="FILE", help="file for the progress, in bytes")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     if _KEY.fullmatch(options.key) is None:
@@ -56,14 +56,14 @@ def main(arguments: list[str] | None = None) -> int:
     cache = ModelFolder(options.cache, options.key)
     try:
         credentials = Credentials(options.credentials)
-        asyncio.run(fetch(options.source, cache, credentials, _Noted(options.progress)))
+        asyncio.run(fetch(options.source, cache, credentials, _FileProgress(options.progress)))
     except SourceRefused as error:
         _log.error("refused: %s", error)
         return REFUSED
     except FetchError as error:
         _log.error("failed: %s", error)
         return 1
-    except OSError as error:  # of the disk, and one of `write` names no file
+    except OSError as error:  # a disk's error; one of `write` names no file
         _log.error("failed: %s: %s", error.filename or cache.draft, error.strerror or error)
         return 1
     return 0

@@ -1,7 +1,8 @@
-"""Which addresses may be dialled for a source: public ones, unless the credentials name the host.
+"""Rules for addresses that a source makes us dial: public ones only, unless the credentials name the host.
 
 A source chooses redirects and names. Without this it could have the fetching Pod ask services inside the cluster, or a
-cloud's metadata server, and hand it what they say. The address is judged as it is dialled: no name can change between.
+cloud's metadata server, and pass their answers on. The address is checked when it is dialled: no name can change
+between.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ class PrivateAddressError(OSError):
 
 
 def is_public(text: str) -> bool:
-    """Whether an IP address is one of the open internet's; addresses that stand for others are judged as those."""
+    """True for an IP address of the public internet; an address that embeds others is judged by these."""
     address = ipaddress.ip_address(text.partition("%")[0])
-    return all(each.is_global and not each.is_multicast for each in _meant(address))
+    return all(embedded.is_global and not embedded.is_multicast for embedded in _embedded(address))
 
 
-def _meant(address: _Address) -> tuple[_Address, ...]:
+def _embedded(address: _Address) -> tuple[_Address, ...]:
     if not isinstance(address, ipaddress.IPv6Address):
         return (address,)
     within: list[ipaddress.IPv4Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if address in _NAT64:
         within.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    found = tuple(each for each in within if each is not None)
-    return found if address.ipv4_mapped or address in _NAT64 else (address, *found)
+    embedded = tuple(inner for inner in within if inner is not None)
+    return embedded if address.ipv4_mapped or address in _NAT64 else (address, *embedded)
 
 
 def public_socket(info: tuple[Any, ...]) -> socket.socket:
@@ -40,6 +41,6 @@ def public_socket(info: tuple[Any, ...]) -> socket.socket:
     family, kind, protocol, _, address = info
     if not is_public(str(address[0])):
         raise PrivateAddressError(errno.EACCES, f"{address[0]} is not a public address")
-    made = socket.socket(family, kind, protocol)
-    made.setblocking(False)
-    return made
+    sock = socket.socket(family, kind, protocol)
+    sock.setblocking(False)
+    return sock

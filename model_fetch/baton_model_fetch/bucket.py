@@ -14,7 +14,7 @@ from urllib.parse import quote
 from baton_model_fetch import web
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.errors import Damaged
-from baton_model_fetch.listing import HashKind, RemoteFile, checked, is_wanted, safe_path
+from baton_model_fetch.listing import HashKind, RemoteFile, check_files, is_wanted, safe_path
 from baton_model_fetch.sigv4 import signed_headers
 
 MAX_PAGES = 100
@@ -23,7 +23,7 @@ Signer = Callable[[str, Mapping[str, str]], dict[str, str]]
 
 
 def signer(credentials: Credentials, now: Callable[[], datetime.datetime]) -> Signer:
-    """What makes a request's headers, at the time that it is sent: signatures age. Raises SourceRefused."""
+    """A function that signs a request when it is sent, since signatures expire. Raises SourceRefused."""
     key, region = credentials.aws_key(), credentials.region
 
     def sign(url: str, headers: Mapping[str, str]) -> dict[str, str]:
@@ -47,7 +47,7 @@ async def list_files(
         page, token = read_page(body, base, f"{prefix}/")
         files += page
         if not token:
-            return checked(files)
+            return check_files(files)
     raise Damaged(f"the listing has over {MAX_PAGES} pages")
 
 
@@ -57,7 +57,7 @@ def read_page(body: bytes, base: str, prefix: str) -> tuple[list[RemoteFile], st
         root = ElementTree.fromstring(body)
         space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
         files = [_file(entry, space, base, prefix) for entry in root.iter(f"{space}Contents")]
-        return [each for each in files if each is not None], root.findtext(f"{space}NextContinuationToken", "")
+        return [file for file in files if file is not None], root.findtext(f"{space}NextContinuationToken", "")
     except (ElementTree.ParseError, ValueError) as error:
         raise Damaged(f"the bucket's listing cannot be read: {error}") from error
 
@@ -68,7 +68,7 @@ def _file(entry: ElementTree.Element, space: str, base: str, prefix: str) -> Rem
         return None
     etag = entry.findtext(f"{space}ETag", "")
     digest = etag.strip('"')
-    is_md5 = _MD5.fullmatch(digest) is not None  # of an upload in parts it is none
+    is_md5 = _MD5.fullmatch(digest) is not None  # an upload in parts has another ETag
     return RemoteFile(
         path=key.removeprefix(prefix),
         size=int(entry.findtext(f"{space}Size", "")),
@@ -79,9 +79,9 @@ def _file(entry: ElementTree.Element, space: str, base: str, prefix: str) -> Rem
     )
 
 
-def told(file: RemoteFile, reply: Mapping[str, str]) -> RemoteFile:
-    """The file with what the reply to its GET says of its hash: a SHA-256 of the whole is better than an MD5, and the
-    ETag of an object that is encrypted with a key of its own is not an MD5."""
+def with_reply_hash(file: RemoteFile, reply: Mapping[str, str]) -> RemoteFile:
+    """The file with the hash from the reply to its GET: a SHA-256 of the whole is better than an MD5, and the ETag of
+    an object that is encrypted with a key of its own is not an MD5."""
     checksum = reply.get("x-amz-checksum-sha256", "")
     if checksum and "-" not in checksum:
         try:

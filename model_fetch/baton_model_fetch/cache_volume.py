@@ -1,6 +1,6 @@
-"""The cache volume: a folder per source, which is there whole and read-only, or not at all.
+"""The cache volume: a folder per source, which is complete and read-only, or absent.
 
-`FOLDER/.fetching-KEY/` is what is being fetched; it becomes `FOLDER/KEY/` by one rename after everything was checked.
+`FOLDER/.fetching-KEY/` holds an unfinished fetch; it becomes `FOLDER/KEY/` by one rename after everything was checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECORD = "baton-files.json"
 CONFIG = "config.json"
 FILE_MODE, FOLDER_MODE = 0o444, 0o555
 MOST_UNPACKED, SLACK_BYTES = 8, 256 << 20
-"""An archive may unpack to so many times its own size, and a little more: text shrinks, weights hardly do."""
+"""An archive may unpack to this many times its own size, and a little more: text shrinks, weights hardly do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ModelFolder:
         return self.folder / f".fetching-{self.key}"
 
     def is_whole(self) -> bool:
-        """Whether the model is there with every file that its record lists, in its size."""
+        """True if the model is there with every file that its record lists, each in its size."""
         try:
             record = json.loads((self.model / RECORD).read_text(encoding="utf-8"))
             return all((self.model / path).stat().st_size == size for path, size in record["files"].items())
@@ -64,8 +64,8 @@ class ModelFolder:
             yield
 
     def prepare(self, source: str, files: Iterable[RemoteFile]) -> dict[RemoteFile, Path]:
-        """Where each file goes. Keeps what an earlier try brought of the very same files, where a hash can tell that it
-        did. Raises Interrupted where they have no room."""
+        """The path of each file. Keeps files that an earlier try fetched, where a hash can prove that they are the
+        same. Raises Interrupted where there is no room for the files."""
         self.draft.mkdir(exist_ok=True)
         _make_writable(self.draft)  # a try may have ended just before its rename
         files = tuple(files)
@@ -75,9 +75,9 @@ class ModelFolder:
             self.draft.mkdir()
             listing.write_text(_identity(files), encoding="ascii")
         wanted = {file: self.draft / ("archives" if file.is_archive else "files") / file.path for file in files}
-        kept = {path for file, path in wanted.items() if file.hash_kind is not None} | {listing}
+        keep = {path for file, path in wanted.items() if file.hash_kind is not None} | {listing}
         for path in self.draft.rglob("*"):
-            if path.is_symlink() or (path.is_file() and path not in kept):
+            if path.is_symlink() or (path.is_file() and path not in keep):
                 path.unlink()
         for path in wanted.values():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class ModelFolder:
             os.fsync(record.fileno())
         for path in sorted(root.rglob("*"), reverse=True):
             path.chmod(FOLDER_MODE if path.is_dir() else FILE_MODE)
-        if self.model.exists():  # not whole, or nobody would be here
+        if self.model.exists():  # incomplete, or nothing would be fetched
             _remove(self.model)
         root.rename(self.model)
         self.model.chmod(FOLDER_MODE)
@@ -142,7 +142,7 @@ def extract(archive: Path, into: Path) -> None:
 
 
 class _Bounded:
-    """Reads from `source` until more than `most` bytes came; whatever unpacks them, headers included, stops there."""
+    """Reads from `source` until more than `most` bytes came; unpacking, headers included, stops there."""
 
     def __init__(self, source: IO[bytes], most: int) -> None:
         self._source, self._most, self._left = source, most, most
@@ -152,7 +152,7 @@ class _Bounded:
         data = self._source.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise SourceRefused(f"an archive unpacks to over {self._most} bytes, far more than it has itself")
+            raise SourceRefused(f"an archive unpacks to over {self._most} bytes, far more than its own size")
         return data
 
 
@@ -170,12 +170,12 @@ def _copy(content: IO[bytes], out: IO[bytes]) -> None:
 
 def _root(content: Path) -> Path:
     """The folder with the model's configuration: archives often have it below a folder or two. Raises Damaged."""
-    found = sorted(content.rglob(CONFIG), key=lambda path: (len(path.parts), path))
-    if not found:
+    configs = sorted(content.rglob(CONFIG), key=lambda path: (len(path.parts), path))
+    if not configs:
         raise Damaged(f"the source has no {CONFIG}")
-    if len(found) > 1 and len(found[0].parts) == len(found[1].parts):
-        raise Damaged(f"the source has several {CONFIG}: {found[0]} and {found[1]}")
-    return found[0].parent
+    if len(configs) > 1 and len(configs[0].parts) == len(configs[1].parts):
+        raise Damaged(f"the source has several {CONFIG}: {configs[0]} and {configs[1]}")
+    return configs[0].parent
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -6,10 +6,10 @@
 | s3 | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION` |
 | oci | `.dockerconfigjson`, or `username` and `password` |
 
-`sources` has to be there: beginnings of the sources that these credentials are for, one a line. Whoever may write the
-Secret says so, and not whoever names it in an LLMDeployment. `endpoint` names another server than the public one: a
-mirror, an S3-compatible store, a registry's URL. `hosts` has further hosts that belong to it, one a line: token
-servers, stores that bodies are redirected to. Both may have private addresses.
+`sources` is required: beginnings of the sources that these credentials are for, one a line. So the owner of the Secret
+decides about its use, and not the author of an LLMDeployment that names it. `endpoint` names another server than the
+public one: a mirror, an S3-compatible store, a registry's URL. `hosts` has further hosts that belong to it, one a line:
+token servers, stores that bodies are redirected to. Both may have private addresses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Empty where nothing is mounted."""
+    """The credentials of one fetch; empty where nothing is mounted."""
 
     folder: Path | None
 
@@ -46,13 +46,13 @@ class Credentials:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Those that may have any address: of `endpoint`, and in `hosts`. Raises SourceRefused."""
+        """Hosts that may have any address: the one of `endpoint`, and those in `hosts`. Raises SourceRefused."""
         named = frozenset(self._lines("hosts"))
         wrong = [host for host in named if _HOST.fullmatch(host) is None]
         if wrong:
             raise SourceRefused(f"the credentials' hosts has {wrong[0][:80]!r}: must be host names, one a line")
-        of_endpoint = URL(self.endpoint).host if self.endpoint is not None else None
-        return named | ({of_endpoint} if of_endpoint else set())
+        endpoint_host = URL(self.endpoint).host if self.endpoint is not None else None
+        return named | ({endpoint_host} if endpoint_host else set())
 
     def check(self, source: str) -> None:
         """Raises SourceRefused unless there are no credentials, or they are for this source."""
@@ -91,7 +91,7 @@ class Credentials:
         user, password = self._text("username"), self._text("password")
         if user is None or password is None:
             return None
-        if not any(begins(each, f"oci://{registry}") for each in self._lines("sources")):
+        if not any(begins(beginning, f"oci://{registry}") for beginning in self._lines("sources")):
             raise SourceRefused(f"the credentials' username and password are not for {registry}: name it in 'sources'")
         return user, password
 
@@ -111,7 +111,7 @@ class Credentials:
 
 
 def begins(source: str, beginning: str) -> bool:
-    """Whether a source is, or lies below, what another text names: no host or folder is meant by a part of its name."""
+    """True if `source` is `beginning` or is below it: a part of a host's or folder's name does not count."""
     if "://" not in beginning or not source.startswith(beginning):
         return False
     return beginning.endswith("/") or source[len(beginning) : len(beginning) + 1] in ("", "/", "@")

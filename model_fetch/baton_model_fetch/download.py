@@ -1,4 +1,4 @@
-"""One file from its URL onto the disk: goes on where an earlier try stopped, and is checked as it lies there."""
+"""Downloads one file to the disk: continues where an earlier try stopped, and checks what is on the disk."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TRIES = 6
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 Sign = Callable[[str, Mapping[str, str]], Mapping[str, str]]
-Told = Callable[[RemoteFile, Mapping[str, str]], RemoteFile]
+Amend = Callable[[RemoteFile, Mapping[str, str]], RemoteFile]
 
 
-async def download(session: web.SourceSession, file: RemoteFile, path: Path, sign: Sign, told: Told) -> None:
+async def download(session: web.SourceSession, file: RemoteFile, path: Path, sign: Sign, amend: Amend) -> None:
     """Have the file's content at `path`, whole and checked. Raises FetchError, OSError."""
     for attempt in range(1, TRIES + 1):
         try:
-            known = await _continued(session, file, path, sign, told)
+            known = await _continue(session, file, path, sign, amend)
             await asyncio.to_thread(verify, known, path)
             return
         except (Interrupted, Damaged) as error:
@@ -39,7 +39,7 @@ async def download(session: web.SourceSession, file: RemoteFile, path: Path, sig
             await asyncio.sleep(pause)
 
 
-async def _continued(session: web.SourceSession, file: RemoteFile, path: Path, sign: Sign, told: Told) -> RemoteFile:
+async def _continue(session: web.SourceSession, file: RemoteFile, path: Path, sign: Sign, amend: Amend) -> RemoteFile:
     have = _size(path)
     if have > file.size:
         raise Damaged(f"{file.path}: {have} bytes came, it has {file.size}")
@@ -61,7 +61,7 @@ async def _continued(session: web.SourceSession, file: RemoteFile, path: Path, s
                 await asyncio.to_thread(out.write, chunk)
         if size < file.size:
             raise Interrupted(f"{file.path}: {size} of {file.size} bytes came")
-        return told(file, reply.headers)
+        return amend(file, reply.headers)
 
 
 def _size(path: Path) -> int:
@@ -69,14 +69,14 @@ def _size(path: Path) -> int:
 
 
 def verify(file: RemoteFile, path: Path) -> None:
-    """Compare size and hash of what lies on the disk, and bring it there for good. Raises Damaged, OSError."""
-    found = hasher(file)
+    """Compare size and hash of the file on the disk, and flush it. Raises Damaged, OSError."""
+    digest = hasher(file)
     with path.open("rb") as content:
-        while found is not None and (chunk := content.read(CHUNK)):
-            found.update(chunk)
+        while digest is not None and (chunk := content.read(CHUNK)):
+            digest.update(chunk)
         os.fsync(content.fileno())
     size = path.stat().st_size
     if size != file.size:
         raise Damaged(f"{file.path}: has {size} bytes, must have {file.size}")
-    if found is not None and found.hexdigest() != file.digest:
-        raise Damaged(f"{file.path}: {file.hash_kind} is {found.hexdigest()}, must be {file.digest}")
+    if digest is not None and digest.hexdigest() != file.digest:
+        raise Damaged(f"{file.path}: {file.hash_kind} is {digest.hexdigest()}, must be {file.digest}")

@@ -1,6 +1,7 @@
-"""Brings one model into a cache: what the source holds, room for it, its files, all checked, then published at once.
+"""Brings one model into a cache: list the source, make sure of space, download and check its files, publish them at
+once.
 
-The program of a cluster's Job and `baton up` call `fetch`; a `Watch` is told how far it is.
+The program of a cluster's Job and `baton up` call `fetch`; a `Watch` gets its progress.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from baton_model_fetch import bucket, hub, registry, web
 from baton_model_fetch.cache_volume import CONFIG, ModelFolder
 from baton_model_fetch.credentials import Credentials
-from baton_model_fetch.download import Sign, Told, download
+from baton_model_fetch.download import Amend, Sign, download
 from baton_model_fetch.errors import SourceRefused
 from baton_model_fetch.listing import RemoteFile
 
@@ -33,14 +34,14 @@ _FORMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class SourceListing:
     files: tuple[RemoteFile, ...]
     sign: Sign
-    told: Told
+    amend: Amend
 
 
-async def listed(session: web.SourceSession, source: str, credentials: Credentials) -> Listed:
-    """What the source holds and how to ask for it. Raises FetchError."""
+async def list_source(session: web.SourceSession, source: str, credentials: Credentials) -> SourceListing:
+    """List the files of a source, and the way to request them. Raises FetchError."""
     scheme, _, rest = source.partition("://")
     match = _FORMS[scheme].fullmatch(rest) if scheme in _FORMS else None
     if match is None:
@@ -51,35 +52,39 @@ async def listed(session: web.SourceSession, source: str, credentials: Credentia
         raise SourceRefused(f"--source: {source!r} has '..' in a path")
     part = match.groupdict()
     if scheme == "hf":
-        return Listed(await hub.list_files(session, part["place"], part["revision"], credentials), _as_is, _unchanged)
+        return SourceListing(
+            await hub.list_files(session, part["place"], part["revision"], credentials), _as_is, _unchanged
+        )
     if scheme == "s3":
         sign = bucket.signer(credentials, lambda: datetime.datetime.now(datetime.UTC))
-        return Listed(
-            await bucket.list_files(session, part["place"], part["path"], credentials, sign), sign, bucket.told
+        return SourceListing(
+            await bucket.list_files(session, part["place"], part["path"], credentials, sign),
+            sign,
+            bucket.with_reply_hash,
         )
     files = await registry.list_files(session, part["place"], part["path"], part["revision"], credentials)
-    return Listed(files, _as_is, _unchanged)
+    return SourceListing(files, _as_is, _unchanged)
 
 
 class Watch:
-    """Is told how far a fetch is. This one writes it into the log now and then, for whoever reads a Job's."""
+    """Callbacks of a fetch. This class writes progress into the log now and then, for readers of a Job's log."""
 
     every_s: float = 15.0
 
-    def listed(self, total: int) -> None:
-        """Bytes that the source holds, before there is room for them. May raise FetchError."""
+    def on_listed(self, total: int) -> None:
+        """Bytes of the source, before space for them was checked. May raise FetchError."""
 
-    def described(self, config: Path) -> None:
+    def on_described(self, config: Path) -> None:
         """The model's config.json, before anything large is fetched. May raise: then nothing more comes."""
 
-    def progressed(self, have: int, total: int, seconds: float) -> None:
-        """Bytes that lie on the disk, of how many, `seconds` after the first look."""
+    def on_progress(self, have: int, total: int, seconds: float) -> None:
+        """Bytes on the disk, of `total`, `seconds` after the first look."""
         if have < total:
             _log.info("%.3f of %.3f GiB after %.0f s", have / (1 << 30), total / (1 << 30), seconds)
 
 
 async def fetch(source: str, cache: ModelFolder, credentials: Credentials, watch: Watch | None = None) -> None:
-    """Have the model in the cache. Raises FetchError, OSError."""
+    """Bring the model into the cache, unless it is there. Raises FetchError, OSError."""
     watch = watch or Watch()
     with cache.alone():
         if cache.is_whole():
@@ -88,58 +93,58 @@ async def fetch(source: str, cache: ModelFolder, credentials: Credentials, watch
         started = time.monotonic()
         credentials.check(source)
         async with web.session(credentials.hosts) as session:
-            found = await listed(session, source, credentials)
-            total = sum(file.size for file in found.files)
-            watch.listed(total)
-            places = cache.prepare(source, found.files)
-            _log.info("%s: %d files, %.3f GiB", source, len(found.files), total / (1 << 30))
+            listing = await list_source(session, source, credentials)
+            total = sum(file.size for file in listing.files)
+            watch.on_listed(total)
+            places = cache.prepare(source, listing.files)
+            _log.info("%s: %d files, %.3f GiB", source, len(listing.files), total / (1 << 30))
             async with _watched(watch, places, total):
                 first = {file: path for file, path in places.items() if file.path == CONFIG}
-                await _download_all(session, first, found)
+                await _download_all(session, first, listing)
                 for path in first.values():
-                    watch.described(path)
-                await _download_all(session, places, found)
-        size = await asyncio.to_thread(cache.publish, source, found.files)
+                    watch.on_described(path)
+                await _download_all(session, places, listing)
+        size = await asyncio.to_thread(cache.publish, source, listing.files)
         took = time.monotonic() - started
         _log.info("%s is at %s: %.3f GiB in %.1f s", source, cache.model, size / (1 << 30), took)
 
 
 @contextlib.asynccontextmanager
 async def _watched(watch: Watch, places: Mapping[RemoteFile, Path], total: int) -> AsyncIterator[None]:
-    """Tell now and then, and once at the end, what lies on the disk: what an earlier try brought counts too."""
+    """Report the bytes on the disk now and then, and once at the end; files of an earlier try count too."""
     began = time.monotonic()
 
-    def tell() -> None:
+    def report() -> None:
         have = sum(path.stat().st_size for path in places.values() if path.exists())
-        watch.progressed(have, total, time.monotonic() - began)
+        watch.on_progress(have, total, time.monotonic() - began)
 
-    async def telling() -> None:
+    async def keep_reporting() -> None:
         while True:
-            tell()
+            report()
             await asyncio.sleep(watch.every_s)
 
-    task = asyncio.create_task(telling())
+    task = asyncio.create_task(keep_reporting())
     try:
         yield
-        tell()
+        report()
     finally:
         task.cancel()
         await asyncio.wait([task])
 
 
-async def _download_all(session: web.SourceSession, places: Mapping[RemoteFile, Path], found: Listed) -> None:
-    """Several files at once; the first that cannot be had stops the others."""
+async def _download_all(session: web.SourceSession, places: Mapping[RemoteFile, Path], listing: SourceListing) -> None:
+    """Download several files at once; the first that fails stops the others."""
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def one(file: RemoteFile, path: Path) -> None:
+    async def download_one(file: RemoteFile, path: Path) -> None:
         async with turns:
-            await download(session, file, path, found.sign, found.told)
+            await download(session, file, path, listing.sign, listing.amend)
             _log.info("%s: %d bytes, %s", file.path, file.size, file.hash_kind or "size only")
 
     try:
         async with asyncio.TaskGroup() as group:
             for file, path in places.items():
-                group.create_task(one(file, path))
+                group.create_task(download_one(file, path))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from baton_model_fetch import web
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.errors import Damaged
-from baton_model_fetch.listing import HashKind, RemoteFile, checked, is_wanted, safe_path
+from baton_model_fetch.listing import HashKind, RemoteFile, check_files, is_wanted, safe_path
 
 PUBLIC = "https://huggingface.co"
 MAX_PAGES = 100
@@ -27,14 +27,14 @@ async def list_files(
     files: list[RemoteFile] = []
     for _ in range(MAX_PAGES):
         if url is None:
-            return checked(files)
+            return check_files(files)
         body, reply = await web.text(session, url, headers)
         files += read_tree(body, f"{base}/{repository}/resolve/{commit}", headers)
         url = _next(reply.get("Link", ""), base)
     raise Damaged(f"the tree has over {MAX_PAGES} pages")
 
 
-async def commit_of(session: web.SourceSession, repository: str, revision: str, credentials: Credentials) -> str:
+async def resolve_commit(session: web.SourceSession, repository: str, revision: str, credentials: Credentials) -> str:
     """The commit that a branch or tag means now. Raises FetchError."""
     base = credentials.endpoint or PUBLIC
     headers = {} if credentials.hf_token is None else {"Authorization": f"Bearer {credentials.hf_token}"}
@@ -50,7 +50,7 @@ async def commit_of(session: web.SourceSession, repository: str, revision: str, 
 
 def read_tree(body: bytes, base: str, headers: Mapping[str, str]) -> list[RemoteFile]:
     """The files of one page that Baton reads. Raises Damaged."""
-    found = []
+    files = []
     try:
         for entry in json.loads(body):
             if entry["type"] != "file" or not is_wanted(path := safe_path(str(entry["path"]))):
@@ -59,10 +59,10 @@ def read_tree(body: bytes, base: str, headers: Mapping[str, str]) -> list[Remote
             kind = HashKind.GIT_BLOB if lfs is None else HashKind.SHA256
             digest = str(entry["oid"] if lfs is None else lfs["oid"]).removeprefix("sha256:")
             size = int(entry["size"] if lfs is None else lfs["size"])
-            found.append(RemoteFile(path, size, f"{base}/{quote(path)}", kind, digest, headers))
+            files.append(RemoteFile(path, size, f"{base}/{quote(path)}", kind, digest, headers))
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"the hub's tree cannot be read: {error}") from error
-    return found
+    return files
 
 
 def _next(link: str, base: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What a source holds: files with sizes, and the hash by which each is known to be whole."""
+"""The files of a source: paths, sizes, and the hash that proves each complete."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KEPT = re.compile(r".*\.(safetensors|json|txt|model|jinja|tiktoken|md)|LICENSE[
 _LEFT = re.compile(r"(.*/)?(original|onnx|openvino|gguf|\.git)/.*|.*/\..*|\..*")
 
 
-_TWIN = re.compile(r"consolidated[^/]*\.safetensors(\.index\.json)?")
-"""Mistral's repositories have the weights twice: so named in a layout of their own, and as everybody has them."""
+_SECOND_COPY = re.compile(r"consolidated[^/]*\.safetensors(\.index\.json)?")
+"""Mistral's repositories have the weights twice: in these files with a layout of their own, and in the usual ones."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -40,7 +40,7 @@ class RemoteFile:
     digest: str = ""
     """Hex. Where the source gives none, the size is all that can be checked."""
     headers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Sent with the request for it, beside what signs it."""
+    """Headers of the request for it, next to its signature."""
     is_archive: bool = False
     """A tar, plain or gzipped, whose files are the model's."""
 
@@ -52,7 +52,7 @@ class Hash(Protocol):
 
 
 def hasher(file: RemoteFile) -> Hash | None:
-    """What computes the file's digest; None where there is none to compare with."""
+    """The hash object for the file's digest; None where the source gives no digest."""
     if file.hash_kind is HashKind.SHA256:
         return hashlib.sha256()
     if file.hash_kind is HashKind.MD5:
@@ -71,27 +71,27 @@ def safe_path(text: str) -> str:
 
 
 def is_wanted(path: str) -> bool:
-    """Whether Baton reads such a file: safetensors, configuration, tokenizer; no other weights, nothing hidden."""
+    """True if Baton reads such a file: safetensors, configuration, tokenizer; no other weights, nothing hidden."""
     return _KEPT.fullmatch(path) is not None and _LEFT.fullmatch(path) is None
 
 
-def checked(files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
+def check_files(files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
     """The files in order, without Mistral's second copy of the weights. Raises SourceRefused for none or too many,
     Damaged for paths that are taken twice."""
-    found = tuple(sorted(files, key=lambda each: each.path))
-    if any(each.path in _WEIGHTS for each in found):
-        found = tuple(each for each in found if _TWIN.fullmatch(each.path) is None)
-    if not found:
+    unique = tuple(sorted(files, key=lambda file: file.path))
+    if any(file.path in _WEIGHTS for file in unique):
+        unique = tuple(file for file in unique if _SECOND_COPY.fullmatch(file.path) is None)
+    if not unique:
         raise SourceRefused("the source has no files that Baton reads (safetensors, json, txt)")
-    if len(found) > MAX_FILES:
-        raise SourceRefused(f"the source has {len(found)} files: at most {MAX_FILES} are allowed")
-    paths = {each.path for each in found}
-    if len(paths) < len(found):
+    if len(unique) > MAX_FILES:
+        raise SourceRefused(f"the source has {len(unique)} files: at most {MAX_FILES} are allowed")
+    paths = {file.path for file in unique}
+    if len(paths) < len(unique):
         raise Damaged("the source names a file twice")
     for path in paths:
         if any(path.startswith(f"{other}/") for other in _parents(path) & paths):
             raise Damaged(f"the source has {path!r} below a file")
-    return found
+    return unique
 
 
 def _parents(path: str) -> set[str]:

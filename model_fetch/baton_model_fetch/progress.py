@@ -1,7 +1,7 @@
-"""`python -m baton_model_fetch.progress FILE`: how far a fetch is, as the readiness probe of its Pod says.
+"""`python -m baton_model_fetch.progress FILE`: the progress of a fetch, for the readiness probe of its Pod.
 
-The Pod has no rights, no port and no reader of its log. What a failed probe prints is told by the kubelet as an Event,
-so the probe fails with a sentence while the fetch goes on, and says nothing while nothing is known.
+The Pod has no rights, no port and no reader of its log. The kubelet reports what a failed probe prints as an Event, so
+the probe fails with a sentence while the fetch goes on, and says nothing while nothing is known.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from baton_wire.whole_file import write_whole
 
 
 def write(path: Path, have: int, total: int) -> None:
-    """Note how many bytes are there, of how many. Raises OSError."""
+    """Write the progress file: `have` of `total` bytes. Raises OSError."""
     write_whole(path, f"{have} {total}".encode())
 
 
 def sentence(text: str) -> str:
-    """What the probe prints for a file's text; empty: the text says nothing."""
+    """The probe's output for a progress file's text; empty for any other text.
+
+    >>> sentence("3 40"), sentence("3 0"), sentence("")
+    ('fetched 3 of 40 bytes', 'fetched 3 bytes', '')
+    """
     parts = text.split()
     if len(parts) != 2 or not all(part.isdecimal() for part in parts):
         return ""
@@ -29,11 +33,11 @@ def sentence(text: str) -> str:
 def main(arguments: list[str]) -> int:
     """Returns the exit status: 1 with a sentence, 0 where there is nothing to say."""
     try:
-        said = sentence(Path(arguments[0]).read_text(encoding="ascii"))
+        output = sentence(Path(arguments[0]).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 0
-    print(said)
-    return 1 if said else 0
+    print(output)
+    return 1 if output else 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from yarl import URL
 from baton_model_fetch import web
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.errors import Damaged, SourceRefused
-from baton_model_fetch.listing import HashKind, RemoteFile, checked, is_wanted, safe_path
+from baton_model_fetch.listing import HashKind, RemoteFile, check_files, is_wanted, safe_path
 
 INDEX_TYPES = (
     "application/vnd.oci.image.index.v1+json",
@@ -30,7 +30,7 @@ KNOWN_TOKEN_HOSTS = {
     **dict.fromkeys(("docker.io", "index.docker.io", "registry-1.docker.io"), ("auth.docker.io",)),
     "registry.gitlab.com": ("gitlab.com",),
 }
-"""Public registries whose tokens are had from another host."""
+"""Public registries whose tokens come from another host."""
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
@@ -42,7 +42,7 @@ async def list_files(
     base = f"{credentials.endpoint or f'https://{registry}'}/v2/{name}"
     login = credentials.registry_login(registry)
     friends = {*KNOWN_TOKEN_HOSTS.get(registry, ()), *credentials.hosts}
-    headers = await _authorised(session, f"{base}/manifests/{digest}", name, login, friends)
+    headers = await _authorise(session, f"{base}/manifests/{digest}", name, login, friends)
     manifest = await _manifest(session, base, digest, headers)
     if manifest.get("mediaType") in INDEX_TYPES or "manifests" in manifest:
         manifest = await _manifest(session, base, only_manifest(manifest), headers)
@@ -57,21 +57,21 @@ async def _manifest(
     if f"sha256:{hashlib.sha256(body).hexdigest()}" != digest:
         raise Damaged(f"the manifest that came is not {digest}")
     try:
-        found = json.loads(body)
+        manifest = json.loads(body)
     except ValueError as error:
         raise Damaged(f"manifest {digest} is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(manifest, dict):
         raise Damaged(f"manifest {digest} is no manifest")
-    return found
+    return manifest
 
 
 def only_manifest(index: Mapping[str, object]) -> str:
     """The digest of an index's manifest: the only one, or the one for amd64. Raises SourceRefused, Damaged."""
     entries = index.get("manifests")
-    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise Damaged("the index has no list of manifests")
-    real = [each for each in entries if "vnd.docker.reference.type" not in (each.get("annotations") or {})]
-    fitting = [each for each in real if (each.get("platform") or {}).get("architecture") == "amd64"]
+    real = [entry for entry in entries if "vnd.docker.reference.type" not in (entry.get("annotations") or {})]
+    fitting = [entry for entry in real if (entry.get("platform") or {}).get("architecture") == "amd64"]
     chosen = real if len(real) == 1 else fitting
     if len(chosen) != 1:
         raise SourceRefused(f"the index has {len(real)} manifests: name the one with the model by its own digest")
@@ -83,14 +83,14 @@ def read_layers(manifest: Mapping[str, object], base: str, headers: Mapping[str,
     layers = manifest.get("layers")
     if not isinstance(layers, list):
         raise Damaged("the manifest has no layers")
-    found: dict[str, RemoteFile] = {}
+    files: dict[str, RemoteFile] = {}
     for number, layer in enumerate(layers):
         try:
             digest, size, media = _hex(layer["digest"]), int(layer["size"]), str(layer["mediaType"])
             annotations = layer.get("annotations") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Damaged(f"layer {number} cannot be read: {error}") from error
-        title = next((str(annotations[each]) for each in TITLES if each in annotations), None)
+        title = next((str(annotations[key]) for key in TITLES if key in annotations), None)
         is_archive = re.search(r"(\.|\+)tar(\+gzip|\.gzip|$)|tar\+gzip$|\.tar$", media) is not None
         if "zstd" in media or "encrypted" in media:
             raise SourceRefused(f"layer {number} is {media}: must be a file, a tar or a gzipped tar")
@@ -98,8 +98,8 @@ def read_layers(manifest: Mapping[str, object], base: str, headers: Mapping[str,
             continue
         path = f"layer-{number}.tar" if is_archive else safe_path(str(title))
         url = f"{base}/blobs/sha256:{digest}"
-        found[path] = RemoteFile(path, size, url, HashKind.SHA256, digest, headers, is_archive)
-    return checked(found.values())
+        files[path] = RemoteFile(path, size, url, HashKind.SHA256, digest, headers, is_archive)
+    return check_files(files.values())
 
 
 def _hex(digest: object) -> str:
@@ -110,7 +110,7 @@ def _hex(digest: object) -> str:
 
 
 def token_server(realm: str, registry: str, friends: Collection[str]) -> str:
-    """The URL of a challenge where a token may be asked for. Raises SourceRefused for any other."""
+    """The realm of a challenge, if a token may be requested there. Raises SourceRefused for any other."""
     try:
         asked, own = URL(realm), URL(registry)
         is_own = asked.origin() == own.origin()
@@ -124,12 +124,12 @@ def token_server(realm: str, registry: str, friends: Collection[str]) -> str:
     )
 
 
-async def _authorised(
+async def _authorise(
     session: web.SourceSession, url: str, name: str, login: tuple[str, str] | None, friends: Collection[str]
 ) -> dict[str, str]:
-    """What a request to the registry has to carry: nothing, the login itself, or a token that the login buys.
+    """Headers that authorise a request to the registry: none, the login itself, or a token obtained with the login.
 
-    The registry says where tokens are had. That is asked for one only if it is the registry's own or one of `friends`.
+    The registry names its token server, which is asked only if it is the registry's own or one of `friends`.
     """
     basic = {} if login is None else {"Authorization": f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"}
     async with web.opened(session, url, {}, allow=frozenset({401, 404})) as reply:

@@ -58,7 +58,7 @@ def _query(text: str) -> list[tuple[str, str]]:
 
 
 def _signing_key(key: AwsKey, date: str, region: str) -> bytes:
-    found = f"AWS4{key.secret_key}".encode()
+    signing_key = f"AWS4{key.secret_key}".encode()
     for part in (date, region, "s3", "aws4_request"):
-        found = hmac.new(found, part.encode(), hashlib.sha256).digest()
-    return found
+        signing_key = hmac.new(signing_key, part.encode(), hashlib.sha256).digest()
+    return signing_key

@@ -1,7 +1,7 @@
-"""HTTP for fetching: whom a source may have asked, a deadline on every wait, status codes turned into our errors.
+"""HTTP for fetching: allowed hosts, a deadline on every wait, status codes turned into our errors.
 
-Hosts that the credentials name are asked at any address, as they are configured. Everybody else, wherever a source or
-a redirect points, is asked over https, at public addresses, and without any secret.
+Hosts that the credentials name may have any address, as they are configured. All others, wherever a source or a
+redirect points, are asked over https, at public addresses, and without any secret.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from baton_model_fetch.errors import Damaged, Interrupted, SourceRefused
 CONNECT_S, READ_S = 20.0, 60.0
 MAX_REPLY_BYTES = 32 << 20
 MAX_REDIRECTS = 5
-_AGAIN = {408, 425, 429, 500, 502, 503, 504}
-_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
+_RETRIED = {408, 425, 429, 500, 502, 503, 504}
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 _WORDS = {401: "credentials are missing or not accepted", 403: "no access", 404: "not found", 410: "gone"}
 _REDIRECTS = {301, 302, 303, 307, 308}
-_FOR_ANYBODY = {"accept", "accept-encoding", "range"}
-"""Headers that another server than the one asked first is sent."""
+_FOR_ANY_HOST = {"accept", "accept-encoding", "range"}
+"""Headers that are also sent to another server than the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSession:
-    """Asks servers. Every request goes through `opened`."""
+    """HTTP clients for servers that are trusted and for others. Every request goes through `opened`."""
 
     own: frozenset[str]
     """Hosts that the credentials name."""
@@ -79,14 +79,14 @@ async def opened(
                     return
             before, at = at, _joined(at, target)
             if at.origin() != before.origin():
-                sent = {name: value for name, value in sent.items() if name.lower() in _FOR_ANYBODY}
+                sent = {name: value for name, value in sent.items() if name.lower() in _FOR_ANY_HOST}
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         if isinstance(error, aiohttp.ClientConnectorError) and _is_private(error.os_error):
             why = error.os_error.strerror or str(error.os_error)
             raise SourceRefused(f"{place(str(at))}: {why}: name its host in the credentials' hosts") from error
         if isinstance(error, aiohttp.InvalidURL):
             raise SourceRefused(f"{place(str(at))}: not an address that can be asked") from error
-        if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_THE_DISK):
+        if isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK_ERRORS):
             raise
         raise Interrupted(f"{place(url)}: {type(error).__name__}: {error}") from error
     raise SourceRefused(f"{place(url)}: over {MAX_REDIRECTS} redirects")
@@ -120,7 +120,7 @@ def check(status: int, url: str) -> None:
     """Raises SourceRefused or Interrupted for a status that is not 2xx."""
     if 200 <= status < 300:
         return
-    if status in _AGAIN:
+    if status in _RETRIED:
         raise Interrupted(f"{place(url)}: HTTP {status}")
     raise SourceRefused(f"{place(url)}: HTTP {status}: {_WORDS.get(status, 'refused')}")
 

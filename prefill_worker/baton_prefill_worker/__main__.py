@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.table import offered
 from baton_prefill_worker.service import PrefillService
 from baton_wire.discovery import watch
@@ -41,13 +42,11 @@ def transfer_of(
     """The transfer of the messenger, which it is joined with."""
     settings = transfer_config(config, Role.PREFILL)
     transfer = PrefillTransfer(
-        epoch=epoch,
-        fingerprint=parts.fingerprint,
-        geometry=parts.pool.geometry,
-        keys=keys,
-        source=parts.pool,
-        listener=service,
-        config=settings,
+        TransferParts(
+            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.pool.geometry, keys=keys, config=settings
+        ),
+        parts.pool,
+        service,
         device=pool_device(parts.pool, offered(settings.transport)),
         staging=staging(parts.pool),
     )
@@ -67,7 +66,7 @@ def side(service: PrefillService, transfer: PrefillTransfer) -> lifecycle.RolePa
             altered_frames=stats.altered_frames,
             handovers=stats.handovers.ended.get("done", 0),
             kv_bytes_sent=stats.bytes_sent,
-            kv_bytes_early=stats.handovers.early_bytes,
+            kv_bytes_early=stats.handovers.overlapped_bytes,
             kv_bytes_received=0,
             links=stats.pairs,
         )

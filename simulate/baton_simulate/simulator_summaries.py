@@ -13,13 +13,14 @@ from baton_wire.messages.measures import (
     Backlog,
     RequestLengths,
     Served,
+    SketchData,
     StepTiming,
     WorkerCondition,
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import Summary
 from baton_wire.messages.values import Address, Role
-from baton_wire.sketch import Sketch, SketchData
+from baton_wire.sketch import Sketch
 
 STEPS_REPORTED = 8
 """Steps of a worker in a summary, as many as in a state frame; two summaries of 5 s may have 64."""

@@ -1,4 +1,4 @@
-"""The landing region: who may write where, and when bytes go to somebody else."""
+"""The landing region: permissions to write, and when bytes are granted again."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ def test_half_the_layers_with_a_window_halve_what_is_kept_and_moved() -> None:
     groups = KvGroup(None, tuple(range(1, 24, 2))), KvGroup(128, tuple(range(0, 24, 2)))
     whole, halves = KvGeometry(24, 8, 64, 2, 64), KvGeometry(12, 8, 64, 2, 64, groups)
     tokens = 32_768
-    kept = halves.blocks_held(tokens) * halves.block_bytes
-    assert whole.blocks_held(tokens) * whole.block_bytes >= 1.8 * kept
+    kept_bytes = halves.blocks_held(tokens) * halves.block_bytes
+    assert whole.blocks_held(tokens) * whole.block_bytes >= 1.8 * kept_bytes
     layout = StreamLayout(halves, 64, 0, tokens, groups=8)
-    assert layout.stream_bytes == kept
+    assert layout.stream_bytes == kept_bytes
     assert StreamLayout(whole, 64, 0, tokens).stream_bytes >= 1.8 * layout.stream_bytes
 
 

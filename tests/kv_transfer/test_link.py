@@ -233,7 +233,7 @@ async def ends_while(link: PairLink, there: Peer, what: Callable[[], bytes], *, 
 
 
 async def test_a_frame_that_never_gets_whole_is_no_sign_of_life() -> None:
-    """Every heartbeat behind a length that is too great only fills the frame."""
+    """After a length that is too great every heartbeat only fills the frame."""
     link, there = pair()
     there.send(there.length(1 << 16))
     assert "silent" in await ends_while(link, there, lambda: there.framed(Heartbeat()), every_s=0.01)
@@ -276,7 +276,7 @@ async def test_bad_fields_are_refused_one_by_one_and_leave_the_link() -> None:
     bad = msgpack.packb([3, ID, 1, 1 << 63])
     there.send(there.length(len(bad)) + there.sign(bad) + there.framed(wait(7)))
     await eventually(lambda: got == [wait(7)])
-    assert [(each.message, each.request, each.attempt) for each in refused] == [("Wait", ID, 1)]
+    assert [(refusal.message, refusal.request, refusal.attempt) for refusal in refused] == [("Wait", ID, 1)]
     there.send(b"".join(there.length(len(bad)) + there.sign(bad) for _ in range(MOST_BAD_MESSAGES)))
     assert "bad messages within" in await run
     there.close()

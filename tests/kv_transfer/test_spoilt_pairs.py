@@ -1,4 +1,4 @@
-"""Small runs of the campaign `campaigns.fuzz`: spoilt data, cancels after every event, forgeries, frames of nobody."""
+"""Small runs of the campaign `campaigns.fuzz`: spoilt data, cancels after every event, forgeries, frames of no peer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_digests_of_checksums_see_what_checksums_see(monkeypatch: pytest.MonkeyP
 
 
 def test_the_check_sees_what_lands_without_being_verified() -> None:
-    """Bytes that are spoilt behind the verification: the comparison with what was computed must tell."""
+    """Bytes that are spoilt after verification: the comparison with the computed KV must show it."""
     pair = SpoiltPair(1, one_sided=False)
     scatter = pair.sink.scatter
 
@@ -70,7 +70,7 @@ def test_altered_and_hostile_frames_end_their_link_and_hand_nothing_else_on() ->
 
 
 def test_frames_of_nobody_are_refused_in_a_few_words() -> None:
-    fuzz = WireFuzz(4, each=2)
+    fuzz = WireFuzz(4, count=2)
     taken = sum(fuzz.step() for _ in range(4_000))
     assert 0 < taken < 1_000
     assert fuzz.longest_error <= 300

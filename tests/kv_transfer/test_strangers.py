@@ -29,8 +29,8 @@ async def test_strangers_of_one_address_do_not_end_the_handshake_of_another(pair
             async with asyncio.timeout(0.1):
                 assert await reader.read(1) == b"", "nothing more is offered"
                 pytest.fail("the slow handshake was ended for strangers of another address")
-        for each in (*strangers, writer):
-            each.transport.abort()
+        for connection in (*strangers, writer):
+            connection.transport.abort()
 
 
 class _NoDescriptors(socket.socket):

@@ -99,7 +99,7 @@ def test_bytes_that_stood_before_the_first_token_are_counted() -> None:
     p.compute()
     p.draw()
     p.put_done(2)
-    assert p.machine.stats().early_bytes == 4 * HALF
+    assert p.machine.stats().overlapped_bytes == 4 * HALF
 
 
 def test_a_decode_worker_scatters_the_layers_that_stand() -> None:

@@ -1,4 +1,4 @@
-"""Both drivers over real sockets: KV of a fake pool moves between two of them and arrives as it was."""
+"""Both drivers over real sockets: KV of a fake pool moves between two pools and arrives unchanged."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from baton_kv_transfer.decode.transfer import DecodeTransfer
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
 from baton_kv_transfer.handover import Verify
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually, fingerprint, first_tokens, key_directory
 from baton_testing.kv_transfer.transfer_pair import Pair, Request, decode_worker, prefill_worker
 from baton_wire.discovery import Endpoint
@@ -278,19 +279,9 @@ async def test_durations_from_grant_to_verified_are_observed(tmp_path: Path) -> 
     keys = key_directory(tmp_path / "keys")
     p = prefill_worker(keys)
     d = decode_worker(keys)
-    d.transfer = DecodeTransfer(
-        epoch=d.epoch,
-        fingerprint=fingerprint(),
-        geometry=GEOMETRY,
-        keys=keys,
-        sink=d.pool,
-        listener=d.record,
-        host="127.0.0.1",
-        landing_bytes=1 << 16,
-        landing=memoryview(bytearray(1 << 16)),
-        config=FAST,
-        observe_handover_s=seen.append,
-    )
+    parts = TransferParts(epoch=d.epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=FAST)
+    memory = LandingMemory(1 << 16, host=memoryview(bytearray(1 << 16)))
+    d.transfer = DecodeTransfer(parts, d.pool, d.record, memory, host="127.0.0.1", observe_handover_s=seen.append)
     await p.transfer.start()
     await d.transfer.start()
     request = Request(p, d, tokens=9)
@@ -305,16 +296,13 @@ async def test_durations_from_grant_to_verified_are_observed(tmp_path: Path) -> 
 
 async def test_a_taken_port_is_an_error_at_start(pair: Pair, tmp_path: Path) -> None:
     async with pair() as (_, d):
-        second = DecodeTransfer(
+        parts = TransferParts(
             epoch=secrets.token_bytes(16),
             fingerprint=fingerprint(),
             geometry=GEOMETRY,
             keys=key_directory(tmp_path / "more"),
-            sink=d.pool,
-            listener=d.record,
-            host="127.0.0.1",
-            port=d.transfer.port,
-            landing_bytes=1024,
         )
+        port = d.transfer.port
+        second = DecodeTransfer(parts, d.pool, d.record, LandingMemory(1024), host="127.0.0.1", port=port)
         with pytest.raises(OSError, match="in use"):
             await second.start()

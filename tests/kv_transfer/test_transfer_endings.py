@@ -1,4 +1,4 @@
-"""Both drivers over real sockets: every ending of a hand-over is told once at each side, and frees what it held."""
+"""Both drivers over real sockets: every ending of a hand-over is reported once at each side, and frees what it held."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton_kv_transfer.handover import Reservation
 from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually
 from baton_testing.kv_transfer.transfer_pair import Decode, Pair, Request, soon
 from baton_wire.messages.values import Address, PeerRef, Reason
@@ -21,7 +22,7 @@ STEPS = ["open", "expect", "compute 9", "compute all", "draw"]
 async def test_a_cancel_at_every_step_frees_both_sides(pair: Pair, at: int, who: str, pause_s: float) -> None:
     async with pair() as (p, d):
         request = Request(p, d, tokens=60)
-        request.open()  # so that the link is there
+        request.open()  # so that the link is up
         await eventually(lambda: p.transfer.stats().links)
         request = Request(p, d, tokens=60)
         do = {
@@ -126,7 +127,7 @@ async def test_nobody_at_the_address_is_told_when_the_wait_for_a_link_is_over(pa
         request = Request(p, d, tokens=24)
         nowhere = PeerRef(address=Address(host="127.0.0.1", port=1), epoch=secrets.token_bytes(16))
         p.transfer.opened(request.key, nowhere, 24, soon())
-        d.transfer.expected(request.key, secrets.token_bytes(16), 24, 0, request.target, (0,), soon())
+        d.transfer.expected(request.key, secrets.token_bytes(16), Reservation(24, 0, request.target, (0,), soon()))
         await eventually(lambda: p.record.released and d.record.failed, timeout_s=15.0)
         assert p.record.reports[0][1] is Reason.PEER_LOST
         assert d.record.failed[0][1] is Reason.PEER_LOST

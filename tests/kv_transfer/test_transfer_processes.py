@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_testing.kv_transfer.builders import (
     FAST,
     GEOMETRY,
@@ -59,15 +60,9 @@ class Prefill:
 @pytest.fixture
 async def prefill(tmp_path: Path) -> AsyncIterator[Prefill]:
     pool, record, epoch = FakePool(GEOMETRY, 32), PrefillRecord(), secrets.token_bytes(16)
-    transfer = PrefillTransfer(
-        epoch=epoch,
-        fingerprint=fingerprint(),
-        geometry=GEOMETRY,
-        keys=key_directory(tmp_path / "keys"),
-        source=pool,
-        listener=record,
-        config=FAST,
-    )
+    keys = key_directory(tmp_path / "keys")
+    parts = TransferParts(epoch=epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=FAST)
+    transfer = PrefillTransfer(parts, pool, record)
     await transfer.start()
     yield Prefill(transfer, pool, record, epoch)
     await transfer.stop()
@@ -75,9 +70,9 @@ async def prefill(tmp_path: Path) -> AsyncIterator[Prefill]:
 
 async def ended(decode: DecodeProcess) -> Ended:
     await eventually(decode.pipe.poll)
-    told = decode.pipe.recv()
-    assert isinstance(told, Ended)
-    return told
+    message = decode.pipe.recv()
+    assert isinstance(message, Ended)
+    return message
 
 
 async def hand_over(prefill: Prefill, decode: DecodeProcess) -> None:

@@ -44,11 +44,11 @@ class Source:
 
     files: dict[str, bytes] = field(default_factory=lambda: {**FILES, **OTHERS})
     cut: int = 0
-    """So many bodies end half-way."""
+    """Number of bodies that end half-way."""
     flip: int = 0
-    """So many bodies have a wrong byte."""
+    """Number of bodies with a wrong byte."""
     busy: int = 0
-    """So many requests are answered 503."""
+    """Number of requests that are answered 503."""
     token: str | None = None
     seen: list[tuple[str, str]] = field(default_factory=list)
     """Path and Authorization of each request."""
@@ -84,8 +84,8 @@ class Source:
                 return web.Response(status=412)
             return await self._body(request, self.files[name])
         if path.startswith("/v2/a/b/manifests/"):
-            found = self.manifests.get(path.rsplit("/", 1)[1])
-            return web.Response(status=404) if found is None else web.Response(body=found)
+            manifest = self.manifests.get(path.rsplit("/", 1)[1])
+            return web.Response(status=404) if manifest is None else web.Response(body=manifest)
         if path.startswith("/v2/a/b/blobs/"):
             return await self._body(request, self.blobs[path.rsplit("/", 1)[1]])
         return web.Response(status=404)
@@ -187,9 +187,11 @@ async def fetched(tmp_path: Path, source: Source, text: str, **secret: str) -> M
 
 
 def content_of(cache: ModelFolder) -> dict[str, bytes]:
-    found = {str(path.relative_to(cache.model)): path.read_bytes() for path in cache.model.rglob("*") if path.is_file()}
-    found.pop(RECORD)
-    return found
+    contents = {
+        str(path.relative_to(cache.model)): path.read_bytes() for path in cache.model.rglob("*") if path.is_file()
+    }
+    contents.pop(RECORD)
+    return contents
 
 
 HF, S3 = f"hf://org/name@{COMMIT}", "s3://bucket/models/tiny"
@@ -223,7 +225,7 @@ async def test_a_body_that_ends_early_goes_on_where_it_stopped(tmp_path: Path, s
     cache = await fetched(tmp_path, server, source)
     assert content_of(cache) == FILES
     assert server.ranges
-    assert all(each != "bytes=0-" for each in server.ranges)
+    assert all(requested != "bytes=0-" for requested in server.ranges)
 
 
 @pytest.mark.parametrize("source", [HF, S3])
@@ -261,7 +263,7 @@ async def test_no_access_is_refused_and_not_tried_again(tmp_path: Path) -> None:
 
 
 async def test_an_object_that_changes_while_it_is_fetched_is_never_mixed(tmp_path: Path) -> None:
-    """Of an upload in parts there is no hash: only the ETag says that half of it is from before."""
+    """An upload in parts has no hash: only the ETag shows that half of the file is an older version."""
     server = Source(cut=99, etags={"model.safetensors": '"aaa-2"'})
     with pytest.raises(Interrupted):
         await fetched(tmp_path, server, S3)
@@ -279,7 +281,7 @@ async def test_an_object_that_changes_while_it_is_fetched_is_never_mixed(tmp_pat
 async def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(Damaged, match="not a path inside"):
         await fetched(tmp_path, Source(files={**FILES, path: b"{}"}), HF)
-    assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == [".fetching-model.lock"]
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [".fetching-model.lock"]
 
 
 def tar_of(files: dict[str, bytes], mode: str = "w") -> bytes:

@@ -23,12 +23,12 @@ HOST = "https://examplebucket.s3.amazonaws.com"
     ],
 )
 def test_signatures_are_those_of_the_reference(url: str, headers: dict[str, str], signature: str) -> None:
-    found = signed_headers(url, KEY, "us-east-1", "20130524T000000Z", headers)
-    assert found["Authorization"].endswith(f"Signature={signature}")
-    assert headers.items() <= found.items()
+    signed = signed_headers(url, KEY, "us-east-1", "20130524T000000Z", headers)
+    assert signed["Authorization"].endswith(f"Signature={signature}")
+    assert headers.items() <= signed.items()
 
 
 def test_a_session_token_is_signed_too() -> None:
-    found = signed_headers(f"{HOST}/", AwsKey("a", "b", "token"), "eu-west-1", "20261121T000000Z")
-    assert found["x-amz-security-token"] == "token"
-    assert "x-amz-security-token" in found["Authorization"]
+    signed = signed_headers(f"{HOST}/", AwsKey("a", "b", "token"), "eu-west-1", "20261121T000000Z")
+    assert signed["x-amz-security-token"] == "token"
+    assert "x-amz-security-token" in signed["Authorization"]

@@ -1,4 +1,5 @@
-"""What a source can have asked in whose name: nothing inside, no secret but its own, and no more bytes than fit."""
+"""Limits of what a source can make a fetch do: nothing inside the cluster, no foreign secret, no more bytes than
+fit."""
 
 from __future__ import annotations
 
@@ -163,9 +164,9 @@ SOURCE = "oci://reg.example.com/team/model@sha256:" + "a" * 64
 
 
 def test_a_secret_that_was_not_made_for_fetching_is_refused(tmp_path: Path) -> None:
-    found = secret(tmp_path, username="root", password="hunter2")
+    credentials = secret(tmp_path, username="root", password="hunter2")
     with pytest.raises(SourceRefused, match=r"the credentials are for nothing: .*'sources'") as refused:
-        found.check(SOURCE)
+        credentials.check(SOURCE)
     assert "hunter2" not in str(refused.value)
 
 
@@ -173,19 +174,19 @@ def test_a_secret_that_was_not_made_for_fetching_is_refused(tmp_path: Path) -> N
     "sources", ["oci://reg.example.com", "oci://reg.example.com/team/", "hf://a\noci://reg.example.com/team/model"]
 )
 def test_credentials_are_for_the_sources_that_they_name(tmp_path: Path, sources: str) -> None:
-    found = secret(tmp_path, sources=sources)
-    found.check(SOURCE)
+    credentials = secret(tmp_path, sources=sources)
+    credentials.check(SOURCE)
     Credentials(None).check(SOURCE)
     for other in ("oci://reg.example.com.evil.org/team/model@x", "oci://evil.org/x@y", "s3://bucket/team"):
         with pytest.raises(SourceRefused, match="the credentials are for"):
-            found.check(other)
+            credentials.check(other)
 
 
 def test_user_and_password_go_to_the_registry_that_is_named_with_them(tmp_path: Path) -> None:
-    found = secret(tmp_path, username="me", password="pass", sources="oci://reg.example.com/team\noci://")
-    assert found.registry_login("reg.example.com") == ("me", "pass")
+    credentials = secret(tmp_path, username="me", password="pass", sources="oci://reg.example.com/team\noci://")
+    assert credentials.registry_login("reg.example.com") == ("me", "pass")
     with pytest.raises(SourceRefused, match=r"not for evil\.org"):
-        found.registry_login("evil.org")
+        credentials.registry_login("evil.org")
 
 
 def test_a_beginning_ends_where_a_name_does() -> None:
@@ -250,13 +251,13 @@ async def test_a_challenge_brings_home_no_secret_of_another_server(tmp_path: Pat
             return web.Response(status=401, headers={"WWW-Authenticate": challenge})
 
         async with serving(registry, "127.0.0.2") as url:
-            found = secret(tmp_path, endpoint=url, sources="oci://reg.example.com")
+            credentials = secret(tmp_path, endpoint=url, sources="oci://reg.example.com")
             with pytest.raises(SourceRefused, match=r"wants a token asked for at .*, which is not its own"):
-                await fetch(SOURCE, tmp_path / "cache", found)
+                await fetch(SOURCE, tmp_path / "cache", credentials)
     assert asked == []
 
 
-async def fetch(source: str, cache: Path, found: Credentials) -> Any:
+async def fetch(source: str, cache: Path, credentials: Credentials) -> Any:
     from baton_model_fetch.fetching import fetch
 
-    await asyncio.wait_for(fetch(source, cache_volume.ModelFolder(cache, "model"), found), 30)
+    await asyncio.wait_for(fetch(source, cache_volume.ModelFolder(cache, "model"), credentials), 30)

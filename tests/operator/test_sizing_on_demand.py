@@ -11,10 +11,9 @@ from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.telemetry.store import TelemetryStore
 from baton_operator.sizing_on_demand import SizingOnDemand
 from baton_testing.kube.manifests import deployment
-from baton_wire.messages.measures import ArrivalCounts, Backlog, RequestLengths, Served
+from baton_wire.messages.measures import ArrivalCounts, Backlog, RequestLengths, Served, SketchData
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import POOL_ROLES
-from baton_wire.sketch import SketchData
 
 KEY = Key("default", "chat")
 GATEWAY = b"g" * 16

@@ -20,7 +20,7 @@ def client_of(deployment: Deployment) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def shape() -> Shape:
-    """What the module's deployment looks like; a module overrides this fixture to change it."""
+    """The shape of the module's deployment; a module overrides this fixture to change it."""
     return Shape()
 
 

@@ -53,7 +53,7 @@ def test_a_sleeping_deployment_wakes_for_a_flood_and_serves_all_of_it(tmp_path: 
         assert len(starts) == 1, up.child.output()
         assert "prefill 0→1" in starts[0]
         assert "decode 0→1" in starts[0]
-        awake = wait_for(lambda: _decided(up), "a decision from what the gateway told", 180)
+        awake = wait_for(lambda: _decided(up), "a decision from the gateway's reports", 180)
         assert awake["wanted"]["prefill"] >= 1
         memory = up.run_dir.sizing
         assert 0 < memory.stat().st_size <= 4096
@@ -72,6 +72,6 @@ def _decided(up: Up) -> Any:
 def _link_address(up: Up) -> str:
     """Where the gateway's link goes, as its log says."""
     log = next(up.run_dir.logs.glob("*gateway*.log")).read_text()
-    found = re.search(r"linked to (http://127\.0\.0\.1:\d+)/", log)
-    assert found, log
-    return found.group(1)
+    match = re.search(r"linked to (http://127\.0\.0\.1:\d+)/", log)
+    assert match, log
+    return match.group(1)

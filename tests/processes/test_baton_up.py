@@ -63,8 +63,8 @@ def test_status_shows_pools_workers_blocks_and_latencies(up: Up) -> None:
         greeting(client)
 
     def with_links() -> dict[str, Any] | None:
-        told: dict[str, Any] = up.status()
-        return told if all(worker["link"] for worker in told["workers"]) else None
+        status: dict[str, Any] = up.status()
+        return status if all(worker["link"] for worker in status["workers"]) else None
 
     status = wait_for(with_links, "a gateway that answers, however busy the machine", 120.0)
     assert status["endpoint"] == up.endpoint
@@ -102,7 +102,7 @@ def test_logs_shows_what_the_workers_wrote(up: Up) -> None:
 
 
 def test_logs_hold_no_prompt_and_no_key(up: Up) -> None:
-    secret = "a marker that nobody else writes 8c1f"
+    secret = "a marker that no other process writes 8c1f"
     with client_of(up) as client:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": secret}], max_tokens=2)
     with pytest.raises(openai.BadRequestError), client_of(up) as client:
@@ -128,8 +128,8 @@ def test_a_killed_worker_is_restarted_and_the_stream_goes_on(up: Up) -> None:
         assert text == expected(LONGEST)
 
         def back(role: str = role, dead: int = pid) -> int | None:
-            found = [w["pid"] for w in up.status()["workers"] if w["role"] == role and w["pid"] != dead]
-            return found[0] if found and found[0] else None
+            pids = [w["pid"] for w in up.status()["workers"] if w["role"] == role and w["pid"] != dead]
+            return pids[0] if pids and pids[0] else None
 
         wait_for(back, f"another {role} worker", 180)
         wait_for(lambda: served(up) or None, "the service to answer again", 120)
@@ -153,9 +153,9 @@ def test_a_bad_manifest_is_refused_by_field(
 ) -> None:
     with Up(tmp_path, manifest("bad", **changed), starts=prepared) as running:
         assert running.child.wait(180) != 0
-        said = running.child.output()
-        assert "Traceback" not in said
-        assert word in said.lower()
+        output = running.child.output()
+        assert "Traceback" not in output
+        assert word in output.lower()
         assert not orphans_of(running.child.family())
 
 
@@ -221,7 +221,7 @@ def test_kill_of_up_leaves_no_child(tmp_path: Path, prepared: Prepared) -> None:
         running.child.send(signal.SIGKILL)
         running.child.wait(60)
         assert not orphans_of(family)
-    with Up(tmp_path, manifest("chat"), starts=prepared) as again:  # what it left behind on disk is in nobody's way
+    with Up(tmp_path, manifest("chat"), starts=prepared) as again:  # what it left on disk does no harm
         again.await_ready()
         assert served(again)
 
@@ -250,6 +250,8 @@ def test_several_workers_and_gateway_processes_share_the_work(tmp_path: Path, pr
         assert answers == {question: expected(question) for question in questions}
 
         def is_idle() -> bool | None:
-            return all(each["blocks_free"] == each["blocks_total"] for each in running.status()["workers"]) or None
+            return (
+                all(worker["blocks_free"] == worker["blocks_total"] for worker in running.status()["workers"]) or None
+            )
 
         wait_for(is_idle, "all blocks to be free again", 60)

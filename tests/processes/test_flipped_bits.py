@@ -62,7 +62,7 @@ async def test_no_flipped_bit_on_any_link_changes_a_text(tmp_path: Path) -> None
         clients = [asyncio.create_task(ask_on(url, texts, draw, answers)) for _ in range(CLIENTS)]
         ways = {way: proxies for way, proxies in tampered.ways.items() if way.link != "gateway-operator"}
         await asyncio.gather(*(tamper(way, proxy, flips) for way, proxies in ways.items() for proxy in proxies))
-        async with asyncio.timeout(60.0):  # all that ran beside the flips may have been cut
+        async with asyncio.timeout(60.0):  # everything that ran during the flips may have been cut
             while not any(answer.finished for _, answer in answers):  # noqa: ASYNC110 - clients append, no event
                 await asyncio.sleep(0.05)
         for client in clients:

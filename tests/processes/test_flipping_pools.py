@@ -61,13 +61,13 @@ def _answer(client: openai.OpenAI) -> str:
 
 
 def _flipped(up: Up, count: int) -> list[float]:
-    """Seconds of each flip that was carried out, as `baton up` says; waits for `count` of them."""
+    """Seconds of each flip that was carried out, from the output of `baton up`; waits for `count` flips."""
 
-    def told() -> list[float] | None:
-        found = re.findall(r"(?:prefill|decode) after ([0-9.]+) s \(flip \d+\)", up.child.output())
-        return [float(each) for each in found] if len(found) >= count else None
+    def flip_durations() -> list[float] | None:
+        durations = re.findall(r"(?:prefill|decode) after ([0-9.]+) s \(flip \d+\)", up.child.output())
+        return [float(seconds) for seconds in durations] if len(durations) >= count else None
 
-    return wait_for(told, f"{count} flips", 120)
+    return wait_for(flip_durations, f"{count} flips", 120)
 
 
 def test_pools_change_their_sizes_by_flips_while_answers_stream(up: Up, sizes: Path, record_property: Any) -> None:
@@ -91,7 +91,7 @@ def test_pools_change_their_sizes_by_flips_while_answers_stream(up: Up, sizes: P
     moved = [name for name in after if after[name]["role"] != before[name]["role"]]
     assert len(moved) == 1
     assert after[moved[0]]["role"] == "decode"
-    wait_for(lambda: _pools(up) == {"prefill": 1, "decode": 2} or None, "the sizes to be told", 60)
+    wait_for(lambda: _pools(up) == {"prefill": 1, "decode": 2} or None, "the sizes to be reported", 60)
 
 
 def test_a_flipped_worker_that_dies_comes_back_in_its_present_role(up: Up, sizes: Path) -> None:
@@ -105,6 +105,6 @@ def test_a_flipped_worker_that_dies_comes_back_in_its_present_role(up: Up, sizes
         return worker if worker and worker["starts"] == 2 and worker["link"] == "live" else None
 
     assert wait_for(back, "its next process", 180)["role"] == "decode"
-    wait_for(lambda: _pools(up) == {"prefill": 1, "decode": 2} or None, "the sizes to be told", 60)
+    wait_for(lambda: _pools(up) == {"prefill": 1, "decode": 2} or None, "the sizes to be reported", 60)
     text = up.run("status").stdout
     assert re.search(rf"^{name} +decode ", text, re.MULTILINE), text

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 STREAMS = 4
 QUESTION = "Count to one hundred."
 NUMBERS = itertools.count(1)
-"""Of the flips of this module: any worker's next one is larger than its last."""
+"""Numbers of this module's flips: every next one is larger than the last."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def expected() -> str:
 
 
 def texts_while(client: openai.OpenAI, act: Callable[[], None]) -> list[str]:
-    """Texts of greedy and seeded streams; once all have begun, `act` is called and as many begin anew behind it."""
+    """Texts of greedy and seeded streams; once all have begun, `act` is called and as many begin anew after it."""
     seeds: list[int | None] = [None if number % 2 else number for number in range(STREAMS)]
     with ThreadPoolExecutor(2 * STREAMS) as pool:
         streams = [Stream(client, seed) for seed in seeds]
@@ -167,7 +167,7 @@ def test_a_late_or_repeated_order_does_not_undo_a_later_one(deployment: Deployme
     ordered.order(
         FlipOrder(bytes.fromhex(epoch), early, Role.DECODE), FlipOrder(bytes.fromhex(epoch), late, Role.DECODE)
     )
-    ordered.flip(epoch, last, Role.PREFILL)  # what comes behind them has come: they changed nothing
+    ordered.flip(epoch, last, Role.PREFILL)  # later messages have arrived: these changed nothing
     assert role_of(worker) == Role.PREFILL
     assert worker.child.output().count(f"flip {late}: prefill") == 1
     assert f"flip {early}" not in worker.child.output()
@@ -178,7 +178,7 @@ def test_a_late_or_repeated_order_does_not_undo_a_later_one(deployment: Deployme
 def test_kill_of_a_flipped_worker_loses_no_request(
     deployment: Deployment, client: openai.OpenAI, ordered: OrderDesk, undisturbed: list[str], role: Role
 ) -> None:
-    """It dies as what it became, with what it began as and what it does now."""
+    """The worker dies in its new role, with work of its first role and of the new one."""
     before = Role.DECODE if role is Role.PREFILL else Role.PREFILL
     if role is Role.DECODE:  # the pools have 2 + 1 workers then
         flip(ordered, of_present_role(deployment, Role.DECODE)[0], Role.PREFILL)

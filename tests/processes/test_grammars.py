@@ -44,7 +44,7 @@ SAMPLINGS = [
 
 
 def expected(sampling: SamplingParams) -> list[int]:
-    """What an engine in this process answers."""
+    """The answer of an engine in this process."""
     with structured_engine() as engine:
         return engine.run(structured_spec(1, PROMPT, sampling))[1, 0]
 

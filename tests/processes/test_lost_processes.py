@@ -136,7 +136,7 @@ def test_a_terminated_decode_worker_finishes_or_hands_on_its_streams(
 
 
 def test_a_worker_that_comes_back_is_used_again(deployment: Deployment, client: openai.OpenAI) -> None:
-    """Both decode workers serve: with the gateway's routing, many parallel requests reach each of them."""
+    """Both decode workers serve: with the gateway's routing, many parallel requests reach each worker."""
     deployment.await_routable()
     steps_before = [worker.state() for worker in deployment.of_role("decode")]
     assert all(state is not None for state in steps_before)

@@ -48,7 +48,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, model: Path, prepared: 
 
 
 def greedy(model: Any, prompt: list[int], ends: set[int]) -> list[int]:
-    """What `transformers` says without a cache, as far as each token leads clearly."""
+    """The answer of `transformers` without a cache, as far as each token leads clearly."""
     ids: list[int] = []
     while len(ids) < MAX_TOKENS:
         logits = reference_logits(model, [*prompt, *ids])[-1].clone()
@@ -72,8 +72,8 @@ def answer(deployment: Deployment, prompt: list[int], tokens: int) -> str:
 
 def test_answers_are_what_transformers_generates(deployment: Deployment, model: Path) -> None:
     reference, random = reference_model(model), Random(5)
-    told = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
-    ends = set(told if isinstance(told, list) else [told])
+    end_ids = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
+    ends = set(end_ids if isinstance(end_ids, list) else [end_ids])
     compared = 0
     for length in LENGTHS:
         prompt = [random.randrange(300, 400) for _ in range(length)]

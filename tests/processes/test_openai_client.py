@@ -52,7 +52,7 @@ def test_a_stream_carries_the_same_text_in_pieces(client: openai.OpenAI) -> None
     assert chunks[0].choices[0].delta.role == "assistant"
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == answer_to(QUESTION)
-    assert len([piece for piece in pieces if piece]) > 1, "a gateway may tell several steps together, not all of them"
+    assert len([piece for piece in pieces if piece]) > 1, "a gateway may report several steps together, not all steps"
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["stop"]
     assert len({chunk.id for chunk in chunks}) == 1
 
@@ -97,7 +97,7 @@ def test_one_token_is_a_whole_answer(client: openai.OpenAI, deployment: Deployme
 
 
 def test_no_one_token_answer_is_ever_lost(client: openai.OpenAI) -> None:
-    """Here the first token is the last: P answers alone, and nobody repeats what it might fail to say."""
+    """Here the first token is the last: P answers alone, and no other worker repeats what it might leave out."""
     for number in range(120):
         reply = client.completions.create(model=MODEL, prompt=[300 + number], temperature=0, max_tokens=1)
         assert reply.usage is not None
@@ -288,11 +288,11 @@ def test_prompt_logprobs_are_those_of_transformers_also_with_a_warm_cache(
         reply = client.completions.create(
             model=MODEL, prompt=list(prompt), echo=True, logprobs=1, max_tokens=max_tokens, temperature=0
         )
-        found = reply.choices[0].logprobs
-        assert found is not None
-        assert found.token_logprobs is not None
-        assert len(found.token_logprobs) == len(prompt) + max_tokens
-        for here, there in zip(found.token_logprobs, expected, strict=False):
+        logprobs = reply.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.token_logprobs is not None
+        assert len(logprobs.token_logprobs) == len(prompt) + max_tokens
+        for here, there in zip(logprobs.token_logprobs, expected, strict=False):
             if here is None or there is None:
                 assert here is there
             else:

@@ -38,13 +38,13 @@ def test_threads_that_ask_at_the_same_time_whether_a_process_runs_all_read_its_s
 
     with ThreadPoolExecutor(2) as threads:
         for _ in range(ROUNDS):
-            told, tells = os.pipe()
-            os.write(tells, b"123\n")
-            process = Forked(told)
+            reader, writer = os.pipe()
+            os.write(writer, b"123\n")
+            process = Forked(reader)
             asked = [threads.submit(ended, process) for _ in range(2)]
-            os.write(tells, b"-9\n")
-            os.close(tells)
-            assert [each.result(60.0) for each in asked] == [-9, -9]
+            os.write(writer, b"-9\n")
+            os.close(writer)
+            assert [future.result(60.0) for future in asked] == [-9, -9]
 
 
 def worker(folder: Path, name: str, starts: Prepared) -> Child:
@@ -93,13 +93,13 @@ def test_signals_end_one_and_leave_the_others(prepared: Prepared, tmp_path: Path
 def test_a_signal_to_one_whose_end_was_not_told_yet_is_no_error() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(60)
-    told, tells = os.pipe()
-    os.write(tells, f"{gone.pid}\n".encode())
-    child = Forked(told)
+    reader, writer = os.pipe()
+    os.write(writer, f"{gone.pid}\n".encode())
+    child = Forked(reader)
     child.send_signal(signal.SIGTERM)
     child.kill()
-    os.write(tells, b"3\n")
-    os.close(tells)
+    os.write(writer, b"3\n")
+    os.close(writer)
     assert child.wait(60) == 3
 
 

@@ -69,7 +69,7 @@ async def test_threads_that_publish_at_the_same_time_start_the_proxies_of_a_work
 
 
 class _Unpublished(Deployment):
-    """Its workers are processes that only sleep; publishing one of them fails."""
+    """Its workers are processes that only sleep; publishing one fails."""
 
     def start_worker(self, role: str, flags: Sequence[str] = ()) -> Worker:
         child = Child(f"{role}-1", ("-c", "import time; time.sleep(600)"), self.folder)
@@ -83,7 +83,7 @@ class _Unpublished(Deployment):
 
 
 def test_a_successor_that_cannot_be_published_does_not_run_on(tmp_path: Path) -> None:
-    """It would be there for nobody, and no one would replace it."""
+    """No other process would use it, and none would replace it."""
     deployment = _Unpublished(tmp_path)
     lost = worker(tmp_path, "prefill-0", 7_000)
     deployment.workers = [lost]

@@ -1,4 +1,4 @@
-"""What a rig does in the background: repairs, and tasks that run until they are cancelled."""
+"""Background work of a rig: repairs, and tasks that run until they are cancelled."""
 
 from __future__ import annotations
 

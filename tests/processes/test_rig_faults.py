@@ -52,7 +52,7 @@ def test_a_limit_of_a_process_that_ended_meanwhile_is_no_error(tmp_path: Path) -
 
 @contextlib.asynccontextmanager
 async def echo() -> AsyncIterator[tuple[FaultyProxy, asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A proxy in front of a server that repeats what it hears, and a connection through it."""
+    """A proxy in front of a server that echoes its input, and a connection through it."""
 
     async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(100):
@@ -76,10 +76,10 @@ async def test_a_link_that_is_held_twice_moves_after_the_later_end() -> None:
             with proxy.held(), proxy.slowed(0.001):
                 pass
             writer.write(b"held")
-            heard = asyncio.create_task(reader.readexactly(4))
-            await asyncio.wait([heard], timeout=0.05)
-            assert not heard.done()
-        assert await heard == b"held"
+            first_bytes = asyncio.create_task(reader.readexactly(4))
+            await asyncio.wait([first_bytes], timeout=0.05)
+            assert not first_bytes.done()
+        assert await first_bytes == b"held"
 
 
 def test_steps_of_the_clock_at_the_same_time_add_up(tmp_path: Path) -> None:

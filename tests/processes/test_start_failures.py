@@ -1,4 +1,5 @@
-"""What cannot start says why in one line, exits with 2 and leaves nothing behind; all cases run side by side, once.
+"""A process that cannot start gives the reason in one line, exits with 2 and leaves nothing behind. All cases run side
+by side, once.
 
 One case of each program is started anew. The others have their imports done (`baton_testing.processes.prepared`) and
 run the same program from its arguments on.

@@ -37,7 +37,7 @@ TOOLS: Any = [
 
 @pytest.fixture(scope="module")
 def shape(tmp_path_factory: pytest.TempPathFactory) -> Shape:
-    """tiny-llama with a template that knows tools; its weights were never told of any."""
+    """tiny-llama with a template that knows tools; its weights were never trained with any."""
     return Shape(model=tiny_llama.with_template(tmp_path_factory.mktemp("model") / "tiny-tools", TOOL_TEMPLATE))
 
 

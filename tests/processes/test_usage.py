@@ -1,4 +1,4 @@
-"""What real workers had of a prompt already, told on every surface."""
+"""Cached prompt tokens of real workers, reported by every API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 LONG = "Foxes hunt at night, owls do too, and so the hare sleeps badly. " * 4
 BLOCK = 16
-"""Tokens of a block, told to the workers."""
+"""Tokens of a block, a flag of the workers."""
 NUMBERS = itertools.count(1)
 
 
@@ -26,16 +26,16 @@ def shape() -> Shape:
     return Shape(worker_flags=("--block-tokens", str(BLOCK)))
 
 
-def chat(said: str) -> tuple[str, dict[str, Any]]:
-    return "/v1/chat/completions", {"messages": [{"role": "user", "content": said}], "max_tokens": 3}
+def chat(text: str) -> tuple[str, dict[str, Any]]:
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "max_tokens": 3}
 
 
-def responses(said: str) -> tuple[str, dict[str, Any]]:
-    return "/v1/responses", {"input": said, "max_output_tokens": 16, "store": False}
+def responses(text: str) -> tuple[str, dict[str, Any]]:
+    return "/v1/responses", {"input": text, "max_output_tokens": 16, "store": False}
 
 
-def messages(said: str) -> tuple[str, dict[str, Any]]:
-    return "/v1/messages", {"messages": [{"role": "user", "content": said}], "max_tokens": 3}
+def messages(text: str) -> tuple[str, dict[str, Any]]:
+    return "/v1/messages", {"messages": [{"role": "user", "content": text}], "max_tokens": 3}
 
 
 def lines(deployment: Deployment, path: str, body: dict[str, Any]) -> list[str]:
@@ -45,23 +45,23 @@ def lines(deployment: Deployment, path: str, body: dict[str, Any]) -> list[str]:
         return str(answer.read().decode()).splitlines()
 
 
-def told(deployment: Deployment, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def usage_of(deployment: Deployment, path: str, body: dict[str, Any]) -> dict[str, Any]:
     usage: dict[str, Any] = json.loads("".join(lines(deployment, path, body)))["usage"]
     return usage
 
 
-def told_by_stream(deployment: Deployment, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """All that the stream's events said of usage, the last word of each field."""
+def usage_of_stream(deployment: Deployment, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Usage from all events of the stream, the last value of each field."""
     asked = {**body, "stream": True}
     if path == "/v1/chat/completions":
         asked["stream_options"] = {"include_usage": True}
-    found: dict[str, Any] = {}
+    usage: dict[str, Any] = {}
     for line in lines(deployment, path, asked):
         if line.startswith("data: {"):
             event = json.loads(line.removeprefix("data: "))
             for held in (event, event.get("response") or {}, event.get("message") or {}):
-                found |= held.get("usage") or {}
-    return found
+                usage |= held.get("usage") or {}
+    return usage
 
 
 def cached(usage: dict[str, Any]) -> int:
@@ -77,16 +77,16 @@ def prompt(usage: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("surface", [chat, responses, messages], ids=lambda each: each.__name__)
-@pytest.mark.parametrize("ask", [told, told_by_stream], ids=["whole", "streamed"])
+@pytest.mark.parametrize("ask", [usage_of, usage_of_stream], ids=["whole", "streamed"])
 def test_a_prompt_that_came_before_is_told_as_cached_but_for_its_last_block(
     deployment: Deployment, surface: Any, ask: Any
 ) -> None:
-    said = f"Story {next(NUMBERS)}: {LONG}"
-    tokens = len(tiny_llama.chat_ids(said))
-    first = ask(deployment, *surface(said))
+    story = f"Story {next(NUMBERS)}: {LONG}"
+    tokens = len(tiny_llama.chat_ids(story))
+    first = ask(deployment, *surface(story))
     deployment.await_idle()
-    again, other = ask(deployment, *surface(said)), ask(deployment, *surface(said + " What then?"))
-    assert [prompt(each) for each in (first, again)] == [tokens] * 2
+    again, other = ask(deployment, *surface(story)), ask(deployment, *surface(story + " What then?"))
+    assert [prompt(answer) for answer in (first, again)] == [tokens] * 2
     block = BLOCK
     # A block of the template's beginning may be there from other tests.
     assert cached(first) <= block
@@ -96,9 +96,9 @@ def test_a_prompt_that_came_before_is_told_as_cached_but_for_its_last_block(
 
 
 def test_a_client_sees_it_too(client: openai.OpenAI, deployment: Deployment) -> None:
-    said: Any = [{"role": "user", "content": f"Story {next(NUMBERS)}: {LONG}"}]
+    story: Any = [{"role": "user", "content": f"Story {next(NUMBERS)}: {LONG}"}]
     for _ in range(2):
-        reply = client.chat.completions.create(model="tiny", messages=said, max_tokens=2)
+        reply = client.chat.completions.create(model="tiny", messages=story, max_tokens=2)
         deployment.await_idle()
     assert reply.usage is not None
     assert reply.usage.prompt_tokens_details is not None

@@ -1,4 +1,4 @@
-"""How long answers are told to be, from those that ended and those that still run."""
+"""Estimated answer lengths, from answers that ended and answers that still run."""
 
 from __future__ import annotations
 

@@ -89,17 +89,17 @@ async def test_names_are_resolved_and_unresolvable_ones_are_unknown() -> None:
 
 async def test_a_watch_tells_changes_and_skips_the_unknown(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
-    told: list[tuple[Endpoint, ...]] = []
-    task = asyncio.create_task(watch(f"file:{path}", told.append, interval_s=0.005))
+    answers: list[tuple[Endpoint, ...]] = []
+    task = asyncio.create_task(watch(f"file:{path}", answers.append, interval_s=0.005))
     path.write_text('[{"host":"a","port":1}]')
-    await eventually(lambda: told)
+    await eventually(lambda: answers)
     path.write_text("[")
     await asyncio.sleep(0.03)
     path.write_text('[{"host":"a","port":1}]')
     await asyncio.sleep(0.03)
-    assert told == [(Endpoint("a", 1),)]
+    assert answers == [(Endpoint("a", 1),)]
     path.write_text('[{"host":"b","port":1}]')
-    await eventually(lambda: len(told) == 2)
-    assert told[1] == (Endpoint("b", 1),)
+    await eventually(lambda: len(answers) == 2)
+    assert answers[1] == (Endpoint("b", 1),)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What a peer may do a few times and not without end."""
+"""The limit on events that a peer may cause a few times."""
 
 from __future__ import annotations
 

@@ -7,24 +7,24 @@ from hypothesis import strategies as st
 
 from baton_wire.rules.gateway_rounds import SILENT_S, TURN_S, GatewayRounds, HeldRank, RoundPosition, Urgency
 
-LATE, ASIDE, IN_TIME = Urgency(HeldRank.LATE), Urgency(HeldRank.SET_ASIDE, 5.0), Urgency(HeldRank.IN_TIME, 5.0)
+LATE, DEFERRED, IN_TIME = Urgency(HeldRank.LATE), Urgency(HeldRank.SET_ASIDE, 5.0), Urgency(HeldRank.IN_TIME, 5.0)
 TIMES = st.none() | st.integers(0, 3).map(float)
 HELD = st.none() | st.builds(Urgency, st.sampled_from(HeldRank), TIMES)
 
 
-def told(*held: Urgency | None) -> GatewayRounds[int]:
+def rounds_of(*held: Urgency | None) -> GatewayRounds[int]:
     turns: GatewayRounds[int] = GatewayRounds()
     for link, urgency in enumerate(held):
-        turns.told(link, urgency)
+        turns.update(link, urgency)
     return turns
 
 
 def test_nobody_has_a_turn_where_nobody_holds_anything() -> None:
-    assert told(None, None).turns([0, 1]) == {}
+    assert rounds_of(None, None).turns([0, 1]) == {}
 
 
 def test_those_with_prompts_in_time_go_before_all_others() -> None:
-    turns = told(LATE, IN_TIME, ASIDE, None).turns([0, 1, 2, 3])
+    turns = rounds_of(LATE, IN_TIME, DEFERRED, None).turns([0, 1, 2, 3])
     assert turns == {
         0: RoundPosition(None, 1),
         1: RoundPosition(0, 1),
@@ -36,26 +36,26 @@ def test_those_with_prompts_in_time_go_before_all_others() -> None:
 
 
 def test_a_change_is_told_once() -> None:
-    turns = told(LATE)
-    assert not turns.told(0, LATE)
-    assert turns.told(0, IN_TIME)
-    assert not turns.told(0, IN_TIME)
-    assert turns.told(0, Urgency(HeldRank.IN_TIME, 6.0)), "the next one in its line"
-    assert turns.told(0, None)
-    assert not turns.told(0, None), "it held nothing"
+    turns = rounds_of(LATE)
+    assert not turns.update(0, LATE)
+    assert turns.update(0, IN_TIME)
+    assert not turns.update(0, IN_TIME)
+    assert turns.update(0, Urgency(HeldRank.IN_TIME, 6.0)), "the next one in its line"
+    assert turns.update(0, None)
+    assert not turns.update(0, None), "it held nothing"
 
 
 def test_whose_prompt_has_to_start_soonest_goes_first() -> None:
     starts = (None, 3.0, 1.0, None, 2.0)
-    held = told(*(None if by_s is None else Urgency(HeldRank.IN_TIME, by_s) for by_s in starts))
+    held = rounds_of(*(None if by_s is None else Urgency(HeldRank.IN_TIME, by_s) for by_s in starts))
     for _ in range(3):
         assert [turn.place for turn in held.turns(list(range(5))).values()] == [None, 2, 0, None, 1]
-    held.told(3, Urgency(HeldRank.IN_TIME))
+    held.update(3, Urgency(HeldRank.IN_TIME))
     assert held.turns([1, 2, 3])[3].place == 0, "its client has waited before"
 
 
 def test_another_one_of_equals_is_first_in_each_round() -> None:
-    turns = told(LATE, LATE, LATE)
+    turns = rounds_of(LATE, LATE, LATE)
     first = [next(link for link, turn in turns.turns([0, 1, 2]).items() if turn.place == 0) for _ in range(6)]
     assert sorted(first[:3]) == [0, 1, 2]
     assert first[:3] == first[3:]
@@ -65,7 +65,7 @@ def test_another_one_of_equals_is_first_in_each_round() -> None:
 def test_at_each_moment_it_is_the_turn_of_one_whose_prompts_are_the_most_urgent(
     held: list[Urgency | None], since_s: float
 ) -> None:
-    turns = told(*held).turns(list(range(len(held))))
+    turns = rounds_of(*held).turns(list(range(len(held))))
     sending = [link for link, turn in turns.items() if turn.wait_s(since_s) == 0.0]
     ranks = [urgency.rank for urgency in held if urgency is not None]
     assert len(sending) == (1 if ranks else 0)
@@ -88,7 +88,7 @@ def test_a_turn_is_for_as_much_work_as_it_lasts_and_one_prompt_at_least() -> Non
     turn = RoundPosition(0, 2)
     assert turn.wait_s(0.0, taken_s=0.0) == 0.0
     assert turn.wait_s(0.0, taken_s=0.9 * TURN_S) == 0.0
-    assert turn.wait_s(0.0, taken_s=TURN_S) == SILENT_S, "somebody else may have a more urgent one by now"
-    assert turn.wait_s(SILENT_S, taken_s=TURN_S) == RoundPosition(0, 2).wait_s(SILENT_S), "nobody says who is next"
+    assert turn.wait_s(0.0, taken_s=TURN_S) == SILENT_S, "another gateway may have a more urgent one by now"
+    assert turn.wait_s(SILENT_S, taken_s=TURN_S) == RoundPosition(0, 2).wait_s(SILENT_S), "no report says who is next"
     assert turn.wait_s(0.0, taken_s=TURN_S, workers=2) == 0.0
-    assert RoundPosition(0, 1).wait_s(0.0, taken_s=9.0) == 0.0, "nobody else waits for it"
+    assert RoundPosition(0, 1).wait_s(0.0, taken_s=9.0) == 0.0, "no other gateway waits for it"

@@ -45,7 +45,7 @@ def nonce() -> bytes:
 
 
 def shake(acceptor_keys: KeySet, dialler_keys: KeySet) -> tuple[LinkIdentity, LinkIdentity]:
-    """What the acceptor and what the dialler learn."""
+    """The results of the acceptor and of the dialler."""
     offer = pack_offer(ACCEPTOR, acceptor_keys, nonce())
     proof = pack_proof(parse_offer(offer), DIALLER, Channel.CONTROL, dialler_keys, nonce())
     seen = check_proof(parse_offer(offer), parse_proof(proof), acceptor_keys)
@@ -92,11 +92,11 @@ def test_no_common_version_is_named() -> None:
 async def test_old_and_new_refuse_each_other_by_name_on_both_ends(tmp_path: Path, other: int) -> None:
     """A process of the wire version before, or of the next one, meets one of this version."""
     keys = key_directory(tmp_path / "keys")
-    seen, found = await meet(keys, keys, dialler=Party(LinkRole.PREFILL, b"p" * 16, other, other))
+    seen, by_dialler = await meet(keys, keys, dialler=Party(LinkRole.PREFILL, b"p" * 16, other, other))
     assert isinstance(seen, VersionError)
-    assert isinstance(found, VersionError)
+    assert isinstance(by_dialler, VersionError)
     assert str(seen) == f"version: {WIRE_VERSION}..{WIRE_VERSION} here, {other}..{other} there"
-    assert str(found) == f"version: {other}..{other} here, {WIRE_VERSION}..{WIRE_VERSION} there"
+    assert str(by_dialler) == f"version: {other}..{other} here, {WIRE_VERSION}..{WIRE_VERSION} there"
 
 
 @pytest.mark.parametrize("dials", ["the old one", "the new one"])
@@ -104,26 +104,26 @@ async def test_a_process_whose_frames_have_no_macs_is_refused_by_name(tmp_path: 
     """Version 1 sent frames without MACs; this version neither sends nor takes them."""
     keys = key_directory(tmp_path / "keys")
     if dials == "the old one":
-        seen, found = await meet(keys, keys, dialler=Party(LinkRole.PREFILL, b"p" * 16, 1, 1))
+        seen, by_dialler = await meet(keys, keys, dialler=Party(LinkRole.PREFILL, b"p" * 16, 1, 1))
     else:
-        found, seen = await meet(keys, keys, acceptor=Party(LinkRole.DECODE, b"d" * 16, 1, 1))
+        by_dialler, seen = await meet(keys, keys, acceptor=Party(LinkRole.DECODE, b"d" * 16, 1, 1))
     assert isinstance(seen, VersionError)
-    assert isinstance(found, VersionError)
+    assert isinstance(by_dialler, VersionError)
     assert str(seen) == f"version: {WIRE_VERSION}..{WIRE_VERSION} here, 1..1 there"
-    assert str(found) == f"version: 1..1 here, {WIRE_VERSION}..{WIRE_VERSION} there"
+    assert str(by_dialler) == f"version: 1..1 here, {WIRE_VERSION}..{WIRE_VERSION} there"
 
 
 async def test_a_process_that_speaks_both_versions_pairs_with_an_old_one(tmp_path: Path) -> None:
     keys = key_directory(tmp_path / "keys")
     both = Party(LinkRole.PREFILL, b"p" * 16, WIRE_VERSION, WIRE_VERSION + 1)
-    seen, found = await meet(keys, keys, dialler=both)
+    seen, by_dialler = await meet(keys, keys, dialler=both)
     assert isinstance(seen, LinkIdentity)
-    assert isinstance(found, LinkIdentity)
-    assert seen.version == found.version == WIRE_VERSION
+    assert isinstance(by_dialler, LinkIdentity)
+    assert seen.version == by_dialler.version == WIRE_VERSION
 
 
 def test_a_refusal_without_the_key_names_nothing() -> None:
-    """Who does not hold the key learns and causes nothing but a failed proof."""
+    """A peer without the key learns nothing and causes nothing but a failed proof."""
     offer = parse_offer(pack_offer(ACCEPTOR, KEYS, nonce()))
     later = Party(LinkRole.PREFILL, b"p" * 16, WIRE_VERSION + 1, WIRE_VERSION + 1)
     forged = link_auth.pack_refusal(offer, later, Channel.CONTROL, KeySet({"k2": b"x" * 32}), nonce())
@@ -299,22 +299,22 @@ async def test_keys_rotate_while_processes_run(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_key_fails_on_both_sides(tmp_path: Path) -> None:
-    seen, found = await meet(key_directory(tmp_path / "a"), key_directory(tmp_path / "b"))
+    seen, by_dialler = await meet(key_directory(tmp_path / "a"), key_directory(tmp_path / "b"))
     assert isinstance(seen, AuthenticationError)
-    assert isinstance(found, AuthenticationError)
-    assert "same key" in str(found)
+    assert isinstance(by_dialler, AuthenticationError)
+    assert "same key" in str(by_dialler)
 
 
 async def test_a_role_that_has_no_business_here_is_refused(tmp_path: Path) -> None:
     keys = key_directory(tmp_path / "keys")
     gateway = Party(LinkRole.GATEWAY, b"g" * 16)
-    seen, found = await meet(keys, keys, dialler=gateway, accepted=(LinkRole.PREFILL,))
+    seen, by_dialler = await meet(keys, keys, dialler=gateway, accepted=(LinkRole.PREFILL,))
     assert isinstance(seen, AuthenticationError)
     assert "the peer is a gateway, expected prefill" in str(seen)
-    assert isinstance(found, AuthenticationError)
-    _, found = await meet(keys, keys, wanted=(LinkRole.PREFILL,))
-    assert isinstance(found, AuthenticationError)
-    assert "the peer is a decode" in str(found)
+    assert isinstance(by_dialler, AuthenticationError)
+    _, by_dialler = await meet(keys, keys, wanted=(LinkRole.PREFILL,))
+    assert isinstance(by_dialler, AuthenticationError)
+    assert "the peer is a decode" in str(by_dialler)
 
 
 @pytest.mark.parametrize("side", ["accept", "dial"])
@@ -374,7 +374,7 @@ async def test_the_handshake_runs_over_websockets(tmp_path: Path) -> None:
     port = runner.addresses[0][1]
     async with ClientSession() as session, session.ws_connect(f"ws://127.0.0.1:{port}/link") as ws:
         gateway = Party(LinkRole.GATEWAY, b"g" * 16)
-        found, proven = await dial_handshake(
+        identity, proven = await dial_handshake(
             ws.send_bytes,
             lambda size: ws.receive_bytes(),
             keys,
@@ -387,4 +387,4 @@ async def test_the_handshake_runs_over_websockets(tmp_path: Path) -> None:
         assert await frames.receive() == b"back: there"
     await runner.cleanup()
     assert (seen[0].role, seen[0].epoch) == (LinkRole.GATEWAY, b"g" * 16)
-    assert (found.role, found.epoch) == (LinkRole.DECODE, b"d" * 16)
+    assert (identity.role, identity.epoch) == (LinkRole.DECODE, b"d" * 16)

@@ -87,7 +87,7 @@ def test_after_a_stall_of_the_whole_machine_a_peer_has_a_second_to_speak() -> No
 
 
 def dead_at(alive: Liveness, stall_s: float, from_s: float) -> float:
-    """Who looks each third of a second, but for a stall."""
+    """A watcher that looks each third of a second, but for a stall."""
     now = 0.0
     while alive.state(now) is not PeerState.DEAD:
         now += stall_s if now <= from_s < now + 1 / 3 and stall_s > 1 / 3 else 1 / 3

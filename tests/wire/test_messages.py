@@ -236,9 +236,9 @@ def test_a_worker_that_moved_much_kv_is_still_understood() -> None:
 def test_only_a_worker_says_hello_or_is_measured_as_one(value: msgspec.Struct) -> None:
     frame = msgspec.msgpack.encode(value)
     assert msgspec.msgpack.decode(frame, type=type(value)) == value
-    said, other = (msgspec.msgpack.encode(role) for role in (Role.DECODE, Role.GATEWAY))
+    decode, other = (msgspec.msgpack.encode(role) for role in (Role.DECODE, Role.GATEWAY))
     with pytest.raises(msgspec.ValidationError, match="role: gateway is not allowed: one of prefill, decode"):
-        msgspec.msgpack.decode(frame.replace(said, other, 1), type=type(value))
+        msgspec.msgpack.decode(frame.replace(decode, other, 1), type=type(value))
 
 
 def test_the_frame_cap_holds_in_both_directions() -> None:

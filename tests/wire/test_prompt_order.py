@@ -64,7 +64,7 @@ WAITING = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1
 
 
 def ordered(waiting: Waiting) -> PromptOrder[int]:
-    """All have waited so long that what is left until they have to start is as told."""
+    """All have waited so long that the time until they have to start is as given."""
     order: PromptOrder[int] = PromptOrder(1.0)
     for number, (start_s, own_s) in enumerate(waiting):
         order.push(number, start_s - (BEGIN_SHARE - own_s), own_s)
@@ -95,12 +95,12 @@ def taken(order: PromptOrder[int], workers: int) -> list[int]:
 def test_as_few_as_have_to_be_are_set_aside(waiting: Waiting, workers: int) -> None:
     order = ordered(waiting)
     order.first(0.0, workers)
-    aside = len(order._set_aside)
-    found = taken(order, workers)
-    in_time, later = found[: len(found) - aside], found[len(found) - aside :]
-    assert sorted(found) == list(range(len(waiting))), "nobody is lost"
+    aside = len(order._deferred)
+    order_taken = taken(order, workers)
+    in_time, later = order_taken[: len(order_taken) - aside], order_taken[len(order_taken) - aside :]
+    assert sorted(order_taken) == list(range(len(waiting))), "no prompt is lost"
     assert (in_time, later) == (sorted(in_time), sorted(later)), "each part in the order of starts"
-    assert all_start_in_time([waiting[each] for each in in_time], workers)
+    assert all_start_in_time([waiting[number] for number in in_time], workers)
     assert most_in_time(waiting, workers, -1e-9) <= len(in_time) <= most_in_time(waiting, workers, 1e-9)
 
 
@@ -126,18 +126,18 @@ def test_who_was_set_aside_is_late_in_the_end() -> None:
 def test_of_all_who_became_late_unseen_the_first_to_be_late_goes_first() -> None:
     order = ordered([(0.05, 0.20), (0.10, 0.1), (0.15, 0.1)])
     order.first(0.0, 1)
-    assert len(order._set_aside) == 1
+    assert len(order._deferred) == 1
     assert [(order.first(0.5, 1), order.pop())[1] for _ in range(len(order))] == [0, 1, 2]
 
 
 def shared(tenants: list[tuple[str, float, float, int]]) -> list[str]:
-    """Of whom the prompts in time are, in the order of tenants: name, weight, own seconds of each prompt, prompts."""
+    """Prompts in time by tenant, in the order of tenants: name, weight, own seconds of each prompt, prompts."""
     order: PromptOrder[str] = PromptOrder(1.0)
     for name, weight, own_s, count in tenants:
         for _ in range(count):
             order.push(name, 0.0, own_s, name, weight)
     order.first(0.0, 1.0)
-    return sorted(each.prompt for each in order._in_time)
+    return sorted(entry.prompt for entry in order._in_time)
 
 
 def test_a_flood_of_short_prompts_makes_itself_late() -> None:
@@ -161,19 +161,19 @@ TENANTS = st.lists(
 
 @given(TENANTS)
 def test_the_longest_of_whoever_has_most_in_line_goes(waiting: list[tuple[float, float, str]]) -> None:
-    """Beside the rule written down plainly: weights of a, b and c are 1, 2 and 4."""
+    """Compared with the rule written down plainly: weights of a, b and c are 1, 2 and 4."""
     weights = {"a": 1.0, "b": 2.0, "c": 4.0}
     order: PromptOrder[int] = PromptOrder(None)
-    kept: list[int] = []
+    line: list[int] = []
     for number, (start_s, own_s, tenant) in enumerate(waiting):
         order._in_time.append(_Timed(start_s, number, own_s, number, tenant, weights[tenant]))
-        kept.append(number)
-        while number in kept and sum(waiting[each][1] for each in kept if each != number) > start_s:
-            work = {name: sum(waiting[each][1] for each in kept if waiting[each][2] == name) for name in weights}
+        line.append(number)
+        while number in line and sum(waiting[waits][1] for waits in line if waits != number) > start_s:
+            work = {name: sum(waiting[waits][1] for waits in line if waiting[waits][2] == name) for name in weights}
             most = min(weights, key=lambda name: (-work[name] / weights[name], name))
-            kept.remove(max((waiting[each][1], each) for each in kept if waiting[each][2] == most)[1])
-    order._set_longest_aside(0.0, 1.0)
-    assert [each.number for each in order._in_time] == kept
+            line.remove(max((waiting[waits][1], waits) for waits in line if waiting[waits][2] == most)[1])
+    order._defer_longest(0.0, 1.0)
+    assert [entry.number for entry in order._in_time] == line
     assert len(order) == len(waiting)
 
 

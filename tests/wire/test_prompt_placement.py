@@ -15,10 +15,10 @@ from baton_wire.rules.prompt_placement import (
     LatencyTargets,
     Placement,
     PrefillSide,
-    first_here_s,
-    first_there_s,
-    is_computed_here,
-    is_kept,
+    first_token_at_decode_s,
+    first_token_at_prefill_s,
+    is_decode_local,
+    is_prefill_local,
     is_shared,
     mean_step_s,
     placement,
@@ -26,66 +26,66 @@ from baton_wire.rules.prompt_placement import (
 )
 
 TARGETS = LatencyTargets(ttft_s=0.5, tpot_s=0.01)
-THERE = PrefillSide(token_s=2.5e-5, more_token_s=2.4e-5, queued_tokens=0, missing_tokens=1_000)
-HERE = DecodeSide(rows=40, base_s=0.006, token_s=1.7e-5, queued_tokens=0, missing_tokens=1_000)
-KEEPER = replace(THERE, may_keep=True, rows=20, base_s=0.005, piece_token_s=2.4e-5)
+PREFILL = PrefillSide(token_s=2.5e-5, more_token_s=2.4e-5, queued_tokens=0, missing_tokens=1_000)
+DECODE = DecodeSide(rows=40, base_s=0.006, token_s=1.7e-5, queued_tokens=0, missing_tokens=1_000)
+KEEPER = replace(PREFILL, may_keep=True, rows=20, base_s=0.005, piece_token_s=2.4e-5)
 """A prefill worker that decodes some answers, too."""
-FULL_HERE = replace(HERE, base_s=0.0092)
+FULL_DECODE = replace(DECODE, base_s=0.0092)
 
 
 def test_an_idle_prefill_worker_keeps_even_a_short_prompt() -> None:
     for tokens in (1, 10, 1_000):
-        there, here = replace(THERE, missing_tokens=tokens), replace(HERE, missing_tokens=tokens)
-        assert not is_computed_here(there, here, TARGETS)
-        assert not is_computed_here(there, replace(here, rows=0, base_s=None), TARGETS), "an idle one is no faster"
+        prefill, decode = replace(PREFILL, missing_tokens=tokens), replace(DECODE, missing_tokens=tokens)
+        assert not is_decode_local(prefill, decode, TARGETS)
+        assert not is_decode_local(prefill, replace(decode, rows=0, base_s=None), TARGETS), "an idle one is no faster"
 
 
 def test_a_prompt_that_the_decode_worker_has_mostly_goes_there_whatever_its_length() -> None:
     for tokens in (2_000, 20_000):
-        there, here = replace(THERE, missing_tokens=tokens), replace(HERE, missing_tokens=50)
-        assert is_computed_here(there, here, TARGETS)
+        prefill, decode = replace(PREFILL, missing_tokens=tokens), replace(DECODE, missing_tokens=50)
+        assert is_decode_local(prefill, decode, TARGETS)
 
 
 def test_a_line_at_the_prefill_worker_is_relieved_until_the_line_here_is_as_long() -> None:
-    busy = replace(THERE, queued_tokens=4_000)  # 121 ms
-    assert is_computed_here(busy, HERE, TARGETS)
-    assert not is_computed_here(busy, replace(HERE, queued_tokens=2_000), TARGETS)
-    assert is_computed_here(replace(busy, queued_tokens=12_000), replace(HERE, queued_tokens=2_000), TARGETS)
+    busy = replace(PREFILL, queued_tokens=4_000)  # 121 ms
+    assert is_decode_local(busy, DECODE, TARGETS)
+    assert not is_decode_local(busy, replace(DECODE, queued_tokens=2_000), TARGETS)
+    assert is_decode_local(replace(busy, queued_tokens=12_000), replace(DECODE, queued_tokens=2_000), TARGETS)
 
 
 def test_a_decode_worker_whose_rows_use_the_target_up_computes_none() -> None:
     """Also not a prompt whose own target is lost: it would break that of all the others."""
-    late = replace(THERE, queued_tokens=10**6)
-    full = replace(HERE, base_s=0.0096)
-    assert not is_computed_here(late, full, TARGETS)
-    assert is_computed_here(late, full, replace(TARGETS, tpot_s=0.015))
+    late = replace(PREFILL, queued_tokens=10**6)
+    full = replace(DECODE, base_s=0.0096)
+    assert not is_decode_local(late, full, TARGETS)
+    assert is_decode_local(late, full, replace(TARGETS, tpot_s=0.015))
 
 
 def test_a_step_over_the_target_now_and_then_is_not_over_it_on_average() -> None:
-    late, nearly = replace(THERE, queued_tokens=10**6), replace(HERE, base_s=0.0093, missing_tokens=300)
-    assert is_computed_here(late, nearly, TARGETS), "only steps with a piece are too long"
-    assert not is_computed_here(late, replace(nearly, coming_tokens_s=5_000), TARGETS), "there are many of them"
+    late, nearly = replace(PREFILL, queued_tokens=10**6), replace(DECODE, base_s=0.0093, missing_tokens=300)
+    assert is_decode_local(late, nearly, TARGETS), "only steps with a piece are too long"
+    assert not is_decode_local(late, replace(nearly, coming_tokens_s=5_000), TARGETS), "there are many prompts"
 
 
 def test_a_prompt_that_would_itself_break_the_target_on_average_is_not_taken() -> None:
-    here = replace(HERE, base_s=0.0091, coming_tokens_s=2_000.0)
-    assert mean_step_s(here.base_s or 0.0, 1.7e-5, here.coming_tokens_s) < AIM * TARGETS.tpot_s
-    assert first_here_s(replace(here, missing_tokens=100), THERE, TARGETS) is not None
-    assert first_here_s(replace(here, missing_tokens=1_000), THERE, TARGETS) is None
-    assert first_here_s(replace(here, missing_tokens=100, queued_tokens=900), THERE, TARGETS) is None
+    decode = replace(DECODE, base_s=0.0091, coming_tokens_s=2_000.0)
+    assert mean_step_s(decode.base_s or 0.0, 1.7e-5, decode.coming_tokens_s) < AIM * TARGETS.tpot_s
+    assert first_token_at_decode_s(replace(decode, missing_tokens=100), PREFILL, TARGETS) is not None
+    assert first_token_at_decode_s(replace(decode, missing_tokens=1_000), PREFILL, TARGETS) is None
+    assert first_token_at_decode_s(replace(decode, missing_tokens=100, queued_tokens=900), PREFILL, TARGETS) is None
 
 
 def test_one_odd_step_keeps_prompts_away_for_no_longer_than_it_lasts() -> None:
     """A first step with a piece that took 50 ms for another reason: 64 tokens would break every target."""
-    busy, odd = replace(THERE, queued_tokens=12_000), replace(HERE, token_s=0.05 / LEAST_TOKENS)
-    assert is_computed_here(busy, odd, TARGETS), "prompts alone tell what a token can cost"
+    busy, odd = replace(PREFILL, queued_tokens=12_000), replace(DECODE, token_s=0.05 / LEAST_TOKENS)
+    assert is_decode_local(busy, odd, TARGETS), "prompts alone tell what a token can cost"
 
 
 def test_what_is_not_known_stays_with_the_prefill_worker() -> None:
-    late = replace(THERE, queued_tokens=10**6)
-    assert not is_computed_here(replace(late, token_s=None), HERE, TARGETS)
-    assert not is_computed_here(replace(late, more_token_s=None), HERE, TARGETS)
-    assert is_computed_here(late, replace(HERE, token_s=None), TARGETS), "taken to be as fast"
+    late = replace(PREFILL, queued_tokens=10**6)
+    assert not is_decode_local(replace(late, token_s=None), DECODE, TARGETS)
+    assert not is_decode_local(replace(late, more_token_s=None), DECODE, TARGETS)
+    assert is_decode_local(late, replace(DECODE, token_s=None), TARGETS), "taken to be as fast"
 
 
 @given(
@@ -99,48 +99,50 @@ def test_what_is_not_known_stays_with_the_prefill_worker() -> None:
 def test_a_prompt_here_takes_its_work_in_steps_within_the_target(
     rows: int, base_s: float, token_s: float, queued: int, missing: int, tpot_s: float
 ) -> None:
-    here = DecodeSide(rows, base_s, token_s, queued, missing)
+    decode = DecodeSide(rows, base_s, token_s, queued, missing)
     targets = LatencyTargets(0.5, tpot_s)
-    found = first_here_s(here, THERE, targets)
-    assert THERE.more_token_s is not None
-    token_s = min(token_s, BOUND * THERE.more_token_s)
-    if found is None:
+    first_s = first_token_at_decode_s(decode, PREFILL, targets)
+    assert PREFILL.more_token_s is not None
+    token_s = min(token_s, BOUND * PREFILL.more_token_s)
+    if first_s is None:
         assert base_s + LEAST_TOKENS * token_s > tpot_s, "the least piece is too long"
         assert mean_step_s(base_s, token_s, (queued + missing) / 0.5) > AIM * tpot_s
         return
     work_s = (queued + missing) * token_s
-    assert found >= (work_s + base_s) * (1 - 1e-9), "at least one step, and all tokens"
-    steps = round((found - work_s) / base_s)
+    assert first_s >= (work_s + base_s) * (1 - 1e-9), "at least one step, and all tokens"
+    steps = round((first_s - work_s) / base_s)
     least = LEAST_TOKENS * token_s
-    assert found <= steps * max(AIM * tpot_s, base_s + least) * (1 + 1e-9), "no step is longer than the target"
+    assert first_s <= steps * max(AIM * tpot_s, base_s + least) * (1 + 1e-9), "no step is longer than the target"
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
 def test_more_in_line_never_comes_sooner(less: int, more: int) -> None:
     few, many = sorted((less, more))
-    for sides in (THERE, KEEPER):
-        there = [first_there_s(replace(sides, queued_tokens=tokens), TARGETS) for tokens in (few, many)]
-        assert there[0] is not None
-        assert there[1] is not None
-        assert there[0] <= there[1]
-    ahead = [first_here_s(replace(HERE, queued_tokens=tokens), THERE, TARGETS) for tokens in (few, many)]
+    for sides in (PREFILL, KEEPER):
+        prefill = [first_token_at_prefill_s(replace(sides, queued_tokens=tokens), TARGETS) for tokens in (few, many)]
+        assert prefill[0] is not None
+        assert prefill[1] is not None
+        assert prefill[0] <= prefill[1]
+    ahead = [first_token_at_decode_s(replace(DECODE, queued_tokens=tokens), PREFILL, TARGETS) for tokens in (few, many)]
     assert ahead[0] is not None
     assert ahead[1] is not None
     assert ahead[0] <= ahead[1]
 
 
 def test_an_answer_is_kept_where_steps_are_shorter_once_those_of_the_decode_worker_are_long() -> None:
-    assert placement(KEEPER, HERE, TARGETS) is Placement.HANDED_OVER, "the decode worker has room"
-    assert placement(KEEPER, FULL_HERE, TARGETS) is Placement.KEPT
-    assert placement(replace(KEEPER, base_s=0.0093), FULL_HERE, TARGETS) is Placement.HANDED_OVER, "both are full"
-    assert placement(KEEPER, FULL_HERE, replace(TARGETS, tpot_s=0.012)) is Placement.HANDED_OVER, "no target breaks"
+    assert placement(KEEPER, DECODE, TARGETS) is Placement.DISAGGREGATED, "the decode worker has room"
+    assert placement(KEEPER, FULL_DECODE, TARGETS) is Placement.PREFILL_LOCAL
+    assert placement(replace(KEEPER, base_s=0.0093), FULL_DECODE, TARGETS) is Placement.DISAGGREGATED, "both are full"
+    assert placement(KEEPER, FULL_DECODE, replace(TARGETS, tpot_s=0.012)) is Placement.DISAGGREGATED, "no target breaks"
 
 
 def test_a_prefill_worker_that_prompts_keep_busy_keeps_no_answers() -> None:
     busy = replace(KEEPER, coming_tokens_s=25_000)
-    assert placement(busy, FULL_HERE, TARGETS) is not Placement.KEPT, "its steps would be longer still"
-    assert placement(replace(KEEPER, coming_tokens_s=5_000), FULL_HERE, TARGETS) is Placement.KEPT
-    assert not is_kept(replace(KEEPER, queued_tokens=20_000), FULL_HERE, TARGETS), "what is in line comes, too"
+    assert placement(busy, FULL_DECODE, TARGETS) is not Placement.PREFILL_LOCAL, "its steps would be longer still"
+    assert placement(replace(KEEPER, coming_tokens_s=5_000), FULL_DECODE, TARGETS) is Placement.PREFILL_LOCAL
+    assert not is_prefill_local(replace(KEEPER, queued_tokens=20_000), FULL_DECODE, TARGETS), (
+        "what is in line comes, too"
+    )
 
 
 @pytest.mark.parametrize("rows", [0, 8])
@@ -150,15 +152,15 @@ def test_no_answer_is_kept_where_both_workers_are_needed_for_prompts(rows: int, 
     """As seen at 47 requests a second and 25 ms; once the decode worker's rows seemed to take 17 ms (goodput.md)."""
     token_s, coming, targets = 22.4e-6, 54_300.0, LatencyTargets(0.5, 0.025)
     there_s = 0.0052 if rows else None
-    there = PrefillSide(
+    prefill = PrefillSide(
         token_s, token_s, queued, 1_000, True, rows, there_s, token_s, coming_tokens_s=0.53 * coming, has_slot=True
     )
-    here = DecodeSide(120, base_s, token_s, 0, 1_000, coming_tokens_s=0.47 * coming, least_s=0.00415)
-    assert placement(there, here, targets) is not Placement.KEPT
-    assert not is_kept(there, here, targets)
-    fewer = replace(there, coming_tokens_s=4_000.0, queued_tokens=0)
-    full = replace(here, base_s=0.021, coming_tokens_s=4_000.0)
-    assert is_kept(fewer, full, targets), "what keeping is for: long answers and few prompts"
+    decode = DecodeSide(120, base_s, token_s, 0, 1_000, coming_tokens_s=0.47 * coming, least_s=0.00415)
+    assert placement(prefill, decode, targets) is not Placement.PREFILL_LOCAL
+    assert not is_prefill_local(prefill, decode, targets)
+    fewer = replace(prefill, coming_tokens_s=4_000.0, queued_tokens=0)
+    full = replace(decode, base_s=0.021, coming_tokens_s=4_000.0)
+    assert is_prefill_local(fewer, full, targets), "what keeping is for: long answers and few prompts"
 
 
 @given(
@@ -172,7 +174,7 @@ def test_no_answer_is_kept_where_both_workers_are_needed_for_prompts(rows: int, 
     st.integers(0, 20_000),
     st.sampled_from([0.01, 0.015, 0.025]),
 )
-def test_prompts_that_come_are_computed_in_time_beside_each_answer_that_is_kept(  # noqa: PLR0913
+def test_prompts_that_come_are_computed_in_time_beside_each_answer_that_is_kept(  # noqa: PLR0913 - drawn values of one property
     rows: int,
     there_s: float,
     here_rows: int,
@@ -184,36 +186,38 @@ def test_prompts_that_come_are_computed_in_time_beside_each_answer_that_is_kept(
     tpot_s: float,
 ) -> None:
     targets = LatencyTargets(0.5, tpot_s)
-    there = PrefillSide(
+    prefill = PrefillSide(
         token_s, token_s, queued, 500, True, rows, there_s if rows else None, token_s, coming, has_slot=True
     )
-    here = DecodeSide(here_rows, here_s, token_s, 0, 500, here_coming, least_s=0.004)
+    decode = DecodeSide(here_rows, here_s, token_s, 0, 500, here_coming, least_s=0.004)
     rows_s = there_s if rows else 0.004
     room = sum(max(0.0, 1 - each_s / (AIM * tpot_s)) for each_s in (rows_s, here_s)) / token_s
     tokens_s = coming + here_coming + queued / targets.ttft_s
-    if is_kept(there, here, targets):
+    if is_prefill_local(prefill, decode, targets):
         assert tokens_s <= FULL * room * (1 + 1e-9)
-        assert rows_s < AIM * tpot_s or here_s < AIM * tpot_s, "somebody can compute prompts"
-    more = replace(there, coming_tokens_s=coming + 1_000)
-    assert prompts_share(there, here, targets) <= prompts_share(more, here, targets), "more prompts, a larger share"
+        assert rows_s < AIM * tpot_s or here_s < AIM * tpot_s, "some worker can compute prompts"
+    more = replace(prefill, coming_tokens_s=coming + 1_000)
+    assert prompts_share(prefill, decode, targets) <= prompts_share(more, decode, targets), (
+        "more prompts, a larger share"
+    )
     if rows:
-        slower = replace(there, base_s=there_s * 1.1)
-        assert prompts_share(there, here, targets) <= prompts_share(slower, here, targets), "more rows, less room"
+        slower = replace(prefill, base_s=there_s * 1.1)
+        assert prompts_share(prefill, decode, targets) <= prompts_share(slower, decode, targets), "more rows, less room"
 
 
 def test_tokens_that_take_no_time_leave_all_the_room() -> None:
     free = replace(KEEPER, token_s=0.0, more_token_s=0.0, piece_token_s=0.0)
-    assert prompts_share(free, replace(FULL_HERE, token_s=0.0), TARGETS) == 0.0
+    assert prompts_share(free, replace(FULL_DECODE, token_s=0.0), TARGETS) == 0.0
     unknown = replace(free, piece_token_s=None, more_token_s=None)
-    assert prompts_share(unknown, FULL_HERE, TARGETS) == float("inf")
+    assert prompts_share(unknown, FULL_DECODE, TARGETS) == float("inf")
 
 
 def test_a_kept_answer_may_wait_a_little_and_no_longer_than_another_place_takes() -> None:
-    here = replace(HERE, base_s=0.0085)
-    assert placement(replace(KEEPER, queued_tokens=1_000), here, TARGETS) is Placement.KEPT
+    decode = replace(DECODE, base_s=0.0085)
+    assert placement(replace(KEEPER, queued_tokens=1_000), decode, TARGETS) is Placement.PREFILL_LOCAL
     later = replace(KEEPER, queued_tokens=6_000, base_s=0.003)
-    assert is_kept(later, here, TARGETS)
-    assert placement(later, here, TARGETS) is Placement.HERE, "its first token would come too late"
+    assert is_prefill_local(later, decode, TARGETS)
+    assert placement(later, decode, TARGETS) is Placement.DECODE_LOCAL, "its first token would come too late"
 
 
 @given(st.floats(0.001, 0.1), st.floats(1e-6, 1e-4), st.floats(0, 1e5), st.floats(0, 1e5))
@@ -223,50 +227,52 @@ def test_more_prompts_make_steps_longer(base_s: float, token_s: float, one: floa
 
 
 def test_a_worker_that_may_not_decode_keeps_nothing() -> None:
-    assert placement(replace(KEEPER, may_keep=False), FULL_HERE, TARGETS) is Placement.HANDED_OVER
+    assert placement(replace(KEEPER, may_keep=False), FULL_DECODE, TARGETS) is Placement.DISAGGREGATED
 
 
 def test_without_rows_a_prefill_worker_begins_to_keep_answers() -> None:
-    none, known = replace(KEEPER, rows=0, base_s=None), replace(FULL_HERE, least_s=0.004)
-    assert placement(none, known, TARGETS) is Placement.KEPT
-    assert placement(none, FULL_HERE, TARGETS) is Placement.HANDED_OVER, "nobody knows what few rows cost"
-    assert placement(replace(none, coming_tokens_s=24_000), known, TARGETS) is Placement.HANDED_OVER
+    none, known = replace(KEEPER, rows=0, base_s=None), replace(FULL_DECODE, least_s=0.004)
+    assert placement(none, known, TARGETS) is Placement.PREFILL_LOCAL
+    assert placement(none, FULL_DECODE, TARGETS) is Placement.DISAGGREGATED, "the cost of few rows is unknown"
+    assert placement(replace(none, coming_tokens_s=24_000), known, TARGETS) is Placement.DISAGGREGATED
     unknown = replace(KEEPER, base_s=None)
-    assert placement(unknown, known, TARGETS) is Placement.HANDED_OVER, "rows, and what they cost is not seen"
-    assert placement(KEEPER, replace(HERE, base_s=None), TARGETS) is not Placement.KEPT
+    assert placement(unknown, known, TARGETS) is Placement.DISAGGREGATED, "rows, and what they cost is not seen"
+    assert placement(KEEPER, replace(DECODE, base_s=None), TARGETS) is not Placement.PREFILL_LOCAL
 
 
 def test_rows_at_the_prefill_worker_make_its_prompts_slower() -> None:
-    alone, beside = first_there_s(THERE, TARGETS), first_there_s(KEEPER, TARGETS)
+    alone, beside = first_token_at_prefill_s(PREFILL, TARGETS), first_token_at_prefill_s(KEEPER, TARGETS)
     assert alone is not None
     assert beside is not None
     assert beside > alone + 5 * 0.005, "six steps at least, each as long as its rows take alone"
 
 
 def test_with_too_many_rows_for_one_both_workers_do_both_and_take_turns() -> None:
-    many, few = replace(FULL_HERE, least_s=0.004), replace(FULL_HERE, base_s=0.006, least_s=0.004)
-    there = replace(KEEPER, base_s=0.006)
-    assert is_shared(there, many, TARGETS)
-    assert placement(there, many, TARGETS) is Placement.KEPT, "its steps are shorter"
-    assert placement(replace(there, base_s=0.009), few, TARGETS) is Placement.HERE
-    assert not is_shared(replace(there, base_s=0.0041), many, TARGETS), "one could do with all rows"
-    busy = replace(there, coming_tokens_s=45_000)
+    many, few = replace(FULL_DECODE, least_s=0.004), replace(FULL_DECODE, base_s=0.006, least_s=0.004)
+    prefill = replace(KEEPER, base_s=0.006)
+    assert is_shared(prefill, many, TARGETS)
+    assert placement(prefill, many, TARGETS) is Placement.PREFILL_LOCAL, "its steps are shorter"
+    assert placement(replace(prefill, base_s=0.009), few, TARGETS) is Placement.DECODE_LOCAL
+    assert not is_shared(replace(prefill, base_s=0.0041), many, TARGETS), "one could do with all rows"
+    busy = replace(prefill, coming_tokens_s=45_000)
     assert not is_shared(busy, many, TARGETS), "with half of the prompts neither keeps the target"
     # (6 + 9.2) / 2 = 7.6 ms of rows; half of the prompts, at 20.5 µs a token, may take what is left to 10.
-    assert is_shared(replace(there, coming_tokens_s=23_100), many, TARGETS)
-    assert not is_shared(replace(there, coming_tokens_s=23_700), many, TARGETS), "prompts would pile up at both"
-    assert not is_shared(replace(there, may_keep=False), many, TARGETS)
-    assert not is_shared(there, FULL_HERE, TARGETS), "nobody knows what few rows cost"
+    assert is_shared(replace(prefill, coming_tokens_s=23_100), many, TARGETS)
+    assert not is_shared(replace(prefill, coming_tokens_s=23_700), many, TARGETS), "prompts would pile up at both"
+    assert not is_shared(replace(prefill, may_keep=False), many, TARGETS)
+    assert not is_shared(prefill, FULL_DECODE, TARGETS), "the cost of few rows is unknown"
 
 
 def test_where_no_slot_is_left_the_answer_is_kept_whatever_steps_take() -> None:
-    none, keeper = replace(HERE, has_slot=False), replace(KEEPER, has_slot=True)
-    assert placement(keeper, none, TARGETS) is Placement.KEPT
-    assert placement(replace(keeper, base_s=None, token_s=None), none, TARGETS) is Placement.KEPT
-    assert placement(replace(keeper, may_keep=False), none, TARGETS) is Placement.KEPT, "half of its slots are taken"
-    assert placement(replace(keeper, may_keep=False), HERE, TARGETS) is not Placement.KEPT
-    assert placement(KEEPER, none, TARGETS) is not Placement.KEPT, "it has no slot either"
-    assert placement(THERE, none, TARGETS) is not Placement.KEPT
+    none, keeper = replace(DECODE, has_slot=False), replace(KEEPER, has_slot=True)
+    assert placement(keeper, none, TARGETS) is Placement.PREFILL_LOCAL
+    assert placement(replace(keeper, base_s=None, token_s=None), none, TARGETS) is Placement.PREFILL_LOCAL
+    assert placement(replace(keeper, may_keep=False), none, TARGETS) is Placement.PREFILL_LOCAL, (
+        "half of its slots are taken"
+    )
+    assert placement(replace(keeper, may_keep=False), DECODE, TARGETS) is not Placement.PREFILL_LOCAL
+    assert placement(KEEPER, none, TARGETS) is not Placement.PREFILL_LOCAL, "it has no slot either"
+    assert placement(PREFILL, none, TARGETS) is not Placement.PREFILL_LOCAL
 
 
 def maybe(values: st.SearchStrategy[float]) -> st.SearchStrategy[float | None]:
@@ -288,27 +294,29 @@ SIDES_HERE = st.builds(
 
 @given(SIDES_THERE, SIDES_HERE, st.floats(0.01, 10), st.floats(0.001, 1))
 def test_whatever_is_known_or_not_a_place_is_found_that_may_have_it(
-    there: PrefillSide, here: DecodeSide, ttft_s: float, tpot_s: float
+    prefill: PrefillSide, decode: DecodeSide, ttft_s: float, tpot_s: float
 ) -> None:
     targets = LatencyTargets(ttft_s, tpot_s)
-    found = placement(there, here, targets)
-    has_no_slot = there.has_slot and not here.has_slot
-    if found is Placement.KEPT:
-        assert there.may_keep or has_no_slot
+    choice = placement(prefill, decode, targets)
+    has_no_slot = prefill.has_slot and not decode.has_slot
+    if choice is Placement.PREFILL_LOCAL:
+        assert prefill.may_keep or has_no_slot
     if has_no_slot:
-        assert found is Placement.KEPT
-    if there.token_s is None or there.more_token_s is None:
-        assert not is_computed_here(there, here, targets), "unknown is not soon"
-    if here.base_s is None and not has_no_slot:
-        assert found is not Placement.KEPT, "nobody knows that its steps are long"
-    for first_s in (first_there_s(there, targets), first_here_s(here, there, targets)):
+        assert choice is Placement.PREFILL_LOCAL
+    if prefill.token_s is None or prefill.more_token_s is None:
+        assert not is_decode_local(prefill, decode, targets), "unknown is not soon"
+    if decode.base_s is None and not has_no_slot:
+        assert choice is not Placement.PREFILL_LOCAL, "it is unknown that its steps are long"
+    for first_s in (first_token_at_prefill_s(prefill, targets), first_token_at_decode_s(decode, prefill, targets)):
         assert first_s is None or first_s >= 0.0
-    assert prompts_share(there, here, targets) >= 0.0
+    assert prompts_share(prefill, decode, targets) >= 0.0
 
 
 @given(SIDES_THERE, SIDES_HERE, TOKENS)
-def test_a_longer_line_at_a_worker_never_draws_a_prompt_to_it(there: PrefillSide, here: DecodeSide, more: int) -> None:
-    if is_computed_here(there, replace(here, queued_tokens=here.queued_tokens + more), TARGETS):
-        assert is_computed_here(there, here, TARGETS)
-    if is_computed_here(there, here, TARGETS):
-        assert is_computed_here(replace(there, queued_tokens=there.queued_tokens + more), here, TARGETS)
+def test_a_longer_line_at_a_worker_never_draws_a_prompt_to_it(
+    prefill: PrefillSide, decode: DecodeSide, more: int
+) -> None:
+    if is_decode_local(prefill, replace(decode, queued_tokens=decode.queued_tokens + more), TARGETS):
+        assert is_decode_local(prefill, decode, TARGETS)
+    if is_decode_local(prefill, decode, TARGETS):
+        assert is_decode_local(replace(prefill, queued_tokens=prefill.queued_tokens + more), decode, TARGETS)

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.sketch import MAX_BINS, RELATIVE_ERROR, Sketch, SketchData, merged
+from baton_wire.messages.measures import MAX_BINS, SketchData
+from baton_wire.sketch import RELATIVE_ERROR, Sketch, merged
 
 VALUES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60)
 
 
 def sketch(values: Iterable[float]) -> Sketch:
-    made = Sketch()
+    whole = Sketch()
     for value in values:
-        made.add(value)
-    return made
+        whole.add(value)
+    return whole
 
 
 @given(VALUES, st.sampled_from([1, 50, 95, 99, 100]))
@@ -49,22 +50,22 @@ def test_the_share_within_a_limit_counts_what_is_at_it() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_what_is_no_size_is_refused_and_never_counted_as_zero(value: float) -> None:
-    made = Sketch()
+    whole = Sketch()
     with pytest.raises(ValueError, match="finite"):
-        made.add(value)
-    assert made == Sketch()
+        whole.add(value)
+    assert whole == Sketch()
 
 
 def test_the_number_of_bins_is_bounded() -> None:
     random_ = random.Random(1)
-    made = sketch([10 ** random_.uniform(-12, 12) for _ in range(50_000)] + [0.0])
-    assert 1_400 < len(made.data().bins) <= MAX_BINS
+    whole = sketch([10 ** random_.uniform(-12, 12) for _ in range(50_000)] + [0.0])
+    assert 1_400 < len(whole.data().bins) <= MAX_BINS
 
 
 def test_what_was_taken_is_not_told_again() -> None:
-    made = sketch([0.1, 0.2])
-    assert made.taken() == sketch([0.1, 0.2]).data()
-    assert made.data() == SketchData()
+    whole = sketch([0.1, 0.2])
+    assert whole.take() == sketch([0.1, 0.2]).data()
+    assert whole.data() == SketchData()
 
 
 def test_a_sketch_travels_and_one_of_other_bins_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What each signal asks of a process that serves. Handlers are called by the loop, as those of a process are."""
+"""The effect of each signal on a process that serves. The loop calls handlers, as in a process."""
 
 from __future__ import annotations
 

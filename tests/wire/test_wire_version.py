@@ -1,6 +1,6 @@
-"""A new message or field is a new wire version. What each version says stands in `wire_versions/`.
+"""A new message or field is a new wire version. The messages of each version are listed in `wire_versions/`.
 
-After a change: raise `WIRE_VERSION`, run this module with `BATON_WRITE_WIRE=1`, commit the new page beside the old.
+After a change: raise `WIRE_VERSION`, run this module with `BATON_WRITE_WIRE=1`, commit the new page next to the old.
 Names on a page are for readers: frames are arrays, so only numbers, order and types count.
 """
 
@@ -58,8 +58,8 @@ def _fields(struct: mi.StructType, depth: int) -> Iterator[str]:
     for field in struct.fields:
         inner = [kind for kind in _structs(field.type) if not kind.tag]
         yield f"{'  ' * depth}{field.encode_name}: {shown(field.type)}"
-        for each in inner:
-            yield from _fields(each, depth + 1)
+        for member in inner:
+            yield from _fields(member, depth + 1)
 
 
 def _structs(kind: mi.Type) -> Iterator[mi.StructType]:
@@ -67,8 +67,8 @@ def _structs(kind: mi.Type) -> Iterator[mi.StructType]:
         case mi.StructType():
             yield kind
         case mi.UnionType(types=types) | mi.TupleType(item_types=types):
-            for each in types:
-                yield from _structs(each)
+            for member in types:
+                yield from _structs(member)
         case mi.VarTupleType(item_type=item) | mi.ListType(item_type=item):
             yield from _structs(item)
 
@@ -82,11 +82,11 @@ def shown(kind: mi.Type) -> str:
             members = POOL_ROLES if cls is Role else cls  # who says hello is a worker: messages refuse other roles
             return f"one of {', '.join(str(member.value) for member in members)}"
         case mi.UnionType(types=types):
-            return " | ".join(sorted(shown(each) for each in types))
+            return " | ".join(sorted(shown(member) for member in types))
         case mi.VarTupleType(item_type=item) | mi.ListType(item_type=item):
             return f"[{shown(item)}]{_bounds(kind)}"
         case mi.TupleType(item_types=items):
-            return f"({', '.join(shown(each) for each in items)})"
+            return f"({', '.join(shown(item) for item in items)})"
         case _:
             return type(kind).__name__.removesuffix("Type").lower() + _bounds(kind)
 

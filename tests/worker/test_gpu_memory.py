@@ -17,10 +17,11 @@ import torch
 
 from baton_engine.memory.kv_pool import KvPool
 from baton_kv_transfer import handover_steps
-from baton_kv_transfer.decode.transfer import DecodeTransfer
-from baton_kv_transfer.handover import Verify
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
+from baton_kv_transfer.handover import Reservation, Verify
 from baton_kv_transfer.layout import Extent, paired
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.table import TransportChoice
 from baton_kv_transfer.transports.ucx.sender import UCX
 from baton_testing.kv_transfer.builders import (
@@ -34,6 +35,7 @@ from baton_testing.kv_transfer.builders import (
 )
 from baton_testing.kv_transfer.nixl import NEEDS_UCX
 from baton_wire.kv_shape import KvGeometry, Units
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey
 from baton_worker.building.gpu_memory import (
     LandingDevice,
@@ -48,8 +50,7 @@ GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=8, element_bytes=4, block_t
 LANDING = 64 * GEOMETRY.block_bytes
 CONFIG = replace(
     FAST,
-    suspect_s=30.0,
-    dead_s=60.0,
+    liveness=LivenessConfig(30.0, 60.0),
     handshake_s=10.0,
     link_wait_s=20.0,
     transport=TransportChoice.UCX,
@@ -117,26 +118,21 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     source, target = random_pool(1, Unreachable), random_pool(2, Unreachable)
     before = target.tensor.clone()
     told, heard = PrefillRecord(), DecodeRecord()
-    common = {"fingerprint": fingerprint(), "geometry": GEOMETRY, "keys": keys, "config": config}
     landing = (Flipping if flips else Counting)(target, LANDING)
     p_epoch, d_epoch = secrets.token_bytes(16), secrets.token_bytes(16)
-    p = PrefillTransfer(epoch=p_epoch, source=source, listener=told, device=PoolDevice(source), **common)  # type: ignore[arg-type]
-    d = DecodeTransfer(
-        epoch=d_epoch,
-        sink=target,
-        listener=heard,
-        host="127.0.0.1",
-        landing_bytes=LANDING,
-        device=landing,
-        **common,  # type: ignore[arg-type]
+    p_parts, d_parts = (
+        TransferParts(epoch=epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=config)
+        for epoch in (p_epoch, d_epoch)
     )
+    p = PrefillTransfer(p_parts, source, told, device=PoolDevice(source))
+    d = DecodeTransfer(d_parts, target, heard, LandingMemory(LANDING, device=landing), host="127.0.0.1")
     await p.start()
     await d.start()
     try:
         key, until = RequestKey(secrets.token_bytes(16), 1), time.monotonic() + 60.0
         blocks, places, tokens, cached = (9, 4, 5, 17), (3, 11, 2, 20), 60, 16
         p.opened(key, PeerRef(address=Address(host="127.0.0.1", port=d.port), epoch=d_epoch), tokens, until)
-        d.expected(key, p_epoch, tokens, cached, places, (0,), until)
+        d.expected(key, p_epoch, Reservation(tokens, cached, places, (0,), until))
         await eventually(lambda: bool(told.granted), 20.0)
         p.computing(key, tokens, 2, blocks)
         await eventually(lambda: p.stats().bytes_sent == 3 * GEOMETRY.block_bytes // 2, 30.0)

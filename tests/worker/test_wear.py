@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.handover import HandoverKey
+from baton_kv_transfer.handover import HandoverKey, Reservation
 from baton_kv_transfer.landing import full_quarantine
 from baton_testing.kv_transfer.builders import GEOMETRY
 from baton_testing.kv_transfer.decode_machine import BLOCKS, CONFIG, P1, TOKENS, UNIT
@@ -28,7 +28,7 @@ def test_a_quarantine_is_full_beyond_its_share_and_not_when_it_was_emptied() -> 
     decode.link_up(P1, 4, 0.0, link=1)
     for number in (1, 2):
         assert full_quarantine(decode.stats().landing) is None
-        decode.expected(HandoverKey(bytes([number]) * 16, 1), P1, TOKENS, 0, BLOCKS, (0,), 100.0, 0.0)
+        decode.expected(HandoverKey(bytes([number]) * 16, 1), P1, Reservation(TOKENS, 0, BLOCKS, (0,), 100.0), 0.0)
         decode.link_down(P1, "cut", 1.0)
         decode.link_up(P1, 4, 1.0, link=1 + number)
     assert full_quarantine(decode.stats().landing) == f"{8 * UNIT:,} of {16 * UNIT:,} landing bytes are quarantined"

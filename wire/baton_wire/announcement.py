@@ -1,4 +1,4 @@
-"""The announce file: how a process that `baton up` started tells which ports it got, once it is ready."""
+"""The announce file: a process that `baton up` started reports its ports in it, once it is ready."""
 
 from __future__ import annotations
 

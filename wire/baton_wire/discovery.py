@@ -1,7 +1,7 @@
 """Where workers are, without any orchestrator's API: a file or a DNS name, polled.
 
-An answer that failed or is empty is *unknown* (None): it never says that somebody is gone. Who is alive is the
-business of the links.
+An answer that failed or is empty is *unknown* (None): it never says that a worker is gone. The links
+know which workers are alive.
 """
 
 from __future__ import annotations
@@ -75,18 +75,18 @@ async def watch(
     interval_s: float = 1.0,
     timeout_s: float = 5.0,
 ) -> None:
-    """Poll until cancelled; tell every known answer that differs from the one before. Unknown answers are skipped."""
+    """Poll until cancelled; report every known answer that differs from the one before. Unknown answers are skipped."""
     source = parse_source(spec) if isinstance(spec, str) else spec
     last: tuple[Endpoint, ...] | None = None
     while True:
         try:
             async with asyncio.timeout(timeout_s):
-                found = await look_up(source)
+                endpoints = await look_up(source)
         except TimeoutError:
-            found = None
-        if found is not None and found != last:
-            last = found
-            on_change(found)
+            endpoints = None
+        if endpoints is not None and endpoints != last:
+            last = endpoints
+            on_change(endpoints)
         await asyncio.sleep(interval_s)
 
 

@@ -6,7 +6,7 @@ TransferError
 │   └── AlteredFrameError a frame is not what the peer sent: close the link at once, dial again
 ├── AuthenticationError  a peer could not prove that it holds a key: close the link, count it
 │   ├── VersionError     the peer holds the key but speaks no common wire version: an upgrade has to bring them together
-│   └── OwnEpochError    this very process answers: it was found among others, leave it alone
+│   └── OwnEpochError    this very process answers: discovery listed it with the others, leave it alone
 ├── UnfitPairError       the two workers must never exchange KV: report it, choose another pair
 ├── LinkLostError        the peer or the path is gone: retry with another peer
 └── LandingFullError     no room in the landing region now: wait
@@ -26,14 +26,15 @@ class BadMessageError(TransferError):
 
 
 class BadFieldsError(BadMessageError):
-    """A message whose type is known and whose fields do not fit it. Raised by whoever receives it, or is to send it."""
+    """A message whose type is known and whose fields do not fit it. Raised by its receiver, or by a sender before it is
+    sent."""
 
     def __init__(self, text: str, message: str, request: bytes | None = None, attempt: int | None = None) -> None:
-        """`message`: the type's name. `request` and `attempt`: what it is about, where it says so."""
+        """`message`: the type's name. `request` and `attempt` are those of the message, where it names them."""
         super().__init__(text)
         self.message, self.request, self.attempt = message, request, attempt
         self.fields: Sequence[object] = ()
-        """What the frame holds, its type's number first; empty where it was not sent."""
+        """Fields of the frame, its type's number first; empty for a message that was not sent."""
 
 
 class AlteredFrameError(BadMessageError):
@@ -49,7 +50,7 @@ class VersionError(AuthenticationError):
 
 
 class OwnEpochError(AuthenticationError):
-    """Who was dialled offers the dialler's own epoch: it is the same process, or pretends to be."""
+    """The acceptor offers the dialler's own epoch: it is the same process, or pretends to be."""
 
 
 class UnfitPairError(TransferError):

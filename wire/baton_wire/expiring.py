@@ -1,4 +1,4 @@
-"""A bounded memory of keys that ended, or of messages that came before their time: each entry expires. Pure."""
+"""A bounded map whose entries expire: keys that ended, messages that came before their request. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ V = TypeVar("V")
 
 
 class ExpiringMap(Generic[K, V]):
-    """Insertion-ordered, every entry lives `lifetime_s`, the oldest goes first when there are more than `capacity`."""
+    """A map in insertion order. Every entry lives `lifetime_s`; over `capacity` entries the oldest goes first.
+
+    >>> ended: ExpiringMap[str, int] = ExpiringMap(lifetime_s=10.0, capacity=2)
+    >>> ended.put("a", 1, now=0.0), ended.put("b", 2, now=4.0)
+    ([], [])
+    >>> ended.put("c", 3, now=5.0)
+    [('a', 1)]
+    >>> ended.expire(now=14.5)
+    [('b', 2)]
+    >>> ended.get("c"), "b" in ended
+    (3, False)
+    """
 
     def __init__(self, lifetime_s: float, capacity: int) -> None:
         self._lifetime_s = lifetime_s
@@ -18,21 +29,21 @@ class ExpiringMap(Generic[K, V]):
         self._entries: dict[K, tuple[float, V]] = {}
 
     def put(self, key: K, value: V, now: float) -> list[tuple[K, V]]:
-        """Remember; returns what had to go for it."""
+        """Add or replace an entry; returns the entries that were dropped for it."""
         self._entries.pop(key, None)
         self._entries[key] = (now + self._lifetime_s, value)
         return self._drop_oldest(len(self._entries) - self._capacity)
 
     def get(self, key: K) -> V | None:
-        found = self._entries.get(key)
-        return None if found is None else found[1]
+        entry = self._entries.get(key)
+        return None if entry is None else entry[1]
 
     def pop(self, key: K) -> V | None:
-        found = self._entries.pop(key, None)
-        return None if found is None else found[1]
+        entry = self._entries.pop(key, None)
+        return None if entry is None else entry[1]
 
     def expire(self, now: float) -> list[tuple[K, V]]:
-        """Forget what is too old and return it."""
+        """Drop the expired entries and return them."""
         count = 0
         for expires, _ in self._entries.values():
             if expires > now:

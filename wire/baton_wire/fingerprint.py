@@ -1,4 +1,4 @@
-"""Whether two workers may exchange KV: digest and comparison of pair fingerprints.
+"""Digest and comparison of pair fingerprints, which decide whether two workers may exchange KV.
 
 What may differ and is negotiated (block size, tensor parallelism) is not part of the fingerprint; see `layout`.
 """

@@ -51,13 +51,13 @@ ConnectionError or EOFError."""
 
 
 class KeySource(Protocol):
-    """Where the keys of a link are, as of now: a directory, or derived."""
+    """A source of a link's current keys: a directory, or a derivation."""
 
     def current(self) -> KeySet: ...
 
 
 class LinkRole(enum.IntEnum):
-    """What kind of process is at an end of a link."""
+    """The kind of process at one end of a link."""
 
     GATEWAY = 1
     PREFILL = 2
@@ -66,7 +66,7 @@ class LinkRole(enum.IntEnum):
 
 
 class Channel(enum.IntEnum):
-    """What a connection carries after the handshake."""
+    """The use of a connection after its handshake."""
 
     CONTROL = 0
     DATA = 1
@@ -84,7 +84,7 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class LinkIdentity:
-    """Who is proven to be at the other end."""
+    """The proven identity of the peer."""
 
     role: LinkRole
     epoch: bytes
@@ -169,7 +169,7 @@ def parse_proof(frame: bytes) -> Proof:
 
 
 def check_proof(offer: Offer, proof: Proof, keys: KeySet) -> LinkIdentity:
-    """Who the dialler is. Raises AuthenticationError when it proved nothing or chose what was not offered.
+    """The dialler's identity. Raises AuthenticationError when it proved nothing or chose what was not offered.
 
     Raises VersionError when the dialler proved its key but there is no common version.
     """
@@ -190,7 +190,7 @@ def pack_confirm(offer: Offer, proof: Proof, keys: KeySet) -> bytes:
 
 
 def check_confirm(offer: Offer, proof: Proof, frame: bytes, keys: KeySet) -> LinkIdentity:
-    """Who the acceptor is. Raises AuthenticationError when it proved nothing."""
+    """The acceptor's identity. Raises AuthenticationError when it proved nothing."""
     expected = _mac(keys.by_id[proof.key_id], _ACCEPTOR, offer.frame, proof.frame + proof.mac)
     if len(frame) != CONFIRM_BYTES or not hmac.compare_digest(frame, expected):
         raise AuthenticationError(f"confirm: wrong MAC under key id {proof.key_id!r}")
@@ -198,13 +198,13 @@ def check_confirm(offer: Offer, proof: Proof, frame: bytes, keys: KeySet) -> Lin
 
 
 def dialler_session(offer: Offer, proof: Proof, keys: KeySet, altered: AlteredFrames) -> Session:
-    """What the dialler goes on with, once `check_confirm` has passed."""
+    """The dialler's session, once `check_confirm` has passed."""
     ours, theirs = session_keys(keys.by_id[proof.key_id], offer.frame + proof.frame + proof.mac)
     return Session(ours, theirs, altered, _shown(offer.party))
 
 
 def acceptor_session(offer: Offer, proof: Proof, keys: KeySet, altered: AlteredFrames) -> Session:
-    """What the acceptor goes on with, once `check_proof` has passed."""
+    """The acceptor's session, once `check_proof` has passed."""
     theirs, ours = session_keys(keys.by_id[proof.key_id], offer.frame + proof.frame + proof.mac)
     return Session(ours, theirs, altered, _shown(proof.party))
 
@@ -248,7 +248,7 @@ def _key_id(field: bytes) -> str:
 # Drivers --------------------------------------------------------------------------------------------------------------
 
 
-async def dial_handshake(  # noqa: PLR0913
+async def dial_handshake(  # noqa: PLR0913 - options are keyword only, as those of `accept_handshake`
     send: Send,
     receive: Receive,
     keys: KeySource,
@@ -259,9 +259,10 @@ async def dial_handshake(  # noqa: PLR0913
     altered: AlteredFrames,
     timeout_s: float = HANDSHAKE_S,
 ) -> tuple[LinkIdentity, Session]:
-    """Handshake as the side that opened the connection. Returns who answered, and the session of all further frames.
+    """Handshake as the side that opened the connection. Returns the acceptor's identity, and the session of all further
+    frames.
 
-    `altered` counts those that do not arrive as they were sent.
+    `altered` counts frames that do not arrive as they were sent.
 
     Raises AuthenticationError (also when the peer hangs up or the time is over), of it OwnEpochError when a process
     dialled itself. The caller closes the connection.
@@ -297,7 +298,8 @@ async def accept_handshake(
     altered: AlteredFrames,
     timeout_s: float = HANDSHAKE_S,
 ) -> tuple[LinkIdentity, Session]:
-    """Handshake as the side that was dialled. Returns who dialled, and the session; raises like `dial_handshake`."""
+    """Handshake as the side that was dialled. Returns the dialler's identity and the session; raises like
+    `dial_handshake`."""
     try:
         async with asyncio.timeout(timeout_s):
             held = keys.current()

@@ -36,7 +36,7 @@ class KvGeometry:
     """
 
     layers: int
-    """Of one block."""
+    """Layers of one block."""
     kv_heads: int
     head_dim: int
     element_bytes: int
@@ -65,12 +65,12 @@ class KvGeometry:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each group."""
+        """Window of each group."""
         return tuple(group.window for group in self.groups) or (None,)
 
     @property
     def places(self) -> tuple[LayerPlace, ...]:
-        """Of each of the model's layers."""
+        """Place of each of the model's layers."""
         return layer_places(self.groups, self.layers)
 
     @property
@@ -79,12 +79,13 @@ class KvGeometry:
         return sum(len(group.layers) for group in self.groups) or self.layers
 
     def blocks_held(self, tokens: int) -> int:
-        """Blocks that a sequence of `tokens` tokens keeps: of a group with a window only those that are still seen."""
+        """Blocks that a sequence of `tokens` tokens keeps: a group with a window keeps only those that are still
+        seen."""
         end = -(-tokens // self.block_tokens)
         return sum(end - first_seen(tokens, window) // self.block_tokens for window in self.windows)
 
     def token_blocks(self, blocks: int, tokens: int, *, keeps_all: bool) -> int:
-        """How many stretches of `block_tokens` tokens so many blocks hold, of sequences of `tokens` tokens.
+        """How many stretches of `block_tokens` tokens `blocks` blocks hold, of sequences of `tokens` tokens.
 
         `keeps_all`: while they are computed groups with a window have all their blocks too.
         """
@@ -109,7 +110,7 @@ def layer_places(groups: tuple[KvGroup, ...], layers: int) -> tuple[LayerPlace, 
 
 
 def first_seen(tokens: int, window: int | None) -> int:
-    """The first position that the one behind `tokens` attends to, or a later one."""
+    """The first position that position `tokens` attends to, or a later one."""
     return 0 if window is None else max(0, tokens - window + 1)
 
 
@@ -127,7 +128,7 @@ class PoolPart:
 class Units:
     """Units [first, end) of one sequence: what a hand-over moves at once.
 
-    Unit u covers tokens [u * tokens, (u + 1) * tokens) of the sequence; of these, `part` says which layers and heads.
+    Unit u covers tokens [u * tokens, (u + 1) * tokens) of the sequence; `part` names the layers and heads that move.
     """
 
     blocks: Sequence[int]
@@ -137,7 +138,7 @@ class Units:
     end: int
     part: PoolPart
     groups: int = 1
-    """A stream of them holds all units of the first of so many equal groups of the part's layers, then of the next."""
+    """Number of equal groups of the part's layers; a stream holds all units of the first group, then of the next."""
 
     @property
     def count(self) -> int:

@@ -1,7 +1,7 @@
-"""Connections that end with an RST: the peer hears of it at once, what is unsent is dropped.
+"""Connections that end with an RST: the peer notices at once, unsent bytes are dropped.
 
-For a peer that was given up for its silence. When only the way from it is cut, a FIN would reach it, but waits in the
-kernel behind bytes that nobody acknowledges any more.
+Used for a peer that was given up for its silence. When only the way from it is cut, a FIN would reach it, but waits in
+the kernel after bytes that will never be acknowledged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def reset_on_close(sock: socket.socket) -> None:
 
 
 def reset(transport: asyncio.BaseTransport | None) -> None:
-    """End a connection of asyncio's so."""
+    """End an asyncio connection with an RST."""
     if isinstance(transport, asyncio.WriteTransport):
         if (sock := transport.get_extra_info("socket")) is not None:
             reset_on_close(sock)

@@ -1,9 +1,9 @@
-"""What a handshake leaves on a connection: a key for each direction, and a MAC on every frame from then on.
+"""The session of a connection after its handshake: a key for each direction, and a MAC on every frame.
 
 Two keys come out of the shared key, OFFER and PROOF, so that each connection and each direction has its own. A frame
-carries BLAKE2b(key, number ‖ frame), 16 bytes, behind it. The number counts the MACs of its direction from 0 and is not
-sent: a frame that is altered, left out, repeated or swapped does not fit, and neither does any frame after it. For a
-long frame stands its SHA-256, which processors compute faster, and the number has its highest bit set.
+carries BLAKE2b(key, number ‖ frame), 16 bytes, after it. The number counts the MACs of its direction from 0 and is not
+sent: a frame that is altered, left out, repeated or swapped does not fit, and neither does any frame after it. A long
+frame is represented by its SHA-256, which processors compute faster, and the number has its highest bit set.
 docs/decisions/link-macs.md says why this MAC.
 
 Where the connection keeps frames apart, a long frame travels in parts, each with its MAC: each is a sign of life, so
@@ -25,15 +25,15 @@ from baton_wire.messages.values import MAX_FRAME_BYTES
 log = logging.getLogger(__name__)
 
 FRAME_MAC_BYTES = 16
-TOLD_EVERY_S = 1.0
+LOGGED_EVERY_S = 1.0
 PART_BYTES = 256 << 10
 """Frames up to here travel whole. At 1 MB/s a part takes a quarter of a second, within what counts as silence."""
 MORE_FOLLOWS, IS_LAST = b"\xc1\0", b"\xc1\1"
-"""What parts begin with. msgpack never uses the first byte."""
+"""First bytes of a part. msgpack never uses the first of them."""
 MAX_SIGNED_BYTES = len(MORE_FOLLOWS) + PART_BYTES + FRAME_MAC_BYTES + 1
-"""What travels at once is shorter: aiohttp refuses messages from so many bytes on."""
+"""Everything that is sent at once is shorter: aiohttp refuses messages of this size and more."""
 HASHED_FROM_BYTES = 2_048
-"""From so many bytes on SHA-256 is quicker where the processor has instructions for it (measured)."""
+"""From this many bytes on SHA-256 is quicker where the processor has instructions for it (measured)."""
 _NUMBER_BYTES = 8
 _HASHED = 1 << 63
 """Keeps a short frame apart from the long one whose SHA-256 it is. No connection gets that far by counting."""
@@ -41,22 +41,22 @@ _FROM_DIALLER, _FROM_ACCEPTOR = b"baton frames of the dialler\0", b"baton frames
 
 
 class AlteredFrames:
-    """The frames that reached one owner of links otherwise than they were sent: counted, told once a second at most."""
+    """Frames that reached one owner of links altered: counted, and logged once a second at most."""
 
     def __init__(
         self, on_met: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`on_met` is called for each, for a metric."""
         self._on_met, self._clock = on_met, clock
-        self._told_s: float | None = None
+        self._logged_s: float | None = None
         self.count = 0
 
     def met(self, peer: str) -> None:
         self.count += 1
         self._on_met()
         now = self._clock()
-        if self._told_s is None or now - self._told_s >= TOLD_EVERY_S:
-            self._told_s = now
+        if self._logged_s is None or now - self._logged_s >= LOGGED_EVERY_S:
+            self._logged_s = now
             log.warning("a frame from %s was altered on its way, its link is closed (%d so far)", peer, self.count)
 
 
@@ -64,7 +64,8 @@ class Session:
     """One authenticated connection. `sign` in the order of sending, `verify` in the order of receiving."""
 
     def __init__(self, outgoing: bytes, incoming: bytes, altered: AlteredFrames, peer: str = "a peer") -> None:
-        """`outgoing` and `incoming`: 32-byte keys. `altered` is told of what does not fit; `peer` is for its words."""
+        """`outgoing` and `incoming`: 32-byte keys. `altered` counts frames that do not fit; `peer` names the other end
+        in its log lines."""
         self._outgoing, self._incoming = (
             hashlib.blake2b(key=key, digest_size=FRAME_MAC_BYTES) for key in (outgoing, incoming)
         )
@@ -72,13 +73,13 @@ class Session:
         self._altered, self._peer = altered, peer
 
     def sign(self, frame: bytes) -> bytes:
-        """The frame and its MAC: what travels."""
+        """The frame followed by its MAC, as it is sent."""
         mac = _mac(self._outgoing, self._sent, frame)
         self._sent += 1
         return frame + mac
 
     def verify(self, signed: bytes) -> bytes:
-        """The frame in what travelled. Raises AlteredFrameError; nothing of the connection is to be believed then."""
+        """The frame without its MAC. Raises AlteredFrameError; nothing of the connection is to be believed then."""
         frame = signed[:-FRAME_MAC_BYTES]
         mac = _mac(self._incoming, self._received, frame)
         self._received += 1
@@ -98,7 +99,7 @@ def _mac(keyed: hashlib.blake2b, number: int, frame: bytes) -> bytes:
 
 
 def parts(frame: bytes) -> Iterator[bytes]:
-    """What travels of a frame, in order: the frame itself, or parts of a long one."""
+    """Pieces of a frame as they are sent, in order: the frame itself, or the parts of a long one."""
     if len(frame) <= PART_BYTES:
         yield frame
         return
@@ -141,7 +142,7 @@ class SignedFrames:
         session: Session,
         longest: int = MAX_FRAME_BYTES,
     ) -> None:
-        """`longest`: bytes of a frame that is received."""
+        """`longest`: most bytes of a frame that is received."""
         self._send, self._receive, self._session = send, receive, session
         self._parts = FrameParts(longest)
 
@@ -154,7 +155,7 @@ class SignedFrames:
             await asyncio.sleep(0)  # sending waits only for a peer that is slow: others get a turn in between
 
     async def receive(self, on_part: Callable[[], object] = lambda: None) -> bytes:
-        """The next frame; `on_part` is called for each part of a long one that came. Raises AlteredFrameError,
+        """The next frame; `on_part` is called for each part of a long one that arrived. Raises AlteredFrameError,
         BadMessageError, and what the connection raises when it ends."""
         while True:
             frame = self._parts.add(self._session.verify(await self._receive()))
@@ -164,7 +165,7 @@ class SignedFrames:
 
 
 def session_keys(key: bytes, transcript: bytes) -> tuple[bytes, bytes]:
-    """The keys of what the dialler and of what the acceptor sends: HMAC-SHA256(key, label ‖ transcript).
+    """The keys for what the dialler sends and for what the acceptor sends: HMAC-SHA256(key, label ‖ transcript).
 
     `transcript`: the handshake's frames, with both nonces, roles, epochs, versions and the channel.
     """

@@ -11,9 +11,10 @@ from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
 
 @asynccontextmanager
 async def bounded_silence(config: LivenessConfig) -> AsyncIterator[Liveness]:
-    """Tell the liveness of every whole frame. Raises TimeoutError inside when the peer is dead.
+    """Call `heard` of the liveness for every whole frame. Raises TimeoutError inside when the peer is dead.
 
-    A plain time-out would hold a loop's own gap against the peer: what came meanwhile is read after the time-out.
+    A plain time-out would hold a loop's own gap against the peer: frames that arrived meanwhile are read after the
+    time-out.
     """
     now = asyncio.get_running_loop().time
     liveness = Liveness(config, now())

@@ -9,43 +9,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, isfinite, log
-from typing import Annotated
 
-from msgspec import Meta
+from baton_wire.messages.measures import SKETCH_RATIO, SketchData
 
-from baton_wire.messages.values import Count, NestedValue
-
-RATIO = 1.02
-"""Bin k holds values in (RATIO^(k-1), RATIO^k]."""
-RELATIVE_ERROR = (RATIO - 1) / (RATIO + 1)
+RELATIVE_ERROR = (SKETCH_RATIO - 1) / (SKETCH_RATIO + 1)
 SMALLEST, LARGEST = 1e-6, 1e7
-"""What lies outside counts in the outermost bins, so that there are never more than `MAX_BINS`."""
-MAX_BINS = 1_536
-_LOG_RATIO = log(RATIO)
-
-Bin = Annotated[int, Meta(ge=-1_000, le=1_500)]
-Total = Annotated[float, Meta(ge=0, le=1e18)]
-
-
-class SketchData(NestedValue, frozen=True):
-    """A sketch as it travels."""
-
-    ratio: Annotated[float, Meta(gt=1, le=2)] = RATIO
-    total: Total = 0.0
-    """Sum of the values."""
-    bins: Annotated[tuple[tuple[Bin, Count], ...], Meta(max_length=MAX_BINS)] = ()
-    """(bin, how many values fell into it)"""
+"""Values outside count in the outermost bins, so that there are never more than `measures.MAX_BINS`."""
+_LOG_RATIO = log(SKETCH_RATIO)
 
 
 @dataclass(slots=True)
 class Sketch:
-    """How many values fell into each bin. `total`: their sum."""
+    """Counts of values by bin, and the values' sum.
+
+    >>> first, second = Sketch(), Sketch()
+    >>> for seconds in (0.1, 0.2, 0.4):
+    ...     first.add(seconds)
+    >>> second.add(3.0)
+    >>> both = merged([first, second.data()])
+    >>> both.count, round(both.total, 3), round(both.quantile(0.5), 1)
+    (4, 3.7, 0.2)
+    >>> both.share_within(1.0)
+    0.75
+    """
 
     total: float = 0.0
     bins: dict[int, int] = field(default_factory=dict)
 
     def add(self, value: float) -> None:
-        """Raises ValueError for what is not finite or negative: it never counts as zero."""
+        """Raises ValueError for a value that is not finite or is negative: it never counts as zero."""
         if not isfinite(value) or value < 0:
             raise ValueError(f"{value!r} is not allowed: a sketch holds finite values from 0")
         number = _bin(value)
@@ -54,17 +46,17 @@ class Sketch:
 
     def merge(self, other: Sketch | SketchData) -> None:
         """Count the other's values, too. Raises ValueError for bins of another ratio."""
-        if isinstance(other, SketchData) and other.ratio != RATIO:
-            raise ValueError(f"ratio: {other.ratio} is not {RATIO}")
+        if isinstance(other, SketchData) and other.ratio != SKETCH_RATIO:
+            raise ValueError(f"ratio: {other.ratio} is not {SKETCH_RATIO}")
         for number, count in dict(other.bins).items():
             self.bins[number] = self.bins.get(number, 0) + count
         self.total += other.total
 
     def data(self) -> SketchData:
-        return SketchData(RATIO, self.total, tuple(sorted(self.bins.items())))
+        return SketchData(SKETCH_RATIO, self.total, tuple(sorted(self.bins.items())))
 
-    def taken(self) -> SketchData:
-        """What was counted; counting begins anew."""
+    def take(self) -> SketchData:
+        """The counts so far; counting begins anew."""
         data = self.data()
         self.total, self.bins = 0.0, {}
         return data
@@ -79,7 +71,7 @@ class Sketch:
         for number in sorted(self.bins):
             rank -= self.bins[number]
             if rank <= 0:
-                return 2.0 * RATIO**number / (1.0 + RATIO)
+                return 2.0 * SKETCH_RATIO**number / (1.0 + SKETCH_RATIO)
         return None
 
     def share_within(self, limit: float) -> float | None:

@@ -1,8 +1,8 @@
-"""Signals that ask a process to drain and stop, and those that it does not care for.
+"""Signals that ask a process to drain and stop, and signals that it ignores.
 
 SIGTERM and SIGINT are sent on purpose. SIGHUP says that the terminal is gone: a session that ends sends it several
-times, and a service manager sends it beside SIGTERM. So it starts a drain and never hurries one. A process that was
-started to survive its terminal (`nohup`) ignores it. SIGQUIT is left alone: it ends a process at once, with a core.
+times, and a service manager sends it together with SIGTERM. So it starts a drain and never hurries one. A process that
+was started to survive its terminal (`nohup`) ignores it. SIGQUIT is left alone: it ends a process at once, with a core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def handle_stop_signals(
 ) -> None:
     """Call `stop` for each SIGTERM and SIGINT, and for a SIGHUP when nothing stops the process yet.
 
-    The first SIGTERM or SIGINT behind such a SIGHUP means the same stop, and is not passed on. Call it again where
+    The first SIGTERM or SIGINT after such a SIGHUP means the same stop, and is not passed on. Call it again where
     another library has set its own handlers.
     """
     is_hung_up = False

@@ -25,10 +25,10 @@ from baton_control.sizing.inputs.observations import (
 )
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.telemetry.pairs import PairMemory, Pairs
-from baton_wire.messages.measures import Lanes, WorkerCondition, WorkerMeasures
+from baton_wire.messages.measures import SKETCH_RATIO, Lanes, SketchData, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Role
-from baton_wire.sketch import RATIO, Sketch, SketchData, merged
+from baton_wire.sketch import Sketch, merged
 
 FRESH_S = 16.0
 """Age at which a gateway's last summary is stale: three summaries may be missing."""
@@ -375,4 +375,4 @@ def _usable(summary: Summary) -> set[bytes]:
 
 def _merge(sketches: Iterable[SketchData]) -> Sketch:
     """One sketch of all; a gateway that counts in other bins is left out."""
-    return merged(sketch for sketch in sketches if sketch.ratio == RATIO)
+    return merged(sketch for sketch in sketches if sketch.ratio == SKETCH_RATIO)

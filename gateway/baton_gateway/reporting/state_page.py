@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from baton_gateway.workers.linked_workers import LinkedWorker
-from baton_wire.sketch import RATIO, Sketch, SketchData, merged
+from baton_wire.messages.measures import SKETCH_RATIO, SketchData
+from baton_wire.sketch import Sketch, merged
 
 PERCENTS = (50, 95, 99)
 
@@ -101,4 +102,6 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
 def _latency(sketch: Sketch) -> dict[str, Any]:
     percentiles = {f"p{percent}_s": sketch.quantile(percent / 100) for percent in PERCENTS}
     buckets = sorted(sketch.bins.items())
-    return percentiles | {"sketch": {"ratio": RATIO, "count": sketch.count, "sum_s": sketch.total, "buckets": buckets}}
+    return percentiles | {
+        "sketch": {"ratio": SKETCH_RATIO, "count": sketch.count, "sum_s": sketch.total, "buckets": buckets}
+    }

@@ -112,7 +112,7 @@ class LoadTelemetry:
             at_s=at_s,
             seconds=max(0.0, now - self._since),
             arrived=self._arrived(),
-            served=Served(self.ttft.taken(), self.tpot.taken(), self._unserved),
+            served=Served(self.ttft.take(), self.tpot.taken(), self._unserved),
             backlog=backlog,
             workers=tuple(measures[:MAX_WORKERS]),
             workers_left_out=max(0, len(measures) - MAX_WORKERS),
@@ -129,9 +129,9 @@ class LoadTelemetry:
             accepted=self._accepted,
             queued=self._queued,
             refused=self._refused,
-            prompt_tokens=self._prompt_tokens.taken(),
-            output_tokens=self._output_tokens.taken(),
-            cached_tokens=self._cached_tokens.taken(),
+            prompt_tokens=self._prompt_tokens.take(),
+            output_tokens=self._output_tokens.take(),
+            cached_tokens=self._cached_tokens.take(),
             sample=sample,
         )
         self._accepted = self._queued = self._refused = self._num_prompts = 0

@@ -29,7 +29,7 @@ from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageErr
 from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
-from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.liveness import DEFAULT_LIVENESS, Liveness, LivenessConfig, PeerState
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
@@ -99,8 +99,7 @@ class LinkTimes:
     """Seconds. Heartbeats go out after `heartbeat_s` without another message."""
 
     heartbeat_s: float = 0.5
-    suspect_s: float = 1.5
-    dead_s: float = 2.5
+    liveness: LivenessConfig = DEFAULT_LIVENESS
     setup_s: float = 10.0
     """From dialling to the complete bundle."""
     settle_s: float = 2.0
@@ -326,7 +325,7 @@ class WorkerLink:
         self._is_open = self.was_linked = True
         self._on_linked()
         _log.info("linked %s worker %s epoch %s", hello.role, self._address, hello.epoch.hex()[:12])
-        liveness = Liveness(LivenessConfig(self._times.suspect_s, self._times.dead_s), _now())
+        liveness = Liveness(self._times.liveness, _now())
         helpers = [
             asyncio.create_task(write_out(self._outbox, frames, self._times.heartbeat_s, self._listener.unsent)),
             asyncio.create_task(self._watch(socket, worker, liveness)),
@@ -408,7 +407,7 @@ class WorkerLink:
 
     async def _watch(self, socket: aiohttp.ClientWebSocketResponse, worker: LinkedWorker, liveness: Liveness) -> None:
         while True:
-            await asyncio.sleep(min(self._times.suspect_s / 6, liveness.due_in(_now())))
+            await asyncio.sleep(min(self._times.liveness.suspect_s / 6, liveness.due_in(_now())))
             state = liveness.state(_now())
             if state is PeerState.DEAD:
                 _log.warning("%s worker %s is silent: given up", worker.role, self._address)

@@ -136,11 +136,11 @@ def pick(
         missing = _missing(prefill, query, affinity)
         own_s = missing * _token_s(prefill, fitting)
         match _placement(query, prefill, decode, affinity, policy.targets):
-            case Placement.HERE:
+            case Placement.DECODE_LOCAL:
                 return _local(decode, query, affinity)
-            case Placement.KEPT:
+            case Placement.PREFILL_LOCAL:
                 return Route(None, prefill.epoch, None, own_s, is_kept=True, missing_tokens=missing)
-            case Placement.HANDED_OVER:
+            case Placement.DISAGGREGATED:
                 return Route(prefill.epoch, decode.epoch, decode.pair_address, own_s, missing_tokens=missing)
     if decode is not None and _may_go_local(policy):
         return _local(decode, query, affinity)
@@ -280,7 +280,7 @@ def _placement(
 ) -> Placement:
     """Without targets every prompt is handed over."""
     if targets is None:
-        return Placement.HANDED_OVER
+        return Placement.DISAGGREGATED
     may_keep, has_slot = _may_keep(prefill, query), _has_slot(prefill, query)
     there = _prefill_side(prefill, _missing(prefill, query, affinity), may_keep=may_keep, has_slot=has_slot)
     here = DecodeSide(

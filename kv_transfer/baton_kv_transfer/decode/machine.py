@@ -1,12 +1,12 @@
 """The decode worker's side of every hand-over: a pure machine `(event, now) → actions`.
 
-It decides who gets landing bytes and when, what of them is scattered into blocks, whether a sealed hand-over is
-admitted, and when bytes of the landing region may be given to somebody else. Every `expected` ends in exactly one
+It decides which hand-over gets landing bytes and when, what is scattered into blocks, whether a sealed hand-over is
+admitted, and when bytes of the landing region may be granted again. Every `expected` ends in exactly one
 `Landed` or `HandoverFailed`, after which nothing writes into the reservation's blocks. docs/protocol.md has the table
 of states and faults.
 
-Units are scattered as they arrive and compared with P's checksums at the Seal: the blocks are the reservation's own
-and nobody reads them before `Landed`.
+Units are scattered as they arrive and compared with P's checksums at the Seal: the blocks belong to the reservation
+and are not read before `Landed`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,17 @@ from baton_kv_transfer.decode.records import (
     Scatter,
 )
 from baton_kv_transfer.decode.spans import PendingProof, SpanQueue, SpanReclaim
-from baton_kv_transfer.decode.verification import first_bad_piece, seal_fault, stream_fault
 from baton_kv_transfer.grant import LinkedPeer, wanted_layout
-from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig, Verify
+from baton_kv_transfer.handover import (
+    ENDED_CAPACITY,
+    ENDED_S,
+    UNANNOUNCED_CAPACITY,
+    HandoverKey,
+    Reservation,
+    SendTo,
+    TransferConfig,
+    Verify,
+)
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.layout import (
     ALL,
@@ -38,22 +46,20 @@ from baton_kv_transfer.layout import (
     landing_extents,
     negotiated_unit,
 )
+from baton_kv_transfer.sealed_checksums import first_bad_piece, seal_fault, stream_fault
 from baton_wire.errors import BadMessageError, UnfitPairError
 from baton_wire.expiring import ExpiringMap
 from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 from baton_wire.messages.pair_link import Abandon, Heartbeat, PairMessage, Seal, Standing
 from baton_wire.messages.values import Reason
 
-EARLY_CAPACITY = 4_096
-ENDED_CAPACITY = 16_384
-ENDED_S = 120.0
-
 
 class DecodeHandovers:
     """All hand-overs of one decode worker, and its landing region.
 
     `one_sided`, unless a link says otherwise: the peer writes without this process taking part (UCX); arrival is known
-    on its word only, and spans of a failed hand-over are quarantined until the writer says that nothing is in flight.
+    from its messages only, and spans of a failed hand-over are quarantined until the writer says that nothing is in
+    flight.
     """
 
     def __init__(
@@ -65,8 +71,10 @@ class DecodeHandovers:
         self._landing = LandingRegion(landing_bytes, quarantine_share=config.quarantine_share)
         self._handovers: dict[HandoverKey, DecodeHandover] = {}
         self._transfers: dict[int, HandoverKey] = {}
-        self._early: ExpiringMap[tuple[bytes, HandoverKey], Abandon] = ExpiringMap(config.early_s, EARLY_CAPACITY)
-        """Abandons of what is not reserved yet."""
+        self._unannounced_abandons: ExpiringMap[tuple[bytes, HandoverKey], Abandon] = ExpiringMap(
+            config.unannounced_s, UNANNOUNCED_CAPACITY
+        )
+        """Abandons of requests that are not reserved yet."""
         self._ended: ExpiringMap[HandoverKey, Reason] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._ended_by_reason: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -89,27 +97,18 @@ class DecodeHandovers:
         self._handovers[key] = DecodeHandover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s)
         return self._tell(peer, messages.wait(key, position))
 
-    def expected(  # noqa: PLR0913
-        self,
-        key: HandoverKey,
-        peer: bytes,
-        total_tokens: int,
-        cached_tokens: int,
-        blocks: tuple[int, ...],
-        choices: tuple[int, ...],
-        deadline_s: float,
-        now: float,
-    ) -> list[DecodeAction]:
-        """Blocks are reserved and wait for the KV of [cached_tokens, total_tokens) from the prefill worker `peer`."""
+    def expected(self, key: HandoverKey, peer: bytes, reservation: Reservation, now: float) -> list[DecodeAction]:
+        """Blocks are reserved and wait for the KV of the tokens that are not cached from the prefill worker `peer`."""
         if self._is_under_way(key):
             self._refused["duplicate_expected"] += 1
             return []
-        handover = DecodeHandover(key, peer, deadline_s, DecodeState.LINKING, 0.0, total_tokens, cached_tokens, blocks)
-        handover.choices = frozenset(choices)
+        handover = DecodeHandover(key, peer, reservation.deadline_s, DecodeState.LINKING, 0.0)
+        handover.total_tokens, handover.cached_tokens = reservation.total_tokens, reservation.cached_tokens
+        handover.blocks, handover.choices = reservation.blocks, frozenset(reservation.choices)
         self._handovers[key] = handover
         if key in self._ended:
             return self._fail(handover, Reason.BAD_REQUEST, "this attempt already ended here", now)
-        abandoned = self._early.pop((peer, key))
+        abandoned = self._unannounced_abandons.pop((peer, key))
         if abandoned is not None:
             return self._fail(handover, abandoned.reason, abandoned.detail, now)
         if peer not in self._peers:
@@ -122,7 +121,7 @@ class DecodeHandovers:
         if self._is_under_way(key):
             return self.cancelled(key, reason, detail, now)
         self._handovers.pop(key, None)
-        self._ended.put(key, reason, now)  # the worker is told nothing, so no ending is counted
+        self._ended.put(key, reason, now)  # the worker gets no report, so no ending is counted
         return self._tell(peer, messages.reject(key, reason, detail))
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
@@ -137,11 +136,11 @@ class DecodeHandovers:
     # Bytes -----------------------------------------------------------------------------------------------------------
 
     def claim(self, peer: bytes, transfer: int, offset: int, length: int) -> LandingWindow | ClaimRefusal:
-        """Whether `peer` may write here now; asked by transports whose receiver writes itself."""
+        """Permission for `peer` to write here now; asked by transports whose receiver writes itself."""
         return self._landing.claim(peer, transfer, offset, length)
 
     def arrived(self, window: LandingWindow, now: float) -> list[DecodeAction]:
-        """A claimed window's bytes stand."""
+        """A claimed window's bytes are all written."""
         self._landing.arrived(window)
         key = self._transfers.get(window.transfer)
         return [] if key is None else self._advance(self._handovers[key], now)
@@ -192,8 +191,8 @@ class DecodeHandovers:
     def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
         """The link broke. What was sealed no longer needs it; all else that was under way fails."""
         self._peers.pop(peer, None)
-        for entry in [entry for entry, _ in self._early.items() if entry[0] == peer]:
-            self._early.pop(entry)
+        for entry in [entry for entry, _ in self._unannounced_abandons.items() if entry[0] == peer]:
+            self._unannounced_abandons.pop(entry)
         self._reclaim.link_down(peer)
         actions: list[DecodeAction] = []
         for handover in self._of(peer, DecodeState.CLOSING):
@@ -236,13 +235,13 @@ class DecodeHandovers:
             return []
         return self.cancelled(key, Reason.INTERNAL, detail, now)
 
-    def _standing(self, peer: bytes, word: Standing, now: float) -> list[DecodeAction]:
-        handover = self._handovers.get(messages.key_of(word, self._peers.get(peer)))
-        if handover is None or (handover.peer, handover.transfer) != (peer, word.transfer):
+    def _standing(self, peer: bytes, message: Standing, now: float) -> list[DecodeAction]:
+        handover = self._handovers.get(messages.key_of(message, self._peers.get(peer)))
+        if handover is None or (handover.peer, handover.transfer) != (peer, message.transfer):
             self._refused["standing"] += 1
             return []
         if handover.one_sided:
-            handover.standing_groups = max(handover.standing_groups, word.groups)
+            handover.standing_groups = max(handover.standing_groups, message.groups)
         return self._advance(handover, now)
 
     def _seal(self, peer: bytes, seal: Seal, now: float) -> list[DecodeAction]:
@@ -251,7 +250,7 @@ class DecodeHandovers:
         if handover is None or handover.peer != peer or handover.state is DecodeState.QUEUED:
             if handover is None and key in self._ended:
                 self._refused["late"] += 1
-                self._reclaim.settle(key, peer)
+                self._reclaim.confirm(key, peer)
                 return self._grant_waiting(now)
             self._refused["unknown_seal" if handover is None else "foreign_epoch"] += 1
             return [SendTo(peer, messages.reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
@@ -286,14 +285,14 @@ class DecodeHandovers:
 
     def _abandon(self, peer: bytes, abandon: Abandon, now: float) -> list[DecodeAction]:
         key = messages.key_of(abandon, self._peers.get(peer))
-        if self._reclaim.settle(key, peer):
+        if self._reclaim.confirm(key, peer):
             return self._grant_waiting(now)
         handover = self._handovers.get(key)
         if handover is None or handover.state is DecodeState.QUEUED:
             if key in self._ended or (handover is not None and handover.peer != peer):
                 self._refused["late" if handover is None else "foreign_epoch"] += 1
             else:
-                self._early.put((peer, key), abandon, now)
+                self._unannounced_abandons.put((peer, key), abandon, now)
             return []
         if handover.peer != peer:
             self._refused["foreign_epoch"] += 1
@@ -311,7 +310,7 @@ class DecodeHandovers:
     def tick(self, now: float) -> list[DecodeAction]:
         """Act on deadlines. Call it a few times per second."""
         self._ended.expire(now)
-        self._early.expire(now)
+        self._unannounced_abandons.expire(now)
         actions: list[DecodeAction] = []
         for handover in list(self._handovers.values()):
             if handover.state is DecodeState.CLOSING or now < handover.state_until_s:
@@ -328,7 +327,7 @@ class DecodeHandovers:
     # Inside ----------------------------------------------------------------------------------------------------------
 
     def _stand_in_line(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
-        """The peer is linked: fix units and stream, then wait for landing bytes behind those who came before."""
+        """The peer is linked: fix units and stream, then wait for landing bytes in order of arrival."""
         try:
             peer = self._peers[handover.peer]
             handover.one_sided, handover.link = peer.one_sided, peer.link
@@ -362,7 +361,8 @@ class DecodeHandovers:
         return actions
 
     def _advance(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
-        """Whatever follows from the state: scatter what stands, verify what is all scattered, finish what failed."""
+        """Take the steps that the state allows: scatter arrived units, verify a whole hand-over, finish a failed
+        one."""
         if handover.state is DecodeState.CLOSING:
             return [] if handover.scattering else self._finish(handover, now)
         if handover.state not in (DecodeState.GRANTED, DecodeState.SEALED) or handover.scattering:
@@ -417,7 +417,7 @@ class DecodeHandovers:
         return [HandoverFailed(handover.key, reason, detail), *self._grant_waiting(now)]
 
     def _end(self, handover: DecodeHandover, outcome: str, reason: Reason, now: float) -> None:
-        """The worker is told that the hand-over is over."""
+        """Forget the hand-over; its caller reports the end to the worker."""
         del self._handovers[handover.key]
         if handover.transfer is not None:
             del self._transfers[handover.transfer]
@@ -440,7 +440,7 @@ class DecodeHandovers:
         return [SendTo(peer, message)] if peer in self._peers else []
 
     def holder_of(self, extent: Extent) -> bytes | None:
-        """The prefill worker whose write may land there; None when nobody's may."""
+        """The prefill worker whose write may land there; None when no write may."""
         return self._landing.holder_of(extent)
 
     def open_keys(self) -> list[HandoverKey]:
@@ -463,17 +463,18 @@ class DecodeHandovers:
 def next_scatter(
     handover: DecodeHandover, layout: StreamLayout, landing: LandingRegion, max_bytes: int
 ) -> Scatter | None:
-    """The next units of some layer group that stand whole in one stretch of landing bytes; None while there are none.
+    """The next units of some layer group that are complete in one stretch of landing bytes; None while there are none.
 
-    They then count as begun. A sealed hand-over's bytes all stand. At most `max_bytes` at once, but always a unit.
+    They then count as begun. A sealed hand-over's bytes are all complete. At most `max_bytes` at once, but always a
+    unit.
     """
-    found = _whole_groups(handover, layout, max_bytes) or _units_of_a_group(handover, layout, landing, max_bytes)
-    if found is None:
+    choice = _whole_groups(handover, layout, max_bytes) or _units_of_a_group(handover, layout, landing, max_bytes)
+    if choice is None:
         return None
-    group, scatter = found
-    for each in range(group, group + scatter.units.groups):
-        handover.next_units[each] = scatter.units.end
-    handover.scattering = (group, scatter.units.first)
+    first_group, scatter = choice
+    for group in range(first_group, first_group + scatter.units.groups):
+        handover.next_units[group] = scatter.units.end
+    handover.scattering = (first_group, scatter.units.first)
     return scatter
 
 
@@ -488,8 +489,8 @@ def _units_of_a_group(
             continue
         if handover.seal is None and group >= handover.standing_groups:
             start = layout.extent(group, first, end).offset
-            standing = landing.arrived_to(handover.transfer, start) - start
-            end = min(first + standing // layout.group_unit_bytes, end)
+            arrived = landing.arrived_to(handover.transfer, start) - start
+            end = min(first + arrived // layout.group_unit_bytes, end)
         end = min(end, first + most)
         if end > first:
             extent = landing_extents(handover.spans, layout.extent(group, first, end))[0]
@@ -501,7 +502,8 @@ def _units_of_a_group(
 
 
 def _whole_groups(handover: DecodeHandover, layout: StreamLayout, max_bytes: int) -> tuple[int, Scatter] | None:
-    """All layer groups at once that stand and were not begun, where nobody saw them arrive one by one.
+    """All complete layer groups that were not begun, at once, for a peer whose writes are not seen to arrive one by
+    one.
 
     A scatter is a call to another thread and a wait for a device, however little it moves. Groups of several tables
     cannot be in one.

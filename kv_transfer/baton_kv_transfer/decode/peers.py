@@ -1,7 +1,7 @@
 """The decode worker's links from prefill workers: one listening port for control links and data connections.
 
 Owns accepting, handshakes (a bounded number at once, each with a deadline), hellos, the check that the pair fits, and
-the order up → messages → down. Hand-overs are somebody else's business.
+the order up → messages → down. Hand-overs belong to the machine.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class PrefillLink:
     ended: asyncio.Event
     transport: str
     number: int
-    """Of all links of this worker so far; never used again."""
+    """Number among all links of this worker so far; never used again."""
 
 
 class AcceptorListener(Protocol):
-    """Told in the loop's thread, in order: up, then messages and data connections, then down."""
+    """Called in the loop's thread, in order: up, then messages and data connections, then down."""
 
     def on_up(self, linked: PrefillLink) -> None: ...
 
@@ -77,7 +77,7 @@ class Acceptor:
         self._keys = keys
         self._config = config
         self._network = network
-        self._told = listener
+        self._link_listener = listener
         self._party = Party(LinkRole.DECODE, hello.epoch)
         self._listener: Listener | None = None
         self._tasks: dict[Connection, asyncio.Task[None]] = {}
@@ -88,11 +88,11 @@ class Acceptor:
         self.refused = 0
         self.altered = AlteredFrames()
         self.orphaned: dict[bytes, None] = {}
-        """Epochs of which a data connection came when no control link stood (any more), oldest first."""
+        """Epochs of which a data connection came without a control link (any more), oldest first."""
         self._links_so_far = 0
 
     def describe(self, descriptor: bytes) -> None:
-        """What prefill workers need to reach the landing region; known before `start`."""
+        """Set the data with which prefill workers reach the landing region; call it before `start`."""
         self._hello = msgspec.structs.replace(self._hello, descriptor=descriptor)
 
     async def start(self, host: str, port: int) -> int:
@@ -169,7 +169,7 @@ class Acceptor:
             if len(self.orphaned) > MAX_ORPHANED:
                 del self.orphaned[next(iter(self.orphaned))]
             raise LinkLostError("a data connection of a worker that is not linked")
-        self._told.on_data(linked, connection)
+        self._link_listener.on_data(linked, connection)
         return True
 
     async def _take_control(self, identity: LinkIdentity, connection: Connection, session: Session) -> None:
@@ -200,15 +200,15 @@ class Acceptor:
         detail = "stopped"
         self.links[linked.epoch] = linked  # before the hello: its answer are data connections
         linked.link.send(self._hello)
-        self._told.on_up(linked)
+        self._link_listener.on_up(linked)
         try:
             detail = await linked.link.run(
-                lambda message: self._told.on_message(linked, message),
-                lambda refusal: self._told.on_refused(linked, refusal),
+                lambda message: self._link_listener.on_message(linked, message),
+                lambda refusal: self._link_listener.on_refused(linked, refusal),
             )
         finally:
             linked.link.close(detail)
             del self.links[linked.epoch]
             log.info("link from prefill worker %s ended: %s", linked.epoch.hex()[:8], detail)
-            self._told.on_down(linked, detail)
+            self._link_listener.on_down(linked, detail)
             linked.ended.set()

@@ -1,4 +1,4 @@
-"""What the decode machine asks for and what it keeps: states, actions, one hand-over's record, statistics."""
+"""Values of the decode machine: states, actions, one hand-over's record, statistics."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class DecodeState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Write the units, lying at `landing`, into their blocks; tell `scattered` or `scatter_failed`."""
+    """Write the units, which are at `landing`, into their blocks; then call `scattered` or `scatter_failed`."""
 
     key: HandoverKey
     units: Units
     landing: Extent
     one_sided: bool = False
-    """Whether they were written there without this process taking part, which may be other memory."""
+    """The units were written there without this process taking part, which may be other memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class DecodeHandover:
     next_units: list[int] = field(default_factory=list)
     """The first unit that was not scattered yet, by layer group."""
     standing_groups: int = 0
-    """How many layer groups stand, on the word of a peer that writes without this process."""
+    """Number of complete layer groups, as reported by a peer that writes without this process."""
     scattering: tuple[int, int] | None = None
     """Layer group and first unit of the scatter that runs."""
     checksums: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -92,8 +92,8 @@ class DecodeStats:
     by_state: dict[DecodeState, int]
     landing: LandingStats
     sealed_bytes: int
-    """Landed without this process taking part (one-sided), on the word of their Seals."""
+    """Bytes landed without this process taking part (one-sided), counted at their Seals."""
     lingering: int
-    """Ended hand-overs whose writer has not said yet that nothing is in flight."""
+    """Ended hand-overs whose writer has not reported yet that nothing is in flight."""
     ended: dict[str, int]
     refused: dict[str, int]

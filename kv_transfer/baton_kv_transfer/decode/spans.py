@@ -1,4 +1,4 @@
-"""Spans of the landing region: who is granted them next, and when those of an ended hand-over are free again. Pure."""
+"""Spans of the landing region: the line for them, and when spans of an ended hand-over are free again. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GrantedSpans:
 
 
 class SpanQueue:
-    """The line before one landing region. The first that finds no room holds up the rest, so that nobody starves."""
+    """The line before one landing region. The first hand-over that finds no room holds up the rest: none starves."""
 
     def __init__(self, landing: LandingRegion) -> None:
         self._landing = landing
@@ -34,11 +34,11 @@ class SpanQueue:
         self._waiting.pop(key, None)
 
     def position(self, key: HandoverKey) -> int:
-        """How many are before `key`, which is in the line."""
+        """Number of hand-overs before `key`, which is in the line."""
         return list(self._waiting).index(key)
 
     def serve(self) -> list[GrantedSpans]:
-        """Take spans for as many as there is room for; each gets a transfer number that was never used before."""
+        """Grant spans to as many as fit; each gets a transfer number that was never used before."""
         served: list[GrantedSpans] = []
         while self._waiting:
             key, (peer, stream_bytes, unit_bytes) = next(iter(self._waiting.items()))
@@ -54,7 +54,7 @@ class SpanQueue:
 
 @dataclass(frozen=True, slots=True)
 class PendingProof:
-    """A span, whose writes its ending is about, and over which link they were granted."""
+    """A span of an ended hand-over that its writer must prove to be at rest, and the link that it was granted over."""
 
     peer: bytes
     transfer: int
@@ -63,51 +63,51 @@ class PendingProof:
 
 
 class SpanReclaim:
-    """Decides what becomes of a span when its hand-over ends, and remembers what is still owed a proof.
+    """Decides what becomes of a span when its hand-over ends, and keeps the proofs that are pending.
 
-    Where this process writes itself, the span is free at once and only late writes are swallowed. Where a one-sided
+    Where this process writes itself, the span is free at once and only late writes are swallproof. Where a one-sided
     write may still arrive, the span stays quarantined until the writer says so, or is proven gone.
     """
 
     def __init__(self, landing: LandingRegion) -> None:
         self._landing = landing
-        self._owed: dict[HandoverKey, PendingProof] = {}
+        self._pending: dict[HandoverKey, PendingProof] = {}
         self._ended_links: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._owed)
+        return len(self._pending)
 
-    def end(self, key: HandoverKey, owed: PendingProof, *, writes_may_follow: bool, linked: bool) -> None:
-        """Free the span, or keep it while a write may still arrive that nobody here can stop."""
-        if owed.one_sided and writes_may_follow and owed.link not in self._ended_links:
-            self._landing.quarantine(owed.transfer)
-            self._owed[key] = owed
-        elif not owed.one_sided and writes_may_follow and linked:
-            self._landing.release(owed.transfer, writes_may_follow=True)
-            self._owed[key] = owed
+    def end(self, key: HandoverKey, proof: PendingProof, *, writes_may_follow: bool, linked: bool) -> None:
+        """Free the span, or keep it while a write may still arrive that this process cannot stop."""
+        if proof.one_sided and writes_may_follow and proof.link not in self._ended_links:
+            self._landing.quarantine(proof.transfer)
+            self._pending[key] = proof
+        elif not proof.one_sided and writes_may_follow and linked:
+            self._landing.release(proof.transfer, writes_may_follow=True)
+            self._pending[key] = proof
         else:
-            self._landing.release(owed.transfer)
+            self._landing.release(proof.transfer)
 
-    def settle(self, key: HandoverKey, peer: bytes) -> bool:
-        """`peer` said that nothing of `key` is in flight any more. False when that was not owed."""
-        owed = self._owed.get(key)
-        if owed is None or owed.peer != peer:
+    def confirm(self, key: HandoverKey, peer: bytes) -> bool:
+        """`peer` said that nothing of `key` is in flight any more. False when no proof was pending."""
+        proof = self._pending.get(key)
+        if proof is None or proof.peer != peer:
             return False
-        del self._owed[key]
-        self._landing.release(owed.transfer)
-        self._landing.forget(owed.transfer)
+        del self._pending[key]
+        self._landing.release(proof.transfer)
+        self._landing.forget(proof.transfer)
         return True
 
     def link_down(self, peer: bytes) -> None:
         """The link's connections are closed: proof enough where this process writes itself, no proof otherwise."""
-        self._settle_all(lambda owed: owed.peer == peer and not owed.one_sided)
+        self._confirm_all(lambda proof: proof.peer == peer and not proof.one_sided)
 
     def writes_ended(self, link: int) -> None:
         """Proof that nothing that was granted over this link, which is down, can still be written."""
         self._ended_links = {ended for ended in self._ended_links if link - ended < REMEMBERED_LINKS} | {link}
-        self._settle_all(lambda owed: owed.link == link)
+        self._confirm_all(lambda proof: proof.link == link)
 
-    def _settle_all(self, is_proven: Callable[[PendingProof], bool]) -> None:
-        for key, owed in list(self._owed.items()):
-            if is_proven(owed):
-                self.settle(key, owed.peer)
+    def _confirm_all(self, is_proven: Callable[[PendingProof], bool]) -> None:
+        for key, proof in list(self._pending.items()):
+            if is_proven(proof):
+                self.confirm(key, proof.peer)

@@ -1,7 +1,7 @@
 """The decode worker's transfer: runs `DecodeHandovers` in the transfer thread's loop and carries out its actions.
 
-The engine's thread calls `queued`, `expected`, `refused` and `cancelled`; the worker is told by a `DecodeListener`.
-Owns the landing region's memory and the helper thread that scatters; what happens when is decided by the machine.
+The engine's thread calls `queued`, `expected`, `refused` and `cancelled`; a `DecodeListener` reports to the worker.
+Owns the landing region's memory and the helper thread that scatters; the machine decides what happens when.
 """
 
 from __future__ import annotations
@@ -10,27 +10,26 @@ import asyncio
 import logging
 import mmap
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.peers import Acceptor, PrefillLink
 from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, HandoverFailed, Landed, Scatter
-from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, SendTo, TransferConfig
+from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Reservation, SendTo
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
-from baton_kv_transfer.network import DataConnection, Network, Sockets
+from baton_kv_transfer.loop_mailbox import Mailbox, posted
+from baton_kv_transfer.network import DataConnection
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.device import DeviceLanding
-from baton_kv_transfer.transports.seam import PROBE_TRANSFER, LandingParts, Transport
-from baton_kv_transfer.transports.table import offered
+from baton_kv_transfer.transports.seam import PROBE_TRANSFER, LandingParts
 from baton_wire.errors import BadFieldsError
-from baton_wire.keys import KeyDirectory
-from baton_wire.kv_shape import KvGeometry
 from baton_wire.listening.complaints import Complaints
-from baton_wire.messages.pair_link import PairHello, PairMessage, Seal
-from baton_wire.messages.values import PairFingerprint, Reason, RequestKey, Role
+from baton_wire.messages.pair_link import PairMessage, Seal
+from baton_wire.messages.values import Reason, RequestKey, Role
 
 log = logging.getLogger(__name__)
 
@@ -50,76 +49,69 @@ class DecodeTransferStats:
 
 
 def _ignore_duration(seconds: float) -> None:
-    """Nobody measures."""
+    """Used where the duration is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class LandingMemory:
+    """Memory that prefill workers write to. Raises ValueError for memory shorter than `length`."""
+
+    length: int
+    """Bytes that are used."""
+    host: memoryview | None = None
+    """Host memory to land in (for example pinned); None: allocated by the transfer."""
+    device: DeviceLanding | None = None
+    """A GPU's memory where one-sided writes land instead."""
+
+    def __post_init__(self) -> None:
+        if self.host is not None and self.host.nbytes < self.length:
+            raise ValueError(f"host: {self.host.nbytes} bytes given, length is {self.length}")
+        if self.device is not None and self.device.memory.length < self.length:
+            raise ValueError(f"device: {self.device.memory.length} bytes to land in, length is {self.length}")
+
+    def region(self) -> memoryview:
+        """The host memory as bytes."""
+        return memoryview(mmap.mmap(-1, max(1, self.length))) if self.host is None else self.host.cast("B")
 
 
 class DecodeTransfer:
     """Hand-overs from any number of prefill workers to this decode worker."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
-        *,
-        epoch: bytes,
-        fingerprint: PairFingerprint,
-        geometry: KvGeometry,
-        keys: KeyDirectory,
+        parts: TransferParts,
         sink: KvSink,
         listener: DecodeListener,
+        landing: LandingMemory,
+        *,
         host: str,
         port: int = 0,
-        landing_bytes: int,
-        landing: memoryview | None = None,
-        config: TransferConfig | None = None,
-        tensor_parallel: int = 1,
         observe_handover_s: Callable[[float], None] = _ignore_duration,
-        device: DeviceLanding | None = None,
-        transports: Sequence[Transport] | None = None,
-        network: Network | None = None,
-        executor: Executor | None = None,
     ) -> None:
-        """`landing`: memory to land in, at least `landing_bytes` (for example pinned); allocated here when None.
+        """`host` and `port`: where to listen; port 0 is any.
 
-        `device`: where one-sided writes land instead, on a GPU; at least `landing_bytes` too.
-
-        `transports` are what the configuration offers on this machine when None.
-
-        `network` and `executor`, where KV is scattered, are the operating system's and a thread of its own when None.
-
-        `observe_handover_s` is told the seconds from grant to verified of each landed hand-over, on the transfer
-        thread.
+        `observe_handover_s` gets the seconds from grant to verified of each landed hand-over, on the transfer thread.
         """
-        self._config = config or TransferConfig()
+        self.mailbox = Mailbox()
+        self._config = parts.config
         self._sink = sink
         self._listener = listener
         self._observe_handover_s = observe_handover_s
         self._where = (host, port)
-        self._handovers = DecodeHandovers(geometry, landing_bytes, self._config)
-        region = memoryview(mmap.mmap(-1, max(1, landing_bytes))) if landing is None else landing.cast("B")
-        if len(region) < landing_bytes:
-            raise ValueError(f"landing: {len(region)} bytes given, landing_bytes is {landing_bytes}")
-        if device is not None and device.memory.length < landing_bytes:
-            raise ValueError(f"device: {device.memory.length} bytes to land in, landing_bytes is {landing_bytes}")
-        self._device = device
-        self._region = region[: self._handovers.landing_bytes]
-        rows = offered(self._config.transport) if transports is None else transports
-        parts = LandingParts(epoch, self._region, device, self, self._writes_ended, self._config.handshake_s)
-        self._landings = {row.name: row.land(parts) for row in rows}
-        hello = PairHello(
-            role=Role.DECODE,
-            epoch=epoch,
-            fingerprint=fingerprint,
-            block_tokens=geometry.block_tokens,
-            tensor_parallel=tensor_parallel,
-            landing_bytes=self._handovers.landing_bytes,
-            transports=tuple(self._landings),
-            descriptor=b"",
+        self._handovers = DecodeHandovers(parts.geometry, landing.length, self._config)
+        self._device = landing.device
+        self._region = landing.region()[: self._handovers.landing_bytes]
+        rows = parts.rows()
+        landing_parts = LandingParts(
+            parts.epoch, self._region, landing.device, self, self._writes_ended, self._config.handshake_s
         )
-        self._acceptor = Acceptor(hello, keys, self._config, self, network or Sockets())
-        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="baton-scatter")
-        self._owns_executor = executor is None
+        self._landings = {row.name: row.land(landing_parts) for row in rows}
+        hello = parts.hello(Role.DECODE, rows, self._handovers.landing_bytes)
+        self._acceptor = Acceptor(hello, parts.keys, self._config, self, parts.network)
+        self._executor = parts.executor or ThreadPoolExecutor(1, thread_name_prefix="baton-scatter")
+        self._owns_executor = parts.executor is None
         self._scatters: set[asyncio.Task[None]] = set()
         self._port: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._complaints = Complaints(log)
         self._stats = self._look()
@@ -131,7 +123,7 @@ class DecodeTransfer:
 
         Raises OSError when the port is taken, TransferError when a transport does not come up.
         """
-        self._loop = asyncio.get_running_loop()
+        self.mailbox.open()
         for landing in self._landings.values():
             await landing.start()
             if landing.descriptor:  # a hello has room for one
@@ -140,7 +132,7 @@ class DecodeTransfer:
         self._ticker = asyncio.create_task(self._tick())
 
     async def stop(self) -> None:
-        """End every hand-over (each `on_landed` or `on_failed` is told), then the links."""
+        """End every hand-over (each gets its `on_landed` or `on_failed`), then the links."""
         for key in self._handovers.open_keys():
             self._act(self._handovers.cancelled(key, Reason.DRAINING, "the decode worker stops", self._now()))
         while self._scatters:
@@ -154,7 +146,7 @@ class DecodeTransfer:
         if self._owns_executor:
             self._executor.shutdown(wait=False)
         self._stats = self._look()
-        self._loop = None
+        self.mailbox.close()
 
     @property
     def port(self) -> int:
@@ -165,50 +157,29 @@ class DecodeTransfer:
 
     # From any thread -------------------------------------------------------------------------------------------------
 
+    @posted
     def queued(self, key: RequestKey, prefill_epoch: bytes, position: int, deadline_s: float) -> None:
         """The engine has no blocks for this request yet."""
-        handover = HandoverKey.of(key)
-        self._post(
-            lambda: self._act(self._handovers.queued(handover, prefill_epoch, position, deadline_s, self._now()))
-        )
+        self._act(self._handovers.queued(HandoverKey.of(key), prefill_epoch, position, deadline_s, self._now()))
 
-    def expected(
-        self,
-        key: RequestKey,
-        prefill_epoch: bytes,
-        total_tokens: int,
-        cached_tokens: int,
-        blocks: tuple[int, ...],
-        choices: tuple[int, ...],
-        deadline_s: float,
-    ) -> None:
-        """`blocks` are reserved for `total_tokens` tokens, the first `cached_tokens` (whole blocks) have their KV."""
-        handover = HandoverKey.of(key)
-        self._post(
-            lambda: self._act(
-                self._handovers.expected(
-                    handover, prefill_epoch, total_tokens, cached_tokens, blocks, choices, deadline_s, self._now()
-                )
-            )
-        )
+    @posted
+    def expected(self, key: RequestKey, prefill_epoch: bytes, reservation: Reservation) -> None:
+        """The engine reserved blocks for this request, and waits for its KV."""
+        self._act(self._handovers.expected(HandoverKey.of(key), prefill_epoch, reservation, self._now()))
 
+    @posted
     def refused(self, key: RequestKey, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None:
         """The engine refused a request that was never `expected`."""
-        handover = HandoverKey.of(key)
-        self._post(lambda: self._act(self._handovers.refused(handover, prefill_epoch, reason, detail, self._now())))
+        self._act(self._handovers.refused(HandoverKey.of(key), prefill_epoch, reason, detail, self._now()))
 
+    @posted
     def cancelled(self, key: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
         """The request is no longer wanted, or the engine gave it up. Unknown ones are ignored."""
-        handover = HandoverKey.of(key)
-        self._post(lambda: self._act(self._handovers.cancelled(handover, reason, detail, self._now())))
+        self._act(self._handovers.cancelled(HandoverKey.of(key), reason, detail, self._now()))
 
     def stats(self) -> DecodeTransferStats:
         """As of the last tick."""
         return self._stats
-
-    def _post(self, call: Callable[[], None]) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(call)
 
     # Links -----------------------------------------------------------------------------------------------------------
 
@@ -328,7 +299,7 @@ class DecodeTransfer:
             links=len(self._acceptor.links),
             lanes=sum(landing.lanes for landing in self._landings.values()),
             transports=dict(Counter(linked.transport for linked in self._acceptor.links.values())),
-            bytes_received=sum(each.bytes_received for each in self._landings.values()) + handovers.sealed_bytes,
+            bytes_received=sum(landing.bytes_received for landing in self._landings.values()) + handovers.sealed_bytes,
             refused_connections=self._acceptor.refused,
             altered_frames=self._acceptor.altered.count,
         )

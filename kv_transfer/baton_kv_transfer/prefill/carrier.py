@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from baton_kv_transfer.handover import HandoverKey, KvSource, TransferConfig, Verify
 from baton_kv_transfer.layout import Extent, source_extents
@@ -17,28 +17,39 @@ from baton_wire.messages.values import Reason
 
 T = TypeVar("T")
 
-PutDone = Callable[[Put, bytes], None]
-PutFailed = Callable[[Put, Reason, str], None]
 Staging = Callable[[int], memoryview]
-"""So many bytes of the host, of which nobody else knows until they are dropped."""
+"""Gives that many bytes of host memory, which nothing else uses until they are dropped."""
 
 
 def ordinary_memory(length: int) -> memoryview:
     return memoryview(bytearray(length))
 
 
-class PutCarrier:
-    """Puts in order of arrival, a bounded number at once. Each ends in exactly one of `on_done` and `on_failed`."""
+class PutOwner(Protocol):
+    """The transfer whose puts are carried. Called in the loop's thread."""
 
-    def __init__(  # noqa: PLR0913
+    def writer_to(self, peer: bytes) -> Writer | None:
+        """The way to the decode worker with this epoch; None when the link is gone."""
+        ...
+
+    def on_put_done(self, put: Put, checksums: bytes) -> None: ...
+
+    def on_put_failed(self, put: Put, reason: Reason, detail: str) -> None: ...
+
+
+class PutCarrier:
+    """Puts in order of arrival, a bounded number at once.
+
+    Each ends in exactly one of `on_put_done` and `on_put_failed`.
+    """
+
+    def __init__(
         self,
         source: KvSource,
         geometry: KvGeometry,
         config: TransferConfig,
         executor: Executor,
-        writer_to: Callable[[bytes], Writer | None],
-        on_done: PutDone,
-        on_failed: PutFailed,
+        owner: PutOwner,
         staging: Staging = ordinary_memory,
     ) -> None:
         """`staging` gives memory to pack into."""
@@ -47,9 +58,7 @@ class PutCarrier:
         self._geometry = geometry
         self._config = config
         self._executor = executor
-        self._writer_to = writer_to
-        self._on_done = on_done
-        self._on_failed = on_failed
+        self._owner = owner
         self._waiting: deque[Put] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -62,7 +71,7 @@ class PutCarrier:
         dropped = [put for put in self._waiting if put.key == key]
         self._waiting = deque(put for put in self._waiting if put.key != key)
         for put in dropped:
-            self._on_failed(put, Reason.CANCELLED, "dropped before it began")
+            self._owner.on_put_failed(put, Reason.CANCELLED, "dropped before it began")
 
     async def drained(self) -> None:
         """Wait until nothing is under way; the writers must have been closed or be working."""
@@ -82,25 +91,25 @@ class PutCarrier:
         self._start_more()
 
     async def _carry(self, put: Put) -> None:
-        writer = self._writer_to(put.peer)
+        writer = self._owner.writer_to(put.peer)
         if writer is None:
-            self._on_failed(put, Reason.PEER_LOST, "the link is gone")
+            self._owner.on_put_failed(put, Reason.PEER_LOST, "the link is gone")
             return
         sent: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         failure = await self._start(put, writer, sent.set_result)
         if failure is not None:
-            self._on_failed(put, Reason.INTERNAL, failure)
+            self._owner.on_put_failed(put, Reason.INTERNAL, failure)
             return
         checksums: bytes | str = b""
         if self._config.verify is Verify.FULL:
-            checksums = await self._aside(lambda: self._source.checksums(put.units))
+            checksums = await self._run_in_helper(lambda: self._source.checksums(put.units))
         detail = await sent
         if detail is not None:
-            self._on_failed(put, Reason.PEER_LOST, detail)
+            self._owner.on_put_failed(put, Reason.PEER_LOST, detail)
         elif isinstance(checksums, str):
-            self._on_failed(put, Reason.INTERNAL, checksums)
+            self._owner.on_put_failed(put, Reason.INTERNAL, checksums)
         else:
-            self._on_done(put, checksums)
+            self._owner.on_put_done(put, checksums)
 
     async def _start(self, put: Put, writer: Writer, done: WriteDone) -> str | None:
         """Write straight from the pool when a unit is a block of it, else from a packed copy. Or why that cannot be."""
@@ -116,13 +125,13 @@ class PutCarrier:
                 writer.write(Write(put.transfer, region, tuple(source), put.landing), done)
                 return None
         packed = self._staging(put.length)
-        failure = await self._aside(lambda: self._source.pack(units, packed))
+        failure = await self._run_in_helper(lambda: self._source.pack(units, packed))
         if isinstance(failure, str):
             return failure
         writer.write(Write(put.transfer, packed, (Extent(0, put.length),), put.landing), done)
         return None
 
-    async def _aside(self, call: Callable[[], T]) -> T | str:
+    async def _run_in_helper(self, call: Callable[[], T]) -> T | str:
         """Run on the helper thread; an exception comes back as text, because it is this hand-over's failure alone."""
         future = asyncio.get_running_loop().run_in_executor(self._executor, call)
         await asyncio.wait([future])

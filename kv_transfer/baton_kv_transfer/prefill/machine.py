@@ -12,11 +12,19 @@ from dataclasses import replace
 
 from baton_kv_transfer import messages
 from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout
-from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig, Verify
+from baton_kv_transfer.handover import (
+    ENDED_CAPACITY,
+    ENDED_S,
+    UNANNOUNCED_CAPACITY,
+    CutLink,
+    HandoverKey,
+    SendTo,
+    TransferConfig,
+    Verify,
+)
 from baton_kv_transfer.layout import StreamLayout, group_blocks, landing_extents
 from baton_kv_transfer.prefill.records import (
     DropPuts,
-    EarlyProgress,
     Granted,
     GroupUnits,
     HandoverOutcome,
@@ -27,6 +35,7 @@ from baton_kv_transfer.prefill.records import (
     Put,
     Release,
     Report,
+    UnannouncedProgress,
 )
 from baton_kv_transfer.prefill.suspicion import IN_A_ROW, SilentHandovers, is_silent
 from baton_kv_transfer.sealed_checksums import sealed_checksums
@@ -36,29 +45,49 @@ from baton_wire.kv_shape import KvGeometry, Units
 from baton_wire.messages.pair_link import Done, FirstToken, Grant, Heartbeat, PairMessage, Reject, Seal, Standing, Wait
 from baton_wire.messages.values import Reason
 
-EARLY_CAPACITY = 4_096
-ENDED_CAPACITY = 16_384
-ENDED_S = 120.0
 _UNREPORTED = (Reason.CANCELLED, Reason.FINISHED)
 
 
 class PrefillHandovers:
-    """All hand-overs of one prefill worker."""
+    """All hand-overs of one prefill worker.
+
+    >>> from baton_wire.messages.pair_link import Span
+    >>> geometry = KvGeometry(layers=1, kv_heads=1, head_dim=4, element_bytes=4, block_tokens=4)
+    >>> machine = PrefillHandovers(geometry, TransferConfig())
+    >>> key, decode = HandoverKey(b"r" * 16, 1), b"d" * 16
+    >>> machine.link_up(decode, DecodePeer(block_tokens=4, landing_bytes=4096), now=0.0)
+    []
+    >>> machine.opened(key, decode, total_tokens=4, deadline_s=30.0, now=0.0)
+    []
+    >>> grant = messages.grant(key, 1, StreamLayout(geometry, 4, 0, 4), (Span(offset=0, length=128),))
+    >>> machine.message(decode, grant, now=0.1) == [Granted(key)]
+    True
+    >>> (put,) = machine.computed(key, 4, blocks=(7,), now=0.2)
+    >>> put.length, put.landing
+    (128, (Extent(offset=0, length=128),))
+    >>> machine.first_tokens(key, (FirstToken(choice=0, token=42),), now=0.2)
+    []
+    >>> (sent,) = machine.put_done(key, put.put, checksums=bytes(16), now=0.3)
+    >>> type(sent.message).__name__
+    'Seal'
+    >>> machine.message(decode, messages.verified(key), now=0.4) == [Release(key)]
+    True
+    """
 
     def __init__(self, geometry: KvGeometry, config: TransferConfig) -> None:
         self._geometry = geometry
         self._config = config
         self._handovers: dict[HandoverKey, PrefillHandover] = {}
         self._peers: dict[bytes, DecodePeer] = {}
-        self._early: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
-            config.early_s, EARLY_CAPACITY
+        self._unannounced_messages: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
+            config.unannounced_s, UNANNOUNCED_CAPACITY
         )
-        self._ahead = EarlyProgress(config.early_s, EARLY_CAPACITY)
+        self._unannounced_progress = UnannouncedProgress(config.unannounced_s, UNANNOUNCED_CAPACITY)
         self._ended: ExpiringMap[HandoverKey, Reason | None] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._former = FormerGrants()
         self._silent = SilentHandovers()
         self._next_put = 1
-        self._early_bytes = 0
+        self._overlapped_bytes = 0
         self._ended_by_reason: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
 
@@ -76,24 +105,24 @@ class PrefillHandovers:
         if key in self._ended:
             outcome = HandoverOutcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True)
             return self._close(handover, outcome, now)
-        early = self._early.pop((peer, key))
-        if isinstance(early, Reject):
-            self._ahead.take(key)
-            return self._close(handover, self._rejected_outcome(early, handover), now)
+        message = self._unannounced_messages.pop((peer, key))
+        if isinstance(message, Reject):
+            self._unannounced_progress.take(key)
+            return self._close(handover, self._rejected_outcome(message, handover), now)
         if peer not in self._peers:
             self._enter(handover, PrefillState.LINKING, now + self._config.link_wait_s)
             return self._catch_up(key, now)
         self._enter(handover, PrefillState.UNGRANTED, deadline_s)
-        handover.heard = early is not None
-        actions = self._granted(handover, early, now) if isinstance(early, Grant) else []
+        handover.is_answered = message is not None
+        actions = self._granted(handover, message, now) if isinstance(message, Grant) else []
         return actions + self._catch_up(key, now)
 
     def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> list[PrefillAction]:
-        """KV of [0, tokens) stands in `blocks`, the sequence's block table so far."""
+        """KV of [0, tokens) is in `blocks`, the sequence's block table so far."""
         handover = self._handovers.get(key)
         if handover is None:
             if key not in self._ended:
-                self._ahead.computed(key, tokens, blocks, now)
+                self._unannounced_progress.computed(key, tokens, blocks, now)
             return []
         if tokens < handover.computed_tokens:
             return []
@@ -103,7 +132,7 @@ class PrefillHandovers:
     def computing(
         self, key: HandoverKey, tokens: int, layers: int, blocks: tuple[int, ...], now: float
     ) -> list[PrefillAction]:
-        """KV of [0, tokens) stands in the first `layers` layers, while the others are still computed."""
+        """KV of [0, tokens) is complete in the first `layers` layers, while the others are still computed."""
         handover = self._handovers.get(key)
         if handover is None or handover.state is PrefillState.CLOSING or tokens <= handover.computed_tokens:
             return []
@@ -117,33 +146,35 @@ class PrefillHandovers:
         handover = self._handovers.get(key)
         if handover is None:
             if key not in self._ended:
-                self._ahead.first_tokens(key, tokens, now)
+                self._unannounced_progress.first_tokens(key, tokens, now)
             return []
         if handover.first_tokens is not None:
             return []
         handover.first_tokens = tokens
         if handover.state is PrefillState.CLOSING:
             return []  # the KV may go on to another decode worker, with these
-        self._early_bytes += handover.sent_bytes
+        self._overlapped_bytes += handover.sent_bytes
         if all(token.finish is not None for token in tokens):
             return self._close(handover, HandoverOutcome(Reason.FINISHED, tell_peer=True), now)
-        if handover.state is PrefillState.UNGRANTED and not handover.heard:
+        if handover.state is PrefillState.UNGRANTED and not handover.is_answered:
             self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s)
         return self._advance(handover, now)
 
     def _catch_up(self, key: HandoverKey, now: float) -> list[PrefillAction]:
-        ahead = self._ahead.take(key)
-        if ahead.over is not None:
-            return self.cancelled(key, ahead.over.reason or Reason.CANCELLED, ahead.over.detail, now)
-        actions = [] if ahead.computed is None else self.computed(key, *ahead.computed, now)
-        return actions if ahead.first_tokens is None else [*actions, *self.first_tokens(key, ahead.first_tokens, now)]
+        progress = self._unannounced_progress.take(key)
+        if progress.over is not None:
+            return self.cancelled(key, progress.over.reason or Reason.CANCELLED, progress.over.detail, now)
+        actions = [] if progress.computed is None else self.computed(key, *progress.computed, now)
+        if progress.first_tokens is not None:
+            actions += self.first_tokens(key, progress.first_tokens, now)
+        return actions
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The gateway or the engine gave the request up."""
         handover = self._handovers.get(key)
         if handover is None:
             if key not in self._ended:
-                self._ahead.over(key, HandoverOutcome(reason, detail, tell_peer=True), now)
+                self._unannounced_progress.over(key, HandoverOutcome(reason, detail, tell_peer=True), now)
             return []
         if handover.state is PrefillState.CLOSING:
             return []
@@ -152,7 +183,8 @@ class PrefillHandovers:
         return [*self._close(handover, HandoverOutcome(reason, detail, tell_peer=tell_peer), now), *suspected]
 
     def put_done(self, key: HandoverKey, put: int, checksums: bytes, now: float) -> list[PrefillAction]:
-        """The put's bytes stand at the decode worker; `checksums` of its pieces in stream order (empty with stamps)."""
+        """The put's bytes have reached the decode worker; `checksums` of its pieces in stream order (empty with
+        stamps)."""
         handover = self._handovers.get(key)
         units = None if handover is None else handover.in_flight.pop(put, None)
         if handover is None or units is None or handover.layout is None:
@@ -179,17 +211,17 @@ class PrefillHandovers:
         self._peers[peer] = facts
         actions: list[PrefillAction] = []
         for handover in self._of(peer, PrefillState.LINKING):
-            waits, handover.moved_s = handover.is_computed and not handover.heard, now
+            waits, handover.moved_s = handover.is_computed and not handover.is_answered, now
             self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s if waits else handover.deadline_s)
         return actions
 
     def link_down(self, peer: bytes, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
-        """The link broke or could not be made. What was sealed is the decode worker's business; all else fails."""
+        """The link broke or could not be made. Sealed hand-overs are up to the decode worker; all others fail."""
         self._peers.pop(peer, None)
         self._silent.answered(peer)
         self._former.link_down(peer)
-        for early_peer, key in [entry for entry, _ in self._early.items() if entry[0] == peer]:
-            self._early.pop((early_peer, key))
+        for entry in [entry for entry, _ in self._unannounced_messages.items() if entry[0] == peer]:
+            self._unannounced_messages.pop(entry)
         actions: list[PrefillAction] = []
         for handover in self._of(peer):
             if handover.state is PrefillState.CLOSING:
@@ -244,14 +276,14 @@ class PrefillHandovers:
             ended = self._ended.get(key) if key in self._ended else Reason.UNKNOWN_REQUEST
             return [self._abandon(peer, key, ended)] if isinstance(message, Grant) and ended is not None else []
         actions: list[PrefillAction] = []
-        known = self._early.get((peer, key))
-        if isinstance(known, Reject):  # the last word; what it overtook, or what is repeated, changes nothing
+        known = self._unannounced_messages.get((peer, key))
+        if isinstance(known, Reject):  # the last answer; what it overtook, or what is repeated, changes nothing
             return [self._abandon(peer, key, known.reason)] if isinstance(message, Grant) else []
         if isinstance(known, Grant) and isinstance(message, Wait):
             return []
         if isinstance(known, Grant) and isinstance(message, Reject):
             actions.append(self._abandon(peer, key, message.reason))
-        for (other, dropped), lost in self._early.put((peer, key), message, now):
+        for (other, dropped), lost in self._unannounced_messages.put((peer, key), message, now):
             if isinstance(lost, Grant):
                 actions.append(self._abandon(other, dropped, Reason.NO_CAPACITY))
         return actions
@@ -267,7 +299,7 @@ class PrefillHandovers:
                 return self._granted(handover, message, now)
             case Wait():
                 if handover.state is PrefillState.UNGRANTED:
-                    handover.heard = True
+                    handover.is_answered = True
                     self._enter(handover, PrefillState.UNGRANTED, handover.deadline_s)
                 return []
             case Reject():
@@ -281,7 +313,8 @@ class PrefillHandovers:
                 return self._close(handover, HandoverOutcome(message.reason, message.detail), now)
 
     def _rejected(self, handover: PrefillHandover, message: Reject, now: float) -> list[PrefillAction]:
-        """Who gives up what it waited for, told to or at its deadline, has not answered what came."""
+        """A decode worker that gives a hand-over up, at its deadline or because it was cancelled, has not answered
+        it."""
         if message.reason in (Reason.DEADLINE, Reason.CANCELLED):
             return self._suspected(handover, now)
         self._silent.answered(handover.peer)
@@ -319,8 +352,8 @@ class PrefillHandovers:
         """Act on deadlines. Call it a few times per second."""
         actions: list[PrefillAction] = []
         self._ended.expire(now)
-        self._ahead.expire(now)
-        for (peer, key), message in self._early.expire(now):
+        self._unannounced_progress.expire(now)
+        for (peer, key), message in self._unannounced_messages.expire(now):
             self._refused["early_expired"] += 1
             if isinstance(message, Grant):
                 actions.append(self._abandon(peer, key, Reason.UNKNOWN_REQUEST))
@@ -338,29 +371,29 @@ class PrefillHandovers:
             return [*self._close(handover, HandoverOutcome(Reason.DEADLINE, "no verdict"), now), *suspected]
         reason, detail = Reason.DEADLINE, f"in state {handover.state}"
         if now < handover.deadline_s:
-            reason, detail = Reason.PEER_LOST, "no link to, or no word from, the decode worker"
+            reason, detail = Reason.PEER_LOST, "no link to, or no answer of, the decode worker"
         return [*self._close(handover, HandoverOutcome(reason, detail, report=True, tell_peer=True), now), *suspected]
 
     def _suspected(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
-        """It is given up as it stands. Its decode worker may not have said a word for too many in a row."""
-        if not is_silent(handover, now, self._config.dead_s) or not self._silent.ended(handover.peer):
+        """The hand-over is given up. Cut the link if its decode worker left too many in a row without an answer."""
+        if not is_silent(handover, now, self._config.liveness.dead_s) or not self._silent.ended(handover.peer):
             return []
-        return [CutLink(handover.peer, f"{IN_A_ROW} hand-overs in a row ended without a word from the decode worker")]
+        return [CutLink(handover.peer, f"{IN_A_ROW} hand-overs in a row ended without an answer of the decode worker")]
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
     def _advance(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
-        """Whatever follows from the state: finish a closing hand-over, put what was computed, seal what was put."""
+        """Take the steps that the state allows: finish a closing hand-over, put computed units, seal a whole stream."""
         if handover.state is PrefillState.CLOSING:
             return [] if handover.in_flight else self._finish(handover, now)
         if handover.state is not PrefillState.SENDING or handover.layout is None or handover.grant is None:
             return []
         layout, config = handover.layout, self._config
-        found = next_units(handover, layout, config.max_put_bytes)
-        if found and not handover.in_flight:
+        ready = next_units(handover, layout, config.max_put_bytes)
+        if ready and not handover.in_flight:
             handover.moved_s = now
-        actions: list[PrefillAction] = [self._put(handover, layout, handover.grant, units) for units in found]
-        actions += word_of_groups(handover, layout, config.portion_bytes)
+        actions: list[PrefillAction] = [self._put(handover, layout, handover.grant, units) for units in ready]
+        actions += progress_messages(handover, layout, config.portion_bytes)
         is_put = all(unit == layout.end_unit for unit in handover.next_units)
         if is_put and not handover.in_flight and handover.is_computed:
             handover.moved_s = now
@@ -401,7 +434,7 @@ class PrefillHandovers:
         return self._finish(handover, now)
 
     def _finish(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
-        """No write is in flight any more: say so to whom it concerns, and let the blocks go."""
+        """No write is in flight any more: report it to the peer and the gateway, and release the blocks."""
         outcome = handover.outcome
         assert outcome is not None
         assert not handover.in_flight
@@ -433,25 +466,26 @@ class PrefillHandovers:
         return PrefillStats(
             by_state=by_state,
             puts_in_flight=sum(len(handover.in_flight) for handover in self._handovers.values()),
-            early=len(self._early),
-            ahead=len(self._ahead),
-            early_bytes=self._early_bytes,
+            unannounced_messages=len(self._unannounced_messages),
+            unannounced_requests=len(self._unannounced_progress),
+            overlapped_bytes=self._overlapped_bytes,
             ended=dict(self._ended_by_reason),
             refused=dict(self._refused),
         )
 
 
 def next_units(handover: PrefillHandover, layout: StreamLayout, max_bytes: int) -> list[GroupUnits]:
-    """Everything that stands and was not put yet, in pieces of at most `max_bytes` (but always a unit); now it counts
-    as put.
+    """All units that are computed and were not put yet, in pieces of at most `max_bytes` (but always a unit).
+
+    They count as put then.
     """
-    found: list[GroupUnits] = []
+    ready: list[GroupUnits] = []
     step = max(1, max_bytes // layout.group_unit_bytes)
     for group, first in enumerate(handover.next_units):
-        end = layout.whole_units(handover.standing_tokens(layout.end_layer(group)))
-        found += [GroupUnits(group, at, min(at + step, end)) for at in range(first, end, step)]
+        end = layout.whole_units(handover.complete_tokens(layout.end_layer(group)))
+        ready += [GroupUnits(group, at, min(at + step, end)) for at in range(first, end, step)]
         handover.next_units[group] = max(first, end)
-    return found
+    return ready
 
 
 def put_of(handover: PrefillHandover, put: int, layout: StreamLayout, grant: Grant, units: GroupUnits) -> Put:
@@ -463,8 +497,8 @@ def put_of(handover: PrefillHandover, put: int, layout: StreamLayout, grant: Gra
     return Put(handover.key, handover.peer, put, grant.transfer, moved, landing)
 
 
-def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_bytes: int | None) -> list[SendTo]:
-    """Tell of the first layer groups whose puts are all done, once they are a portion more than was told.
+def progress_messages(handover: PrefillHandover, layout: StreamLayout, portion_bytes: int | None) -> list[SendTo]:
+    """Messages that report the first layer groups whose puts are all done, once they are a portion more than reported.
 
     Not when less than a portion is left: the decode worker would still be scattering when the Seal comes.
     """
@@ -472,11 +506,13 @@ def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_byte
         return []
     flying = min((units.group for units in handover.in_flight.values()), default=layout.groups)
     put = next((group for group, unit in enumerate(handover.next_units) if unit < layout.end_unit), layout.groups)
-    stand = min(flying, put)
-    told, standing = layout.bytes_before(handover.told_groups), layout.bytes_before(stand)
-    if min(standing - told, layout.stream_bytes - standing) < portion_bytes:
+    complete = min(flying, put)
+    reported_bytes, complete_bytes = layout.bytes_before(handover.reported_groups), layout.bytes_before(complete)
+    if min(complete_bytes - reported_bytes, layout.stream_bytes - complete_bytes) < portion_bytes:
         return []
-    handover.told_groups = stand
+    handover.reported_groups = complete
     assert handover.grant is not None
     key, transfer = handover.key, handover.grant.transfer
-    return [SendTo(handover.peer, Standing(request=key.request, attempt=key.attempt, transfer=transfer, groups=stand))]
+    return [
+        SendTo(handover.peer, Standing(request=key.request, attempt=key.attempt, transfer=transfer, groups=complete))
+    ]

@@ -1,7 +1,7 @@
 """The prefill worker's links to decode workers: dialled from discovery and on demand, kept up, one per decode process.
 
-Owns dialling, hellos, the check that the pair fits, data connections and the order up → messages → down. Hand-overs are
-somebody else's business.
+Owns dialling, hellos, the check that the pair fits, data connections and the order up → messages → down. Hand-overs
+belong to the machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 OWN_PAUSE_S = 60.0
-"""Before an address is dialled again where this very process answered, or somebody who said so."""
+"""Before an address is dialled again where this very process answered, or a process with its epoch."""
 AVOIDED_S = 60.0
 """How long a transport that did not come up with a peer is not offered to it, where another one is."""
 
@@ -59,7 +59,7 @@ class DecodeLink:
 
 
 class DiallerListener(Protocol):
-    """Told in the loop's thread, in order: up, then messages, then down."""
+    """Called in the loop's thread, in order: up, then messages, then down."""
 
     def on_up(self, linked: DecodeLink) -> None: ...
 
@@ -106,7 +106,7 @@ class Dialler:
         self.altered = AlteredFrames()
 
     def discovered(self, addresses: Iterable[Address]) -> None:
-        """Keep links to all of these. Links to others stay as long as they live."""
+        """Keep links to all these addresses. Links to others stay as long as they live."""
         in_order = tuple(addresses)
         self._discovered = frozenset(in_order)
         for address in in_order:
@@ -147,7 +147,7 @@ class Dialler:
         while self._is_wanted(address):
             try:
                 linked = await self._dial(address)
-            except OwnEpochError:  # of a worker that flips, and is found among those that others dial
+            except OwnEpochError:  # a worker that flips discovers itself among the workers to dial
                 await asyncio.sleep(OWN_PAUSE_S)
                 continue
             except (TransferError, OSError, TimeoutError) as error:
@@ -218,7 +218,7 @@ class Dialler:
         return DecodeLink(identity.epoch, address, hello, link, writer, transport)
 
     def _offered_to(self, address: Address) -> tuple[str, ...]:
-        """What a dial to this address names in its hello."""
+        """Transports that a dial to this address names in its hello."""
         now = asyncio.get_running_loop().time()
         self._avoided_until = {place: until for place, until in self._avoided_until.items() if now < until}
         return tuple(name for name in self._hello.transports if (address, name) not in self._avoided_until)
@@ -227,9 +227,9 @@ class Dialler:
         lanes: list[DataConnection] = []
         try:
             while len(lanes) < sender.connections:
-                connection, found, session = await self._handshake(address, Channel.DATA)
+                connection, identity, session = await self._handshake(address, Channel.DATA)
                 lanes.append(DataConnection(connection, session))
-                if found.epoch != hello.epoch:
+                if identity.epoch != hello.epoch:
                     raise LinkLostError("another process answered the data connection")
             return await sender.open(hello, lanes, link.close, self._config.handshake_s)
         except BaseException:

@@ -1,4 +1,4 @@
-"""What the prefill machine asks for and what it keeps: states, actions, one hand-over's record, statistics."""
+"""Values of the prefill machine: states, actions, one hand-over's record, statistics."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class PrefillState(enum.StrEnum):
     """Linked, no Grant yet: computing, or finished KV that waits pinned."""
     SENDING = "sending"
     SEALED = "sealed"
-    """Everything is there and sealed; the decode worker's verdict is awaited."""
+    """Everything is sent and sealed; the decode worker's verdict is awaited."""
     CLOSING = "closing"
     """The outcome is decided, writes in flight are waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Checksum the units, write them to `landing`, then tell `put_done` or `put_failed`."""
+    """Checksum the units, write them to `landing`, then call `put_done` or `put_failed`."""
 
     key: HandoverKey
     peer: bytes
@@ -59,7 +59,7 @@ class DropPuts:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The decode worker has room for this hand-over: its blocks wait for nobody any more."""
+    """The decode worker has room for this hand-over: its blocks are sent as they are computed."""
 
     key: HandoverKey
 
@@ -77,16 +77,16 @@ class PromptProgress:
     """How far the engine is with a request."""
 
     computed: tuple[int, tuple[int, ...]] | None = None
-    """Tokens whose KV stands, and the block table."""
+    """Tokens whose KV is computed, and the block table."""
     first_tokens: tuple[FirstToken, ...] | None = None
     over: HandoverOutcome | None = None
-    """Nothing more will be said: it was given up."""
+    """The request was given up: nothing more will be reported."""
 
 
-class EarlyProgress:
-    """What the engine says of requests that are not open yet, for a bounded time.
+class UnannouncedProgress:
+    """Progress of requests that the engine reports before they are opened here, for a bounded time.
 
-    The gateway's word that opens them comes from another thread, and the engine may be the faster one.
+    The gateway's message that opens them comes from another thread, and the engine may be the faster one.
     """
 
     def __init__(self, lifetime_s: float, capacity: int) -> None:
@@ -96,26 +96,26 @@ class EarlyProgress:
         return len(self._known)
 
     def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> None:
-        self._keep(key, replace(self._of(key), computed=(tokens, blocks)), now)
+        self._keep(key, replace(self._progress_of(key), computed=(tokens, blocks)), now)
 
     def first_tokens(self, key: HandoverKey, tokens: tuple[FirstToken, ...], now: float) -> None:
-        self._keep(key, replace(self._of(key), first_tokens=tokens), now)
+        self._keep(key, replace(self._progress_of(key), first_tokens=tokens), now)
 
     def over(self, key: HandoverKey, outcome: HandoverOutcome, now: float) -> None:
         self._keep(key, PromptProgress(over=outcome), now)
 
     def take(self, key: HandoverKey) -> PromptProgress:
-        """What is known, to be used now."""
+        """Remove and return the progress of a request that is opened now."""
         return self._known.pop(key) or PromptProgress()
 
     def expire(self, now: float) -> None:
         self._known.expire(now)
 
-    def _of(self, key: HandoverKey) -> PromptProgress:
+    def _progress_of(self, key: HandoverKey) -> PromptProgress:
         return self._known.get(key) or PromptProgress()
 
     def _keep(self, key: HandoverKey, progress: PromptProgress, now: float) -> None:
-        if self._of(key).over is None:
+        if self._progress_of(key).over is None:
             self._known.put(key, progress, now)
 
 
@@ -125,7 +125,7 @@ class Release:
 
     key: HandoverKey
     progress: PromptProgress = field(default=PromptProgress(), compare=False)
-    """What another hand-over of the same KV would begin with."""
+    """The progress with which another hand-over of the same KV begins."""
     reason: Reason | None = field(default=None, compare=False)
     """Why the hand-over ended; None: verified."""
 
@@ -154,27 +154,29 @@ class PrefillHandover:
     deadline_s: float
     opened_s: float
     moved_s: float
-    """When it last heard of the decode worker, or began to wait for it."""
+    """When the decode worker last answered, or the hand-over began to wait for it."""
     state: PrefillState = PrefillState.LINKING
     state_until_s: float = 0.0
     blocks: tuple[int, ...] = ()
     computed_tokens: int = 0
-    """KV of [0, computed_tokens) stands in every layer, that of [0, partial_tokens) in the first `partial_layers`."""
+    """KV of [0, computed_tokens) is complete in every layer, that of [0, partial_tokens) in the first
+    `partial_layers`."""
     partial_tokens: int = 0
     partial_layers: int = 0
     first_tokens: tuple[FirstToken, ...] | None = None
-    heard: bool = False
+    is_answered: bool = False
+    """The decode worker sent a Wait or a Grant."""
     grant: Grant | None = None
     layout: StreamLayout | None = None
     next_units: list[int] = field(default_factory=list)
     """The first unit that was not put yet, by layer group."""
-    told_groups: int = 0
-    """Layer groups of which the decode worker knows that they stand."""
+    reported_groups: int = 0
+    """Complete layer groups that were reported to the decode worker."""
     in_flight: dict[int, GroupUnits] = field(default_factory=dict)
     checksums: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """By layer group and first unit."""
     sent_bytes: int = 0
-    """Of puts that are done."""
+    """Bytes of puts that are done."""
     outcome: HandoverOutcome | None = None
 
     @property
@@ -186,8 +188,8 @@ class PrefillHandover:
         computed = (self.computed_tokens, self.blocks) if self.computed_tokens else None
         return PromptProgress(computed, self.first_tokens)
 
-    def standing_tokens(self, end_layer: int) -> int:
-        """How far KV stands in the layers before `end_layer`."""
+    def complete_tokens(self, end_layer: int) -> int:
+        """Tokens whose KV is complete in the layers before `end_layer`."""
         partial = self.partial_tokens if end_layer <= self.partial_layers else 0
         return max(self.computed_tokens, partial)
 
@@ -196,12 +198,12 @@ class PrefillHandover:
 class PrefillStats:
     by_state: dict[PrefillState, int]
     puts_in_flight: int
-    early: int
-    """Messages kept for a request that was not opened yet."""
-    ahead: int
-    """Requests not opened yet of which the engine spoke already."""
-    early_bytes: int
-    """Bytes that stood at decode workers when the prompt's last token was computed."""
+    unannounced_messages: int
+    """Messages kept for requests that are not open yet."""
+    unannounced_requests: int
+    """Requests that the engine reported on and that are not open yet."""
+    overlapped_bytes: int
+    """Bytes that had reached decode workers when the prompt's last token was computed."""
     ended: dict[str, int]
     """Hand-overs that ended, by reason; 'done' for verified ones."""
     refused: dict[str, int]

@@ -2,7 +2,7 @@
 
 A pure machine around `PrefillHandovers`. To the engine a request keeps the key under which it was opened; towards
 decode workers and the gateway each hand-over of its KV has an attempt of its own. When a hand-over ends for the decode
-worker's sake, its release is held back for `kept_s`, and a `retargeted` begins the next with what stands already.
+worker's sake, its release is held back for `kept_s`, and a `retargeted` begins the next with what is computed already.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(slots=True)
 class HeldPrompt:
-    """A request of this prefill worker, whichever of its attempts is under way."""
+    """A request of this prefill worker, through all its attempts."""
 
     key: HandoverKey
     current: HandoverKey
@@ -42,7 +42,7 @@ class HeldPrompt:
     """Where the KV goes once the attempt under way has ended."""
     kept_until_s: float | None = None
     progress: PromptProgress = field(default_factory=PromptProgress)
-    """Of kept KV."""
+    """Progress of kept KV."""
     is_cancelled: bool = False
 
 
@@ -131,7 +131,7 @@ class PrefillKeeper:
         actions = self._outer(self._inner.tick(now), now)
         for prompt in list(self._prompts.values()):
             if prompt.kept_until_s is not None and now >= prompt.kept_until_s:
-                detail = "nobody asked for the kept KV"
+                detail = "no retarget asked for the kept KV"
                 actions.append(Report(prompt.key, Reason.UNKNOWN_REQUEST, detail, prompt.current.attempt))
                 actions.append(self._let_go(prompt))
         return actions
@@ -145,7 +145,7 @@ class PrefillKeeper:
         return sum(prompt.kept_until_s is not None for prompt in self._prompts.values())
 
     def keeps(self, key: HandoverKey) -> bool:
-        """Whether the KV of this request waits for another decode worker, which it does for `kept_s` at most."""
+        """True while the KV of this request waits for another decode worker, which is `kept_s` at most."""
         prompt = self._prompts.get(key)
         return prompt is not None and prompt.kept_until_s is not None
 

@@ -1,8 +1,8 @@
-"""Decode workers that let hand-overs end without a word: a pure count, after which their link is dialled again.
+"""Decode workers that let hand-overs end without an answer: a pure count, after which their link is dialled again.
 
 Heartbeats prove that a link carries frames, not that the other side works on them. A hand-over that waits for its
-decode worker and hears nothing until somebody gives it up is a silent one. Two in a row, with no answer between, are
-more than chance: the link is cut, both sides forget what belonged to it, and it is dialled anew.
+decode worker and gets no answer until it is given up is a silent one. Two in a row, with no answer between, are more
+than chance: the link is cut, both sides forget what belonged to it, and it is dialled anew.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ IN_A_ROW = 2
 
 
 def is_silent(handover: PrefillHandover, now: float, least_s: float) -> bool:
-    """Whether it waits for its decode worker, and has done so for `least_s` or longer."""
+    """True if the hand-over waits for its decode worker, and has done so for `least_s` or longer."""
     match handover.state:
         case PrefillState.UNGRANTED:
-            waits = not handover.heard  # a Wait is a word: then the decode worker has no room yet
+            waits = not handover.is_answered  # a Wait is an answer: the decode worker has no room yet
         case PrefillState.SENDING:
             waits = bool(handover.in_flight)
         case PrefillState.SEALED:
@@ -33,11 +33,11 @@ class SilentHandovers:
         self._in_a_row: dict[bytes, int] = {}
 
     def answered(self, peer: bytes) -> None:
-        """It gave a verdict, whichever; or its link is another one."""
+        """The decode worker gave a verdict, whichever; or it has a new link."""
         self._in_a_row.pop(peer, None)
 
     def ended(self, peer: bytes) -> bool:
-        """One more. True: cut the link; the count begins anew."""
+        """Count one more silent hand-over. True: cut the link; the count begins anew."""
         count = self._in_a_row.get(peer, 0) + 1
         if count >= IN_A_ROW:
             self.answered(peer)

@@ -1,38 +1,35 @@
 """The prefill worker's transfer: runs `PrefillHandovers` in the transfer thread's loop and carries out its actions.
 
-The engine's thread calls `opened`, `computed`, `first_tokens` and `cancelled`; the worker is told through a
-`PrefillListener`. What happens when is decided by the machine; links are kept by the dialler, bytes moved by the
-carrier and its writers.
+The engine's thread calls `opened`, `computed`, `first_tokens` and `cancelled`; a `PrefillListener` reports to
+the worker. The machine decides what happens when; the dialler keeps links, the carrier and its writers move bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, SendTo, TransferConfig
+from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, SendTo
 from baton_kv_transfer.handover_steps import mark
-from baton_kv_transfer.network import Network, Sockets
+from baton_kv_transfer.loop_mailbox import Mailbox, posted
 from baton_kv_transfer.prefill.carrier import PutCarrier, Staging, ordinary_memory
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.peers import DecodeLink, Dialler
 from baton_kv_transfer.prefill.records import DropPuts, Granted, PrefillAction, PrefillStats, Put, Release, Report
 from baton_kv_transfer.prefill.retargeting import PrefillKeeper, Target
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.bandwidth import LinkReport, is_below, measure
 from baton_kv_transfer.transports.device import DeviceMemory
-from baton_kv_transfer.transports.seam import SenderParts, Transport, Writer
-from baton_kv_transfer.transports.table import offered
+from baton_kv_transfer.transports.seam import SenderParts, Writer
 from baton_wire.discovery import Endpoint
 from baton_wire.errors import BadFieldsError
-from baton_wire.keys import KeyDirectory
-from baton_wire.kv_shape import KvGeometry
 from baton_wire.listening.complaints import Complaints
-from baton_wire.messages.pair_link import FirstToken, PairHello, PairMessage, Seal
-from baton_wire.messages.values import Address, PairFingerprint, PeerRef, Reason, RequestKey, Role
+from baton_wire.messages.pair_link import FirstToken, PairMessage, Seal
+from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey, Role
 
 log = logging.getLogger(__name__)
 
@@ -55,65 +52,34 @@ class PrefillTransferStats:
 class PrefillTransfer:
     """Hand-overs from this prefill worker to any number of decode workers."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
-        *,
-        epoch: bytes,
-        fingerprint: PairFingerprint,
-        geometry: KvGeometry,
-        keys: KeyDirectory,
+        parts: TransferParts,
         source: KvSource,
         listener: PrefillListener,
-        config: TransferConfig | None = None,
-        tensor_parallel: int = 1,
+        *,
         device: DeviceMemory | None = None,
         staging: Staging = ordinary_memory,
-        transports: Sequence[Transport] | None = None,
-        network: Network | None = None,
-        executor: Executor | None = None,
     ) -> None:
-        """`device`: the pool where it is a GPU's memory; what reaches that writes straight from it.
+        """`device`: the pool where it is a GPU's memory; transports that reach it write straight from it.
 
         `staging` gives memory to pack into where bytes cannot be sent from where they are.
-
-        `transports` are what the configuration offers on this machine when None.
-
-        `network` and `executor`, where KV is checksummed and packed, are the operating system's and a thread of its own
-        when None.
         """
-        self._config = config or TransferConfig()
+        self.mailbox = Mailbox()
+        self._config = parts.config
         self._listener = listener
-        self._handovers = PrefillKeeper(PrefillHandovers(geometry, self._config), self._config)
-        rows = offered(self._config.transport) if transports is None else transports
-        hello = PairHello(
-            role=Role.PREFILL,
-            epoch=epoch,
-            fingerprint=fingerprint,
-            block_tokens=geometry.block_tokens,
-            tensor_parallel=tensor_parallel,
-            landing_bytes=0,
-            transports=tuple(row.name for row in rows),
-            descriptor=b"",
-        )
-        parts = SenderParts(epoch, self._config.lanes, source.region(), device)
-        self._senders = {row.name: row.send(parts) for row in rows}
-        self._dialler = Dialler(hello, keys, self._config, self._senders, self, network or Sockets())
-        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
-        self._owns_executor = executor is None
-        self._carrier = PutCarrier(
-            source,
-            geometry,
-            self._config,
-            self._executor,
-            self._writer_to,
-            self._put_done,
-            self._put_failed,
-            staging,
-        )
+        self._handovers = PrefillKeeper(PrefillHandovers(parts.geometry, self._config), self._config)
+        rows = parts.rows()
+        sender_parts = SenderParts(parts.epoch, self._config.lanes, source.region(), device)
+        self._senders = {row.name: row.send(sender_parts) for row in rows}
+        hello = parts.hello(Role.PREFILL, rows)
+        self._dialler = Dialler(hello, parts.keys, self._config, self._senders, self, parts.network)
+        self._executor = parts.executor or ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
+        self._owns_executor = parts.executor is None
+        self._carrier = PutCarrier(source, parts.geometry, self._config, self._executor, self, staging)
         self._peers: dict[bytes, Address] = {}
         self._measuring: dict[bytes, asyncio.Task[None]] = {}
         self._bytes_before = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._complaints = Complaints(log)
         self._stats = self._look()
@@ -127,11 +93,11 @@ class PrefillTransfer:
         """
         for sender in self._senders.values():
             await sender.start()
-        self._loop = asyncio.get_running_loop()
+        self.mailbox.open()
         self._ticker = asyncio.create_task(self._tick())
 
     async def stop(self) -> None:
-        """End every hand-over (each `on_release` is told), then the links."""
+        """End every hand-over (each gets its `on_release`), then the links."""
         for key in self._handovers.open_keys():
             self._act(self._handovers.cancelled(key, Reason.DRAINING, "the prefill worker stops", self._now()))
         await self._dialler.stop()
@@ -144,50 +110,59 @@ class PrefillTransfer:
         if self._owns_executor:
             self._executor.shutdown(wait=False)
         self._stats = self._look()
-        self._loop = None
+        self.mailbox.close()
 
     # From any thread -------------------------------------------------------------------------------------------------
 
-    def discovered(self, endpoints: Iterable[Endpoint]) -> None:
+    @posted
+    def discovered(self, endpoints: Sequence[Endpoint]) -> None:
         """Keep links to these decode workers (their pair port, or else their port)."""
-        addresses = [Address(host=each.host, port=each.pair_port or each.port) for each in endpoints]
-        self._post(lambda: self._dialler.discovered(addresses))
+        addresses = [Address(host=endpoint.host, port=endpoint.pair_port or endpoint.port) for endpoint in endpoints]
+        self._dialler.discovered(addresses)
 
+    @posted
     def opened(self, key: RequestKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         """A prefill was accepted whose KV of `total_tokens` tokens goes to `peer`."""
-        self._post(lambda: self._opened(HandoverKey.of(key), peer, total_tokens, deadline_s))
+        mark(key, "opened")
+        now = self._now()
+        self._act(self._handovers.opened(HandoverKey.of(key), peer.epoch, total_tokens, deadline_s, now))
+        self._find(peer, deadline_s, now)
 
+    @posted
     def retargeted(self, key: RequestKey, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
-        """The KV of what was opened as `key` goes to `peer` from now on, as `next_attempt`."""
+        """The KV of the request that was opened as `key` goes to `peer` from now on, as `next_attempt`."""
+        now = self._now()
         target = Target(HandoverKey(key.request, next_attempt), peer.epoch)
-        self._post(lambda: self._retargeted(HandoverKey.of(key), target, peer, deadline_s))
+        self._act(self._handovers.retargeted(HandoverKey.of(key), target, deadline_s, now))
+        self._find(peer, deadline_s, now)
 
+    @posted
     def computed(self, key: RequestKey, tokens: int, blocks: tuple[int, ...]) -> None:
-        """KV of [0, tokens) stands in `blocks`."""
-        self._post(lambda: self._act(self._handovers.computed(HandoverKey.of(key), tokens, blocks, self._now())))
+        """KV of [0, tokens) is in `blocks`."""
+        self._act(self._handovers.computed(HandoverKey.of(key), tokens, blocks, self._now()))
 
+    @posted
     def computing(self, key: RequestKey, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
-        """KV of [0, tokens) stands in the first `layers` layers; the others are still computed."""
-        self._post(
-            lambda: self._act(self._handovers.computing(HandoverKey.of(key), tokens, layers, blocks, self._now()))
-        )
+        """KV of [0, tokens) is complete in the first `layers` layers; the others are still being computed."""
+        self._act(self._handovers.computing(HandoverKey.of(key), tokens, layers, blocks, self._now()))
 
     def first_tokens(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         """Every choice drew its first token."""
         mark(key, "first token drawn")
-        self._post(lambda: self._act(self._handovers.first_tokens(HandoverKey.of(key), first_tokens, self._now())))
+        self._first_tokens(key, first_tokens)
 
+    @posted
+    def _first_tokens(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
+        self._act(self._handovers.first_tokens(HandoverKey.of(key), first_tokens, self._now()))
+
+    @posted
     def cancelled(self, key: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
         """The request is no longer wanted, or the engine gave it up. Unknown ones are ignored."""
-        self._post(lambda: self._act(self._handovers.cancelled(HandoverKey.of(key), reason, detail, self._now())))
+        self._act(self._handovers.cancelled(HandoverKey.of(key), reason, detail, self._now()))
 
     def stats(self) -> PrefillTransferStats:
         """As of the last tick."""
         return self._stats
-
-    def _post(self, call: Callable[[], None]) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(call)
 
     # Links -----------------------------------------------------------------------------------------------------------
 
@@ -225,21 +200,28 @@ class PrefillTransfer:
     def on_unfit(self, epoch: bytes, detail: str) -> None:
         self._act(self._handovers.link_down(epoch, Reason.UNFIT_PAIR, detail, self._now()))
 
+    # Puts ------------------------------------------------------------------------------------------------------------
+
+    def writer_to(self, peer: bytes) -> Writer | None:
+        linked = self._dialler.links.get(peer)
+        return None if linked is None else linked.writer
+
+    def on_put_done(self, put: Put, checksums: bytes) -> None:
+        mark(put.key, "put done")
+        self._act(self._handovers.put_done(put.key, put.put, checksums, self._now()))
+
+    def on_put_failed(self, put: Put, reason: Reason, detail: str) -> None:
+        self._act(self._handovers.put_failed(put.key, put.put, reason, detail, self._now()))
+
     # Inside ----------------------------------------------------------------------------------------------------------
 
     async def _measure(self, linked: DecodeLink) -> None:
         """Once, when the link is new. A slow one is reported, not refused: it is the only way there is."""
         config = self._config
-        linked.bytes_per_s = await measure(linked.writer.probe, config.measure_s, config.dead_s)
+        linked.bytes_per_s = await measure(linked.writer.probe, config.measure_s, config.liveness.dead_s)
         if is_below(linked.bytes_per_s, config.min_bytes_per_s):
-            rates = f"{linked.bytes_per_s or 0:.3g} B/s, asked for are {config.min_bytes_per_s or 0:.3g} B/s"
+            rates = f"{linked.bytes_per_s or 0:.3g} B/s, the minimum is {config.min_bytes_per_s or 0:.3g} B/s"
             log.warning("link to decode worker %s over %s: %s", linked.address, linked.writer.lane, rates)
-
-    def _opened(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
-        mark(key, "opened")
-        now = self._now()
-        self._act(self._handovers.opened(key, peer.epoch, total_tokens, deadline_s, now))
-        self._find(peer, deadline_s, now)
 
     def _find(self, peer: PeerRef, deadline_s: float, now: float) -> None:
         """Have a link to this very process, or say that there is none."""
@@ -251,22 +233,6 @@ class PrefillTransfer:
             return
         self._peers[peer.epoch] = peer.address
         self._dialler.want(peer.address, min(deadline_s, now + self._config.link_wait_s))
-
-    def _retargeted(self, key: HandoverKey, target: Target, peer: PeerRef, deadline_s: float) -> None:
-        now = self._now()
-        self._act(self._handovers.retargeted(key, target, deadline_s, now))
-        self._find(peer, deadline_s, now)
-
-    def _writer_to(self, peer: bytes) -> Writer | None:
-        linked = self._dialler.links.get(peer)
-        return None if linked is None else linked.writer
-
-    def _put_done(self, put: Put, checksums: bytes) -> None:
-        mark(put.key, "put done")
-        self._act(self._handovers.put_done(put.key, put.put, checksums, self._now()))
-
-    def _put_failed(self, put: Put, reason: Reason, detail: str) -> None:
-        self._act(self._handovers.put_failed(put.key, put.put, reason, detail, self._now()))
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -1,9 +1,9 @@
 """The decode side of hand-overs between workers of several ranks: a `DecodeHandovers` per rank, one outcome for all.
 
-A pure machine, as those that it drives. A hand-over has a *leg* for each pair of ranks that exchange heads
-(`tensor_parallel.rank_pairs`); each is a whole hand-over of these heads, with its own grant, Seal, checksums and spans,
-so that what may be freed when is decided span by span where it always is. What is decided here: nothing begins before
-all links that it needs stand, the KV is admitted only when every leg of every rank is verified and no unit is missing,
+A pure machine, like the machines that it drives. A hand-over has a *leg* for each pair of ranks that exchange heads
+(`tensor_parallel.rank_pairs`); each is a whole hand-over of its heads, with its own grant, Seal, checksums and spans,
+so that the ranks' machines decide when a span is free, as always. Decided here: nothing begins before all links that it
+needs are up, the KV is admitted only when every leg of every rank is verified and no unit is missing,
 and a leg that fails ends all others. docs/protocol.md, "Several ranks".
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.grant import LinkedPeer, wanted_layout
-from baton_kv_transfer.handover import HandoverKey, TransferConfig
+from baton_kv_transfer.handover import HandoverKey, Reservation, TransferConfig
 from baton_kv_transfer.landing import ALIGNMENT_BYTES, ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Leg
 from baton_kv_transfer.ranks.tensor_parallel import (
@@ -39,7 +39,7 @@ LegId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AtDecodeRank:
-    """What a rank is to do; `Landed` and `HandoverFailed` are of the worker and never inside."""
+    """An action of one rank; `Landed` and `HandoverFailed` belong to the worker and are never inside."""
 
     rank: int
     action: DecodeAction
@@ -52,11 +52,7 @@ GroupDecodeAction = AtDecodeRank | Landed | HandoverFailed
 class _Handover:
     key: HandoverKey
     peer: bytes
-    total_tokens: int
-    cached_tokens: int
-    blocks: tuple[int, ...]
-    choices: tuple[int, ...]
-    deadline_s: float
+    reservation: Reservation
     link_until_s: float | None
     """While it waits for links."""
     pending: set[LegId] = field(default_factory=set)
@@ -103,24 +99,13 @@ class DecodeGroup:
             )
         return actions
 
-    def expected(  # noqa: PLR0913
-        self,
-        key: HandoverKey,
-        peer: bytes,
-        total_tokens: int,
-        cached_tokens: int,
-        blocks: tuple[int, ...],
-        choices: tuple[int, ...],
-        deadline_s: float,
-        now: float,
-    ) -> list[GroupDecodeAction]:
-        """As of one rank; `blocks` are those of every rank's pool, `peer` is the prefill worker's epoch."""
+    def expected(self, key: HandoverKey, peer: bytes, reservation: Reservation, now: float) -> list[GroupDecodeAction]:
+        """As for one rank; the same blocks are reserved in every rank's pool, `peer` is the prefill worker's epoch."""
         if key in self._open:
             return []
         self._queued.pop(key, None)
-        until = min(deadline_s, now + self._config.link_wait_s)
-        facts = (total_tokens, cached_tokens, blocks, choices, deadline_s)
-        handover = self._open[key] = _Handover(key, peer, *facts, until)
+        until_s = min(reservation.deadline_s, now + self._config.link_wait_s)
+        handover = self._open[key] = _Handover(key, peer, reservation, until_s)
         return self._begin(handover, now)
 
     def refused(
@@ -177,11 +162,11 @@ class DecodeGroup:
         pairs = rank_pairs(self._geometry.kv_heads, peer.ranks, len(self.ranks))
         mine = [pair for pair in pairs if (pair.prefill, pair.decode) == (peer.rank, rank)]
         leg = Leg(peer.rank, self._local(mine[0]) if mine else range(0))
-        said = self.ranks[rank].link_up(peer.epoch, block_tokens, now, one_sided=one_sided, link=link, leg=leg)
+        rank_actions = self.ranks[rank].link_up(peer.epoch, block_tokens, now, one_sided=one_sided, link=link, leg=leg)
         self._links.up(rank, peer)
         self._block_tokens[peer.worker] = block_tokens
-        actions = self._at(rank, said, now)
-        for handover in [each for each in self._open.values() if each.peer == peer.worker]:
+        actions = self._at(rank, rank_actions, now)
+        for handover in [handover for handover in self._open.values() if handover.peer == peer.worker]:
             actions += self._begin(handover, now)
         return actions
 
@@ -228,7 +213,7 @@ class DecodeGroup:
         otherwise wait for what the other holds."""
         pairs = self._pairs(handover.peer)
         legs = {(pair.decode, pair.prefill) for pair in pairs}
-        if handover.link_until_s is None or not pairs or not self._links.stand(handover.peer, legs):
+        if handover.link_until_s is None or not pairs or not self._links.are_up(handover.peer, legs):
             return []
         handover.link_until_s = None
         handover.pending = set(legs)
@@ -243,24 +228,16 @@ class DecodeGroup:
             if leg in handover.pending:  # a leg that fails at once takes the later ones away
                 handover.pending.remove(leg)
                 handover.open.add(leg)
-                said = self.ranks[leg[0]].expected(
-                    handover.leg_key(leg),
-                    rank_epoch(handover.peer, leg[1]),
-                    handover.total_tokens,
-                    handover.cached_tokens,
-                    handover.blocks,
-                    handover.choices,
-                    handover.deadline_s,
-                    now,
-                )
-                actions += self._at(leg[0], said, now)
+                source = rank_epoch(handover.peer, leg[1])
+                rank_actions = self.ranks[leg[0]].expected(handover.leg_key(leg), source, handover.reservation, now)
+                actions += self._at(leg[0], rank_actions, now)
         return actions
 
     def _prepare(self, handover: _Handover, pairs: tuple[RankPair, ...]) -> None:
         for rank in range(len(self.ranks)):
             sources = {pair.prefill: self._local(pair) for pair in pairs if pair.decode == rank}
             unit = min(self._geometry.block_tokens, self._block_tokens[handover.peer])
-            units = (handover.cached_tokens // unit, -(-handover.total_tokens // unit))
+            units = (handover.reservation.cached_tokens // unit, -(-handover.reservation.total_tokens // unit))
             handover.coverage[rank] = UnitCoverage(self._geometry.layers, *units, sources)
 
     def _too_long(self, handover: _Handover, pairs: tuple[RankPair, ...]) -> str | None:
@@ -271,7 +248,7 @@ class DecodeGroup:
                 if pair.decode == rank:
                     heads = replace(self._geometry, kv_heads=len(pair.heads))
                     peer = LinkedPeer(self._block_tokens[handover.peer], one_sided=False, link=0)
-                    tokens = (handover.cached_tokens, handover.total_tokens)
+                    tokens = (handover.reservation.cached_tokens, handover.reservation.total_tokens)
                     stream = wanted_layout(heads, peer, *tokens, self._config).stream_bytes
                     wanted += -(-stream // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             if wanted > machine.landing_bytes:
@@ -317,16 +294,18 @@ class DecodeGroup:
             for leg in pending:
                 actions += self._refuse(handover.key, handover.peer, leg, reason, detail, now)
             for leg in sorted(handover.open):
-                said = self.ranks[leg[0]].cancelled(handover.leg_key(leg), reason, detail, now)
-                actions += self._at(leg[0], said, now)
+                rank_actions = self.ranks[leg[0]].cancelled(handover.leg_key(leg), reason, detail, now)
+                actions += self._at(leg[0], rank_actions, now)
         return actions + self._end(handover)
 
     def _refuse(
         self, key: HandoverKey, peer: bytes, leg: LegId, reason: Reason, detail: str, now: float
     ) -> list[GroupDecodeAction]:
         rank, source = leg
-        said = self.ranks[rank].refused(replace(key, rank=source), rank_epoch(peer, source), reason, detail, now)
-        return self._at(rank, said, now)
+        rank_actions = self.ranks[rank].refused(
+            replace(key, rank=source), rank_epoch(peer, source), reason, detail, now
+        )
+        return self._at(rank, rank_actions, now)
 
     def _end(self, handover: _Handover) -> list[GroupDecodeAction]:
         """When no leg is under way any more: the verdict, once."""

@@ -1,7 +1,7 @@
 """The prefill side of hand-overs between workers of several ranks: a `PrefillHandovers` per rank, one outcome for all.
 
-A pure machine, as those that it drives; legs as in `decode_group`. A leg that fails ends all others, the gateway hears
-of the hand-over once, and the blocks are released when no leg reads them any more.
+A pure machine, like the machines that it drives; legs as in `decode_group`. A leg that fails ends all others, the
+gateway gets one report of the hand-over, and the blocks are released when no leg reads them any more.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import HandoverKey, TransferConfig
+from baton_kv_transfer.handover import UNANNOUNCED_CAPACITY, HandoverKey, TransferConfig
 from baton_kv_transfer.layout import Leg
-from baton_kv_transfer.prefill.machine import EARLY_CAPACITY, PrefillHandovers
+from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import (
-    EarlyProgress,
     Granted,
     PrefillAction,
     PrefillStats,
     PromptProgress,
     Release,
     Report,
+    UnannouncedProgress,
 )
 from baton_kv_transfer.ranks.tensor_parallel import (
     RankLinks,
@@ -42,7 +42,7 @@ LegId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AtPrefillRank:
-    """What a rank is to do; `Granted`, `Report` and `Release` are of the worker and never inside."""
+    """An action of one rank; `Granted`, `Report` and `Release` belong to the worker and are never inside."""
 
     rank: int
     action: PrefillAction
@@ -78,7 +78,7 @@ class PrefillGroup:
         self._config = config
         self._links = RankLinks()
         self._open: dict[HandoverKey, _Handover] = {}
-        self._ahead = EarlyProgress(config.early_s, EARLY_CAPACITY)
+        self._unannounced = UnannouncedProgress(config.unannounced_s, UNANNOUNCED_CAPACITY)
 
     # The engine's events ---------------------------------------------------------------------------------------------
 
@@ -90,16 +90,16 @@ class PrefillGroup:
             return []
         until = min(deadline_s, now + self._config.link_wait_s)
         handover = self._open[key] = _Handover(key, peer, total_tokens, deadline_s, until)
-        handover.progress = self._ahead.take(key)
+        handover.progress = self._unannounced.take(key)
         if (over := handover.progress.over) is not None:
             return self._fail(handover, over.reason or Reason.CANCELLED, over.detail, now)
         return self._begin(handover, now)
 
     def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> list[GroupPrefillAction]:
-        """KV of [0, tokens) stands in `blocks` of every rank."""
+        """KV of [0, tokens) is in `blocks` of every rank."""
         handover = self._open.get(key)
         if handover is None:
-            self._ahead.computed(key, tokens, blocks, now)
+            self._unannounced.computed(key, tokens, blocks, now)
             return []
         handover.progress = replace(handover.progress, computed=(tokens, blocks))
         return self._each_leg(handover, lambda machine, leg: machine.computed(leg, tokens, blocks, now), now)
@@ -107,7 +107,7 @@ class PrefillGroup:
     def computing(
         self, rank: int, key: HandoverKey, tokens: int, layers: int, blocks: tuple[int, ...], now: float
     ) -> list[GroupPrefillAction]:
-        """One rank's KV of [0, tokens) stands in its first `layers` layers."""
+        """One rank's KV of [0, tokens) is complete in its first `layers` layers."""
         handover = self._open.get(key)
         if handover is None:
             return []
@@ -120,7 +120,7 @@ class PrefillGroup:
         """Every choice has its first token, the same at every rank."""
         handover = self._open.get(key)
         if handover is None:
-            self._ahead.first_tokens(key, tokens, now)
+            self._unannounced.first_tokens(key, tokens, now)
             return []
         handover.progress = replace(handover.progress, first_tokens=tokens)
         if handover.link_until_s is not None and all(token.finish is not None for token in tokens):
@@ -142,14 +142,14 @@ class PrefillGroup:
         return self._at(rank, self.ranks[rank].put_failed(key, put, reason, detail, now), now)
 
     def link_up(self, rank: int, peer: RankPeer, facts: DecodePeer, now: float) -> list[GroupPrefillAction]:
-        """`facts` as the decode rank said them. Raises UnfitPairError: ranks that do not divide the heads."""
+        """`facts` as the decode rank reported them. Raises UnfitPairError: ranks that do not divide the heads."""
         pairs = rank_pairs(self._geometry.kv_heads, len(self.ranks), peer.ranks)
         mine = [pair for pair in pairs if (pair.prefill, pair.decode) == (rank, peer.rank)]
         leg = Leg(peer.rank, self._local(mine[0]) if mine else range(0))
-        said = self.ranks[rank].link_up(peer.epoch, replace(facts, leg=leg), now)
+        rank_actions = self.ranks[rank].link_up(peer.epoch, replace(facts, leg=leg), now)
         self._links.up(rank, peer)
-        actions = self._at(rank, said, now)
-        for handover in [each for each in self._open.values() if each.peer == peer.worker]:
+        actions = self._at(rank, rank_actions, now)
+        for handover in [handover for handover in self._open.values() if handover.peer == peer.worker]:
             actions += self._begin(handover, now)
         return actions
 
@@ -161,7 +161,7 @@ class PrefillGroup:
         return self._at(rank, self.ranks[rank].message(peer.epoch, message, now), now)
 
     def tick(self, now: float) -> list[GroupPrefillAction]:
-        self._ahead.expire(now)
+        self._unannounced.expire(now)
         actions: list[GroupPrefillAction] = []
         for handover in list(self._open.values()):
             if handover.link_until_s is not None and now >= handover.link_until_s:
@@ -193,7 +193,7 @@ class PrefillGroup:
             handover.is_reported = True
             return self._fail(handover, Reason.UNFIT_PAIR, str(error), now)
         legs = {(pair.prefill, pair.decode) for pair in pairs}
-        if not self._links.stand(handover.peer, legs):
+        if not self._links.are_up(handover.peer, legs):
             return []
         handover.link_until_s, handover.is_beginning = None, True
         handover.ungranted = set(legs)
@@ -202,8 +202,8 @@ class PrefillGroup:
             if handover.failure is None:
                 handover.open.add((rank, peer_rank))
                 names = (replace(handover.key, rank=peer_rank), rank_epoch(handover.peer, peer_rank))
-                said = self.ranks[rank].opened(*names, handover.total_tokens, handover.deadline_s, now)
-                actions += self._at(rank, said, now)
+                rank_actions = self.ranks[rank].opened(*names, handover.total_tokens, handover.deadline_s, now)
+                actions += self._at(rank, rank_actions, now)
         handover.is_beginning = False
         done = handover.progress
         if done.computed is not None:
@@ -222,8 +222,8 @@ class PrefillGroup:
         actions: list[GroupPrefillAction] = []
         for leg in sorted(handover.open if legs is None else legs):
             if leg in handover.open:
-                said = call(self.ranks[leg[0]], replace(handover.key, rank=leg[1]))
-                actions += self._at(leg[0], said, now)
+                rank_actions = call(self.ranks[leg[0]], replace(handover.key, rank=leg[1]))
+                actions += self._at(leg[0], rank_actions, now)
         return actions
 
     def _at(self, rank: int, actions: list[PrefillAction], now: float) -> list[GroupPrefillAction]:

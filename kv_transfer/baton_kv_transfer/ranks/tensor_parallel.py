@@ -1,4 +1,4 @@
-"""Who sends which heads to whom when prefill and decode workers are split over different numbers of ranks. Pure.
+"""Pairs of ranks that exchange heads when prefill and decode workers have different numbers of ranks. Pure.
 
 A rank of `ranks` holds kv_heads / ranks heads, adjacent ones in order; with fewer heads than ranks each head is held by
 ranks / kv_heads ranks, adjacent ones too.
@@ -95,16 +95,16 @@ class RankLinks:
         self._ranks[peer.worker] = peer.ranks
 
     def down(self, rank: int, peer: RankPeer) -> None:
-        standing = self._up.get(peer.worker, set())
-        standing.discard((rank, peer.rank))
-        if not standing:
+        up = self._up.get(peer.worker, set())
+        up.discard((rank, peer.rank))
+        if not up:
             self._up.pop(peer.worker, None)
             self._ranks.pop(peer.worker, None)
 
     def ranks_of(self, worker: bytes) -> int | None:
-        """None while no link to this worker stands."""
+        """Ranks of this worker; None while no link to it is up."""
         return self._ranks.get(worker)
 
-    def stand(self, worker: bytes, links: set[tuple[int, int]]) -> bool:
-        """Whether all of these (own rank, peer's rank) do."""
+    def are_up(self, worker: bytes, links: set[tuple[int, int]]) -> bool:
+        """True if all these links, (own rank, peer's rank), are up."""
         return links <= self._up.get(worker, set())

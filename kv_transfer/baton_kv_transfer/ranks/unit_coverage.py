@@ -19,7 +19,8 @@ class UnitCoverage:
         self._bits: dict[int, dict[tuple[int, int], int]] = {source: {} for source in sources}
 
     def add(self, source: int, units: Units) -> bool:
-        """These units of a layer group stand. False, and no change: not this source's heads, outside, or again."""
+        """Note that these units of a layer group are complete. False, and no change: not this source's heads, outside,
+        or again."""
         part, first_unit, end_unit = units.part, units.first, units.end
         groups = self._bits.get(source)
         heads = self._sources.get(source)
@@ -35,7 +36,7 @@ class UnitCoverage:
         return True
 
     def gap(self) -> str | None:
-        """Name what is missing; None when every source's units stand in every layer."""
+        """The name of what is missing; None when every source's units are complete in every layer."""
         for source, groups in self._bits.items():
             for (first, end), bits in groups.items():
                 if bits != (1 << self._units) - 1:

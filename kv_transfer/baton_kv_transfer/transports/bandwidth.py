@@ -1,7 +1,7 @@
-"""How fast a pair's way carries bytes, measured when the link comes up, and the verdict against what was asked for.
+"""Bandwidth of a pair's link, measured when the link comes up and compared with the configured minimum.
 
-What a library says of its lanes is not what the lanes reach: UCX falls back to TCP without a word. So bytes are moved
-to where nobody reads them and timed until the peer has taken them in.
+A library's report of its lanes is not what the lanes reach: UCX falls back to TCP silently. So bytes are written to
+unused memory and timed until the peer has taken them in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton_kv_transfer.transports.seam import WriteDone
 from baton_wire.messages.measures import Lanes
 
 Probe = Callable[[int, WriteDone], None]
-"""Write so many bytes to where nobody reads, then call back as any write does."""
+"""Write this many bytes to unused memory, then call back as any write does."""
 
 WARM_UP_BYTES = 64 << 10
 PROBE_BYTES = 4 << 20
@@ -30,30 +30,30 @@ class LinkReport:
     """Address of the decode worker's pair port."""
     transport: str
     lane: str
-    """What the bytes travel over; ends in `unknown` when the transport does not say."""
+    """Name of the lane that the bytes take; ends in `unknown` when the transport does not say."""
     bytes_per_s: float | None
     """Measured when the link came up; None: not known (yet)."""
     below_minimum: bool | None
-    """Slower than asked for; None: nothing was asked for, or not known."""
+    """Slower than the minimum; None: no minimum, or not known."""
 
 
 def lanes(links: Sequence[LinkReport]) -> Lanes | None:
-    """What is told of these links to whoever watches the pools; None when none was measured."""
+    """Summary of the links for the process that sizes the pools; None when none was measured."""
     known = [(link.bytes_per_s, link) for link in links if link.bytes_per_s is not None]
     if not known:
         return None
-    rate, slowest = min(known, key=lambda each: each[0])
+    rate, slowest = min(known, key=lambda measured: measured[0])
     too_slow = sum(link.below_minimum is True for _, link in known)
     return Lanes(measured=len(known), too_slow=too_slow, slowest=slowest.lane[:64], slowest_bytes_per_s=rate)
 
 
 def is_below(bytes_per_s: float | None, minimum: float | None) -> bool | None:
-    """Whether a measured way is too slow. Unknown stays unknown."""
+    """True if a measured link is too slow. Unknown stays unknown."""
     return None if bytes_per_s is None or minimum is None else bytes_per_s < minimum
 
 
 async def first_bytes(probe: Probe, timeout_s: float) -> str | None:
-    """Whether bytes arrive at all: None, or why not."""
+    """The reason why no bytes arrive; None when they do."""
     ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     probe(WARM_UP_BYTES, _once(ended))
     try:
@@ -96,7 +96,7 @@ async def _written(probe: Probe, length: int) -> str | None:
 
 
 def _once(future: asyncio.Future[str | None]) -> WriteDone:
-    """The write may end after nobody waits for it any more."""
+    """The write may end when it is no longer awaited."""
 
     def done(detail: str | None) -> None:
         if not future.done():

@@ -1,7 +1,7 @@
-"""The seam to a GPU's memory: what a transport uses of a pool or of a landing region there, and who scatters from it.
+"""The seam to a GPU's memory: the operations that a transport uses on a pool or a landing region there.
 
-Workers implement it; nothing here knows PyTorch. With the memory of the host behind it the same code runs without a
-GPU, which is how it is tested.
+Workers implement it; nothing here knows PyTorch. On host memory the same code runs without a GPU,
+which is how it is tested.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeviceMemory(Protocol):
 
     @property
     def probe(self) -> MemoryRange:
-        """`bandwidth.PROBE_BYTES` of the same kind that nobody reads, for measuring."""
+        """`bandwidth.PROBE_BYTES` of the same kind of memory, unused, for measuring."""
         ...
 
     def enter(self) -> None:
@@ -45,10 +45,10 @@ class DeviceMemory(Protocol):
 
 
 class DeviceLanding(DeviceMemory, Protocol):
-    """A decode worker's landing region on a GPU, beside the pool that it is scattered into."""
+    """A decode worker's landing region on a GPU, next to the pool that it is scattered into."""
 
     def scatter(self, landing: Extent, units: Units, /) -> bytes:
-        """Write the units, which lie at `landing`, into their blocks; the checksums of what was read.
+        """Write the units, which are at `landing`, into their blocks; returns the checksums of what was read.
 
         As `KvSink.scatter`; when it returns the blocks may be read.
         """

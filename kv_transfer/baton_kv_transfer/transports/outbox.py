@@ -15,7 +15,7 @@ _GATHER = 64
 
 
 class Outbox:
-    """Of one data connection. `on_lost` is told once why no more can be sent."""
+    """The queue of one data connection. `on_lost` is called once with the reason why no more can be sent."""
 
     def __init__(self, sock: socket.socket, on_lost: Callable[[str], None]) -> None:
         self._socket = sock
@@ -40,7 +40,7 @@ class Outbox:
 
     def _try_now(self) -> None:
         """Usually the socket has room: a small write or an acknowledgement then waits for no turn of the loop. Errors
-        are met again, and told, in a turn of their own."""
+        occur again, and are reported, in a turn of their own."""
         with suppress(OSError):
             self._drop(self._socket.sendmsg(list(islice(self._buffers, _GATHER))))
         if self._buffers:

@@ -2,7 +2,7 @@
 
 A prefill worker has one `Sender` of each transport, which makes a `Writer` for each linked decode worker. A decode
 worker has one `Landing` of each. A `Transport` is the row of the table that makes both. The landing side's `descriptor`
-is what its writers need to reach the region, opaque to everybody else.
+is the data with which writers reach the region, opaque to everything else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Write:
 
 
 WriteDone = Callable[[str | None], None]
-"""None: the bytes stand at the peer. Else why not; nothing reads the source any more. Never called inside `write`."""
+"""None: the bytes have reached the peer. Otherwise the reason why not. Nothing reads the source any more. Never called
+inside `write`."""
 
 FromDevice = Callable[[Callable[[], Sequence[Extent]], Sequence[Extent], WriteDone], None]
 """Write from these extents of the pool on a GPU to those landing bytes. The source is asked for when it is needed."""
@@ -49,7 +50,7 @@ class Writer(Protocol):
 
     @property
     def lane(self) -> str:
-        """What the bytes really travel over, for reports."""
+        """Name of the lane that the bytes really take, for reports."""
         ...
 
     @property
@@ -58,7 +59,7 @@ class Writer(Protocol):
         ...
 
     def probe(self, length: int, done: WriteDone) -> None:
-        """Write at most `bandwidth.PROBE_BYTES` to where nobody reads; not counted as sent."""
+        """Write at most `bandwidth.PROBE_BYTES` to unused memory; not counted as sent."""
         ...
 
     def write(self, write: Write, done: WriteDone) -> None:
@@ -76,7 +77,7 @@ class LandingGuard(Protocol):
     def claim(self, peer: bytes, transfer: int, offset: int, length: int) -> LandingWindow | ClaimRefusal: ...
 
     def arrived(self, peer: bytes, window: LandingWindow) -> None:
-        """The window's bytes stand."""
+        """All bytes of the window are written."""
         ...
 
     def breached(self, peer: bytes, detail: str) -> None:
@@ -85,12 +86,12 @@ class LandingGuard(Protocol):
 
 
 PROBE_TRANSFER = 0
-"""Never granted to anybody: what a guarded landing side gets for it, it reads and throws away. For measuring."""
+"""Never granted: a guarded landing side reads its bytes and drops them. For measuring."""
 
 
 @dataclass(frozen=True, slots=True)
 class SenderParts:
-    """What a prefill worker sends from."""
+    """The memory that a prefill worker sends from, and its options."""
 
     epoch: bytes
     lanes: int
@@ -106,7 +107,7 @@ class Sender(Protocol):
 
     @property
     def connections(self) -> int:
-        """How many data connections a writer needs."""
+        """Number of data connections that a writer needs."""
         ...
 
     async def start(self) -> None:
@@ -120,7 +121,7 @@ class Sender(Protocol):
     async def open(
         self, hello: PairHello, connections: Sequence[DataConnection], on_lost: Callable[[str], None], timeout_s: float
     ) -> Writer:
-        """A writer to the worker that said `hello`. Raises TransferError; the connections are the caller's then.
+        """A writer to the worker that sent `hello`. Raises TransferError; the connections are the caller's then.
 
         `on_lost` is called once when the way breaks; every open write has then been given up.
         """
@@ -129,7 +130,7 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LandingParts:
-    """Where a decode worker's KV lands, and who is told."""
+    """The memory where a decode worker's KV lands, and the callbacks of its owner."""
 
     epoch: bytes
     region: memoryview
@@ -137,7 +138,7 @@ class LandingParts:
     """Where one-sided writes land instead of in `region`."""
     guard: LandingGuard
     on_writes_ended: Callable[[int], None]
-    """Told of a link that is down when it is proven that nothing granted over it is written any more (one-sided)."""
+    """Called for a link that is down, once nothing granted over it can be written any more (one-sided)."""
     handshake_s: float
 
 
@@ -192,16 +193,16 @@ class Transport:
     """A row of the table."""
 
     name: str
-    """As hellos say it."""
+    """The name in hellos."""
     send: Callable[[SenderParts], Sender]
     land: Callable[[LandingParts], Landing]
     reaches_devices: bool = False
-    """Whether it can use the memory of a GPU."""
+    """True if it can use the memory of a GPU."""
     is_installed: Callable[[], bool] = _always
     needs: str = ""
-    """What has to be installed."""
+    """The extra or package that it needs."""
     suits: Callable[[], bool] = _always
-    """Whether this machine has what makes it worth offering unasked."""
+    """True if this machine has hardware that makes it worth offering by default."""
     load: Callable[[], None] = _nothing
     """Brings its libraries into this process, from any thread: what the first `start` would take long for. May be left
     out. Raises TransferError."""

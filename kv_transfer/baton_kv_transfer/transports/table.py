@@ -1,4 +1,4 @@
-"""Which transport a pair uses: what each side offers and what both then agree on.
+"""The transport of a pair: what each side offers and what both then agree on.
 
 This file and the contract in pyproject.toml are all that names a transport outside its own file or room.
 
@@ -17,27 +17,28 @@ from baton_kv_transfer.transports.ucx.sender import UCX
 from baton_wire.errors import UnfitPairError
 
 TABLE = (UCX, TCP)
-"""Best first. A new transport is a room beside this file, a row here and a choice below."""
+"""Best first. A new transport is a room next to this file, a row here and a choice below."""
 
 
 class TransportChoice(enum.StrEnum):
     """`spec.kvTransfer.transport`, and `--transport` of the workers."""
 
     AUTO = "auto"
-    """UCX where it is installed and there is a network card that it is better with; TCP beside it."""
+    """UCX where it is installed and a network card is present that it is better with; TCP too."""
     TCP = "tcp"
     UCX = "ucx"
 
 
 def offered(choice: TransportChoice, table: Sequence[Transport] = TABLE) -> tuple[Transport, ...]:
-    """What this worker names in its hello, best first. Raises ValueError when what is asked for is not installed."""
+    """Transports that this worker names in its hello, best first. Raises ValueError when the chosen one is not
+    installed."""
     if choice is TransportChoice.AUTO:
-        return tuple(each for each in table if each.is_installed() and each.suits())
-    (asked,) = (each for each in table if each.name == choice)
-    if not asked.is_installed():
-        allowed = ", ".join(each.name for each in table if each.is_installed())
-        raise ValueError(f"transport: {asked.name} needs {asked.needs}, which is not installed; allowed: {allowed}")
-    return (asked,)
+        return tuple(row for row in table if row.is_installed() and row.suits())
+    (chosen,) = (row for row in table if row.name == choice)
+    if not chosen.is_installed():
+        allowed = ", ".join(row.name for row in table if row.is_installed())
+        raise ValueError(f"transport: {chosen.name} needs {chosen.needs}, which is not installed; allowed: {allowed}")
+    return (chosen,)
 
 
 def agreed(decode: tuple[str, ...], prefill: tuple[str, ...]) -> str:

@@ -3,8 +3,8 @@
 Data connections are apart from the control link and authenticated by the same handshake. A PUT frame is a fixed header
 with its MAC, and raw bytes, whose checksums are the hand-over's business. The receiver asks the guard before it reads a
 single payload byte, looks at its permission before every read, and answers with an acknowledgement and its MAC once the
-bytes stand. A refused PUT ends the connection. Sockets are driven by readiness callbacks and gathered writes: no copy
-in user space, no future that could hold on to a buffer.
+bytes are written. A refused PUT ends the connection. Sockets are driven by readiness callbacks and gathered writes: no
+copy in user space, no future that could hold on to a buffer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.network import DataConnection, of_socket
+from baton_kv_transfer.network import DataConnection, require_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.outbox import TURN_BYTES, Outbox
 from baton_kv_transfer.transports.seam import (
@@ -58,7 +58,7 @@ class _SendLane:
     def __init__(
         self, connection: DataConnection, on_ack: Callable[[int], None], on_lost: Callable[[str], None]
     ) -> None:
-        self._socket = of_socket(connection.connection).socket
+        self._socket = require_socket(connection.connection).socket
         self._connection = connection
         self._on_ack = on_ack
         self._on_lost = on_lost
@@ -207,7 +207,7 @@ class _ReceiveLane:
 
     def __init__(self, landing: TcpLanding, connection: DataConnection, peer: bytes) -> None:
         self._landing = landing
-        self._socket = of_socket(connection.connection).socket
+        self._socket = require_socket(connection.connection).socket
         self._connection = connection
         self._peer = peer
         self._loop = asyncio.get_running_loop()

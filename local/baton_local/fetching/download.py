@@ -76,26 +76,26 @@ class _DownloadWatch(Watch):
         self._source, self._model, self._cache, self._stack = source, model, cache, stack
         self._bar: ProgressBar | None = None
 
-    def listed(self, total: int) -> None:
+    def on_listed(self, total: int) -> None:
         for removed in self._cache.free_space(self._model, total):
             _say(f"removed {removed} from the cache to free space")
         name = self._source.partition("@")[0]
         self._bar = self._stack.enter_context(ProgressBar(f"fetching {name}", total, "B"))
 
-    def described(self, config: Path) -> None:
+    def on_described(self, config: Path) -> None:
         try:
             servable_config(config)
         except ModelError as error:
             raise StartError(f"{self._source} cannot be served: {error}") from error
 
-    def progressed(self, have: int, total: int, seconds: float) -> None:
+    def on_progress(self, have: int, total: int, seconds: float) -> None:
         if self._bar is not None:
             self._bar.at(have)
 
 
 async def _commit(name: HubName, credentials: Credentials) -> str:
     async with web.session(credentials.hosts) as session:
-        return await hub.commit_of(session, name.repository, name.revision, credentials)
+        return await hub.resolve_commit(session, name.repository, name.revision, credentials)
 
 
 @contextlib.contextmanager

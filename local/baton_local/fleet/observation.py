@@ -8,7 +8,8 @@ import msgspec
 
 from baton_local.fleet.record import ProcessRecord, RunRecord
 from baton_local.pages import get_json
-from baton_wire.sketch import Sketch, SketchData, merged
+from baton_wire.messages.measures import SketchData
+from baton_wire.sketch import Sketch, merged
 
 
 class Link(msgspec.Struct, frozen=True):

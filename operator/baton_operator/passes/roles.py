@@ -73,7 +73,8 @@ def assigned(pods: Iterable[WorkerPod], sizes: Mapping[Role, int]) -> tuple[Assi
     spare = _spare(staying, sizes)
     kept = [pod for pod in staying if pod.uid not in spare]
     roles = {pod.uid: pod.role for pod in kept if pod.is_assigned}
-    for rich, short in (POOL_ROLES, POOL_ROLES[::-1]):
+    for rich in POOL_ROLES:
+        short = rich.partner
         surplus = _count(roles, rich) - sizes[rich]
         missing = sizes[short] - _count(roles, short)
         givers = [pod for pod in kept if roles.get(pod.uid) is rich]

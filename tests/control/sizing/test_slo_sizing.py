@@ -25,12 +25,12 @@ from baton_wire.messages.measures import (
     Backlog,
     RequestLengths,
     Served,
+    SketchData,
     WorkerCondition,
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import POOL_ROLES, Address, Role
-from baton_wire.sketch import SketchData
 
 KEY = Key("default", "chat")
 GATEWAY = b"g" * 16

@@ -18,13 +18,13 @@ from baton_wire.messages.measures import (
     Lanes,
     RequestLengths,
     Served,
+    SketchData,
     StepTiming,
     WorkerCondition,
 )
 from baton_wire.messages.measures import WorkerMeasures as Measures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import POOL_ROLES, Address, Role
-from baton_wire.sketch import SketchData
 
 ONE, TWO = b"1" * 16, b"2" * 16
 EMPTY = SketchData()

@@ -10,10 +10,10 @@ import pytest
 
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_wire.messages.codec import decode, encode
-from baton_wire.messages.measures import MAX_SHAPES, Backlog
+from baton_wire.messages.measures import MAX_SHAPES, Backlog, SketchData
 from baton_wire.messages.operator_link import Summary, ToOperator
 from baton_wire.rules.answer_lengths import UNKNOWN_TOKENS
-from baton_wire.sketch import SketchData, merged
+from baton_wire.sketch import merged
 
 NOTHING = Backlog(0, 0, 0.0, 0)
 

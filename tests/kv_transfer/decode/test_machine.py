@@ -8,7 +8,7 @@ import pytest
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeState, HandoverFailed, Landed, Scatter
-from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig, Verify
+from baton_kv_transfer.handover import HandoverKey, Reservation, SendTo, TransferConfig, Verify
 from baton_kv_transfer.landing import LandingWindow
 from baton_kv_transfer.layout import Extent
 from baton_testing.kv_transfer.builders import WHOLE
@@ -162,10 +162,10 @@ def test_a_cancelled_or_late_queued_request_is_rejected() -> None:
     d.queue()
     assert d.cancel() == [reject(Reason.CANCELLED)]
     d.queue(OTHER)
-    (told,) = d.tick(100.0)
-    assert isinstance(told, SendTo)
-    assert isinstance(told.message, Reject)
-    assert told.message.reason is Reason.DEADLINE
+    (answer,) = d.tick(100.0)
+    assert isinstance(answer, SendTo)
+    assert isinstance(answer.message, Reject)
+    assert answer.message.reason is Reason.DEADLINE
     assert d.is_empty
 
 
@@ -186,7 +186,7 @@ def test_more_pieces_than_a_seal_can_name_are_granted(verify: Verify) -> None:
     thin = KvGeometry(layers=1_000, kv_heads=1, head_dim=1, element_bytes=1, block_tokens=1)
     machine = DecodeHandovers(thin, 1 << 30, replace(CONFIG, verify=verify))
     machine.link_up(P1, 1, 0.0)
-    (sent,) = machine.expected(KEY, P1, 200, 0, tuple(range(200)), (0,), 10.0, 0.0)
+    (sent,) = machine.expected(KEY, P1, Reservation(200, 0, tuple(range(200)), (0,), 10.0), 0.0)
     assert isinstance(sent, SendTo)
     assert isinstance(sent.message, Grant)
 

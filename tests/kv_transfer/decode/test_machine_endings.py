@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from baton_kv_transfer.decode.records import DecodeAction, DecodeState, HandoverFailed, Landed, Scatter
-from baton_kv_transfer.handover import SendTo, Verify
+from baton_kv_transfer.handover import Reservation, SendTo, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow, SpanState
 from baton_kv_transfer.layout import Extent
 from baton_testing.kv_transfer.builders import first_tokens
@@ -277,8 +277,8 @@ def test_a_one_sided_span_is_quarantined_until_the_writer_is_proven_done(name: s
     BREAKS[name][0](d)
     assert d.machine.stats().landing.by_state[SpanState.QUARANTINED] == 4 * UNIT
     assert d.machine.holder_of(Extent(0, UNIT)) == P1
-    told = d.expect(OTHER)
-    assert told == ([] if name == "link lost" else [grant(2, offset=4 * UNIT, key=OTHER)])
+    actions = d.expect(OTHER)
+    assert actions == ([] if name == "link lost" else [grant(2, offset=4 * UNIT, key=OTHER)])
     d.hear(abandon(Reason.CANCELLED), P2)
     assert d.machine.stats().landing.by_state[SpanState.QUARANTINED] == 4 * UNIT
     d.hear(abandon(Reason.CANCELLED))
@@ -290,7 +290,7 @@ def test_proof_that_the_writer_is_gone_frees_what_was_quarantined() -> None:
     d.unlink()
     d.link(P2)
     machine = d.machine
-    machine.expected(OTHER, P2, TOKENS, 0, BLOCKS, (0, 1), 100.0, 0.0)
+    machine.expected(OTHER, P2, Reservation(TOKENS, 0, BLOCKS, (0, 1), 100.0), 0.0)
     assert machine.stats().by_state[DecodeState.WAITING] == 1
     assert machine.writes_ended(2, 0.0) == []
     (sent,) = machine.writes_ended(1, 0.0)

@@ -217,7 +217,7 @@ def test_an_early_word_is_kept_for_a_bounded_time() -> None:
     p.hear(grant())
     assert p.tick(29.9) == []
     assert p.tick(30.0) == [abandon(Reason.UNKNOWN_REQUEST)]
-    assert p.machine.stats().early == 0
+    assert p.machine.stats().unannounced_messages == 0
 
 
 def test_early_words_die_with_their_link() -> None:
@@ -291,8 +291,8 @@ def test_a_message_that_does_not_fit_ends_its_hand_over_and_is_reported() -> Non
     p.open()
     p.hear(grant())
     assert p.machine.spoilt(D2, KEY.request, KEY.attempt, "Done: no", p.now) == []
-    told = p.machine.spoilt(D1, KEY.request, KEY.attempt, "Done: no", p.now)
-    assert told == [abandon(Reason.INTERNAL, "Done: no"), Report(KEY, Reason.INTERNAL, "Done: no"), Release(KEY)]
+    actions = p.machine.spoilt(D1, KEY.request, KEY.attempt, "Done: no", p.now)
+    assert actions == [abandon(Reason.INTERNAL, "Done: no"), Report(KEY, Reason.INTERNAL, "Done: no"), Release(KEY)]
     assert p.machine.spoilt(D1, KEY.request, KEY.attempt, "Done: no", p.now) == []
 
 

@@ -41,11 +41,11 @@ def test_a_cancel_that_is_faster_than_the_request_ends_it_when_it_comes(linked: 
     assert p.states == set()
     assert p.machine.open_keys() == []
     stats = p.machine.stats()
-    assert (stats.early, stats.ahead, stats.ended) == (0, 0, {"cancelled": 1})
+    assert (stats.unannounced_messages, stats.unannounced_requests, stats.ended) == (0, 0, {"cancelled": 1})
     if not linked:
         assert p.link() == []
     assert p.compute() == p.draw() == p.cancel() == []
-    assert p.machine.stats().ahead == 0
+    assert p.machine.stats().unannounced_requests == 0
     assert p.hear(grant()) == [abandon(Reason.CANCELLED)]
     assert p.releases == 1
 
@@ -53,11 +53,11 @@ def test_a_cancel_that_is_faster_than_the_request_ends_it_when_it_comes(linked: 
 def test_a_cancel_of_what_is_never_opened_is_kept_for_a_bounded_time() -> None:
     p = Prefill()
     p.cancel()
-    assert p.machine.stats().ahead == 1
+    assert p.machine.stats().unannounced_requests == 1
     assert p.tick(29.9) == []
-    assert p.machine.stats().ahead == 1
+    assert p.machine.stats().unannounced_requests == 1
     assert p.tick(30.0) == []
-    assert p.machine.stats().ahead == 0
+    assert p.machine.stats().unannounced_requests == 0
     assert p.open() == []
     assert p.states == {PrefillState.LINKING}
 
@@ -76,7 +76,7 @@ def test_nothing_is_kept_of_a_request_that_was_rejected_before_it_came(
     p = Prefill()
     run(p.link, lambda: p.hear(REJECT), lambda: ahead(p))
     assert p.open() == [Report(KEY, Reason.NO_CAPACITY, "rejected by decode: full"), Release(KEY)]
-    assert p.machine.stats().ahead == 0
+    assert p.machine.stats().unannounced_requests == 0
 
 
 @pytest.mark.parametrize("granted", [True, False])
@@ -182,7 +182,7 @@ def test_without_a_link_it_waits_only_so_long(computed: int) -> None:
     p.compute(computed)
     assert p.tick(9.9) == []
     assert p.tick(10.0) == [
-        Report(KEY, Reason.PEER_LOST, "no link to, or no word from, the decode worker"),
+        Report(KEY, Reason.PEER_LOST, "no link to, or no answer of, the decode worker"),
         Release(KEY),
     ]
 

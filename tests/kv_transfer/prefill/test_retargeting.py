@@ -82,7 +82,7 @@ def test_what_is_computed_while_the_kv_is_kept_is_not_lost() -> None:
 
 
 def test_what_is_computed_while_a_failed_attempt_waits_for_its_writes_is_not_lost() -> None:
-    """Seed 1504: the second hand-over had no first tokens and stood still until its deadline."""
+    """Seed 1504: the second hand-over had no first tokens and made no progress until its deadline."""
     k = Keeper()
     actions = k.machine.message(D1, grant(), 0.0) + k.machine.computed(KEY, 8, BLOCKS[:2], 0.0)
     (put,) = [action for action in actions if isinstance(action, Put)]
@@ -127,9 +127,9 @@ def test_a_lost_decode_worker_leaves_the_kv_for_a_while(sealed: bool) -> None:
     actions = k.machine.link_down(D1, Reason.PEER_LOST, "silent", 1.0)
     assert actions == ([] if sealed else [Report(KEY, Reason.PEER_LOST, "silent", 1, kept=True)])
     assert k.machine.tick(1.0 + KEPT_S - 0.1) == []
-    told, release = k.machine.tick(1.0 + KEPT_S)
-    assert isinstance(told, Report)
-    assert (told.reason, told.attempt, told.kept) == (Reason.UNKNOWN_REQUEST, 1, False)
+    report, release = k.machine.tick(1.0 + KEPT_S)
+    assert isinstance(report, Report)
+    assert (report.reason, report.attempt, report.kept) == (Reason.UNKNOWN_REQUEST, 1, False)
     assert release == Release(KEY)
 
 
@@ -162,9 +162,9 @@ def test_kept_kv_of_a_request_that_ends_with_its_first_token_is_freed() -> None:
 def test_the_word_for_what_is_over_is_answered() -> None:
     k = Keeper()
     k.machine.cancelled(KEY, Reason.CANCELLED, "", 0.0)
-    (told,) = k.machine.retargeted(KEY, TARGET, 100.0, 1.0)
-    assert isinstance(told, Report)
-    assert (told.reason, told.attempt) == (Reason.UNKNOWN_REQUEST, 2)
+    (report,) = k.machine.retargeted(KEY, TARGET, 100.0, 1.0)
+    assert isinstance(report, Report)
+    assert (report.reason, report.attempt) == (Reason.UNKNOWN_REQUEST, 2)
 
 
 def test_it_can_be_sent_on_again() -> None:
@@ -172,8 +172,8 @@ def test_it_can_be_sent_on_again() -> None:
     k.compute()
     k.machine.message(D1, REJECT, 0.0)
     k.machine.retargeted(KEY, TARGET, 100.0, 1.0)
-    (told,) = k.machine.link_down(D2, Reason.PEER_LOST, "silent", 2.0)
-    assert told == Report(KEY, Reason.PEER_LOST, "silent", 2, kept=True)
+    (report,) = k.machine.link_down(D2, Reason.PEER_LOST, "silent", 2.0)
+    assert report == Report(KEY, Reason.PEER_LOST, "silent", 2, kept=True)
     k.machine.retargeted(KEY, Target(HandoverKey(KEY.request, 3), D1), 100.0, 3.0)
     (seal,) = k.put_all(k.machine.message(D1, granted(3), 4.0))
     assert isinstance(seal, SendTo)

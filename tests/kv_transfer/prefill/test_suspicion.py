@@ -1,4 +1,4 @@
-"""A decode worker whose link stands and which answers nothing: two hand-overs later its link is dialled again."""
+"""A decode worker with a working link that answers nothing: two hand-overs later its link is dialled again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton_testing.kv_transfer.prefill_machine import CORRUPT, D1, D2, DONE, KEY
 from baton_wire.messages.pair_link import Reject
 from baton_wire.messages.values import Reason
 
-DEAD_S = TransferConfig().dead_s
+DEAD_S = TransferConfig().liveness.dead_s
 
 
 def seal(p: Prefill) -> None:

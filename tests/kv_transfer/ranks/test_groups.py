@@ -8,7 +8,7 @@ import pytest
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed
-from baton_kv_transfer.handover import SendTo
+from baton_kv_transfer.handover import Reservation, SendTo
 from baton_kv_transfer.landing import SpanState
 from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.ranks.prefill_group import PrefillGroup
@@ -30,12 +30,12 @@ def group() -> DecodeGroup:
 
 
 def expect(machine: DecodeGroup, now: float = 0.0) -> list[GroupDecodeAction]:
-    return machine.expected(KEY, P1, TOKENS, 0, BLOCKS, (0,), 100.0, now)
+    return machine.expected(KEY, P1, Reservation(TOKENS, 0, BLOCKS, (0,), 100.0), now)
 
 
 def sent(actions: list[GroupDecodeAction]) -> list[tuple[int, type[PairMessage]]]:
-    found = [(each.rank, each.action) for each in actions if isinstance(each, AtDecodeRank)]
-    return [(rank, type(action.message)) for rank, action in found if isinstance(action, SendTo)]
+    rank_actions = [(action.rank, action.action) for action in actions if isinstance(action, AtDecodeRank)]
+    return [(rank, type(action.message)) for rank, action in rank_actions if isinstance(action, SendTo)]
 
 
 def quarantined(machine: DecodeGroup) -> list[int]:
@@ -55,7 +55,7 @@ def test_ranks_that_never_link_end_the_wait_and_the_linked_ones_hear_of_it() -> 
     expect(machine)
     ended = machine.tick(CONFIG.link_wait_s)
     assert sent(ended) == [(0, Reject)]
-    assert [each.reason for each in ended if isinstance(each, HandoverFailed)] == [Reason.PEER_LOST]
+    assert [action.reason for action in ended if isinstance(action, HandoverFailed)] == [Reason.PEER_LOST]
 
 
 def test_one_lost_link_ends_every_leg_and_each_span_waits_for_its_own_proof() -> None:
@@ -65,7 +65,7 @@ def test_one_lost_link_ends_every_leg_and_each_span_waits_for_its_own_proof() ->
     expect(machine)
     ended = machine.link_down(0, PEER, "cut", 1.0)
     assert sent(ended) == [(1, Reject)]
-    assert [each.key for each in ended if isinstance(each, HandoverFailed)] == [KEY]
+    assert [action.key for action in ended if isinstance(action, HandoverFailed)] == [KEY]
     assert quarantined(machine) == [2 * UNIT, 2 * UNIT]
     machine.message(1, PEER, ABANDON, 2.0)
     assert quarantined(machine) == [2 * UNIT, 0]

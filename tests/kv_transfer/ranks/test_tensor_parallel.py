@@ -1,4 +1,4 @@
-"""Who sends which heads to whom, and what a hand-over between several ranks has filled."""
+"""The ranks that exchange heads, and the coverage of a hand-over between several ranks."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_a_worker_is_known_while_any_of_its_links_stands() -> None:
     links = RankLinks()
     needed = {(0, 0), (1, 0)}
     links.up(0, RankPeer(WORKER, 1))
-    assert not links.stand(WORKER, needed)
+    assert not links.are_up(WORKER, needed)
     links.up(1, RankPeer(WORKER, 1))
-    assert links.stand(WORKER, needed)
+    assert links.are_up(WORKER, needed)
     links.down(0, RankPeer(WORKER, 1))
     assert links.ranks_of(WORKER) == 1
-    assert not links.stand(WORKER, needed)
+    assert not links.are_up(WORKER, needed)
     links.down(1, RankPeer(WORKER, 1))
     assert links.ranks_of(WORKER) is None
 

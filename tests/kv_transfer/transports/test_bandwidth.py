@@ -1,4 +1,4 @@
-"""What is told of measured links."""
+"""The summary of measured links."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def link(lane: str, bytes_per_s: float | None, below: bool | None = None) -> Lin
 def test_the_slowest_measured_link_is_told_and_an_unmeasured_one_is_not_zero() -> None:
     assert lanes(()) is None
     assert lanes((link("tcp x1", None),)) is None
-    told = lanes((link("tcp x1", None), link("cuda_ipc/cuda", 3e11, below=False), link("tcp x4", 1e9, below=True)))
-    assert told == Lanes(measured=2, too_slow=1, slowest="tcp x4", slowest_bytes_per_s=1e9)
+    summary = lanes((link("tcp x1", None), link("cuda_ipc/cuda", 3e11, below=False), link("tcp x4", 1e9, below=True)))
+    assert summary == Lanes(measured=2, too_slow=1, slowest="tcp x4", slowest_bytes_per_s=1e9)

@@ -33,7 +33,8 @@ JUDGED = {
     "SELECT_DISTANCE_MD", "PROTO_INFO", "PROTO_OVERHEAD", "LOG_FILE_FILTER", "IB_DEVICE_SPECS", "IB_PCI_BW",
     "IB_SUBNET_PREFIX", "RC_MLX5_SRQ_TOPO",
 }  # fmt: skip
-"""Of UCX, with free text that only names devices, transports, allocators or parts of a log, and numbers of theirs."""
+"""UCX's variables with free text that only names devices, transports, allocators or parts of a log, and their
+numbers."""
 JUDGED_ENDINGS = ("_ROCE_SUBNETS", "_SEND_OVERHEAD", "_RECV_OVERHEAD")
 DANGEROUS = {
     "UCX_CONFIG_DIR", "UCX_MODULE_DIR", "UCX_MODULES", "UCX_PLUGIN_PATH", "UCX_GDB_COMMAND", "UCX_HANDLE_ERRORS",
@@ -82,7 +83,7 @@ def test_no_list_of_an_installation_opens_a_reserved_variable_of_the_library() -
 
 def test_the_names_that_are_allowed_by_default_are_known_to_the_library_and_take_no_free_text() -> None:
     known = {option.name: option for option in options()}
-    for name in (each for each in SAFE_ENV if each.startswith("UCX_")):
+    for name in (variable for variable in SAFE_ENV if variable.startswith("UCX_")):
         option = known.get(name) or next(
             (
                 known[f"UCX_{family}_{ending}"]
@@ -99,16 +100,16 @@ def transports(name: str) -> list[tuple[str, str]]:
     """Where the tables of transports have an option that is set for a family of them: UCX_RC_TIMEOUT."""
     family, _, ending = name.removeprefix("UCX_").partition("_")
     families = {"RC": ("RC_VERBS", "RC_MLX5"), "IB": ("RC_VERBS", "RC_MLX5", "UD_VERBS", "IB")}.get(family, ())
-    return [(each, ending) for each in families]
+    return [(family, ending) for family in families]
 
 
 def test_what_looks_like_a_file_or_a_module_in_the_libraries_is_reserved_or_was_judged() -> None:
     folder, word = libraries(), re.compile(rb"(?<![A-Za-z0-9_])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![A-Za-z0-9_])")
     patterns = ("libuc*.so*", "libibverbs*.so*", "libmlx5*.so*", "libcore-*.so*", "nixl/libplugin_UCX.so", "ucx/*.so*")
-    found: set[str] = set()
-    for path in (each for pattern in patterns for each in folder.glob(pattern)):
-        found |= {match.decode() for match in word.findall(path.read_bytes())}
-    named = {name for name in found if STEMS.search(name) and not CONSTANTS.match(name)}
+    names: set[str] = set()
+    for path in (file for pattern in patterns for file in folder.glob(pattern)):
+        names |= {match.decode() for match in word.findall(path.read_bytes())}
+    named = {name for name in names if STEMS.search(name) and not CONSTANTS.match(name)}
     assert {"UCX_CONFIG_DIR", "IBV_DRIVERS", "RDMAV_DRIVERS", "SYSFS_PATH"} <= named
     assert {name for name in named if not is_reserved(name)} <= HARMLESS
 
@@ -130,12 +131,12 @@ def test_an_agent_loads_no_foreign_module_starts_no_debugger_and_takes_no_signal
     }
     done = run_to_end(["-m", "baton_testing.kv_transfer.ucx_attacked"], 60.0, given)
     assert done.code == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert any(str(libraries() / "ucx") in path for path in said["mapped"]), "the wheel's own modules are loaded"
-    assert [path for path in said["mapped"] if str(tmp_path) in path] == []
+    reported = json.loads(done.stdout)
+    assert any(str(libraries() / "ucx") in path for path in reported["mapped"]), "the wheel's own modules are loaded"
+    assert [path for path in reported["mapped"] if str(tmp_path) in path] == []
     assert not ran.exists()
-    assert said["hangups"] == 1, "SIGHUP is the process's own"
-    assert said["metadata"] > 0
+    assert reported["hangups"] == 1, "SIGHUP is the process's own"
+    assert reported["metadata"] > 0
 
 
 def test_what_closes_ucx_is_the_same_in_pods_and_in_the_process() -> None:

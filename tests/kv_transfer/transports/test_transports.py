@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.network import of_socket
+from baton_kv_transfer.network import require_socket
 from baton_kv_transfer.transports import tcp
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.builders import eventually
@@ -133,7 +133,7 @@ async def test_unequal_lengths_are_refused_at_once(name: str) -> None:
         ("outside the region", P1, 1, REGION - 10, 100),
         ("far outside", P1, 1, 1 << 47, 100),
         ("a transfer that does not exist", P1, 9, 0, 100),
-        ("somebody else's transfer", P2, 1, 0, 100),
+        ("another worker's transfer", P2, 1, 0, 100),
     ],
 )
 async def test_a_write_outside_the_grant_changes_no_byte_and_ends_the_connection(
@@ -236,7 +236,7 @@ async def test_a_one_sided_write_lands_after_the_link_was_cut(name: str) -> None
 async def test_a_write_half_way_when_revoked_touches_no_further_byte() -> None:
     rig = TcpRig(1)
     ours, theirs = data_connections()
-    here, sign = of_socket(ours.connection).socket, ours.session.sign
+    here, sign = require_socket(ours.connection).socket, ours.session.sign
     rig.tcp_landing.attach(theirs, P1)
     rig.guard.landing.grant(1, P1, 4_000, 1_000)
     here.sendall(sign(tcp.PUT.pack(tcp.PUT_MAGIC, 1, 1, 0, 4_000)) + bytes(1_500))
@@ -257,7 +257,7 @@ async def test_a_write_half_way_when_revoked_touches_no_further_byte() -> None:
 async def test_garbage_on_a_data_connection_ends_it(garbage: bytes) -> None:
     rig = TcpRig(1)
     ours, theirs = data_connections()
-    here = of_socket(ours.connection).socket
+    here = require_socket(ours.connection).socket
     rig.tcp_landing.attach(theirs, P1)
     here.sendall(garbage)
     await eventually(lambda: rig.guard.breaches)

@@ -87,9 +87,9 @@ def writing(lanes: str) -> Iterator[tuple[Side, Side, str]]:
 
 @pytest.mark.parametrize(("lanes", "lane"), [("tcp", "tcp/"), ("all", "cma")])
 def test_a_landing_side_killed_mid_write_is_lost_and_the_writer_lives(lanes: str, lane: str) -> None:
-    with writing(lanes) as (landing, writer, said):
-        assert said.startswith("writing over ucx ")
-        assert lane in said or said.endswith("unknown")
+    with writing(lanes) as (landing, writer, report):
+        assert report.startswith("writing over ucx ")
+        assert lane in report or report.endswith("unknown")
         landing.process.kill()
         assert writer.hears().startswith("lost: ")
         assert writer.hears().endswith("over True")

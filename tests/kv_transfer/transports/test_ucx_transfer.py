@@ -27,9 +27,10 @@ from baton_testing.kv_transfer.nixl import NEEDS_UCX
 from baton_testing.kv_transfer.transfer_pair import Pair, Request
 from baton_wire.discovery import Endpoint
 from baton_wire.errors import BadMessageError, UnfitPairError
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.values import Reason
 
-CALM = replace(FAST, suspect_s=1.5, dead_s=3.0)
+CALM = replace(FAST, liveness=LivenessConfig(1.5, 3.0))
 """Loading and connecting UCX holds the interpreter for a while, on a busy machine for longer than FAST allows."""
 OVER_UCX = replace(CALM, transport=TransportChoice.UCX)
 
@@ -49,7 +50,7 @@ async def test_hand_overs_travel_over_ucx_and_both_ends_count_the_same(pair: Pai
         sent = 3 * 5 * GEOMETRY.block_bytes
         await eventually(lambda: d.transfer.stats().bytes_received == p.transfer.stats().bytes_sent == sent)
         assert d.transfer.stats().transports == {"ucx": 1}
-        await eventually(lambda: [each.bytes_per_s is None for each in p.transfer.stats().pairs] == [False])
+        await eventually(lambda: [pair.bytes_per_s is None for pair in p.transfer.stats().pairs] == [False])
         (report,) = p.transfer.stats().pairs
         assert report.transport == "ucx"
         assert report.lane.startswith("ucx ")
@@ -84,12 +85,12 @@ def quarantined(decode: DecodeTransfer) -> int:
 async def test_where_ucx_does_not_come_up_a_pair_that_may_uses_tcp(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, spoilt: str
 ) -> None:
-    made = ucx_landing.describe
+    describe = ucx_landing.describe
 
     def wrong(agent: str, epoch: bytes, region: MemoryRange, probe: MemoryRange, data: bytes) -> bytes:
         if spoilt == "metadata":  # with a fitting digest: NIXL itself has to refuse it
-            return made(agent, epoch, region, probe, data[: len(data) // 2])
-        return made(agent, epoch, region, probe, data)[:-1]
+            return describe(agent, epoch, region, probe, data[: len(data) // 2])
+        return describe(agent, epoch, region, probe, data)[:-1]
 
     monkeypatch.setattr(ucx_landing, "describe", wrong)
     both = {"config": CALM, "transports": a_table(rdma=True, installed=True)}
@@ -172,13 +173,13 @@ def test_a_pair_uses_the_decode_worker_s_first_that_both_have() -> None:
         agreed(("ucx",), ("tcp",))
 
 
-@pytest.mark.parametrize(("state", "found"), [("4: ACTIVE\n", True), ("1: DOWN\n", False), (None, False)])
-def test_only_an_active_port_is_rdma(tmp_path: Path, state: str | None, found: bool) -> None:
+@pytest.mark.parametrize(("state", "is_active"), [("4: ACTIVE\n", True), ("1: DOWN\n", False), (None, False)])
+def test_only_an_active_port_is_rdma(tmp_path: Path, state: str | None, is_active: bool) -> None:
     if state is not None:
         port = tmp_path / "mlx5_0" / "ports" / "1"
         port.mkdir(parents=True)
         (port / "state").write_text(state)
-    assert has_rdma(tmp_path) is found
+    assert has_rdma(tmp_path) is is_active
 
 
 # Descriptors ----------------------------------------------------------------------------------------------------------
@@ -214,11 +215,11 @@ def test_no_altered_or_shortened_descriptor_gets_past_the_checks_unseen() -> Non
         altered[at] ^= 1
         for wrong in (bytes(altered), packed[:at]):
             try:
-                found = unpack(wrong, EPOCH, 4_096)
+                descriptor = unpack(wrong, EPOCH, 4_096)
             except BadMessageError:
                 continue
-            assert found.metadata == DESCRIPTOR.metadata
-            assert found.epoch == EPOCH
+            assert descriptor.metadata == DESCRIPTOR.metadata
+            assert descriptor.epoch == EPOCH
 
 
 # Lanes and bandwidth --------------------------------------------------------------------------------------------------
@@ -288,7 +289,7 @@ async def test_every_pair_s_bandwidth_is_measured_over_tcp_too_and_is_no_kv(pair
         for step in (request.open, request.expect, request.compute_all, request.draw):
             step()
         await request.landed()
-        await eventually(lambda: [each.below_minimum for each in p.transfer.stats().pairs] == [True])
+        await eventually(lambda: [pair.below_minimum for pair in p.transfer.stats().pairs] == [True])
         sent = 6 * GEOMETRY.block_bytes
         await eventually(lambda: p.transfer.stats().bytes_sent == d.transfer.stats().bytes_received == sent)
         assert p.transfer.stats().pairs[0].peer == f"127.0.0.1:{d.transfer.port}"

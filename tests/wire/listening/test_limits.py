@@ -1,4 +1,4 @@
-"""What a listener may hold and say, as plain values."""
+"""Limits of a listener's connections and log lines, as plain values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.listening.complaints import Complaints, tell_loop_errors
+from baton_wire.listening.complaints import Complaints, log_loop_errors
 from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap, raise_descriptor_limit
 
@@ -68,7 +68,7 @@ def test_a_complaint_is_written_once_a_second_and_counts_the_others(caplog: pyte
 async def test_errors_that_nobody_caught_are_said_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()
-    tell_loop_errors(loop, LOG)
+    log_loop_errors(loop, LOG)
     try:
         for _ in range(1_000):
             loop.call_exception_handler({"message": "boom", "exception": ValueError("x")})

@@ -1,4 +1,4 @@
-"""Who counts as one source, and whose handshake ends when there are too many."""
+"""Addresses that count as one source, and the handshake that ends when there are too many."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_book_of_connections_counts_a_hosts_addresses_together() -> None:
     assert not book.take("2001:db8::2")
     assert book.take("10.0.0.1")
     assert not book.take("::ffff:10.0.0.1")
-    book.leave("2001:db8::2")  # whichever address it is told with
+    book.leave("2001:db8::2")  # whichever of its addresses is given
     assert book.take("2001:db8::3")
 
 

@@ -1,8 +1,8 @@
 """An HTTP/1.1 listener that strangers can reach: bounded connections, and a limit on every wait for a request's head.
 
 aiohttp's own sites accept without end: beyond the limit of descriptors they write a traceback for every try. Here
-nothing is accepted that could not be served; whoever comes then waits in the kernel's queue. aiohttp times out a
-connection that stands idle between requests, but not one that sends the head of a request a byte at a time. And a
+nothing is accepted that could not be served; further clients wait in the kernel's queue. aiohttp times out a
+connection that is idle between requests, but not one that sends the head of a request a byte at a time. And a
 round of the event loop accepts and begins only few connections: `newcomers.py`.
 """
 
@@ -37,10 +37,10 @@ from baton_wire.reset import reset_on_close
 HEAD_S = 10.0
 KEEPALIVE_S = 75.0
 LINGER_S = 1.0
-"""For what a client still sends of a body that was refused: closing at once would reset the connection, and the answer
+"""For the rest of a body that was refused: closing at once would reset the connection, and the answer
 might never be read."""
 EVICTED_AFTER_S = 1.0
-"""A full listener closes who has asked nothing for so long, the longest first, for those who wait to get in."""
+"""A full listener closes connections that have asked nothing for this long, the longest first, to let others in."""
 ACCEPT_AGAIN_S = 1.0
 LOOK_S = 1.0
 LOOK_COSTS_ACCEPTS = 16
@@ -68,7 +68,7 @@ class BoundedServer(web.Server):
     def __init__(self, handle: Handle, limits: ConnectionLimits, log: logging.Logger, refuse: Refuse = _plain) -> None:
         super().__init__(
             self._handle_within_limits,
-            request_factory=self._request_came,
+            request_factory=self._request_started,
             handler_cancellation=True,
             access_log=None,
             auto_decompress=False,
@@ -84,9 +84,9 @@ class BoundedServer(web.Server):
         self._addresses: dict[web_protocol.RequestHandler, str] = {}
         self._transports: dict[web_protocol.RequestHandler, asyncio.Transport] = {}
         self._idle: OrderedDict[web_protocol.RequestHandler, tuple[float, asyncio.TimerHandle]] = OrderedDict()
-        """Who is expected to send a head, and since when; the longest first."""
+        """Connections that are expected to send a head, and since when; the longest first."""
         self._begun_s: dict[web_protocol.RequestHandler, float] = {}
-        """Who is being answered, and since when."""
+        """Connections whose request is being answered, and since when."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -96,14 +96,14 @@ class BoundedServer(web.Server):
         self._listening = listening
         self._newcomers = Newcomers(
             lambda newcomer: self._keep(self._serve(newcomer, context)),
-            lambda newcomer: self._leave(newcomer.address),
+            lambda newcomer: self._release(newcomer.address),
             BEGINS_A_ROUND if context is None else HANDSHAKES_A_ROUND,
         )
         self._keep(self._accept(listening, self._newcomers))
         self._keep(self._watch(self._newcomers))
 
     async def end(self, timeout_s: float) -> None:
-        """Accept nobody any more; whoever is still served after `timeout_s` is cut off."""
+        """Stop accepting; connections that are still served after `timeout_s` are cut off."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -182,7 +182,7 @@ class BoundedServer(web.Server):
     def _close_idle(self, handler: web_protocol.RequestHandler) -> None:
         self._no_longer_idle(handler)
         self._transports[handler].abort()
-        self._left(handler)
+        self._connection_left(handler)
 
     async def _serve(self, newcomer: Newcomer, context: ssl.SSLContext | None) -> None:
         handler = self()
@@ -193,17 +193,17 @@ class BoundedServer(web.Server):
                 lambda: handler, newcomer.sock, ssl=context, ssl_handshake_timeout=within_s
             )
         except (OSError, ssl.SSLError):  # no TLS, or not in time
-            self._left(handler)
+            self._connection_left(handler)
         except asyncio.CancelledError:
-            self._left(handler)
+            self._connection_left(handler)
             raise
 
-    def _left(self, handler: web_protocol.RequestHandler) -> None:
+    def _connection_left(self, handler: web_protocol.RequestHandler) -> None:
         address = self._addresses.pop(handler, None)
         if address is not None:
-            self._leave(address)
+            self._release(address)
 
-    def _leave(self, address: str) -> None:
+    def _release(self, address: str) -> None:
         self._book.leave(address)
         self._changed.set()
 
@@ -227,9 +227,9 @@ class BoundedServer(web.Server):
         self._transports.pop(handler, None)
         self._no_longer_idle(handler)
         self._begun_s.pop(handler, None)
-        self._left(handler)
+        self._connection_left(handler)
 
-    def _request_came(
+    def _request_started(
         self,
         message: RawRequestMessage,
         payload: StreamReader,
@@ -264,8 +264,8 @@ class BoundedServer(web.Server):
     async def _watch(self, newcomers: Newcomers) -> None:
         """Close the connections that were silent for too long, and notice those that left.
 
-        A connection that is not read, for what its client has sent ahead, cannot hear that the client left: its FIN
-        waits behind those bytes. So they are read and dropped, and the connection ends with the answer at work.
+        A connection that is not read, for what its client has sent ahead, cannot notice that the client left: its FIN
+        waits after those bytes. So they are read and dropped, and the connection ends with the answer at work.
         """
         while True:
             await asyncio.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""Who may connect: a bound on all connections and one for each address. Pure."""
+"""Bounds on a listener's connections: one on all of them, one for each address. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton_wire.listening.source_address import source_of
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`per_address` None: no bound of its own, for listeners that see everybody as one address."""
+    """`per_address` None: no bound of its own, for listeners that see all clients under one address."""
 
     total: int
     per_address: int | None = None
@@ -33,7 +33,7 @@ class ConnectionBook:
         return self._total >= self._limits.total
 
     def take(self, address: str) -> bool:
-        """A connection came; False: its address has too many."""
+        """Count a new connection; False: its address has too many."""
         source = source_of(address)
         if self._limits.per_address is not None and self._by_address[source] >= self._limits.per_address:
             return False

@@ -12,9 +12,15 @@ Member = TypeVar("Member")
 
 
 class HandshakePool(Generic[Member]):
-    """One newcomer too many ends the oldest handshake of the source that has the most.
+    """A bounded set of handshakes. A newcomer to a full pool ends the oldest handshake of the source that has the most.
 
-    So a newcomer always has a place, and strangers from one source end each other's handshakes and nobody else's.
+    So a newcomer always has a place, and strangers from one source end each other's handshakes and no others.
+
+    >>> pool: HandshakePool[str] = HandshakePool(capacity=3)
+    >>> [pool.enter(source, name) for source, name in (("10.0.0.9", "a"), ("10.0.0.9", "b"), ("10.0.0.2", "c"))]
+    [None, None, None]
+    >>> pool.enter("10.0.0.3", "d")
+    'a'
     """
 
     def __init__(self, capacity: int = MAX_HANDSHAKES) -> None:

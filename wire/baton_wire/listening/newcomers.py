@@ -1,9 +1,9 @@
 """Connections from their accept to the moment when they are served: few begin in one round of the event loop.
 
-Serving a connection costs the loop some 100 µs before anything was asked, and a TLS handshake a millisecond. Somebody
-who opens thousands at once, or ends them, would hold up everybody's tokens behind all of that. So a connection costs
-little more than its accept until it has sent something, as clients of HTTP and of TLS do at once. Those that have are
-begun in turns among their sources. One that has left again is never begun.
+Serving a connection costs the loop some 100 µs before anything was asked, and a TLS handshake a millisecond. A client
+that opens thousands at once, or ends them, would hold up the tokens of all others. So a connection costs little more
+than its accept until it has sent something, as clients of HTTP and of TLS do at once. Connections that have are begun
+in turns among their sources. One whose client has left again is never begun.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BEGINS_A_ROUND = 16
 HANDSHAKES_A_ROUND = 4
 """Connections begun in one round of the loop, without TLS and with it."""
 LOOKS_A_ROUND = 64
-"""Waiting connections looked at in one round: those whose clients have left are closed and take no turn."""
+"""Waiting connections looked at in one round: connections whose clients have left are closed and take no turn."""
 
 
 class _Client(enum.Enum):
@@ -51,7 +51,7 @@ class Newcomers:
         self._left = left
         self._begins_a_round = begins_a_round
         self._silent: OrderedDict[socket.socket, Newcomer] = OrderedDict()
-        """The longest first."""
+        """The longest silent first."""
         self._turns: SourceTurns[Newcomer] = SourceTurns()
         self._round: asyncio.Handle | None = None
 
@@ -66,8 +66,10 @@ class Newcomers:
                 self._close(newcomer)
 
     def longest_silent(self, address: str | None = None) -> Newcomer | None:
-        """The one that has waited longest without a byte: of this address, or of all."""
-        return next((each for each in self._silent.values() if address is None or each.address == address), None)
+        """The connection that has waited longest without a byte: of this address, or of all."""
+        return next(
+            (newcomer for newcomer in self._silent.values() if address is None or newcomer.address == address), None
+        )
 
     def close_silent(self, newcomer: Newcomer) -> None:
         self._forget(newcomer)
@@ -89,10 +91,10 @@ class Newcomers:
 
     def _await_bytes(self, newcomer: Newcomer) -> None:
         self._silent[newcomer.sock] = newcomer
-        asyncio.get_running_loop().add_reader(newcomer.sock, self._heard, newcomer)
+        asyncio.get_running_loop().add_reader(newcomer.sock, self._on_bytes, newcomer)
 
-    def _heard(self, newcomer: Newcomer) -> None:
-        """Something came from a silent client, or its end: which of them is looked at in its turn."""
+    def _on_bytes(self, newcomer: Newcomer) -> None:
+        """A silent client sent something or left: its turn will show which."""
         self._forget(newcomer)
         self._await_turn(newcomer)
 
@@ -122,7 +124,7 @@ class Newcomers:
             self._keep_round()
 
     def _forget(self, newcomer: Newcomer) -> None:
-        """Listen to a silent one no more."""
+        """Stop watching a silent connection."""
         del self._silent[newcomer.sock]
         asyncio.get_running_loop().remove_reader(newcomer.sock)
 

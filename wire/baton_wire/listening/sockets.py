@@ -8,7 +8,7 @@ import socket
 def bind(host: str, port: int, *, shared: bool = False, send_buffer_bytes: int | None = None) -> socket.socket:
     """A bound TCP socket, not yet listening. Raises OSError. `shared`: other sockets may take the same port.
 
-    `send_buffer_bytes`: of every connection, when not the kernel's default.
+    `send_buffer_bytes`: size of every connection's send buffer; None: the kernel's default.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)

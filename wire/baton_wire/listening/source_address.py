@@ -1,4 +1,4 @@
-"""The source that an address stands for, where connections or bytes are counted by source. Pure."""
+"""The source of an address, where connections or bytes are counted by source. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def source_of(address: str) -> str:
     """One text for all addresses that one host can dial from.
 
     An IPv4 address inside IPv6 is that IPv4 address. IPv6 addresses count by their /64. Loopback and link-local
-    addresses count one by one, since a link's hosts share them. Text that is no address is returned as it is.
+    addresses count one by one, since a link's hosts share them. Text that is no address is returned unchanged.
     """
     try:
         parsed = ipaddress.ip_address(address)

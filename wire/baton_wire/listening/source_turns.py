@@ -1,4 +1,4 @@
-"""The order in which sources are served that have something waiting: one of each, then again. Pure."""
+"""Turns among the sources that have something waiting: one member of each, then again. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SourceTurns(Generic[Member]):
 
     def __init__(self) -> None:
         self._lines: OrderedDict[str, deque[Member]] = OrderedDict()
-        """Whose turn is next comes first. No line is empty."""
+        """The source whose turn is next comes first. No line is empty."""
         self._total = 0
 
     def __len__(self) -> int:

@@ -2,5 +2,5 @@
 
 Owns the types and their bounds; a new message or field is a new wire version.
 Never opens a socket and needs neither torch nor aiohttp.
-Called by whoever sends or receives on a link.
+Called by every process that sends or receives on a link.
 """

@@ -2,7 +2,7 @@
 
 The frame's length is checked before anything is allocated for it; unpacking runs with limits, without extension types
 and hooks; then every field is converted strictly to its declared type. The same conversion is made before a message is
-sent: nothing leaves that its receiver would refuse. Framing is the link's business.
+sent: nothing leaves that its receiver would refuse. Framing is up to the link.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def _by_tag(union: Any) -> Mapping[int, type[msgspec.Struct]]:
 def _described(kind: type[msgspec.Struct], error: Exception) -> str:
     """Which field does not fit and why, with the field's name for its place in the array."""
     text = str(error)
-    head, found, place = text.rpartition(" - at `$[")
+    head, marker, place = text.rpartition(" - at `$[")
     number, closed, rest = place.partition("]")
     names = kind.__struct_fields__ if kind.__struct_config__.tag is None else ("type", *kind.__struct_fields__)
-    if found and closed and number.isdigit() and int(number) < len(names):
+    if marker and closed and number.isdigit() and int(number) < len(names):
         text = f"{head} - at `{names[int(number)]}{rest}"
     return f"{kind.__name__}: {text}"[:_MAX_ERROR_CHARS]

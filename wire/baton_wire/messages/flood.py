@@ -1,4 +1,4 @@
-"""What a peer may do a few times, and which ends its link when it does it without end."""
+"""A limit on events that a peer may cause a few times, and that end its link when they do not stop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BAD_MESSAGES_S: Final = 10.0
 
 
 class Flood:
-    """Counts one kind of events of one link."""
+    """Counts one kind of event of one link."""
 
     def __init__(
         self, what: str = "bad messages", most: int = MOST_BAD_MESSAGES, within_s: float = BAD_MESSAGES_S
     ) -> None:
-        """`what` names the events. So many are taken within so many seconds."""
+        """`what` names the events; `most` of them are allowed within `within_s`."""
         self._what, self._most, self._within_s = what, most, within_s
         self._met_s: deque[float] = deque(maxlen=most)
 

@@ -45,9 +45,9 @@ from baton_wire.messages.values import (
 MAX_STATE_TIMINGS = 8
 MAX_BUNDLE_BYTES = 64 << 20
 MAX_ENTRIES = 4_096
-"""In one message. Those of a step that are more, or too long for a frame, go in several."""
+"""Entries in one message. A step that produced more, or more than a frame holds, sends several."""
 MAX_PROMPT_LOGPROBS = 1_024
-"""In one message: with 20 alternatives each they take about 0.4 MB."""
+"""Entries in one message: with 20 alternatives each they take about 0.4 MB."""
 
 Rank = Annotated[int, Meta(ge=0, le=2)]
 """A `HeldRank` of `baton_wire.rules.gateway_rounds`."""
@@ -56,15 +56,15 @@ Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=MAX_CHOICE
 
 
 class Hello(Message, frozen=True, tag=1):
-    """Who this worker is. Sent once, right after the handshake."""
+    """Introduces a worker. Sent once, right after the handshake."""
 
     role: Role
-    """What it does now; where it `flips`, its states tell later ones."""
+    """The role that it has now; a worker that `flips` reports later roles in its states."""
     epoch: Epoch
     fingerprint: PairFingerprint
     template_hash: Annotated[str, Meta(min_length=1, max_length=64)]
     pair_port: Port | None
-    """Where a worker that decodes what others prefilled listens for them, on the host that the gateway dialled; None on
+    """Where a worker that decodes for other workers listens for them, on the host that the gateway dialled; None on
     a prefill worker that never `flips`.
     """
     served_name: Annotated[str, Meta(min_length=1, max_length=253)]
@@ -72,7 +72,7 @@ class Hello(Message, frozen=True, tag=1):
     max_context_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT_TOKENS)]
     max_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
     max_sequences: Annotated[int, Meta(ge=1, le=1 << 16)]
-    """That it runs at once."""
+    """Sequences that it runs at once."""
     block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
     blocks_total: Count
     bundle_hash: Digest
@@ -81,7 +81,7 @@ class Hello(Message, frozen=True, tag=1):
     keeps_answers: bool = False
     """A prefill worker that also takes Reserve without `prefill_epoch`: it decodes what it computed itself."""
     flips: bool = False
-    """It takes the work of both roles whenever it is asked, and a Flip says which it is asked for."""
+    """The worker takes the work of both roles at any time, and a Flip says which new work it will get."""
 
     def __post_init__(self) -> None:
         check_worker(self.role)
@@ -95,7 +95,7 @@ class BundleChunk(Message, frozen=True, tag=2):
 
 
 class Tokens(Message, frozen=True, tag=3):
-    """What one engine step produced for this gateway's requests; several of them where it is much."""
+    """Tokens that one engine step produced for this gateway's requests; a large step sends several."""
 
     step: Count
     entries: Annotated[tuple[TokenEntry, ...], Meta(min_length=1, max_length=MAX_ENTRIES)]
@@ -144,17 +144,17 @@ class WorkerState(Message, frozen=True, tag=5):
     timings: Annotated[tuple[StepTiming, ...], Meta(max_length=MAX_STATE_TIMINGS)] = ()
     """Some of the steps since the last state."""
     lanes: Lanes | None = None
-    """None: of a decode worker, or nothing measured."""
+    """None: a decode worker, or nothing was measured."""
     computing_tokens: Count = 0
     """Prompt tokens of steps that were running; they are not among `waiting_tokens`."""
     role: Role | None = None
-    """What it does now, of a worker that `flips`; None: what its Hello said, for good."""
+    """The present role of a worker that `flips`; None: the role of its Hello, for good."""
     flip: Count = 0
     """The number of the last Flip that it carried out; 0: none."""
     turn: HeldTurn | None = None
-    """Of the gateway that is told, among those that hold prompts; None: no gateway told this worker of any."""
+    """Turn of the receiving gateway among those that hold prompts; None: no gateway reported any to this worker."""
     gateways: PositiveCount = 1
-    """Processes linked to it, in whatever replica, the one that is told among them."""
+    """Gateway processes linked to it, in whatever replica, the receiver included."""
 
     def __post_init__(self) -> None:
         if self.role is not None:
@@ -171,7 +171,7 @@ class PromptLogprobs(Message, frozen=True, tag=7):
     request: RequestId
     attempt: Attempt
     first_index: Annotated[int, Meta(ge=1, le=MAX_CONTEXT_TOKENS)]
-    """Place of logprobs[0]'s token in the prompt. The first token, place 0, has none."""
+    """Place of logprobs[0]'s token in the prompt. The first token, place 0, has no log probability."""
     logprobs: Annotated[tuple[PromptLogprob, ...], Meta(min_length=1, max_length=MAX_PROMPT_LOGPROBS)]
 
 
@@ -189,7 +189,7 @@ class Prefill(Message, frozen=True, tag=16):
     salt: Salt
     decode: PeerRef
     flow: RequestId | None = None
-    """What shares one turn at the worker (see `baton_wire.rules.fair_share`); None: nothing but this request."""
+    """The flow that shares one turn at the worker (see `baton_wire.rules.fair_share`); None: this request alone."""
 
 
 class Reserve(Message, frozen=True, tag=17):
@@ -207,13 +207,13 @@ class Reserve(Message, frozen=True, tag=17):
     flow: RequestId | None = None
     """As in Prefill."""
     tpot_s: PositiveSeconds | None = None
-    """The target between two tokens: prompts computed beside this request leave steps no longer. None: no target."""
+    """The target between two tokens: prompts computed in the same steps must not make them longer. None: no target."""
 
 
 class Retarget(Message, frozen=True, tag=19):
     """The KV of (request, attempt), computed or not, goes to another decode worker, as `next_attempt`.
 
-    Nothing is computed again, and what is said of it from now on carries the new number. Answered with LegFailed of
+    Nothing is computed again, and messages about it carry the new number from now on. Answered with LegFailed of
     `next_attempt` when it is not held here any more.
     """
 
@@ -248,7 +248,7 @@ class Flip(Message, frozen=True, tag=20):
 class Holding(Message, frozen=True, tag=21):
     """How urgent the most urgent prompt is that waits at this gateway for room at prefill workers.
 
-    Told to one of them when it changes; it tells all gateways whose turn it is.
+    Sent to one of them when it changes; that worker tells all gateways whose turn it is.
     """
 
     rank: Rank | None

@@ -1,4 +1,5 @@
-"""Measurements that travel from workers and gateways to whoever sizes the pools: bounded, mergeable, plain numbers."""
+"""Measurements that travel from workers and gateways to the process that sizes the pools: bounded, mergeable, plain
+numbers."""
 
 from __future__ import annotations
 
@@ -19,19 +20,34 @@ from baton_wire.messages.values import (
     TokenCount,
     check_worker,
 )
-from baton_wire.sketch import SketchData
 
 MAX_TIMINGS = 32
 MAX_SHAPES = 64
 
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 
+SKETCH_RATIO = 1.02
+"""Bin k holds values in (SKETCH_RATIO^(k-1), SKETCH_RATIO^k]."""
+MAX_BINS = 1_536
+Bin = Annotated[int, Meta(ge=-1_000, le=1_500)]
+Total = Annotated[float, Meta(ge=0, le=1e18)]
+
+
+class SketchData(NestedValue, frozen=True):
+    """A sketch in a message."""
+
+    ratio: Annotated[float, Meta(gt=1, le=2)] = SKETCH_RATIO
+    total: Total = 0.0
+    """Sum of the values."""
+    bins: Annotated[tuple[tuple[Bin, Count], ...], Meta(max_length=MAX_BINS)] = ()
+    """(bin, how many values fell into it)"""
+
 
 class StepTiming(NestedValue, frozen=True):
     """One engine step: what was in it, and how long the device took."""
 
     step: Count
-    """Its number in the worker, so that the same step told by two gateways counts once."""
+    """The step's number in the worker, so that a step reported by two gateways counts once."""
     prefill_tokens: Count
     prefill_pairs: Amount
     """(token, attended position) pairs of the prompts' chunks."""
@@ -42,23 +58,23 @@ class StepTiming(NestedValue, frozen=True):
 
 
 class Lanes(NestedValue, frozen=True):
-    """A prefill worker's ways to decode workers, as far as they were measured: at least one was."""
+    """A prefill worker's links to decode workers, as far as they were measured: at least one was."""
 
     measured: PositiveCount
     too_slow: Count
-    """Of these, the ones slower than asked for."""
+    """Measured links that are slower than the configured minimum."""
     slowest: Annotated[str, Meta(max_length=64)]
-    """What the slowest travels over."""
+    """Lane of the slowest link."""
     slowest_bytes_per_s: Amount
 
 
 class RequestLengths(NestedValue, frozen=True):
-    """What one sequence of a request was made of."""
+    """Lengths of one sequence of a request."""
 
     prompt_tokens: TokenCount
     output_tokens: TokenCount
     cached_tokens: TokenCount
-    """Of the prompt, what some worker probably had in its prefix cache."""
+    """Prompt tokens that some worker probably had in its prefix cache."""
 
 
 class WorkerCondition(enum.StrEnum):
@@ -70,7 +86,7 @@ class WorkerCondition(enum.StrEnum):
 
 
 class WorkerMeasures(NestedValue, frozen=True):
-    """One linked worker. What it has not told yet is None."""
+    """One linked worker. Values that it has not reported yet are None."""
 
     role: Role
     epoch: Epoch
@@ -93,18 +109,18 @@ class WorkerMeasures(NestedValue, frozen=True):
     timings: Annotated[tuple[StepTiming, ...], Meta(max_length=MAX_TIMINGS)] = ()
     """Some of the steps since the last summary, drawn evenly."""
     lanes: Lanes | None = None
-    """None: of a decode worker, or nothing measured."""
+    """None: a decode worker, or nothing was measured."""
     flips: bool = False
-    """It can change its role; `role` is the one that it told last."""
+    """The worker can change its role; `role` is the one that it reported last."""
     flip: Count = 0
-    """The number of the last order to do so that it carried out; 0: none."""
+    """Number of the last flip order that it carried out; 0: none."""
 
     def __post_init__(self) -> None:
         check_worker(self.role)
 
 
 class ArrivalCounts(NestedValue, frozen=True):
-    """Sequences that came since the last summary, by what became of them at once. Together they are the demand."""
+    """Sequences that arrived since the last summary, by their first outcome. Together they are the demand."""
 
     accepted: Count
     queued: Count
@@ -112,18 +128,18 @@ class ArrivalCounts(NestedValue, frozen=True):
     prompt_tokens: SketchData
     output_tokens: SketchData
     cached_tokens: SketchData
-    """Lengths of those sequences whose lengths became known; outputs are those that ended."""
+    """Lengths of these sequences as far as they are known; outputs count once they ended."""
     sample: Annotated[tuple[RequestLengths, ...], Meta(max_length=MAX_SHAPES)] = ()
     """Some of the prompts, drawn evenly, each with the output length of one that ended lately."""
 
 
 class Served(NestedValue, frozen=True):
-    """What clients saw since the last summary, in seconds."""
+    """Latencies that clients saw since the last summary, in seconds."""
 
     ttft: SketchData
     tpot: SketchData
     unserved: Count
-    """Requests that were told no, or failed, for want of workers."""
+    """Requests that were refused, or failed, for want of workers."""
 
 
 class Backlog(NestedValue, frozen=True):
@@ -131,8 +147,8 @@ class Backlog(NestedValue, frozen=True):
 
     waiting: Count
     parked: Count
-    """Of those, the ones that wait for a first pair of workers."""
+    """Waiting requests that have no pair of workers yet."""
     oldest_s: Seconds
     """Age of the oldest of them; 0 without any."""
     tokens: Count | None
-    """Their prompt tokens as far as can be guessed; None: no prompt has been seen yet."""
+    """Their prompt tokens as far as they can be estimated; None: no prompt has been seen yet."""

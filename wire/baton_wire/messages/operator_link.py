@@ -1,4 +1,4 @@
-"""Messages between a gateway process and whoever sizes the pools: the operator, or the local runtime.
+"""Messages between a gateway process and the process that sizes the pools: the operator, or the local runtime.
 
 One WebSocket per gateway process, dialled by the gateway. Up: GatewayHello (first), ModelConfigFile, Summary every few
 seconds, Wake at once, Heartbeat. Down: Standby, FlipOrder, Heartbeat. Nothing that serves a request waits for this
@@ -17,22 +17,22 @@ from baton_wire.messages.values import Address, Count, Epoch, Message, Role, Sec
 
 SILENCE = LivenessConfig(suspect_s=2.0, dead_s=4.0, watched_s=1.0)
 """For both ends, which send at least a heartbeat every two seconds. A flipped length of a frame shows as silence alone,
-and 5 s are the most for which a link may stand so, also where this process stands still for 3 s of them."""
+and such a link must end within 5 s, even where this process stands still for 3 s of them."""
 CLOSE_S = 0.2
-"""For the peer's farewell. Behind an altered frame it may never be read, and the library would wait for 10 s."""
+"""For the peer's farewell. After an altered frame it may never be read, and the library would wait for 10 s."""
 MAX_WORKERS = 1_024
 """Workers that one summary describes."""
 
 MAX_CONFIG_BYTES = 1 << 16
 MAX_UP_BYTES = 4 << 20
-"""Longest frame of a gateway: a summary of so many workers with all their step times."""
+"""Longest frame of a gateway: a summary of `MAX_WORKERS` workers with all their step times."""
 MAX_DOWN_BYTES = 4_096
 
 ConfigHash = Annotated[str, Meta(max_length=64)]
 
 
 class GatewayHello(Message, frozen=True, tag=1):
-    """Who this gateway process is. Sent once, right after the handshake."""
+    """Introduces a gateway process. Sent once, right after the handshake."""
 
     gateway: Annotated[str, Meta(min_length=1, max_length=253)]
     """Name of the machine or Pod; processes of one gateway share it."""
@@ -47,14 +47,14 @@ class Summary(Message, frozen=True, tag=2):
     at_s: Annotated[float, Meta(ge=0, le=1e11)]
     """Wall clock of the gateway."""
     seconds: Seconds
-    """What the counts cover."""
+    """Seconds that the counts cover."""
     arrived: ArrivalCounts
     served: Served
     backlog: Backlog
     workers: Annotated[tuple[WorkerMeasures, ...], Meta(max_length=MAX_WORKERS)]
     workers_left_out: Count
     config_hash: ConfigHash
-    """Of the configuration that is applied."""
+    """Hash of the configuration that is applied."""
 
 
 class Wake(Message, frozen=True, tag=3):
@@ -68,7 +68,7 @@ class Heartbeat(Message, frozen=True, tag=4):
 
 
 class ModelConfigFile(Message, frozen=True, tag=5):
-    """`config.json` of the model that is served, told when the first worker of a revision was linked."""
+    """`config.json` of the model that is served, sent when the first worker of a revision was linked."""
 
     content: Annotated[bytes, Meta(min_length=2, max_length=MAX_CONFIG_BYTES)]
 
@@ -81,13 +81,13 @@ class Standby(Message, frozen=True, tag=16):
 
 
 class FlipOrder(Message, frozen=True, tag=17):
-    """Have this worker change its role (`gateway_link.Flip`). Repeated until a summary tells that it was carried out;
+    """Have this worker change its role (`gateway_link.Flip`). Repeated until a summary says that it was carried out;
     a gateway that has not linked the worker ignores it.
     """
 
     worker: Epoch
     number: Annotated[int, Meta(ge=1, le=1 << 40)]
-    """Over that of every order for this worker before."""
+    """Higher than that of every earlier order for this worker."""
     role: Role
 
     def __post_init__(self) -> None:

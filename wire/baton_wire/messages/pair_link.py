@@ -36,7 +36,7 @@ Length = Annotated[int, Meta(ge=0, lt=1 << 48)]
 MAX_SPANS = 64
 MAX_LAYER_GROUPS = 256
 MAX_CHECKSUM_BYTES = 3 << 20
-"""What one Seal carries: 8 bytes for each of 393,216 pieces, or for stretches of pieces where there are more."""
+"""Bytes of checksums in one Seal: 8 for each of 393,216 pieces, or for each stretch of pieces of a longer stream."""
 
 
 class Span(NestedValue, frozen=True):
@@ -57,7 +57,7 @@ class FirstToken(NestedValue, frozen=True):
 
 
 class PairHello(Message, frozen=True, tag=1):
-    """Who this worker is and in which units it can move KV. Sent once by each side, right after the handshake."""
+    """Introduces a worker and the units in which it can move KV. Sent once by each side, right after the handshake."""
 
     role: Role
     epoch: Epoch
@@ -70,7 +70,7 @@ class PairHello(Message, frozen=True, tag=1):
     transports: Annotated[tuple[Annotated[str, Meta(max_length=16)], ...], Meta(min_length=1, max_length=8)]
     """Names of the transports this side can use, best first."""
     descriptor: Annotated[bytes, Meta(max_length=1 << 16)]
-    """What the chosen transport needs to reach this side's landing region; opaque here."""
+    """Data with which the chosen transport reaches this side's landing region; opaque here."""
 
     def __post_init__(self) -> None:
         check_worker(self.role)
@@ -93,7 +93,7 @@ class Grant(Message, frozen=True, tag=2):
 
 
 class Wait(Message, frozen=True, tag=3):
-    """Not yet: so many reservations are before this one. A Grant or Reject follows."""
+    """Not yet: `position` reservations are before this one. A Grant or Reject follows."""
 
     request: RequestId
     attempt: Attempt
@@ -117,7 +117,7 @@ class Seal(Message, frozen=True, tag=5):
     transfer: TransferId
     checksums: Annotated[bytes, Meta(max_length=MAX_CHECKSUM_BYTES)]
     """Little-endian uint64 per piece, in the order of the byte stream; empty with `verify: stamps`. Digests of
-    stretches of them where these are more than a Seal carries (docs/protocol.md)."""
+    stretches of them where there are more than a Seal carries (docs/protocol.md)."""
     first_tokens: Annotated[tuple[FirstToken, ...], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 

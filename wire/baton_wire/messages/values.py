@@ -58,7 +58,7 @@ Salt = Annotated[str, Meta(max_length=128)]
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 PositiveCount = Annotated[int, Meta(ge=1, le=1 << 40)]
 ByteCount = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-"""Of all that was ever moved: a worker hands over 2^40 bytes of KV within minutes."""
+"""Bytes moved since a process started: a worker hands over 2^40 bytes of KV within minutes."""
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=1e7)]
@@ -84,7 +84,7 @@ class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Role(enum.StrEnum):
-    """What a process does."""
+    """The role of a process."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -92,7 +92,8 @@ class Role(enum.StrEnum):
 
     @property
     def partner(self) -> Role:
-        """The other pool's role, of a pool's role."""
+        """The role of the pool that this worker's pool works with. Raises ValueError for a gateway, which has none."""
+        check_worker(self)
         return Role.DECODE if self is Role.PREFILL else Role.PREFILL
 
 
@@ -147,7 +148,7 @@ class PeerRef(NestedValue, frozen=True):
 
 
 class PairFingerprint(NestedValue, frozen=True):
-    """What must be equal between a prefill and a decode worker before KV may move between them."""
+    """Facts that must be equal between a prefill and a decode worker before KV may move between them."""
 
     wire_version: Annotated[int, Meta(ge=1, le=65_535)]
     model_hash: Digest
@@ -165,17 +166,17 @@ class PairFingerprint(NestedValue, frozen=True):
 
 
 class Grammar(NestedValue, frozen=True):
-    """What an answer must match, from its first token to its end."""
+    """A grammar that the answer must match, from its first token to its end."""
 
     definition: Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
     """In llguidance's own serialised form, validated by the gateway. Only the worker's matcher looks into it."""
     max_blanks: Annotated[int, Meta(ge=1, le=250)] | None = None
-    """Of a definition of JSON that lets blanks go on without end: behind so many spaces and tabs in a row, outside of
-    texts, no token is drawn that begins with another. None: nothing is counted beside the definition."""
+    """Most spaces and tabs in a row outside of strings, for a definition of JSON that lets blanks go on without end: no
+    token that begins with another is drawn then. None: only the definition counts."""
 
 
 class Thought(NestedValue, frozen=True):
-    """What may stand before the answer: a thought, which no grammar binds.
+    """A thought that may come before the answer; no grammar binds it.
 
     With a `start` the model chooses. Either its first tokens are `start`, and what follows is a thought. Or they are
     not, and there is no thought: the grammar holds from the first token.
@@ -186,7 +187,8 @@ class Thought(NestedValue, frozen=True):
     start: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_MARK_IDS)] = ()
     """Empty: the prompt already opened the thought."""
     max_tokens: TokenCount | None = None
-    """After so many tokens of thought `end` is forced; neither mark counts. None: the model ends its thought itself."""
+    """After this many tokens of thought `end` is forced; neither mark counts. None: the model ends its thought
+    itself."""
 
 
 class SamplingParams(NestedValue, frozen=True):
@@ -215,7 +217,7 @@ class SamplingParams(NestedValue, frozen=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     """None: no logprobs. k: the drawn token's logprob and the k likeliest alternatives."""
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    """The same for the prompt's own tokens but the first; told once, before the first drawn token."""
+    """The same for the prompt's own tokens but the first; reported once, before the first drawn token."""
     grammar: Grammar | None = None
     """None: any token may be drawn. With a grammar, stop ids are drawn where the answer may end, and only there."""
     thought: Thought | None = None
@@ -237,7 +239,7 @@ class TokenLogprob(NestedValue, frozen=True):
 
 
 class PromptLogprob(NestedValue, frozen=True):
-    """Natural-log probability of one token of a prompt under the model, given those before it."""
+    """Natural-log probability of one token of a prompt under the model, given the tokens before it."""
 
     logprob: float
     rank: Annotated[int, Meta(ge=1, le=MAX_VOCAB)]
@@ -258,7 +260,8 @@ class TokenEntry(NestedValue, frozen=True):
     logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_ENTRY_IDS)] | None = None
     finish: Finish | None = None
     cached_tokens: TokenCount | None = None
-    """Tokens of the prompt whose KV the prefix cache had: said with the first token, where the prompt was computed."""
+    """Tokens of the prompt whose KV the prefix cache had: reported with the first token, where the prompt was
+    computed."""
 
 
 def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:
@@ -279,7 +282,7 @@ def largest_id(packed: bytes) -> int:
 
 
 def num_packed(packed: bytes) -> int:
-    """How many token ids are in it."""
+    """How many token ids are packed in these bytes."""
     return len(packed) // PACKED_ID_BYTES
 
 

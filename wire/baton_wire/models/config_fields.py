@@ -14,11 +14,11 @@ from baton_wire.models.errors import ModelConfigError
 JsonObject = dict[str, object]
 
 MAX_SIZE: Final = 1 << 20
-"""Of any dimension of a model, unless its field says otherwise: the widest that are published have some 20,000."""
+"""Bound on any dimension of a model, unless its field says otherwise: the widest published models have some 20,000."""
 MAX_POSITIONS: Final = 1 << 27
-"""That a config may speak of; served are as many as the wire carries."""
+"""Most positions that a config may name; a worker serves as many as the wire carries."""
 LEAST_NUMBER, MOST_NUMBER = 1e-6, 1e6
-"""Of factors, caps and the like: what lies outside makes no numbers in 16 bits."""
+"""Bounds on factors, caps and the like: numbers outside give nothing usable in 16 bits."""
 MOST_THETA: Final = 1e12
 
 
@@ -33,7 +33,7 @@ class ConfigFields:
         self._prefix = prefix
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """True if the field is present and not null."""
         return self._values.get(name) is not None
 
     def raw(self, name: str) -> object:
@@ -99,7 +99,7 @@ class ConfigFields:
             raise self.error(name, allowed)
 
     def refuse_others(self, known: tuple[str, ...]) -> None:
-        """Every field that is there and not null must be a known one."""
+        """Every field that is present and not null must be a known one."""
         for name in self._values:
             if name not in known and self.has(name):
                 raise self.error(name, f"one of {', '.join(known)}")

@@ -1,5 +1,6 @@
-"""What a model is: a `DecoderSpec` of `LayerSpec`s. Plain values that everything about a model is read from: names and
-shapes of its tensors, the arithmetic of its layers, the bytes and operations of a step, and its size for the operator.
+"""The description of a model: a `DecoderSpec` of `LayerSpec`s. Everything about a model is read from these plain
+values: names and shapes of its tensors, the arithmetic of its layers, the bytes and operations of a step, and its size
+for the operator.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from baton_wire.models.rope_config import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The mixer of a layer: grouped-query attention. Names are those in the checkpoint, behind `self_attn.`."""
+    """The mixer of a layer: grouped-query attention. Names are those in the checkpoint, after `self_attn.`."""
 
     q_heads: int
     kv_heads: int
     head_dim: int
     rope: RopeConfig
     scale: float
-    """Of the products of queries and keys."""
+    """Factor of the products of queries and keys."""
     window: int | None = None
     """How many positions, the query's own included, it attends to; None is all."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -33,7 +34,7 @@ class Attention:
     qk_norm: bool = False
     """RMSNorm of every query and key head before the rotation."""
     sinks: bool = False
-    """One learnt logit for each query head, which takes part in the softmax and stands for no key."""
+    """One learnt logit for each query head, which takes part in the softmax without a key."""
 
     @property
     def q_width(self) -> int:
@@ -67,7 +68,7 @@ Gate = SiluGate | GeluGate | ClampedGate
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One gated feed-forward block. Names stand behind `mlp.`."""
+    """One gated feed-forward block. Names follow `mlp.`."""
 
     inner: int
     gate: Gate = SiluGate()
@@ -78,14 +79,14 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensors:
-    """Names of experts that have tensors of their own, behind the layer's prefix."""
+    """Names of experts that have tensors of their own, after the layer's prefix."""
 
     expert: str
     """With {number}."""
     gate_up_down: tuple[str, str, str]
 
     def gate_up(self, number: int) -> tuple[str, str]:
-        """Of an expert's two projections from the hidden size."""
+        """Names of an expert's two projections from the hidden size."""
         at = self.expert.format(number=number)
         return f"{at}.{self.gate_up_down[0]}", f"{at}.{self.gate_up_down[1]}"
 
@@ -96,7 +97,7 @@ class ExpertTensors:
 @dataclass(frozen=True, slots=True)
 class StackedTensors:
     """All experts of a layer in one tensor, [experts, columns, features], columns of gate and up in turn, with a bias
-    each (gpt-oss). Names stand behind the layer's prefix."""
+    each (gpt-oss). Names follow the layer's prefix."""
 
     gate_up: str
     down: str
@@ -110,9 +111,9 @@ class Experts:
     per_token: int
     inner: int
     normalised: bool
-    """Whether the chosen experts' shares add up to 1."""
+    """True if the chosen experts' shares add up to 1."""
     router: str
-    """Name behind the layer's prefix."""
+    """Name after the layer's prefix."""
     tensors: ExpertTensors | StackedTensors
     gate: Gate = SiluGate()
     router_bias: bool = False
@@ -123,11 +124,11 @@ FeedForward = Dense | Experts
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms:
-    """Names of a layer's norms behind its prefix. None: there is no such norm."""
+    """Names of a layer's norms after its prefix. None: there is no such norm."""
 
     before_mixer: str = "input_layernorm"
     after_mixer: str | None = None
-    """Of what the mixer adds to the residual stream."""
+    """Norm of what the mixer adds to the residual stream."""
     before_feed_forward: str = "post_attention_layernorm"
     after_feed_forward: str | None = None
 
@@ -150,7 +151,7 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     norm_eps: float
     norms_from_one: bool
-    """Whether norms multiply by 1 + weight."""
+    """True if norms multiply by 1 + weight."""
     max_position_embeddings: int
     tied_head: bool
     eos_token_ids: tuple[int, ...]
@@ -170,7 +171,7 @@ class DecoderSpec:
 
     @property
     def attention(self) -> Attention:
-        """Of the first layer: heads and their size are those of all."""
+        """Attention of the first layer: heads and their size are the same in all layers."""
         return self.layers[0].mixer
 
     @property

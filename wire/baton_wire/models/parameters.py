@@ -34,7 +34,7 @@ class LinearShape:
     """A linear layer of a decoder layer."""
 
     name: str
-    """Behind the layer's prefix."""
+    """Name after the layer's prefix."""
     features: int
     columns: int
     has_bias: bool
@@ -139,8 +139,8 @@ def may_hold_zeros(name: str, config: DecoderSpec) -> bool:
 
 
 def rotated_rows(mixer: Attention) -> list[int] | None:
-    """Which feature of queries, keys and values, one below the other as in the checkpoint, stands at each place once
-    every head's rotated pairs are half of the head apart, as the kernels rotate them. None: where it stood.
+    """The feature of queries, keys and values, one below the other as in the checkpoint, that is at each place once
+    every head's rotated pairs are half of the head apart, as the kernels rotate them. None: unchanged.
 
     Products of queries and keys do not change. Dimensions that are not rotated fill both halves up; their angle is 0.
     """

@@ -81,8 +81,8 @@ def _read_positions(fields: ConfigFields, family: Family) -> int:
 
 
 def _is_shipped(code: object, family: Family | None) -> bool:
-    """Whether it is code that every checkpoint of the family brings along, or its copies name by its repository. What
-    it says of tokenizers does not matter: they are read from tokenizer.json."""
+    """True for code that every checkpoint of the family ships, or that copies name by its repository. Entries for
+    tokenizers do not matter: these are read from tokenizer.json."""
     if family is None or not isinstance(code, dict):
         return False
     names = [name for key, name in code.items() if key != "AutoTokenizer"]

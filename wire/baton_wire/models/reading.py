@@ -1,4 +1,4 @@
-"""What several families read from their configs in the same way."""
+"""Parts of configs that several families read in the same way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LAYERS: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of attention."""
+    """Numbers of attention heads, and their size."""
 
     q_heads: int
     kv_heads: int
@@ -72,7 +72,7 @@ def read_window(fields: ConfigFields, default: int = 4_096) -> int | None:
 
 
 def refuse_windows(fields: ConfigFields, layers: int) -> None:
-    """Of families without."""
+    """Refuse windows in configs of families without them."""
     fields.only("sliding_window", None, "absent for this model_type")
     fields.only("layer_types", [FULL] * layers, "full_attention in every layer for this model_type")
 

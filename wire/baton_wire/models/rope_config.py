@@ -1,6 +1,6 @@
 """RoPE options of a model as typed values, read from either layout of config.json.
 
-`rope_scaling` beside `rope_theta` is the older layout; transformers 5 writes `rope_parameters` with the base inside.
+`rope_scaling` next to `rope_theta` is the older layout; transformers 5 writes `rope_parameters` with the base inside.
 The tables themselves are computed in `layers/rope.py`.
 """
 
@@ -72,7 +72,7 @@ class LongropeScaling:
     long_factor: tuple[float, ...]
     original_positions: int
     attention_factor: float
-    """What cos and sin are multiplied by."""
+    """Factor of cos and sin."""
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongropeScaling
@@ -83,9 +83,10 @@ class RopeConfig:
     theta: float
     scaling: RopeScaling | None
     share: float = 1.0
-    """Of a head's dimensions, the first ones, that are rotated."""
+    """Share of a head's dimensions, the first ones, that are rotated."""
     interleaved: bool = False
-    """Whether neighbouring dimensions are rotated against each other, else those half of the rotated ones apart."""
+    """True: neighbouring dimensions are rotated against each other; False: dimensions half of the rotated ones
+    apart."""
     even_positions: int | None = None
     """From this position on queries would be scaled (Llama 4's temperature). That is not computed: contexts end."""
 
@@ -94,20 +95,20 @@ class RopeConfig:
         return int(head_dim * self.share)
 
     def reach(self, positions: int) -> int:
-        """Positions that a model made for so many is good for."""
+        """Positions that a model trained for `positions` can serve."""
         if isinstance(self.scaling, YarnScaling):
             positions = max(positions, int(self.scaling.original_positions * self.scaling.factor))
         return min(positions, self.even_positions or positions)
 
     def is_long(self, context: int) -> bool:
-        """Whether a served context takes LongRoPE's factors for long ones. All positions take the same: keys that are
-        in the pool can't be rotated again."""
+        """True if a served context takes LongRoPE's factors for long ones. All positions take the same factors: keys
+        that are in the pool can't be rotated again."""
         return isinstance(self.scaling, LongropeScaling) and context > self.scaling.original_positions
 
 
 @dataclass(frozen=True, slots=True)
 class RopeOptions:
-    """What a family allows, and its defaults."""
+    """Rope settings that a family allows, and its defaults."""
 
     types: tuple[str, ...] = SUPPORTED
     theta: float = DEFAULT_THETA
@@ -117,14 +118,14 @@ class RopeOptions:
     original_positions: int | None = None
     """Default of `original_max_position_embeddings`; None: the greatest position."""
     scales_queries: bool = False
-    """Whether `llama_4_scaling_beta` is understood: queries are scaled by 1 + beta * ln(1 + position // original)."""
+    """True if `llama_4_scaling_beta` is understood: queries are scaled by 1 + beta * ln(1 + position // original)."""
 
 
 def read_rope(config: ConfigFields, max_positions: int, options: RopeOptions = RopeOptions()) -> RopeConfig:
     """RoPE of a config.json object. Raises ModelConfigError for types this engine does not compute, by name."""
     given = [name for name in ("rope_parameters", "rope_scaling") if config.has(name)]
     if len(given) == 2 and config.raw("rope_parameters") != config.raw("rope_scaling"):
-        raise ModelConfigError("rope_scaling: given beside a different rope_parameters; allowed: one of the two")
+        raise ModelConfigError("rope_scaling: given with a different rope_parameters; allowed: one of the two")
     theta = config.theta("rope_theta", options.theta)
     share = _read_share(config, options, 1.0 if options.share is None else options.share)
     if not given:

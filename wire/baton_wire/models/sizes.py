@@ -1,4 +1,4 @@
-"""How large a model's layers are, in elements and as they are stored. Costs of steps and sizing reckon with it."""
+"""Sizes of a model's layers, in elements and in stored bytes, for the costs of steps and for sizing."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from baton_wire.models.parameters import HEAD_LAYER, layer_prefix, projections, 
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """Of all layers together."""
+    """Sizes of all layers together."""
 
     weights: int
     """Elements that every token is multiplied with, routers among them."""
     bytes: int
-    """Of these, as they are stored."""
+    """Bytes of these weights as they are stored."""
     expert_weights: int
     expert_bytes: int
     expert_share: float
-    """Of the experts, that a token takes; 1 where there are none."""
+    """Share of the experts that a token uses; 1 without experts."""
 
 
 def layer_sizes(config: DecoderSpec, element_bytes: int) -> LayerSizes:
-    """Where unquantised elements take so many bytes. Raises ModelConfigError for sizes that a format can't hold."""
+    """The sizes if unquantised elements take `element_bytes`. Raises ModelConfigError for sizes that a format can't
+    hold."""
     weights = stored = expert_weights = expert_bytes = 0
     share = 1.0
     for number, layer in enumerate(config.layers):
@@ -46,7 +47,7 @@ def layer_sizes(config: DecoderSpec, element_bytes: int) -> LayerSizes:
 
 
 def head_bytes(config: DecoderSpec, element_bytes: int) -> int:
-    """Of the output projection, as it is stored."""
+    """Bytes of the output projection as it is stored."""
     return _stored_bytes(config, HEAD_LAYER, config.vocab_size, config.hidden_size, element_bytes)
 
 

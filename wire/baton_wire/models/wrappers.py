@@ -19,7 +19,7 @@ _STARTS: Final = (
     ("language_model.lm_head", "lm_head"),
 )
 _OTHER_PARTS: Final = ("vision_tower", "multi_modal_projector", "vision_model", "visual")
-"""Modules for images, at the top or behind `model.`."""
+"""Modules for images, at the top or after `model.`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Wrapper:
 
     architecture: str
     families: tuple[str, ...]
-    """`model_type` of the language model: one of these."""
+    """Allowed `model_type`s of the language model."""
     defaults: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     """transformers' own, which published files leave out."""
 
@@ -63,14 +63,14 @@ def language_model(whole: ConfigFields) -> ConfigFields:
     whole.only("architectures", [wrapper.architecture], f'["{wrapper.architecture}"] for this model_type')
     text = whole.section("text_config")
     if (family := text.text("model_type", wrapper.families[0])) not in wrapper.families:
-        raise text.error("model_type", " or ".join(f'"{each}"' for each in wrapper.families))
+        raise text.error("model_type", " or ".join(f'"{allowed}"' for allowed in wrapper.families))
     given = {name: text.raw(name) for name in text.names() if text.has(name) or name not in wrapper.defaults}
     own = {"model_type": family, "architectures": None}
     return ConfigFields({**wrapper.defaults, **given, **own}, "text_config.")
 
 
 def text_name(name: str) -> str | None:
-    """What the language model alone calls a tensor or module; None: it belongs to a part for images."""
+    """The name of a tensor or module in the language model alone; None: it belongs to a part for images."""
     for start, own in _STARTS:
         if name.startswith(start):
             return own + name[len(start) :]

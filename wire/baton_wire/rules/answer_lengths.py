@@ -1,8 +1,8 @@
-"""How long the answers to prompts that came lately will be, from those that ended and those that still run.
+"""Estimates of answer lengths, from recent answers that ended and answers that still run.
 
 Answers to prompts of another length say nothing: where a load turns from essays to papers, all that ended lately are
-essays. Nor do ended ones alone: while the first essays run, only short ones have ended. Those that still run are at
-least as long as they are (Kaplan and Meier 1958). Gateways tell sizing so, and the twin does it like them.
+essays. Nor are ended answers enough: while the first essays run, only short ones have ended. An answer that still runs
+is at least as long as it is now (Kaplan and Meier 1958). Gateways report this to sizing; the simulator does the same.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 KEPT_S, LEAST, MOST = 120.0, 64, 2048
-"""Of each kind of prompt, ended answers of so many seconds count; of fewer requests the latest, however long ago, and
-at most so many."""
+"""For each kind of prompt, answers that ended within `KEPT_S` count: at least the latest `LEAST`, however long ago they
+ended, and at most `MOST`."""
 UNKNOWN_TOKENS = 200
-"""Of an answer before one to such a prompt has ended or is as long."""
+"""Assumed length of an answer before one to such a prompt has ended or is as long."""
 
 
 class AnswerLengths:
-    """Of one gateway. Prompts are alike when their lengths, in tokens, have equally many binary digits."""
+    """Answer lengths of one gateway. Prompts are alike when their lengths, in tokens, have equally many binary
+    digits."""
 
     def __init__(self) -> None:
         self._ended: dict[int, deque[tuple[float, int]]] = defaultdict(lambda: deque(maxlen=MOST))
@@ -28,7 +29,8 @@ class AnswerLengths:
         self._ended[prompt_tokens.bit_length()].append((now, answer_tokens))
 
     def look(self, now: float, running: Iterable[tuple[int, int]]) -> None:
-        """Reckon anew. `running`: (tokens of the prompt, tokens of the answer so far) of all that still run."""
+        """Estimate again. `running`: (tokens of the prompt, tokens of the answer so far) of all requests that still
+        run."""
         lengths: dict[int, list[tuple[int, bool]]] = defaultdict(list)
         for kind, ended in self._ended.items():
             while len(ended) > LEAST and ended[0][0] < now - KEPT_S:
@@ -36,7 +38,7 @@ class AnswerLengths:
             lengths[kind] = [(tokens, True) for _, tokens in ended]
         for prompt_tokens, tokens in running:
             lengths[prompt_tokens.bit_length()].append((tokens, False))
-        self._curves = {kind: _curve(of) for kind, of in lengths.items()}
+        self._curves = {kind: _curve(answers) for kind, answers in lengths.items()}
 
     def likely(self, prompt_tokens: int, draw: float) -> int:
         """Tokens of one answer, drawn by `draw` from 0 to under 1."""
@@ -47,8 +49,8 @@ class AnswerLengths:
 
 
 def _curve(lengths: list[tuple[int, bool]]) -> list[tuple[float, int]]:
-    """(share of answers that are no longer, tokens), ascending. What still runs behind the longest that ended will be
-    twice as long as it is in the mean: nothing else is known of it."""
+    """(share of answers that are no longer than this, tokens), ascending. Answers that already outlast the longest that
+    ended are expected to double: nothing else is known of them."""
     lengths.sort()
     lasting, points, left = 1.0, [], len(lengths)
     for tokens, has_ended in lengths:

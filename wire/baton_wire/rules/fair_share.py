@@ -1,8 +1,8 @@
 """How work of different flows shares a worker: whose turn it is, and how much one flow may hold. Pure.
 
-A *flow* is what shares one turn: today all sequences of one client's request. Turns follow start-time fair queueing
+A *flow* shares one turn: today it is all sequences of one client's request. Turns follow start-time fair queueing
 (Goyal, Vin and Cheng 1996): each piece of work has a start tag, and smaller tags go first. A flow's next piece starts
-where its last one ended, so that many pieces of one flow lie behind the first piece of another. Pieces of flows that
+where its last one ended, so that many pieces of one flow come after the first piece of another. Pieces of flows that
 have nothing else open keep the order in which they came.
 
 What a flow may hold follows the dynamic threshold of shared buffers (Choudhury and Hahne 1998): a multiple of what is
@@ -14,14 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WORKER_GREED = 8.0
-"""A flow may hold so many times what it leaves free: alone 8/9 of the slots, two flows 8/17 each."""
+"""A flow may hold this many times what it leaves free: alone 8/9 of the slots, two flows 8/17 each."""
 GATEWAY_GREED = 4.0
 """The same in what a gateway lets out: less, because other gateways let out too and workers report ten times a
 second."""
 
 
 def may_take(own: float, more: float, free: float, greed: float) -> bool:
-    """Whether a flow that holds `own` may take `more` of `free`. Who holds nothing may take whatever is there."""
+    """True if a flow that holds `own` may take `more` of `free`. A flow that holds nothing may take anything.
+
+    >>> [may_take(own=own, more=10.0, free=100.0, greed=8.0) for own in (0.0, 710.0, 711.0)]
+    [True, True, False]
+    """
     return own <= 0 or own + more <= greed * (free - more)
 
 
@@ -44,26 +48,26 @@ class StartTags:
         return len(self._flows)
 
     def is_alone(self, flow: bytes) -> bool:
-        """Whether the flow has one piece open at most."""
+        """True if the flow has one piece open at most."""
         return flow not in self._flows or self._flows[flow].open <= 1
 
     def opened(self, flow: bytes, cost: float) -> float:
-        """Another piece of the flow came: its start tag."""
-        mine = self._flows.setdefault(flow, _Flow())
-        tag = max(self._virtual, mine.next_start)
-        mine.open += 1
-        mine.next_start = tag + cost
+        """Add a piece of the flow; returns its start tag."""
+        entry = self._flows.setdefault(flow, _Flow())
+        tag = max(self._virtual, entry.next_start)
+        entry.open += 1
+        entry.next_start = tag + cost
         return tag
 
     def began(self, tag: float, cost: float) -> None:
-        """A piece is being served: virtual time goes on by what each open flow would have got meanwhile, so that a
+        """A piece is being served: virtual time advances by what each open flow would have got meanwhile, so that a
         flow's later pieces get their turn although newcomers never end.
         """
         self._virtual = max(self._virtual, tag) + cost / max(1, len(self._flows))
 
     def closed(self, flow: bytes) -> None:
         """A piece has ended, served or not."""
-        mine = self._flows[flow]
-        mine.open -= 1
-        if mine.open == 0:
+        entry = self._flows[flow]
+        entry.open -= 1
+        if entry.open == 0:
             del self._flows[flow]

@@ -1,4 +1,4 @@
-"""What a grammar may cost. One set of numbers, so that a worker's matcher refuses nothing that a gateway accepted.
+"""Limits of a grammar's cost. One set of numbers, so that a worker's matcher refuses nothing that a gateway accepted.
 
 The names are those of llguidance's parser limits, and so are the speeds: fuel is counted, not time, so that every
 machine gives up at the same place.

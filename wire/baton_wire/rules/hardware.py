@@ -1,7 +1,7 @@
-"""What accelerators can do. Figures with their source; nothing is probed.
+"""Speeds and sizes of accelerators: figures with their source; nothing is probed.
 
 Two kinds of figures: `Peak`s are the makers' data sheets, the denominators of MFU and MBU. `Accelerator`s are what
-sustained load reaches, which sizing reckons with. `H200` is measured (docs/sizing.md lists each run); other entries
+sustained load reaches, and sizing plans with these. `H200` is measured (docs/sizing.md lists each run); other entries
 scale data sheets by the same efficiencies.
 """
 
@@ -26,7 +26,7 @@ class Accelerator:
     """Reading paged KV in decode attention."""
     memory_bytes: float
     memory_share: float = 0.9
-    """Of the memory, what weights and KV may take together."""
+    """Share of the memory that weights and KV may take together."""
     link_bytes_per_s: float = 50e9
     """KV from one prefill worker to a decode worker (one 400 Gb/s NIC)."""
     collective_bytes_per_s: float = 300e9
@@ -86,7 +86,7 @@ ACCELERATORS = {accelerator.name: accelerator for accelerator in (H200, H100, A1
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Of one device, by its data sheet."""
+    """Peak figures of one device, from its data sheet."""
 
     flops: float
     """Dense products in bf16 or fp16, FLOP/s, without sparsity."""
@@ -106,5 +106,9 @@ PEAKS: Final = {
 
 
 def peak_of(name: str) -> Peak | None:
-    """By the driver's name of a device, such as "NVIDIA H200"; None where it is not known."""
-    return next((found for part, found in PEAKS.items() if part in name), None)
+    """The peak of the device with this driver name, such as "NVIDIA H200"; None: not known.
+
+    >>> peak_of("NVIDIA H200").bytes_per_s
+    4800000000000.0
+    """
+    return next((peak for part, peak in PEAKS.items() if part in name), None)

@@ -1,14 +1,14 @@
-"""How many prompt tokens a step may carry beside decode rows so that it takes no longer than a target. Pure.
+"""Prompt tokens that a step may carry next to decode rows so that it takes no longer than a target. Pure.
 
     seconds = base_s + token_s · prompt tokens
 
-The engine sizes the pieces of its steps by it; whoever routes predicts by it when a prompt would be done.
+The engine sizes the pieces of its steps by it; the gateway predicts by it when a prompt would be done.
 
 Both coefficients are learned from the steps themselves. `base_s` is what the rows cost without prompts. It follows the
 batch, which changes little from step to step: each step corrects it by a share of what was predicted wrongly. `token_s`
-is a property of the machine. It learns from what a step takes more than the one before it, for so many tokens more:
+is a property of the machine. It learns from the extra time of a step over the one before it, for its extra tokens:
 steps with equal pieces cannot tell a long piece from slow rows (normalised least mean squares; Haykin, Adaptive Filter
-Theory). Two pieces tell the first guess, the lesser of both: one step may be odd. Where prompts were computed alone
+Theory). The first guess is the lesser of two pieces': one step may be odd. Where prompts were computed alone
 before, their seconds per token are the first guess, and bound the estimate.
 """
 
@@ -18,30 +18,36 @@ from math import ceil
 from typing import Final
 
 LEAST_TOKENS: Final = 64
-"""A prompt goes on by so many tokens a step whatever the target is, and until costs are known: on a GPU they cost
+"""A prompt advances by this many tokens a step whatever the target is, and until costs are known: on a GPU they cost
 little more than none."""
 TILE_ROWS: Final = 64
-"""Products go by tiles of so many rows: decode rows and the piece fill whole ones."""
+"""Matrix products work in tiles of this many rows: decode rows and the piece fill whole ones."""
 AIM: Final = 0.95
-"""Of the target, what a step is planned for: lengths of steps scatter."""
+"""Share of the target that a step is planned for: lengths of steps scatter."""
 WEIGHT: Final = 0.3
-"""Of a new step in what was learned."""
+"""Weight of a new step in the learned values."""
 SCALE_TOKENS: Final = 128
-"""A piece that differs so much from the one before it corrects `token_s` well."""
+"""A piece that differs by this much from the one before it corrects `token_s` well."""
 ALONE_TOKENS: Final = 256
-"""A step of so many prompt tokens and no rows tells what a token costs."""
+"""A step of this many prompt tokens and no rows shows what a token costs."""
 ENOUGH_S: Final = 0.02
-"""A step of prompts alone that lasts so long has enough of them: of a shorter one the fixed part (2 to 4 ms) is much.
-In a longer one first tokens wait for prompts that came later."""
+"""A step of prompts alone that lasts this long has enough of them: in a shorter one the fixed part (2 to 4 ms) weighs
+much. In a longer one first tokens wait for prompts that came later."""
 BOUND: Final = 2.0
-"""A token adds to rows at most so many times what it takes in a step of prompts alone, and at least as many times less.
-"""
+"""A token next to rows costs 1/`BOUND` to `BOUND` times what it costs in a step of prompts alone."""
 ODD: Final = 0.5
-"""Of what was predicted, the most that one step is believed to be off: some wait for the host, or for a hand-over."""
+"""Largest error of one step that is believed, as a share of the prediction: some steps wait for the host or a
+hand-over."""
 
 
 def piece_tokens(rows: int, base_s: float, token_s: float, target_s: float, most_tokens: int) -> int:
-    """What a step of so many decode rows carries of prompts: as much as the target leaves, by whole tiles."""
+    """Prompt tokens in a step with `rows` decode rows: as many as the target leaves room for, by whole tiles.
+
+    >>> piece_tokens(rows=32, base_s=0.010, token_s=2e-5, target_s=0.030, most_tokens=8192)
+    864
+    >>> piece_tokens(rows=32, base_s=0.040, token_s=2e-5, target_s=0.030, most_tokens=8192)
+    64
+    """
     left_s = max(0.0, AIM * target_s - base_s)
     if left_s >= token_s * most_tokens:
         return most_tokens
@@ -50,27 +56,27 @@ def piece_tokens(rows: int, base_s: float, token_s: float, target_s: float, most
 
 
 class PieceSize:
-    """Of one engine. Times are seconds."""
+    """The piece size of one engine. Times are seconds."""
 
     def __init__(self, most_tokens: int, target_s: float | None = None) -> None:
-        """`most_tokens`: of a step in which nothing decodes, and of any while there is no target."""
+        """`most_tokens`: limit of a step in which nothing decodes, and of every step while there is no target."""
         self.target_s = target_s
-        """What requests said last; all of a deployment say the same."""
+        """The target of the latest request; all requests of a deployment have the same."""
         self._most_tokens = most_tokens
         self._base_s: float | None = None
         self._rows_s: float | None = None
-        """By steps without prompts alone."""
+        """From steps without prompts alone."""
         self._least_s: float | None = None
         self._token_s: float | None = None
         self._first_token_s: float | None = None
-        """By the first piece beside rows alone. The second says whether that step was odd."""
+        """From the first piece next to rows alone. The second shows whether that step was odd."""
         self._alone_s: float | None = None
         """Seconds per token of steps of prompts alone."""
         self._last: tuple[int, float] | None = None
         """Prompt tokens and seconds of the latest step with rows."""
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
-        """A step with so many decode rows and prompt tokens took that long."""
+        """Note that a step with these decode rows and prompt tokens took `seconds`."""
         if rows == 0:
             if prompt_tokens >= ALONE_TOKENS:
                 self._alone_s = _moved(self._alone_s, seconds / prompt_tokens)
@@ -94,21 +100,22 @@ class PieceSize:
 
     @property
     def base_s(self) -> float | None:
-        """A step of the rows alone; None: none was seen."""
+        """Seconds of a step of the rows alone; None: none was seen."""
         return self._base_s
 
     @property
     def least_s(self) -> float | None:
-        """The shortest that it was: a step of few rows. None: no step without prompts was seen."""
+        """The least that `base_s` was: a step of few rows. None: no step without prompts was seen."""
         return self._least_s
 
     @property
     def token_s(self) -> float | None:
-        """What a prompt token adds; None: neither rows were seen with and without prompts, nor prompts alone."""
+        """Seconds that a prompt token adds; None: neither rows with and without prompts were seen, nor prompts
+        alone."""
         return self._alone_s if self._token_s is None else self._token_s
 
     def expected_s(self, rows: int, prompt_tokens: int) -> float | None:
-        """How long such a step takes; None: nothing tells."""
+        """Predicted seconds of such a step; None: unknown."""
         if rows == 0 or self._base_s is None:
             return None
         if prompt_tokens == 0:
@@ -116,7 +123,7 @@ class PieceSize:
         return None if self.token_s is None else self._base_s + self.token_s * prompt_tokens
 
     def tokens(self, rows: int) -> int:
-        """Of prompts, in a step with so many decode rows."""
+        """Prompt tokens that a step with these decode rows may carry."""
         if rows == 0 or self.target_s is None:
             return self._most_tokens
         if self._base_s is None or self.token_s is None:
@@ -124,7 +131,7 @@ class PieceSize:
         return piece_tokens(rows, self._base_s, self.token_s, self.target_s, self._most_tokens)
 
     def enough_tokens(self, rows: int) -> int:
-        """Of prompts, in a step with so many decode rows: with these in it no further prompt begins."""
+        """Prompt tokens with which a step with these decode rows is full: no further prompt begins in it."""
         if rows or not self._alone_s:  # nothing was seen, or tokens that take no time
             return self._most_tokens
         return ceil(ENOUGH_S / self._alone_s)

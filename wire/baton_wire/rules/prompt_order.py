@@ -1,17 +1,17 @@
 """The order in which prompts wait at a gateway while every prefill worker is busy: by their target, late ones last.
 
-Whose first token has to start soonest to come within the TTFT target goes first (least slack first, Dertouzos 1974).
-What is late already goes last, in the order in which it became so. In turn, a backlog would make everybody behind it
-late as well. Gateways keep their prompts so, and the twin predicts it.
+The prompt that has to start soonest to meet the TTFT target goes first (least slack first, Dertouzos 1974).
+Prompts that are late already go last, in the order in which they became late. Served in order of arrival, a backlog
+would make all prompts after it late as well. Gateways keep their prompts in this order, and the simulator predicts it.
 
-When more waits than can be computed in time, somebody will be late. Then the longest prompts are set aside, as few as
-have to be (Moore 1968, with Hodgson's rule): a long one would make several short ones late. Of several tenants that is
-the longest of whoever has most in line for its weight, so that a flood of short ones makes itself late. They come
-behind all that are in time, and back in line as soon as there is room for them.
+When more waits than can be computed in time, some prompts will be late. Then the longest prompts are deferred, as few
+as possible (Moore 1968, with Hodgson's rule): a long one would make several short ones late. With several tenants it is
+the longest prompt of the tenant that has most in line for its weight, so that a flood of short ones makes itself late.
+Deferred prompts come after all that are in time, and return to the line as soon as there is room for them.
 
-Where the prompts of several tenants wait, the tenant that was served the least for its weight goes first, and each
-one's own prompts in this order. So a flood that was let in delays nobody else. A tenant that was served no more than
-its share goes before others that were, even with a prompt that is late: their prompts in time may never cease.
+Where the prompts of several tenants wait, the tenant that was served the least for its weight goes first, and its
+own prompts in this order. So a flood that was let in delays no other tenant. A tenant that was served no more than
+its share goes before others that were, even with a late prompt: the others might always have prompts in time.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from baton_wire.rules.gateway_rounds import HeldRank, Urgency
 BUSY_S = 0.5
 """Work that surely keeps a worker from falling idle before more can reach it."""
 BUSY_SHARE = 0.3
-"""Of the TTFT target, what a prompt may find before it at a prefill worker. What waits at a worker goes in order of
+"""Share of the TTFT target that the work before a prompt at a prefill worker may take. A worker computes in order of
 arrival, late or not: with 0.5 s before it under a target of 0.5 s, every prompt of a full pool would be late."""
 BEGIN_SHARE = 0.6
-"""Of the target, by when a prompt shall have been computed if it were alone. The rest is for what it meets at the
-worker: the step that runs there ends first. In simulated runs 0.6 misses a third less than 1, 0.8 a tenth less."""
+"""Share of the target by which a prompt must be computed if it were alone. The rest is for delays at the worker: the
+step that runs there ends first. In simulated runs 0.6 misses a third less than 1, 0.8 a tenth less."""
 
 PLAN_S = 0.02
-"""So often at most it is reckoned who has to be set aside: that looks at all who are in time."""
+"""Least time between two plans of what to defer: a plan looks at all prompts that are in time."""
 PLAN_PROMPT_S = 3e-5
-"""And less often the more there are: looking at one takes a tenth of this."""
+"""More time between plans for each prompt: looking at one takes a tenth of this."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def busy_s(ttft_s: float | None) -> float:
 
 
 class _Timed(NamedTuple, Generic[T]):
-    """A prompt that is in time yet. In a heap the first two tell."""
+    """A prompt that is still in time. A heap orders them by the first two fields."""
 
     latest_s: float
     """When it has to start."""
@@ -66,7 +66,7 @@ class _Turn(NamedTuple, Generic[T]):
     rank: HeldRank
     prompt: _Timed[T]
     lead: float = 0.0
-    """What the tenant was served beyond its share."""
+    """Service that the tenant got beyond its share."""
 
     @property
     def urgent_rank(self) -> HeldRank:
@@ -79,7 +79,16 @@ class _Turn(NamedTuple, Generic[T]):
 
 
 class PromptOrder(Generic[T]):
-    """Prompts that wait for a prefill worker. Without a target they go in order of arrival."""
+    """Prompts that wait for a prefill worker. Without a target they go in order of arrival.
+
+    >>> order: PromptOrder[str] = PromptOrder(ttft_s=1.0)
+    >>> order.push("long", arrival_s=0.0, own_s=0.05)
+    >>> order.push("longer", arrival_s=0.0, own_s=0.5)
+    >>> order.first(now=0.0), order.pop()
+    ('longer', 'longer')
+    >>> order.first(now=0.2)
+    'long'
+    """
 
     def __init__(self, ttft_s: float | None, plan_s: float = PLAN_S) -> None:
         """`plan_s`: the least time between two decisions about which prompts to set aside."""
@@ -88,29 +97,29 @@ class PromptOrder(Generic[T]):
         self._retried: deque[T] = deque()
         """Their clients have waited before: they go first."""
         self._in_time: list[_Timed[T]] = []
-        """heap"""
-        self._set_aside: list[_Timed[T]] = []
-        """heap, of those that would make more of the others late"""
+        """A heap."""
+        self._deferred: list[_Timed[T]] = []
+        """A heap of prompts that would make more of the others late."""
         self._late: deque[_Timed[T]] = deque()
         self._tenants: Counter[str] = Counter()
-        """Prompts of each, without those that are retried."""
+        """Prompts of each tenant, without retried ones."""
         self._turn: _Turn[T] | None = None
-        """Of the tenant that goes first, when `first` compared several."""
+        """Turn of the tenant that goes first, when `first` compared several."""
         self._pushed = 0
         self._plans_s = float("-inf")
-        """When it is reckoned again."""
+        """When the next plan is due."""
 
     def __len__(self) -> int:
-        return len(self._retried) + len(self._in_time) + len(self._set_aside) + len(self._late)
+        return len(self._retried) + len(self._in_time) + len(self._deferred) + len(self._late)
 
     def __iter__(self) -> Iterator[T]:
-        """In no order."""
-        timed = itertools.chain(self._in_time, self._set_aside, self._late)
-        return itertools.chain(self._retried, (each.prompt for each in timed))
+        """All prompts, in no order."""
+        timed = itertools.chain(self._in_time, self._deferred, self._late)
+        return itertools.chain(self._retried, (entry.prompt for entry in timed))
 
     def push(self, prompt: T, arrival_s: float, own_s: float, tenant: str = "", weight: float = 1.0) -> None:
-        """`own_s`: seconds that a worker computes it. What takes longer than its target waits as if it took none.
-        `weight`: of its tenant, beside others."""
+        """`own_s`: seconds that a worker needs for it. A prompt that takes longer than its target waits as if it took
+        none. `weight`: weight of its tenant among others."""
         slack_s = 0.0
         if self.ttft_s is not None:
             by_s = BEGIN_SHARE * self.ttft_s
@@ -125,14 +134,15 @@ class PromptOrder(Generic[T]):
         self._turn = None
 
     def first(self, now: float, workers: float = 0.0, lead: Callable[[str], float] | None = None) -> T:
-        """Whose turn it is; there is one. `workers`: that compute them side by side, or a part of one; 0: nobody is set
-        aside. `lead`: what a tenant was served beyond its share; None: tenants are not compared."""
+        """The prompt whose turn it is; there must be one. `workers`: workers that compute side by side, or a part of
+        one; 0: nothing is deferred. `lead`: service that a tenant got beyond its share; None: tenants are not
+        compared."""
         if self.ttft_s is not None:
             while timed := self._soonest(now):
                 self._late.append(heapq.heappop(timed))
             if workers and now >= self._plans_s:
-                self._set_longest_aside(now, workers)
-                in_time = len(self._in_time) + len(self._set_aside)
+                self._defer_longest(now, workers)
+                in_time = len(self._in_time) + len(self._deferred)
                 self._plans_s = now + max(self._plan_s, PLAN_PROMPT_S * in_time)
         self._turn = None
         if self._retried:
@@ -142,17 +152,17 @@ class PromptOrder(Generic[T]):
         return self._head().prompt
 
     def _head(self) -> _Timed[T]:
-        """Of those that are not retried; there is one."""
+        """The first of the prompts that are not retried; there must be one."""
         if self._turn is not None:
             return self._turn.prompt
-        return (self._in_time or self._set_aside or self._late)[0]
+        return (self._in_time or self._deferred or self._late)[0]
 
     def _fairest_turn(self, lead: Callable[[str], float]) -> _Turn[T]:
-        """Looks at all prompts: the first of each tenant, and of these that of the tenant with the least lead."""
+        """The first prompt of the tenant with the least lead. Looks at all prompts."""
         turns: dict[str, _Turn[T]] = {}
         ranked: tuple[tuple[HeldRank, Iterable[_Timed[T]]], ...] = (
             (HeldRank.IN_TIME, self._in_time),
-            (HeldRank.SET_ASIDE, self._set_aside),
+            (HeldRank.SET_ASIDE, self._deferred),
             (HeldRank.LATE, self._late),
         )
         for rank, prompts in ranked:
@@ -164,12 +174,12 @@ class PromptOrder(Generic[T]):
         return min(leading, key=lambda turn: turn.key)
 
     def _soonest(self, now: float) -> list[_Timed[T]] | None:
-        """Whichever has at its head who became late first of all; None if nobody is late."""
-        late = [timed for timed in (self._in_time, self._set_aside) if timed and timed[0].latest_s < now]
+        """The heap whose head became late first of all; None if no prompt is late."""
+        late = [timed for timed in (self._in_time, self._deferred) if timed and timed[0].latest_s < now]
         return min(late, key=lambda timed: timed[0][:2], default=None)
 
     def pop(self) -> T:
-        """Take what `first` just said."""
+        """Remove the prompt that `first` just returned."""
         if self._retried:
             return self._retried.popleft()
         head = self._head()
@@ -177,7 +187,7 @@ class PromptOrder(Generic[T]):
         self._tenants[head.tenant] -= 1
         if not self._tenants[head.tenant]:
             del self._tenants[head.tenant]
-        for timed in (self._in_time, self._set_aside):
+        for timed in (self._in_time, self._deferred):
             if timed and timed[0] is head:
                 heapq.heappop(timed)
                 return head.prompt
@@ -189,7 +199,7 @@ class PromptOrder(Generic[T]):
         return head.prompt
 
     def own_s(self) -> float:
-        """Of what `first` just said: seconds that a worker computes it; 0 of what is late or has waited before."""
+        """Seconds that a worker needs for the prompt that `first` just returned; 0 for a late or retried prompt."""
         if self._retried or self._rank() is HeldRank.LATE:
             return 0.0
         return self._head().own_s
@@ -197,10 +207,10 @@ class PromptOrder(Generic[T]):
     def _rank(self) -> HeldRank:
         if self._turn is not None:
             return self._turn.rank
-        return HeldRank.IN_TIME if self._in_time else HeldRank.SET_ASIDE if self._set_aside else HeldRank.LATE
+        return HeldRank.IN_TIME if self._in_time else HeldRank.SET_ASIDE if self._deferred else HeldRank.LATE
 
     def urgency(self) -> Urgency:
-        """Of what `first` would say now, if nothing became late since it was asked."""
+        """Urgency of the prompt that `first` would return now, if none became late since its last call."""
         if self._retried:
             return Urgency(HeldRank.IN_TIME)
         rank = self._rank()
@@ -209,55 +219,56 @@ class PromptOrder(Generic[T]):
         return Urgency(rank) if rank is HeldRank.LATE else Urgency(rank, self._head().latest_s)
 
     def drop_late(self, is_over: Callable[[T], bool]) -> None:
-        """Forget late prompts that nobody waits for any more: their turn may be far away."""
+        """Drop late prompts whose clients have gone: their turn may be far away."""
         self._late = deque(timed for timed in self._late if not is_over(timed.prompt))
-        waiting = itertools.chain(self._in_time, self._set_aside, self._late)
+        waiting = itertools.chain(self._in_time, self._deferred, self._late)
         self._tenants, self._turn = Counter(timed.tenant for timed in waiting), None
 
-    def _set_longest_aside(self, now: float, workers: float) -> None:
-        """In their order, as soon as one could not start in time behind those before it, the longest so far goes."""
-        timed, kept, before_s = sorted(self._in_time + self._set_aside), _Kept[T](), 0.0
-        self._in_time, self._set_aside = timed, []
-        if not timed or now + sum(each.own_s for each in timed) / workers <= timed[0].latest_s:
+    def _defer_longest(self, now: float, workers: float) -> None:
+        """Go through prompts in order; whenever one could not start in time after those before it, defer the
+        longest."""
+        timed, line, before_s = sorted(self._in_time + self._deferred), _Line[T](), 0.0
+        self._in_time, self._deferred = timed, []
+        if not timed or now + sum(prompt.own_s for prompt in timed) / workers <= timed[0].latest_s:
             return
-        for each in timed:
-            kept.add(each)
-            while now + before_s / workers > each.latest_s:
-                longest = kept.pop_longest()
-                self._set_aside.append(longest)
-                if longest is each:
+        for prompt in timed:
+            line.add(prompt)
+            while now + before_s / workers > prompt.latest_s:
+                longest = line.pop_longest()
+                self._deferred.append(longest)
+                if longest is prompt:
                     break
                 before_s -= longest.own_s
             else:
-                before_s += each.own_s
-        aside = {each.number for each in self._set_aside}
-        self._in_time = [each for each in timed if each.number not in aside]  # sorted, so a heap
-        heapq.heapify(self._set_aside)
+                before_s += prompt.own_s
+        deferred = {prompt.number for prompt in self._deferred}
+        self._in_time = [prompt for prompt in timed if prompt.number not in deferred]  # sorted, so a heap
+        heapq.heapify(self._deferred)
 
 
-class _Kept(Generic[T]):
-    """Prompts in line, to know the longest of the tenant with most work for its weight."""
+class _Line(Generic[T]):
+    """Prompts in line, to find the longest one of the tenant with most work for its weight."""
 
     def __init__(self) -> None:
-        self._of: dict[str, list[tuple[float, int, _Timed[T]]]] = {}
-        """(-own seconds, -number, prompt) of each tenant, a heap: of the longest whoever came last"""
+        self._by_tenant: dict[str, list[tuple[float, int, _Timed[T]]]] = {}
+        """(-own seconds, -number, prompt) of each tenant, a heap: of equally long prompts the latest first."""
         self._work: dict[str, float] = {}
         """Seconds of each tenant, divided by its weight."""
         self._most: list[tuple[float, str]] = []
-        """(-work, tenant), a heap; those with work of before are passed over"""
+        """(-work, tenant), a heap; entries with outdated work are skipped."""
 
     def add(self, prompt: _Timed[T]) -> None:
-        heapq.heappush(self._of.setdefault(prompt.tenant, []), (-prompt.own_s, -prompt.number, prompt))
+        heapq.heappush(self._by_tenant.setdefault(prompt.tenant, []), (-prompt.own_s, -prompt.number, prompt))
         self._change(prompt, prompt.own_s)
 
     def pop_longest(self) -> _Timed[T]:
-        """There is one."""
+        """Remove the longest prompt of that tenant; there must be one."""
         while True:
             work_s, tenant = self._most[0]
-            if self._of[tenant] and -work_s == self._work[tenant]:
+            if self._by_tenant[tenant] and -work_s == self._work[tenant]:
                 break
             heapq.heappop(self._most)
-        _, _, longest = heapq.heappop(self._of[tenant])
+        _, _, longest = heapq.heappop(self._by_tenant[tenant])
         self._change(longest, -longest.own_s)
         return longest
 

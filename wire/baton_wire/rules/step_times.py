@@ -1,7 +1,7 @@
 """How long a step of a worker takes, as a function of what is in it.
 
 The form is fixed and linear in its coefficients. So they can be derived from a model and an accelerator, and fitted to
-what workers tell. What a step contains is counted by the caller. Sources: docs/sizing.md#step-times.
+the steps that workers report. What a step contains is counted by the caller. Sources: docs/sizing.md#step-times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PrefillTimes(Struct, frozen=True, forbid_unknown_fields=True):
         return self.per_token_s * tokens + self.per_pair_s * attended_pairs(tokens, cached_tokens)
 
     def slowed(self, times: float) -> PrefillTimes:
-        """Steps that take so many times as long."""
+        """The same, with every step `times` times as long."""
         return PrefillTimes(self.fixed_s * times, self.per_token_s * times, self.per_pair_s * times)
 
 
@@ -59,7 +59,7 @@ class DecodeTimes(Struct, frozen=True, forbid_unknown_fields=True):
         return self.base_s(batch) + self.per_kv_token_s * kv_tokens
 
     def slowed(self, times: float) -> DecodeTimes:
-        """Steps that take so many times as long."""
+        """The same, with every step `times` times as long."""
         return replace(
             self,
             fixed_s=self.fixed_s * times,
@@ -70,17 +70,17 @@ class DecodeTimes(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PacedTimes(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file that a worker's `--paced` names: what it keeps time by instead of computing."""
+    """The file that a worker's `--paced` names: it waits for these times instead of computing."""
 
     label: str
-    """What stands behind the figures."""
+    """Where the figures come from."""
     prefill: PrefillTimes
     decode: DecodeTimes
     kv_capacity_tokens: Annotated[int, Meta(ge=1024, le=1 << 26)]
     startup_s: Coefficient = 0.0
-    """A worker is not ready before it is so old."""
+    """A worker is not ready before its process is this old."""
 
 
 def attended_pairs(tokens: float, cached_tokens: float) -> float:
-    """Causal attention pairs of `tokens` new tokens behind `cached_tokens` cached ones."""
+    """Causal attention pairs of `tokens` new tokens after `cached_tokens` cached ones."""
     return tokens * (cached_tokens + tokens / 2)

@@ -24,7 +24,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.handshake_pool import HandshakePool
 from baton_wire.listening.source_address import source_of
-from baton_wire.liveness import REPORT_S, Liveness, LivenessConfig, PeerState
+from baton_wire.liveness import DEFAULT_LIVENESS, REPORT_S, Liveness, PeerState
 from baton_wire.messages import codec
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
@@ -56,7 +56,6 @@ CHUNK_BYTES = 512 << 10
 MAX_CLOSE_BYTES = 100
 """Of a reason, which a WebSocket's last frame has room for 123."""
 WATCH_S = 0.25
-LIVENESS = LivenessConfig()
 _ANSWERED = tuple(kind.__name__ for kind in (Prefill, Reserve, Retarget))
 """Messages whose gateway waits for what comes of them."""
 _NEXT_ATTEMPT = 1 + Retarget.__struct_fields__.index("next_attempt")
@@ -166,7 +165,7 @@ class GatewayLinks:
                 reset(request.transport)
         finally:
             self._links.discard(link)
-            self._holders.told(link, None)
+            self._holders.update(link, None)
             self._hurry.set()
             self._service.link_lost(link)
             code = WSCloseCode.OK if link.refusal is None else WSCloseCode.POLICY_VIOLATION
@@ -232,7 +231,7 @@ class GatewayLinks:
                 self._complaints.say("the state is not told to gateways", str(refusal))
 
     def _tell_holding(self, link: GatewayLink, urgency: Urgency | None) -> None:
-        if self._holders.told(link, urgency):
+        if self._holders.update(link, urgency):
             self._hurry.set()
 
     def _greet(self, link: GatewayLink) -> None:
@@ -244,7 +243,7 @@ class GatewayLinks:
     async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> bool:
         """Until the link is lost. False: the gateway may not know, and perhaps cannot be told by a message."""
         is_sound = True
-        alive = Liveness(LIVENESS, time.monotonic())
+        alive = Liveness(DEFAULT_LIVENESS, time.monotonic())
         tasks = [
             asyncio.create_task(link.write_all(socket)),
             asyncio.create_task(self._read(link, socket, lambda: alive.heard(time.monotonic()))),
@@ -335,7 +334,7 @@ def prompt_tokens_of(message: Message) -> int:
 async def _watch(alive: Liveness) -> None:
     while alive.state(time.monotonic()) is not PeerState.DEAD:  # noqa: ASYNC110 - time passes, nobody can tell us
         await asyncio.sleep(min(WATCH_S, alive.due_in(time.monotonic())))
-    raise LinkLostError(f"gateway was silent for {LIVENESS.dead_s} s")
+    raise LinkLostError(f"gateway was silent for {DEFAULT_LIVENESS.dead_s} s")
 
 
 async def _receive_bytes(socket: web.WebSocketResponse) -> bytes:

@@ -20,7 +20,7 @@ from pathlib import Path
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import TransferError
 from baton_wire.listening.bounded_server import BoundedServer, Handle
-from baton_wire.listening.complaints import tell_loop_errors
+from baton_wire.listening.complaints import log_loop_errors
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap, raise_descriptor_limit
 from baton_wire.listening.sockets import bind
@@ -99,7 +99,7 @@ def run(role: Role | None, argv: Sequence[str], serve: Serve) -> int:
 async def _run(config: WorkerConfig, serve: Serve) -> int:
     stop = Stop()
     loop = asyncio.get_running_loop()
-    tell_loop_errors(loop, log)
+    log_loop_errors(loop, log)
     handle_stop_signals(loop, stop.signalled, stop.draining.is_set)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     await serve(config, stop)

@@ -1,4 +1,4 @@
-"""The binding to UCX, through NIXL: one agent with its memory, its peers and its writes. Nobody else imports it.
+"""The binding to UCX, through NIXL: one agent with its memory, its peers and its writes. No other room imports it.
 
 What was measured and shapes this file (docs/decisions/ucx-through-nixl.md): an agent's progress thread spins on a core
 unless it is given a pause, with one it sleeps until its sockets have something; metadata that does not parse spoils the
@@ -32,8 +32,8 @@ PROGRESS_PAUSE_US = 20_000
 PACKAGE = "nixl_cu13"
 BATCHED = "NIXL_UCX_SGL_ENABLE"
 CLOSED = {"UCX_CONFIG_DIR": "/nonexistent", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": "none"}
-"""Set before UCX is loaded, whoever started the process: it reads no settings from a file, which can name modules to
-load, starts no debugger, and leaves SIGHUP to the process. Also in `baton_control.spec.reserved_env`."""
+"""Set before UCX is loaded, however the process was started: it reads no settings from a file, which can name modules
+to load, starts no debugger, and leaves SIGHUP to the process. Also in `baton_control.spec.reserved_env`."""
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class UcxError(TransferError):
 class WriteState(enum.Enum):
     PENDING = enum.auto()
     DONE = enum.auto()
-    """All bytes stand at the peer."""
+    """All bytes have reached the peer."""
     BROKEN = enum.auto()
     """The connection broke: parts may have been written, parts may still be on their way."""
 
@@ -55,20 +55,20 @@ Piece = tuple[int, int, int]
 
 
 def host_memory(view: memoryview) -> MemoryRange:
-    """Where the bytes of a contiguous view lie. They must be kept alive by the caller."""
+    """The range of a contiguous view's bytes. They must be kept alive by the caller."""
     if not view.nbytes:
         return MemoryRange(0, 0)
     return MemoryRange(int(numpy.frombuffer(view, numpy.uint8).ctypes.data), view.nbytes)
 
 
 def is_installed() -> bool:
-    """Whether the binding is there (extra `ucx`); nothing is loaded."""
+    """True if the binding is installed (extra `ucx`); nothing is loaded."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 @contextmanager
 def _setting(name: str, value: str) -> Iterator[None]:
-    """NIXL reads it when a backend is made; somebody's own choice stays."""
+    """Set a variable that NIXL reads when a backend is made; a value that is set already stays."""
     if name in os.environ:
         yield
         return
@@ -90,7 +90,7 @@ class UcxAgent:
     """One UCX endpoint of this process under a name that no other process ever has. Raises UcxError throughout."""
 
     def __init__(self, name: str, *, progress: bool, batched: bool = False) -> None:
-        """`progress`: peers write to this agent's memory, so it must make progress when nobody here calls it.
+        """`progress`: peers write to this agent's memory, so it must make progress without calls from this process.
 
         `batched`: UCX, and through it CUDA, get a write's pieces as one list instead of one by one.
         """
@@ -116,7 +116,7 @@ class UcxAgent:
         self._do(lambda: self._agent.deregisterMem(registered, [self._backend]))
 
     def metadata(self) -> bytes:
-        """What peers need to reach the memory registered so far."""
+        """Data with which peers reach the memory registered so far."""
         return bytes(self._do(self._agent.getLocalMD))
 
     def connect(self, name: str, metadata: bytes) -> None:
@@ -129,11 +129,11 @@ class UcxAgent:
             return
 
         def load() -> None:
-            found = self._agent.loadRemoteMD(metadata)
-            found = found.decode() if isinstance(found, bytes) else found
-            if found != name:
-                self._agent.invalidateRemoteMD(found)
-                raise UcxError(f"metadata: agent {found!r}, the descriptor names {name!r}")
+            loaded = self._agent.loadRemoteMD(metadata)
+            loaded = loaded.decode() if isinstance(loaded, bytes) else loaded
+            if loaded != name:
+                self._agent.invalidateRemoteMD(loaded)
+                raise UcxError(f"metadata: agent {loaded!r}, the descriptor names {name!r}")
             self._agent.makeConnection(name, [self._backend])
 
         self._uses[name] = 1
@@ -177,7 +177,7 @@ class UcxAgent:
         return handle, self._state_of(lambda: self._agent.postXferReq(handle, b""))
 
     def state(self, handle: int) -> WriteState:
-        """How a posted write stands; with an agent without progress thread this is what moves it on."""
+        """State of a posted write; an agent without a progress thread advances it in this call."""
         return self._state_of(lambda: self._agent.getXferStatus(handle))
 
     def release(self, handle: int) -> None:

@@ -1,4 +1,4 @@
-"""What a prefill worker must know to write into a decode worker's landing region with UCX; travels in its hello.
+"""The description of a decode worker's landing region with which a prefill worker writes into it; part of its hello.
 
 NIXL's metadata is opaque, and one altered byte of it can spoil the peer's name in the agent that loads it. So it comes
 with a digest and with the epoch of the process that it describes; both are checked before NIXL sees anything.
@@ -29,7 +29,7 @@ class UcxDescriptor(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     device: Annotated[int, Meta(ge=-1, lt=1_024)]
     """GPU of the landing region; -1: host memory."""
     probe_address: AddressNumber
-    """Bytes that nobody reads, for measuring."""
+    """Unused bytes, for measuring."""
     probe_length: ByteCount
     metadata: Annotated[bytes, Meta(min_length=1, max_length=60_000)]
     digest: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -45,13 +45,13 @@ def pack(descriptor: UcxDescriptor) -> bytes:
 
 def unpack(data: bytes, epoch: bytes, landing_bytes: int) -> UcxDescriptor:
     """Decode and check against the hello that it came in. Raises BadMessageError naming the field."""
-    found: UcxDescriptor = decode(data, UcxDescriptor)
-    if found.version != VERSION:
-        raise BadMessageError(f"descriptor.version: {found.version} there, {VERSION} here")
-    if found.epoch != epoch:
-        raise BadMessageError(f"descriptor.epoch: {found.epoch.hex()[:8]}, the peer is {epoch.hex()[:8]}")
-    if found.digest != digest(found.metadata):
+    descriptor: UcxDescriptor = decode(data, UcxDescriptor)
+    if descriptor.version != VERSION:
+        raise BadMessageError(f"descriptor.version: {descriptor.version} there, {VERSION} here")
+    if descriptor.epoch != epoch:
+        raise BadMessageError(f"descriptor.epoch: {descriptor.epoch.hex()[:8]}, the peer is {epoch.hex()[:8]}")
+    if descriptor.digest != digest(descriptor.metadata):
         raise BadMessageError("descriptor.metadata: does not match its digest")
-    if found.length < landing_bytes:
-        raise BadMessageError(f"descriptor.length: {found.length} for a landing region of {landing_bytes} bytes")
-    return found
+    if descriptor.length < landing_bytes:
+        raise BadMessageError(f"descriptor.length: {descriptor.length} for a landing region of {landing_bytes} bytes")
+    return descriptor

@@ -1,6 +1,6 @@
 """The decode worker's side of UCX: landing memory that peers write without asking, and proofs that they stopped.
 
-Only the landing region, and a few bytes that nobody reads, are registered. What arrives is known from its peer's word.
+Only the landing region, and a few unused bytes, are registered. Arrivals are known from the peer's messages.
 Spans of failed hand-overs stay quarantined until their link's life line ended (see `writer`): then the process is
 gone, or has said that all it posted is done.
 """
@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Callable
 
 from baton_kv_transfer.landing import REMEMBERED_LINKS
-from baton_kv_transfer.network import DataConnection, SocketConnection, of_socket
+from baton_kv_transfer.network import DataConnection, SocketConnection, require_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.device import DeviceMemory, MemoryRange
 from baton_kv_transfer.transports.ucx.binding import UcxAgent, host_memory
@@ -20,7 +20,7 @@ from baton_kv_transfer.transports.ucx.descriptor import VERSION, UcxDescriptor, 
 from baton_kv_transfer.transports.ucx.thread import UcxThread
 
 SETTLE_S = 2.0
-"""From the end of a life line until it counts: bytes of a dead process may still stand in socket buffers, and its other
+"""From the end of a life line until it counts: bytes of a dead process may still be in socket buffers, and its other
 descriptors (a GPU's, a network card's) may be closed after this one."""
 
 
@@ -39,7 +39,7 @@ class UcxLanding:
         settle_s: float | None = None,
         handshake_s: float = 0.0,
     ) -> None:
-        """`on_writes_ended` is told of links whose writes are proven to have ended.
+        """`on_writes_ended` is called with links whose writes are proven to have ended.
 
         `device`: where the landing region really is, and the bytes to measure with; `region` is not written to then.
         `handshake_s`: how long a handshake of a data connection may take.
@@ -77,7 +77,7 @@ class UcxLanding:
 
     @property
     def bytes_received(self) -> int:
-        """Nothing is seen from here: what stands is counted when it is sealed (`DecodeStats.sealed_bytes`)."""
+        """Always 0: arrivals are not seen here. They are counted when sealed (`DecodeStats.sealed_bytes`)."""
         return 0
 
     @property
@@ -90,7 +90,7 @@ class UcxLanding:
             connection.close()
             return
         self._had_one = {known for known in self._had_one if link - known < REMEMBERED_LINKS} | {link}
-        self._life_lines[link] = of_socket(connection.connection)
+        self._life_lines[link] = require_socket(connection.connection)
         asyncio.get_running_loop().add_reader(self._life_lines[link].socket, self._on_readable, link)
 
     def link_down(self, peer: bytes, link: int, is_stranger: Callable[[], bool]) -> None:

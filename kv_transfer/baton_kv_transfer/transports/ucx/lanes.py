@@ -46,7 +46,7 @@ class LaneLog:
 
     @classmethod
     def of_this_process(cls) -> LaneLog:
-        """None of its own where somebody set up UCX's log by hand."""
+        """The log of this process; it reads nothing where the environment already sets up UCX's log."""
         return cls(None if any(name in os.environ for name in SETTINGS) else -1)
 
     @contextmanager
@@ -63,10 +63,10 @@ class LaneLog:
                 os.environ.pop(name, None)
 
     def lane(self) -> str:
-        """What large writes to other processes travel over."""
+        """Name of the lane that large writes to other processes take."""
         self._look()
-        found = set(self._lanes.values())
-        return found.pop() if len(found) == 1 else UNKNOWN
+        names = set(self._lanes.values())
+        return names.pop() if len(names) == 1 else UNKNOWN
 
     def _look(self) -> None:
         if self._descriptor is None:
@@ -86,7 +86,8 @@ class LaneLog:
 
 
 def _give_back(descriptor: int, read: int) -> None:
-    """Return the memory of what was read; UCX goes on writing behind it. Without effect where the kernel cannot."""
+    """Return the memory of the text that was read; UCX continues writing after it. Without effect where the kernel
+    cannot."""
     end = read // mmap.PAGESIZE * mmap.PAGESIZE
     if end:
         ctypes.CDLL(None).fallocate(descriptor, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(end))

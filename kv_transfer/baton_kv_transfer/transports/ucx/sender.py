@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from baton_kv_transfer.network import DataConnection, of_socket
+from baton_kv_transfer.network import DataConnection, require_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES, first_bytes
 from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.seam import LandingParts, SenderParts, Transport
@@ -59,14 +59,14 @@ class UcxSender:
         writer = UcxWriter(
             self._thread,
             target,
-            of_socket(connections[0].connection),
+            require_socket(connections[0].connection),
             self._is_registered,
             lambda detail: on_lost(f"ucx: {detail}"),
             lane,
             probe=self._probe,
             device=None if self._device is None else self._device.memory,
         )
-        self._writers = [each for each in self._writers if not each.has_ended] + [writer]
+        self._writers = [earlier for earlier in self._writers if not earlier.has_ended] + [writer]
         try:
             failure = await first_bytes(writer.probe, timeout_s)
         except asyncio.CancelledError:
@@ -93,7 +93,7 @@ def _landing(parts: LandingParts) -> UcxLanding:
 
 
 def has_rdma(root: Path = INFINIBAND) -> bool:
-    """Whether a port of an InfiniBand or RoCE card is active."""
+    """True if a port of an InfiniBand or RoCE card is active."""
     for state in root.glob("*/ports/*/state"):
         try:
             if state.read_text(encoding="ascii").startswith(_ACTIVE):

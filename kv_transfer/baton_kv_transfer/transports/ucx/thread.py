@@ -1,7 +1,7 @@
 """The thread that owns a UCX agent: posts writes and watches them, so that the transfer's loop never waits in a call.
 
-A loop orders writes and hears of their ends. While writes are under way the thread looks at them with pauses that grow
-from microseconds to a millisecond; while there are none it sleeps on a lock and uses no processor time at all.
+A loop orders writes and is notified of their ends. While writes are under way the thread looks at them with pauses that
+grow from microseconds to a millisecond; while there are none it sleeps on a lock and uses no processor time at all.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class UcxThread:
             raise UcxError(f"UCX did not start within {timeout_s:g} s") from None
 
     async def stop(self) -> bool:
-        """End the thread and its agent, and with it every write; False when it hangs in UCX and is left behind."""
+        """End the thread and its agent, and with it every write; False when it hangs in UCX and is abandoned."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
@@ -139,7 +139,7 @@ class UcxThread:
                 pause = min(pause * 1.3, PATIENT_PAUSE_S if is_stuck else LONGEST_PAUSE_S)
 
     def _next_calls(self) -> list[Callable[[UcxAgent], object]] | None:
-        """What was ordered meanwhile, after waiting for an order if nothing else is under way; None: stop."""
+        """Calls that were ordered meanwhile; waits for one if nothing else is under way. None: stop."""
         with self._changed:
             while not self._calls and not self._open and not self._is_stopping:
                 self._changed.wait()

@@ -1,7 +1,7 @@
 """The prefill worker's side of UCX: one-sided writes into a decode worker's landing region, and what proves their end.
 
 A posted write cannot be taken back, so closing gives the hand-overs up at once but goes on watching the writes. Next to
-the control link stands a *life line*, a connection that carries nothing: it is closed when every write that was posted
+the control link is a *life line*, a connection that carries nothing: it is closed when every write that was posted
 is known to be done, and otherwise lives until this process ends. Its end is what the decode worker takes as proof.
 """
 
@@ -31,7 +31,7 @@ STALL_S = 10.0
 class UcxWriter:
     """The way into one landing region."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913 - one call site; what may be left out is keyword only
         self,
         thread: UcxThread,
         target: UcxDescriptor,
@@ -47,8 +47,8 @@ class UcxWriter:
         """`registered` says whether source bytes are registered with the thread's agent; others are for each write.
 
         `on_lost` is called once when the peer or the way to it is gone; every open write has then been given up. `lane`
-        tells what UCX writes over. `probe` and `device` are registered: bytes to measure with, and the pool where it is
-        a GPU's.
+        names the lane that UCX writes over. `probe` and `device` are registered: bytes to measure with, and the pool
+        where it is a GPU's.
         """
         self._loop = asyncio.get_running_loop()
         self._thread = thread
@@ -82,7 +82,7 @@ class UcxWriter:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the life line ended."""
+        """True once the life line ended."""
         return self._has_ended
 
     @property
@@ -161,7 +161,7 @@ class UcxWriter:
                 self._is_woken = True
                 try:
                     self._loop.call_soon_threadsafe(self._take_ends)
-                except RuntimeError:  # the loop is closed: this process is on its way out, nobody waits for the write
+                except RuntimeError:  # the loop is closed: this process is ending, the write is not awaited
                     log.debug("a write ended after its loop")
 
         self._thread.write(WriteOrder(self._target.agent, pieces, source_device, self._device, unregistered, on_end))
@@ -232,7 +232,7 @@ class UcxWriter:
 
 
 def connect(target: UcxDescriptor) -> Callable[[UcxAgent], Callable[[], str]]:
-    """Make `target` a peer of the agent; the result tells the lane as far as UCX has said by then."""
+    """Make `target` a peer of the agent; the result is the lane as far as UCX has reported it by then."""
 
     def call(agent: UcxAgent) -> Callable[[], str]:
         agent.connect(target.agent, target.metadata)

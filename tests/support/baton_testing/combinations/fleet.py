@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import torch
 
@@ -46,14 +46,16 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
-from baton_kv_transfer.decode.transfer import DecodeTransfer
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_prefill_worker.service import PrefillService
 from baton_testing.kv_transfer.builders import FAST, fingerprint
 from baton_testing.simulation.worker import no_metrics
 from baton_wire.discovery import Endpoint
 from baton_wire.keys import KeyDirectory
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.gateway_link import LegFailed, Tokens
 from baton_wire.messages.values import Address, Message, SamplingParams, pack_ids
 from baton_worker.serving.engine_thread import EngineThread
@@ -67,7 +69,7 @@ DEADLINE_S: Final = 30.0
 """Far more than a cell takes, on a machine that others use too."""
 PAUSE_S: Final = 0.0005
 TRANSFER: Final[TransferConfig] = replace(
-    FAST, kept_s=20.0, heartbeat_s=0.5, suspect_s=8.0, dead_s=16.0, handshake_s=10.0, link_wait_s=10.0
+    FAST, kept_s=20.0, heartbeat_s=0.5, liveness=LivenessConfig(8.0, 16.0), handshake_s=10.0, link_wait_s=10.0
 )
 
 
@@ -112,21 +114,13 @@ class Worker:
         shape = fingerprint(
             layers=geometry.layers, kv_heads=geometry.kv_heads, head_dim=geometry.head_dim, model_hash=model.model_hash
         )
-        shared: dict[str, Any] = {"epoch": epoch, "fingerprint": shape, "geometry": geometry, "keys": fleet.keys}
+        parts = TransferParts(epoch=epoch, fingerprint=shape, geometry=geometry, keys=fleet.keys, config=TRANSFER)
         self.transfer: PrefillTransfer | DecodeTransfer
         if isinstance(self.service, PrefillService):
-            self.transfer = self.service.transfer = PrefillTransfer(
-                **shared, source=pool, listener=self.service, config=TRANSFER
-            )
+            self.transfer = self.service.transfer = PrefillTransfer(parts, pool, self.service)
         else:
-            self.transfer = self.service.transfer = DecodeTransfer(
-                **shared,
-                sink=pool,
-                listener=self.service,
-                host="127.0.0.1",
-                landing_bytes=4 * geometry.block_bytes * geometry.blocks_held(CONTEXT_TOKENS),
-                config=TRANSFER,
-            )
+            memory = LandingMemory(4 * geometry.block_bytes * geometry.blocks_held(CONTEXT_TOKENS))
+            self.transfer = self.service.transfer = DecodeTransfer(parts, pool, self.service, memory, host="127.0.0.1")
 
     def turn(self) -> bool:
         return self.is_alive and not self.is_stopped and self.engine.turn()

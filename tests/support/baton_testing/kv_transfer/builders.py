@@ -14,6 +14,7 @@ from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import StreamLayout
 from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.kv_shape import KvGeometry, PoolPart, Units
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import WIRE_VERSION, Finish, PairFingerprint, Reason, RequestKey
 
@@ -23,8 +24,7 @@ WHOLE = GEOMETRY.whole
 
 FAST = TransferConfig(
     heartbeat_s=0.05,
-    suspect_s=1.0,
-    dead_s=2.0,
+    liveness=LivenessConfig(1.0, 2.0),
     handshake_s=10.0,
     link_wait_s=5.0,
     tick_s=0.01,

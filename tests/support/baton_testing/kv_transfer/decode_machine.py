@@ -1,10 +1,10 @@
-"""The decode worker's machine with a clock, driven by hand, and builders of the messages it hears and answers."""
+"""The decode worker's machine with a clock, driven by hand, and builders of the messages that it receives and sends."""
 
 from __future__ import annotations
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeAction, DecodeState, HandoverFailed, Landed, Scatter
-from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig
+from baton_kv_transfer.handover import HandoverKey, Reservation, SendTo, TransferConfig
 from baton_kv_transfer.landing import LandingWindow
 from baton_kv_transfer.layout import Extent, StreamLayout
 from baton_testing.kv_transfer.builders import GEOMETRY, WHOLE, first_tokens
@@ -13,7 +13,7 @@ from baton_wire.messages.pair_link import Abandon, Done, FirstToken, Grant, Pair
 from baton_wire.messages.values import Reason
 
 UNIT = GEOMETRY.block_bytes
-CONFIG = TransferConfig(max_put_bytes=2 * UNIT, link_wait_s=10.0, early_s=30.0)
+CONFIG = TransferConfig(max_put_bytes=2 * UNIT, link_wait_s=10.0, unannounced_s=30.0)
 P1, P2 = b"1" * 16, b"2" * 16
 KEY, OTHER = HandoverKey(b"r" * 16, 1), HandoverKey(b"s" * 16, 1)
 TOKENS, BLOCKS = 14, (9, 4, 5, 2)
@@ -55,7 +55,8 @@ class Decode:
     ) -> list[DecodeAction]:
         choices = tuple(first.choice for first in FIRST)
         blocks = BLOCKS[: -(-tokens // 4)]
-        return self._took(self.machine.expected(key, P1, tokens, cached, blocks, choices, deadline_s, self.now))
+        reservation = Reservation(tokens, cached, blocks, choices, deadline_s)
+        return self._took(self.machine.expected(key, P1, reservation, self.now))
 
     def refuse(self, key: HandoverKey = KEY) -> list[DecodeAction]:
         return self._took(self.machine.refused(key, P1, Reason.NO_CAPACITY, "queue full", self.now))

@@ -1,4 +1,4 @@
-"""A decode worker's transfer in a process of its own, told over a pipe what to expect; for tests that kill it."""
+"""A decode worker's transfer in a process of its own, with a pipe that says what to expect; for tests that kill it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from baton_kv_transfer.decode.transfer import DecodeTransfer
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
+from baton_kv_transfer.handover import Reservation
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_testing.kv_transfer.builders import FAST, GEOMETRY, FakePool, fingerprint
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.pair_link import FirstToken
@@ -45,17 +47,10 @@ class _Worker:
         self.pool = FakePool(GEOMETRY, 64)
         self.asked: dict[bytes, Expect] = {}
         self.epoch = secrets.token_bytes(16)
-        self.transfer = DecodeTransfer(
-            epoch=self.epoch,
-            fingerprint=fingerprint(),
-            geometry=GEOMETRY,
-            keys=KeyDirectory(keys),
-            sink=self.pool,
-            listener=self,
-            host="127.0.0.1",
-            landing_bytes=1 << 20,
-            config=FAST,
+        parts = TransferParts(
+            epoch=self.epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=KeyDirectory(keys), config=FAST
         )
+        self.transfer = DecodeTransfer(parts, self.pool, self, LandingMemory(1 << 20), host="127.0.0.1")
 
     def on_landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         asked = self.asked[key.request]
@@ -71,9 +66,8 @@ class _Worker:
             asked = await asyncio.to_thread(self.pipe.recv)
             self.asked[asked.request] = asked
             until = time.monotonic() + 20.0
-            self.transfer.expected(
-                RequestKey(asked.request, 1), asked.prefill_epoch, asked.tokens, 0, asked.blocks, (0,), until
-            )
+            reservation = Reservation(asked.tokens, 0, asked.blocks, (0,), until)
+            self.transfer.expected(RequestKey(asked.request, 1), asked.prefill_epoch, reservation)
 
 
 def _main(pipe: Connection, keys: Path) -> None:

@@ -1,4 +1,4 @@
-"""What may be wrong with one hand-over's data, and what many spoilt hand-overs came to."""
+"""Defects of one hand-over's data, and the results of many spoilt hand-overs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton_wire.messages.values import Reason
 
 
 class Defect(enum.StrEnum):
-    """What is done to one hand-over's data."""
+    """A defect of one hand-over's data."""
 
     NONE = "none"
     FLIPPED = "one bit flipped in the landing region"
@@ -18,8 +18,8 @@ class Defect(enum.StrEnum):
     SWAPPED_UNITS = "two units of the stream swapped"
     SWAPPED_PIECES = "two pieces of one unit swapped"
     SWAPPED_WORDS = "two words of one piece swapped"
-    STALE = "a former hand-over's bytes in place of these"
-    EARLY_FREE = "the source block given to somebody else before it is sent"
+    STALE = "a former hand-over's bytes in place of this one's"
+    EARLY_FREE = "the source block given to another request before it is sent"
     TRUNCATED = "the end of a write never comes"
     REPEATED = "an older write comes once more"
     SEALED_EARLY = "the Seal comes before the last write"
@@ -38,13 +38,13 @@ class Result:
     """The defect changed something."""
     is_landed: bool
     is_exact: bool
-    """What landed is what was computed."""
+    """True if the landed KV equals the computed KV."""
     reason: Reason | None
 
 
 @dataclass(slots=True)
 class Tally:
-    """What many hand-overs came to: injected defects by kind, and how each kind ended."""
+    """Results of many hand-overs: injected defects by kind, and how each kind ended."""
 
     handovers: int = 0
     injected: Counter[str] = field(default_factory=Counter)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeAction, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import HandoverKey, TransferConfig
+from baton_kv_transfer.handover import HandoverKey, Reservation, TransferConfig
 from baton_kv_transfer.landing import LandingWindow
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import PrefillAction, PrefillState, Put, Release, Report
@@ -18,7 +18,7 @@ from baton_wire.messages.pair_link import Abandon, Done, FirstToken, Grant, Pair
 from baton_wire.messages.values import Finish, Reason
 
 UNIT = GEOMETRY.block_bytes
-CONFIG = TransferConfig(max_put_bytes=UNIT, link_wait_s=3.0, early_s=4.0, pin_s=5.0, closing_s=1.0)
+CONFIG = TransferConfig(max_put_bytes=UNIT, link_wait_s=3.0, unannounced_s=4.0, pin_s=5.0, closing_s=1.0)
 PEERS = [bytes([n]) * 16 for n in range(3)]
 KEYS = [HandoverKey(bytes([n]) * 16, attempt) for n in range(4) for attempt in (1, 2)]
 
@@ -73,7 +73,7 @@ class PrefillFuzz:
         chance.choice(happenings)()
 
     def _go_on(self) -> None:
-        """What an honest world would do next for one of the open hand-overs."""
+        """Do what an honest world would do next for one of the open hand-overs."""
         for key, handover in list(self.machine._handovers.items())[:1]:
             if handover.state is PrefillState.SEALED:
                 self._hear(handover.peer, Done(request=key.request, attempt=key.attempt))
@@ -157,7 +157,7 @@ class PrefillFuzz:
             self.act(self.machine.tick(self.now))
         stats = self.machine.stats()
         assert not any(stats.by_state.values()), stats
-        assert stats.early == stats.puts_in_flight == 0
+        assert stats.unannounced_messages == stats.puts_in_flight == 0
         assert not self.holding
         for (kind, key), count in self.counts.items():
             assert kind == "release" or self.counts["release", key] == count
@@ -229,8 +229,8 @@ class DecodeFuzz:
             self.act(self.machine.link_down(peer, "", self.now))
 
     def _prove_ended(self, peer: bytes) -> None:
-        for link, each in enumerate(self.links, 1):
-            if each == peer:
+        for link, linked in enumerate(self.links, 1):
+            if linked == peer:
                 self.act(self.machine.writes_ended(link, self.now))
 
     def _expect(self, key: HandoverKey, peer: bytes) -> None:
@@ -241,7 +241,8 @@ class DecodeFuzz:
             cached = self.chance.choice((0, 4))
             until = self.now + self.chance.choice((0.5, 8.0))
             blocks = tuple(range(tokens))
-            self.act(self.machine.expected(key, peer, tokens, cached, blocks, (0,), until, self.now))
+            reservation = Reservation(tokens, cached, blocks, (0,), until)
+            self.act(self.machine.expected(key, peer, reservation, self.now))
 
     def _write(self, peer: bytes) -> None:
         offset, length = self.chance.randrange(9) * UNIT // 2, self.chance.choice((1, UNIT // 2, UNIT, 4 * UNIT))
@@ -250,7 +251,7 @@ class DecodeFuzz:
             self.act(self.machine.arrived(window, self.now))
 
     def _go_on(self) -> None:
-        """What an honest world would do next for one of the open hand-overs."""
+        """Do what an honest world would do next for one of the open hand-overs."""
         for handover in list(self.machine._handovers.values())[:1]:
             if handover.transfer is None or handover.layout is None or handover.peer not in self.linked:
                 continue

@@ -1,4 +1,4 @@
-"""Whether the real UCX library is there. Where it is not, its tests skip, saying how to get it."""
+"""The mark of tests that need the real UCX library. Without it they skip and say how to get it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefill worker's machine with a clock, driven by hand, and builders of the messages that it hears."""
+"""The prefill worker's machine with a clock, driven by hand, and builders of the messages that it receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton_wire.messages.pair_link import Abandon, Done, FirstToken, Grant, Pair
 from baton_wire.messages.values import Reason
 
 UNIT = GEOMETRY.block_bytes
-CONFIG = TransferConfig(max_put_bytes=2 * UNIT, link_wait_s=10.0, early_s=30.0, pin_s=60.0, closing_s=5.0)
+CONFIG = TransferConfig(max_put_bytes=2 * UNIT, link_wait_s=10.0, unannounced_s=30.0, pin_s=60.0, closing_s=5.0)
 D1, D2 = b"1" * 16, b"2" * 16
 KEY = HandoverKey(b"r" * 16, 1)
 TOKENS, BLOCKS = 14, (9, 4, 5, 2)

@@ -16,14 +16,14 @@ from baton_engine.memory.kv_pool import KvPool
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeAction, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig
+from baton_kv_transfer.handover import CutLink, HandoverKey, Reservation, SendTo, TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import PrefillAction, Put, Release, Report
-from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.defects import Defect, Result, Tally
+from baton_testing.kv_transfer.memory_transport import MemoryLanding, MemoryWriter
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.pair_link import FirstToken, PairMessage, Seal
 from baton_wire.messages.values import Reason
@@ -37,7 +37,7 @@ SIDES = ("prefill", "decode", "both")
 
 
 class SpoiltPair:
-    """Both machines; `run` makes one hand-over. `one_sided`: the writer asks nobody, as with UCX."""
+    """Both machines; `run` makes one hand-over. `one_sided`: the writer asks no guard, as with UCX."""
 
     def __init__(
         self,
@@ -82,11 +82,9 @@ class SpoiltPair:
         self.defect, self.injected, self.landed, self.failure = defect, False, False, None
         self.puts_left: list[Put] = []
         choices = tuple(FirstToken(choice=n, token=n) for n in range(self.random.choice((1, 2))))
-        self._at_decode(
-            self.decode.expected(
-                self.key, P, self.tokens, cached, self.targets, tuple(c.choice for c in choices), DEADLINE_S, self.now
-            )
-        )
+        numbers = tuple(first.choice for first in choices)
+        reservation = Reservation(self.tokens, cached, self.targets, numbers, DEADLINE_S)
+        self._at_decode(self.decode.expected(self.key, P, reservation, self.now))
         self._at_prefill(self.prefill.opened(self.key, D, self.tokens, DEADLINE_S, self.now))
         self._work()
         self._at_prefill(self.prefill.computed(self.key, self.tokens, self.blocks, self.now))
@@ -98,9 +96,9 @@ class SpoiltPair:
         return result
 
     def assert_at_rest(self) -> None:
-        """Nobody holds anything of an ended hand-over."""
+        """Neither side holds anything of an ended hand-over."""
         stats, seen = self.prefill.stats(), self.decode.stats()
-        assert sum(stats.by_state.values()) == stats.puts_in_flight == stats.early == 0, stats
+        assert sum(stats.by_state.values()) == stats.puts_in_flight == stats.unannounced_messages == 0, stats
         assert sum(seen.by_state.values()) == seen.lingering == 0, seen
         assert seen.landing.free_bytes == seen.landing.total_bytes, seen
 
@@ -203,7 +201,7 @@ class SpoiltPair:
 
     def _repeat(self, old: Write) -> None:
         self.injected = True
-        if self.one_sided:  # nobody is asked: the bytes land where they once were to go
+        if self.one_sided:  # no guard is asked: the bytes land where they were once to go
             before = bytes(self.region)
             at = 0
             data = b"".join(bytes(old.region[extent.offset : extent.end]) for extent in old.source)
@@ -215,7 +213,7 @@ class SpoiltPair:
             self.writer.write(old, lambda detail: None)
 
     def _hits(self, before: bytes) -> bool:
-        """Whether bytes that were granted to this hand-over are other than before."""
+        """True if bytes that were granted to this hand-over changed."""
         changed = (at for at, (old, new) in enumerate(zip(before, self.region, strict=True)) if old != new)
         return any(self.decode.holder_of(Extent(at, 1)) is not None for at in changed)
 
@@ -333,12 +331,12 @@ class CancelledPair(SpoiltPair):
 
 
 def _first(extents: tuple[Extent, ...], length: int) -> tuple[Extent, ...]:
-    kept: list[Extent] = []
+    shortened: list[Extent] = []
     for extent in extents:
         if length > 0:
-            kept.append(Extent(extent.offset, min(extent.length, length)))
+            shortened.append(Extent(extent.offset, min(extent.length, length)))
             length -= extent.length
-    return tuple(kept)
+    return tuple(shortened)
 
 
 def _flipped(draw: random.Random, data: bytes, old: bytes) -> bytes:

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
-from baton_kv_transfer.decode.transfer import DecodeTransfer
-from baton_kv_transfer.handover import TransferConfig
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
+from baton_kv_transfer.handover import Reservation, TransferConfig
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.seam import Transport
 from baton_testing.kv_transfer.builders import (
     FAST,
@@ -59,17 +60,15 @@ def prefill_worker(
     transports: Sequence[Transport] | None = None,
 ) -> Prefill:
     pool, record, epoch = FakePool(geometry, 64, host_memory=host_memory), PrefillRecord(), secrets.token_bytes(16)
-    transfer = PrefillTransfer(
+    parts = TransferParts(
         epoch=epoch,
         fingerprint=model or fingerprint(),
         geometry=geometry,
         keys=keys,
-        source=pool,
-        listener=record,
         config=config,
         transports=transports,
     )
-    return Prefill(transfer, pool, record, epoch)
+    return Prefill(PrefillTransfer(parts, pool, record), pool, record, epoch)
 
 
 def decode_worker(
@@ -81,18 +80,10 @@ def decode_worker(
     transports: Sequence[Transport] | None = None,
 ) -> Decode:
     pool, record, epoch = FakePool(geometry, 64), DecodeRecord(), secrets.token_bytes(16)
-    transfer = DecodeTransfer(
-        epoch=epoch,
-        fingerprint=fingerprint(),
-        geometry=geometry,
-        keys=keys,
-        sink=pool,
-        listener=record,
-        host="127.0.0.1",
-        landing_bytes=landing_bytes,
-        config=config,
-        transports=transports,
+    parts = TransferParts(
+        epoch=epoch, fingerprint=fingerprint(), geometry=geometry, keys=keys, config=config, transports=transports
     )
+    transfer = DecodeTransfer(parts, pool, record, LandingMemory(landing_bytes), host="127.0.0.1")
     return Decode(transfer, pool, record, epoch)
 
 
@@ -149,17 +140,16 @@ class Request:
         return RequestKey(self.id, self.attempt)
 
     @property
-    def told(self) -> list[str]:
-        """What the prefill worker was told of this request, in order."""
+    def calls(self) -> list[str]:
+        """Calls that the prefill worker got for this request, in order."""
         return [call for call, key in self.prefill.record.calls if key == self.key]
 
     def open(self) -> None:
         self.prefill.transfer.opened(self.key, self.decode.ref, self.tokens, soon())
 
     def expect(self) -> None:
-        self.decode.transfer.expected(
-            self.key, self.prefill.epoch, self.tokens, self.cached, self.target, self.choices, soon()
-        )
+        reservation = Reservation(self.tokens, self.cached, self.target, self.choices, soon())
+        self.decode.transfer.expected(self.key, self.prefill.epoch, reservation)
 
     def compute(self, tokens: int) -> None:
         size = self.prefill.pool.geometry.block_tokens
@@ -176,13 +166,13 @@ class Request:
     async def landed(self) -> None:
         await eventually(lambda: any(entry[0] == self.key for entry in self.decode.record.landed))
         await eventually(lambda: self.key in self.prefill.record.released)
-        assert self.told == ["granted", "released"]
+        assert self.calls == ["granted", "released"]
         assert self.decode.pool.tokens(self.target, self.cached, self.tokens) == self.prefill.pool.tokens(
             self.source, self.cached, self.tokens
         )
 
     async def ended(self) -> Reason:
-        """Not landed, at neither side; the reason that the decode worker was told."""
+        """The hand-over landed at neither side; returns the reason that the decode worker got."""
         await eventually(lambda: self.key in self.prefill.record.released)
         await eventually(lambda: any(entry[0] == self.key for entry in self.decode.record.failed))
         assert not self.decode.record.landed

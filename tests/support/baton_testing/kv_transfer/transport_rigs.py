@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
-from baton_kv_transfer.network import of_socket
+from baton_kv_transfer.network import require_socket
 from baton_kv_transfer.transports import tcp
-from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Landing, Writer
 from baton_kv_transfer.transports.ucx.binding import UcxAgent
 from baton_kv_transfer.transports.ucx.descriptor import unpack
@@ -20,6 +19,7 @@ from baton_kv_transfer.transports.ucx.landing import UcxLanding
 from baton_kv_transfer.transports.ucx.thread import UcxThread
 from baton_kv_transfer.transports.ucx.writer import UcxWriter, connect
 from baton_testing.kv_transfer.builders import eventually
+from baton_testing.kv_transfer.memory_transport import MemoryLanding, MemoryWriter
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_testing.wire.sessions import data_connections
 
@@ -29,7 +29,7 @@ P1, P2 = b"p" * 16, b"q" * 16
 
 
 class Guard:
-    """The real landing region as guard, and what it was told."""
+    """The real landing region as guard, and the calls that it got."""
 
     def __init__(self) -> None:
         self.landing = LandingRegion(REGION)
@@ -140,7 +140,12 @@ class UcxRig:
         self.thread.later(connect(self.target))
         self.writers.append(
             UcxWriter(
-                self.thread, self.target, of_socket(here.connection), lambda _: False, self.lost.append, lambda: "test"
+                self.thread,
+                self.target,
+                require_socket(here.connection),
+                lambda _: False,
+                self.lost.append,
+                lambda: "test",
             )
         )
         return self.writers[-1]

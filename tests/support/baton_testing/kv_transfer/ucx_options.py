@@ -16,7 +16,7 @@ from baton_kv_transfer.transports.ucx.binding import PACKAGE
 from baton_testing.processes.child_process import run_to_end
 
 _CONFIG, _DOC, _HIDDEN = 1, 4, 8
-"""Of `ucs_config_print_flags_t`."""
+"""A flag of `ucs_config_print_flags_t`."""
 _OPTION = re.compile(r"(?:# )?(UCX_[A-Z0-9_]+)=(.*)")
 
 SAME_PACKAGES = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -30,15 +30,15 @@ class UcxOption:
     name: str
     default: str
     syntax: str
-    """What a value looks like, in UCX's words."""
+    """The form of a value, in UCX's words."""
 
 
 def libraries() -> Path:
     """The folder of the wheel's shared objects."""
-    found = importlib.util.find_spec(PACKAGE)
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parents[1] / f"{PACKAGE}.libs"
+    spec = importlib.util.find_spec(PACKAGE)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1] / f"{PACKAGE}.libs"
 
 
 def ucx_options() -> tuple[UcxOption, ...]:

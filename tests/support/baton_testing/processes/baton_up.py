@@ -70,8 +70,8 @@ class Up:
 
         def ready() -> str | None:
             assert self.child.is_running(), self.child.output()
-            found = re.search(r"^ready (http://\S+)$", self.child.output(), re.MULTILINE)
-            return found.group(1) if found else None
+            match = re.search(r"^ready (http://\S+)$", self.child.output(), re.MULTILINE)
+            return match.group(1) if match else None
 
         self.endpoint = wait_for(ready, "the ready line", READY_S)
         self.child.family()
@@ -79,7 +79,7 @@ class Up:
 
     @property
     def run_dir(self) -> RunDir:
-        """Of the only deployment here."""
+        """The name of the only deployment here."""
         (root,) = (self.runtime / "baton").iterdir()
         return RunDir(root)
 
@@ -87,7 +87,7 @@ class Up:
         return run_to_end((*BATON, *arguments), 180, self.extra)
 
     def status(self) -> Any:
-        """What `baton status --json` prints, found out here: who waits for something asks many times a second."""
+        """The output of `baton status --json`, made in this process: tests that wait ask many times a second."""
         return json.loads(json.dumps(as_json(observe(read_record(self.run_dir)))))
 
 

@@ -1,4 +1,4 @@
-"""One child process: started with its output in a file, awaited by deadline, and never left behind."""
+"""One child process: started with its output in a file, awaited by deadline, and always ended."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def wait_for(probe: Callable[[], T | None], what: str, timeout_s: float) -> T:
     """First result of `probe` that is not None. Raises NotReadyError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
-        found = probe()
-        if found is not None:
-            return found
+        value = probe()
+        if value is not None:
+            return value
         if time.monotonic() > deadline:
             raise NotReadyError(f"waited {timeout_s} s for {what}")
         time.sleep(POLL_S)
 
 
 def get_json(url: str, timeout_s: float = 20.0) -> Any:
-    """Body of a GET as JSON; None when nobody answers or the answer is not 200."""
+    """Body of a GET as JSON; None without an answer, or when it is not 200."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:
             return json.load(response)
@@ -49,7 +49,7 @@ def get_json(url: str, timeout_s: float = 20.0) -> Any:
 
 
 def get_status(url: str, timeout_s: float = 20.0) -> int | None:
-    """HTTP status of a GET; None when nobody answers."""
+    """HTTP status of a GET; None without an answer."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:
             return int(response.status)
@@ -88,7 +88,7 @@ def run_to_end(argv: Sequence[str], timeout_s: float, extra: Mapping[str, str] |
 
 
 class Running(Protocol):
-    """What a `Child` needs of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that a `Child` uses."""
 
     @property
     def pid(self) -> int: ...
@@ -167,7 +167,9 @@ class Child:
         """Processor seconds of the process and its descendants so far, by the scheduler's own nanoseconds."""
         own = psutil.Process(self.pid)
         tasks = [
-            task for each in (own, *own.children(recursive=True)) for task in Path(f"/proc/{each.pid}/task").iterdir()
+            task
+            for process in (own, *own.children(recursive=True))
+            for task in Path(f"/proc/{process.pid}/task").iterdir()
         ]
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
@@ -211,7 +213,7 @@ def _popen(command: Sequence[str], log: IO[bytes], extra: Mapping[str, str] | No
 
 
 def still_alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Those that run (a zombie that nobody reaped yet has ended)."""
+    """The processes that run (a zombie counts as ended)."""
     alive = []
     for process in processes:
         try:
@@ -223,7 +225,7 @@ def still_alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def orphans_of(processes: Sequence[psutil.Process], timeout_s: float = 60.0) -> list[psutil.Process]:
-    """Those of `processes` that still run after waiting up to `timeout_s` for them to end."""
+    """The `processes` that still run after waiting up to `timeout_s` for them to end."""
     deadline = time.monotonic() + timeout_s
     while (alive := still_alive(processes)) and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What to start, and the flags that differ from the workers' defaults."""
+    """A deployment to start, and the flags that differ from the workers' defaults."""
 
     prefill: int = 1
     decode: int = 1
@@ -42,7 +42,7 @@ class Shape:
     flips: bool = False
     """Workers of both roles are flexible ones."""
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """What a role's processes get besides: of `prefill`, `decode` and `gateway`."""
+    """Further flags of a role's processes: `prefill`, `decode` and `gateway`."""
 
 
 @dataclass(slots=True)
@@ -200,7 +200,7 @@ class Deployment:
         return {w.child.name: w.baseline_free - (w.state() or {"blocks_free": 0})["blocks_free"] for w in self.workers}
 
     def await_idle(self, timeout_s: float = 20.0) -> None:
-        """Every worker is back at its baseline, with nothing running or waiting. What is left behind would be held for
+        """Every worker is back at its baseline, with nothing running or waiting. What is left over would be held for
         30 s and more, until its deadline."""
 
         def probe() -> bool | None:

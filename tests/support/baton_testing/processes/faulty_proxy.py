@@ -10,11 +10,11 @@ CHUNK_BYTES = 1 << 16
 
 
 class FaultyProxy:
-    """Listens in somebody's place."""
+    """Listens in a server's place."""
 
     def __init__(self) -> None:
         self._delays_s: list[float] = []
-        """Before each piece that passes, in either direction: the longest of them."""
+        """Longest pause before each piece that passes, in either direction."""
         self._holds = 0
         self._moves = asyncio.Event()
         self._moves.set()
@@ -43,7 +43,7 @@ class FaultyProxy:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing passes any more, and nobody is told: a network that drops packets."""
+        """Nothing passes any more, without notice: a network that drops packets."""
         self._holds += 1
         self._moves.clear()
         try:

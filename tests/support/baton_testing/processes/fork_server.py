@@ -1,9 +1,9 @@
 """Has imported what its children need, and forks them: run as a program by `prepared`, which speaks with it.
 
-Its argument is the descriptor of the messages. The first one names the modules to import: whoever looks for processes
+Its argument is the descriptor of the messages. The first one names the modules to import: a tool that lists processes
 by their command lines shall not find this one. Each other is a request, with four descriptors: the child's input, its
-output, its errors, and a pipe that tells its process id and, once it ended, its status. The end of the messages is the
-end of all children.
+output, its errors, and a pipe that reports its process id and, once it ended, its status. The end of the messages is
+the end of all children.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST = 1 << 20
 
 
 def serve(requests: socket.socket) -> list[str] | None:
-    """Forks until the messages end. In a child: what to run, as behind `python`; None: all is over."""
+    """Forks until the messages end. In a child: the arguments to run, as after `python`; None: the messages ended."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -41,18 +41,18 @@ def serve(requests: socket.socket) -> list[str] | None:
                 for child in tells:
                     os.kill(child, signal.SIGKILL)
                 return None
-            *streams, told = descriptors
+            *streams, reader = descriptors
             child = os.fork()
             if child == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for number in (woken, wakes, requests.detach(), told, *tells.values()):
+                for number in (woken, wakes, requests.detach(), reader, *tells.values()):
                     os.close(number)
                 return become(json.loads(message), streams)
             for number in streams:
                 os.close(number)
-            os.write(told, f"{child}\n".encode())
-            tells[child] = told
+            os.write(reader, f"{child}\n".encode())
+            tells[child] = reader
         tell_ends(tells)
 
 
@@ -74,12 +74,12 @@ def tell_ends(tells: dict[int, int]) -> None:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child == 0:
             return
-        told = tells.pop(child)
+        pipe = tells.pop(child)
         try:
-            os.write(told, f"{os.waitstatus_to_exitcode(status)}\n".encode())
-        except BrokenPipeError:  # nobody asks any more
+            os.write(pipe, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        except BrokenPipeError:  # the pipe has no reader any more
             pass
-        os.close(told)
+        os.close(pipe)
 
 
 def import_ahead(module: str) -> None:

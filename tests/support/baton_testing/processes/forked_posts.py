@@ -32,7 +32,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class ForkedPost:
-    """What `ChildProcesses` needs of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `ChildProcesses` uses."""
 
     pid: int
 
@@ -73,17 +73,17 @@ def _post(requests: socket.socket, up: int) -> list[str]:
         message, descriptors, _, _ = socket.recv_fds(requests, fork_server.LARGEST, 1)
         if not message:
             os._exit(0)
-        told, tells = os.pipe()
+        reader, writer = os.pipe()
         if (between := os.fork()) == 0:
             if post := os.fork():
-                os.write(tells, str(post).encode())
+                os.write(writer, str(post).encode())
                 os._exit(0)
-            for number in (requests.detach(), told, tells):
+            for number in (requests.detach(), reader, writer):
                 os.close(number)
             return _become(json.loads(message), descriptors[0], up)
         os.waitpid(between, 0)
-        requests.send(os.read(told, 32))
-        for number in (told, tells, *descriptors):
+        requests.send(os.read(reader, 32))
+        for number in (reader, writer, *descriptors):
             os.close(number)
 
 

@@ -43,8 +43,8 @@ class _Copied(MadeTokenizer):
     """Another worker's bundle."""
 
     def __init__(self, bundle: bytes) -> None:
-        made = byte_level()
-        super().__init__(made.tokenizer, made.config)
+        tokenizer = byte_level()
+        super().__init__(tokenizer.tokenizer, tokenizer.config)
         object.__setattr__(self, "_copy", bundle)
 
     def bundle(self) -> bytes:

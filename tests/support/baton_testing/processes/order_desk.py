@@ -1,4 +1,4 @@
-"""Whoever sizes the pools, in a thread of the test: takes the gateways' links and orders flips, as `baton up` does."""
+"""The sizer of the pools, in a thread of the test: takes the gateways' links and orders flips, as `baton up` does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = Key("tests", "flips")
 
 
 class OrderDesk:
-    """A context: it listens while it lasts. `url` is what gateways are told."""
+    """A context: it listens while it lasts. `url` is for the gateways."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -71,17 +71,20 @@ class OrderDesk:
         """Order it and wait until every gateway says that it was carried out; returns the seconds."""
         began_s, worker = time.monotonic(), bytes.fromhex(epoch)
         self.order(FlipOrder(worker, number, role))
-        wait_for(lambda: self._told(worker, number, role) or None, f"flip {number} to {role}", 120)
+        wait_for(lambda: self._is_reported(worker, number, role) or None, f"flip {number} to {role}", 120)
         return time.monotonic() - began_s
 
-    def _told(self, worker: bytes, number: int, role: Role) -> bool:
+    def _is_reported(self, worker: bytes, number: int, role: Role) -> bool:
         return self._in_loop(lambda: self._is_told(worker, number, role))
 
     def _is_told(self, worker: bytes, number: int, role: Role) -> bool:
         assert self._server is not None
         summaries = list(self._server.store(KEY)._summaries())
         return bool(summaries) and all(
-            any(each.epoch == worker and each.flip >= number and each.role is role for each in summary.workers)
+            any(
+                worker_measures.epoch == worker and worker_measures.flip >= number and worker_measures.role is role
+                for worker_measures in summary.workers
+            )
             for summary in summaries
         )
 

@@ -41,9 +41,9 @@ POLL_S = (0.001, 0.05)
 class Forked:
     """One child, as `subprocess.Popen` has it. Threads may ask at the same time."""
 
-    def __init__(self, told: int) -> None:
+    def __init__(self, pipe: int) -> None:
         self._reading = threading.Lock()
-        self._told = os.fdopen(told, "rb", buffering=0)
+        self._pipe = os.fdopen(pipe, "rb", buffering=0)
         self._lines = b""
         self.returncode: int | None = None
         if not self._read_until(1, START_S):
@@ -51,13 +51,13 @@ class Forked:
         self.pid = int(self._lines.split(b"\n")[0])
 
     def _read_until(self, lines: int, timeout_s: float | None) -> bool:
-        """Whether so many lines came."""
+        """True once `lines` lines arrived."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while self._lines.count(b"\n") < lines:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            if not select.select([self._told], [], [], left_s)[0]:
+            if not select.select([self._pipe], [], [], left_s)[0]:
                 return False
-            more = self._told.read(64)
+            more = self._pipe.read(64)
             assert more, "the fork server ended"
             self._lines += more
         return True
@@ -66,7 +66,7 @@ class Forked:
         with self._reading:
             if self.returncode is None and self._read_until(2, 0.0):
                 self.returncode = int(self._lines.split(b"\n")[1])
-                self._told.close()
+                self._pipe.close()
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -108,8 +108,8 @@ class Prepared:
     def __init__(
         self, modules: Sequence[str], is_for_programs: bool = False, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Forks run these modules or, `is_for_programs`, what stands behind `-c`. `extra` is the server's environment
-        beside this process's, which counts for whatever is read when modules are imported."""
+        """Forks run these modules or, `is_for_programs`, the program after `-c`. `extra` is the server's environment
+        on top of this process's; it counts for settings that are read when modules are imported."""
         self._modules = tuple(modules)
         self._is_for_programs = is_for_programs
         self._extra = extra
@@ -132,7 +132,7 @@ class Prepared:
         return None if self._server is None else self._server.pid
 
     def can_start(self, argv: Sequence[str]) -> bool:
-        """Whether `python argv…` is what this is for. CUDA does not survive a fork, whoever looked for GPUs before."""
+        """True if `python argv…` can be forked. CUDA does not survive a fork once a process looked for GPUs."""
         option, what = argv[0], argv[1] if len(argv) > 1 else ""
         is_known = what in self._modules if option == "-m" else option == "-c" and self._is_for_programs
         return is_known and not Path("/dev/nvidiactl").exists()
@@ -146,17 +146,17 @@ class Prepared:
         given: int | None = None,
     ) -> Forked:
         """As `python argv…` with these descriptors for what it says and, unless it is given nothing, what it reads."""
-        told, tells = os.pipe()
+        reader, writer = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
         request = {"argv": list(argv), "environment": environment(extra)}
         streams = [nothing if given is None else given, output, errors]
         try:
             with self._lock:
-                socket.send_fds(self._connected(), [json.dumps(request).encode()], [*streams, tells])
+                socket.send_fds(self._connected(), [json.dumps(request).encode()], [*streams, writer])
         finally:
-            os.close(tells)
+            os.close(writer)
             os.close(nothing)
-        return Forked(told)
+        return Forked(reader)
 
     def run_to_end(self, argv: Sequence[str], timeout_s: float, extra: Mapping[str, str] | None = None) -> Ended:
         """As `child_process.run_to_end`, which does it where this cannot."""

@@ -1,4 +1,4 @@
-"""The two ends of a worker's service when nothing is to happen there: a gateway that keeps what it is told, an engine
+"""The two ends of a worker's service when nothing is to happen there: a gateway that keeps its messages, an engine
 that computes nothing.
 """
 
@@ -16,7 +16,7 @@ CONFIG = EngineConfig(num_blocks=4, block_tokens=16, max_slots=1, max_context_to
 
 
 class RecordingLink(GatewayLink):
-    """Keeps what it is told to send."""
+    """Keeps the messages that it should send."""
 
     def __init__(self) -> None:
         super().__init__(bytes(16), sessions()[0])

@@ -2,7 +2,7 @@
 
     python -m baton_testing.processes.scripted_up SIZES up -f FILE --port 0
 
-SIZES holds two numbers, prefill and decode workers. Other numbers count once the gateway has told of all workers that
+SIZES holds two numbers, prefill and decode workers. Other numbers count once the gateway has reported all workers that
 run: one that it does not know yet would be stopped and not flipped.
 """
 

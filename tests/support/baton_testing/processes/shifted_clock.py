@@ -61,7 +61,7 @@ int gettimeofday(struct timeval *now, void *zone) {
 
 
 class ShiftedClock:
-    """`environment` is for the processes; `shifted` steps the clock of all of them."""
+    """`environment` is for the processes; `shifted` steps the clock of all processes."""
 
     def __init__(self, folder: Path) -> None:
         """Raises FileNotFoundError where there is no C compiler."""
@@ -78,7 +78,7 @@ class ShiftedClock:
 
     @contextlib.contextmanager
     def shifted(self, seconds: int) -> Iterator[None]:
-        """Meanwhile all clocks show so much more, in one step. Steps at the same time add up."""
+        """Meanwhile all clocks are ahead by this much, in one step. Steps at the same time add up."""
         self._step(seconds)
         try:
             yield

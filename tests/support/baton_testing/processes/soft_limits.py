@@ -9,7 +9,7 @@ import psutil
 
 
 class SoftLimits:
-    """The lowest of the limits that are open counts. What a limit was before the first of them comes back with the end
+    """The lowest of the limits that are open counts. The limit before the first change comes back with the end
     of the last, and needs no rights: hard limits stay.
     """
 

@@ -1,7 +1,7 @@
 """Small real processes that keep the announce-file contract, for tests of the supervision alone.
 
 `write_stand_ins` makes a directory which, first on PYTHONPATH, lets `python -m baton_prefill_worker` and its siblings
-start these. What they do is told in the environment: BATON_STAND_IN maps a role to one of the behaviours below.
+start these. The environment says what they do: BATON_STAND_IN maps a role to one of the behaviours below.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def _serve(role: str, flags: dict[str, str], announce: Path, is_silent: bool) ->
     server = ThreadingHTTPServer((host, int(port)), _Handler)
     server.daemon_threads = True
     _Handler.flags = flags
-    said = {"pid": os.getpid(), "role": role, "epoch": "00" * 16, "host": host, "port": server.server_port}
-    said |= {"pair_port": 1 + server.server_port % 65_000 if role == "decode" else None}
+    announcement = {"pid": os.getpid(), "role": role, "epoch": "00" * 16, "host": host, "port": server.server_port}
+    announcement |= {"pair_port": 1 + server.server_port % 65_000 if role == "decode" else None}
     if not is_silent:
         temporary = announce.with_suffix(".new")
-        temporary.write_text(json.dumps(said))
+        temporary.write_text(json.dumps(announcement))
         temporary.replace(announce)
     server.serve_forever()
 

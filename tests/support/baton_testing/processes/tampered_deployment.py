@@ -71,8 +71,8 @@ class BehindProxies(Deployment):
 
     def stop(self) -> None:
         super().stop()
-        for each in self._held:
-            each.close()
+        for proxy in self._held:
+            proxy.close()
 
     def publish(self) -> None:
         with self._publishing:

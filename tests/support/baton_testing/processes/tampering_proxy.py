@@ -15,7 +15,7 @@ CHUNK_BYTES = 1 << 16
 _CHANNEL_AT = 15
 """In the first frame of who dialled a pair port."""
 HANDSHAKE_BYTES = {False: PROOF_BYTES, True: OFFER_BYTES + CONFIRM_BYTES}
-"""Of who dialled, of who was dialled."""
+"""Direction of the bytes: from the dialler, or from the dialled process."""
 HEAD_END = b"\r\n\r\n"
 ANYWHERE = 0.05
 """Share of the flips that may also meet a handshake."""
@@ -35,17 +35,17 @@ class Way:
 
 @dataclass(slots=True)
 class Flip:
-    """One flipped bit, and how long its connection stood afterwards; None: it still stands."""
+    """One flipped bit, and how long its connection lasted afterwards; None: it is still open."""
 
     way: Way
     at_s: float
     in_head: bool = False
-    """Of an HTTP upgrade, most of whose header lines nobody reads."""
+    """The byte is in the head of an HTTP upgrade, most of whose lines are not read."""
     closed_after_s: float | None = None
     had_no_effect: bool = False
-    """It was in the head, and behind it a handshake and signed frames went both ways: nobody had read that bit."""
+    """The bit was in the head and was never read: a handshake and signed frames followed both ways."""
     judged: asyncio.Event = field(default_factory=asyncio.Event)
-    """It closed its connection, or had no effect."""
+    """The flip closed its connection, or had no effect."""
 
 
 class _Passage:
@@ -58,7 +58,7 @@ class _Passage:
         self.passed = {False: 0, True: 0}
         """Bytes so far."""
         self.behind_head = {False: 0, True: 0}
-        """Bytes so far behind the head of the HTTP upgrade, where there is one."""
+        """Offset of the byte after the head of the HTTP upgrade, where there is one."""
         self._is_behind_head = {False: False, True: False}
 
     def over(self) -> None:
@@ -69,7 +69,7 @@ class _Passage:
         self.flips.clear()
 
     def is_in_head(self, is_back: bool, data: bytes, at: int) -> bool:
-        """Whether this byte of these bytes belongs to the head."""
+        """True if this byte belongs to the head."""
         return not self._is_behind_head[is_back] and (end := data.find(HEAD_END)) != -1 and at < end
 
     def count(self, is_back: bool, data: bytes) -> None:
@@ -81,14 +81,14 @@ class _Passage:
             self._is_behind_head[is_back] = True
             self.behind_head[is_back] += len(data) - end - len(HEAD_END)
         if all(self.behind_head[way] > HANDSHAKE_BYTES[way] + FRAME_MAC_BYTES for way in (False, True)):
-            for flip in [each for each in self.flips if each.in_head]:
+            for flip in [candidate for candidate in self.flips if candidate.in_head]:
                 self.flips.remove(flip)
                 flip.had_no_effect = True
                 flip.judged.set()
 
 
 class TamperingProxy:
-    """Listens in somebody's place. `links`: what its connections are called; two names for control and data of a pair
+    """Listens in a server's place. `links`: what its connections are called; two names for control and data of a pair
     port. A context.
     """
 

@@ -1,4 +1,4 @@
-"""What is written down of a published checkpoint."""
+"""The recorded facts of a published checkpoint."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Quantised:
     stored: tuple[tuple[str, str], ...] = ()
     """Pattern of layers' names, way of storing; the first that fits. Layers that none fits are as they were."""
     beside: tuple[str, ...] = ()
-    """Tensors of one number beside each quantised weight."""
+    """Tensors of one number next to each quantised weight."""
     extra: tuple[str, ...] = ()
     """Further tensors, of zeros."""
     fields: Config = field(default_factory=dict)
-    """Of config.json, other than the base's."""
+    """Fields of config.json that differ from the base's."""
     refused: str = ""
-    """What the refusal says; empty: it is served."""
+    """Text of the refusal; empty: the checkpoint is served."""
 
 
 def without(config: Config, *names: str) -> Config:

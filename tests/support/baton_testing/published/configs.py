@@ -1,7 +1,8 @@
 """All published checkpoints without quantised weights, by their names.
 
 They are field by field as their makers wrote them, from public sources. Fields that no reader of a model looks at
-(initialisers, dropouts, versions) are left out, and long lists are shortened: `{layer}` stands for each layer's number.
+(initialisers, dropouts, versions) are left out, and long lists are shortened: `{layer}` is replaced by each layer's
+number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Published checkpoints made small: the same fields and tensors, with random weights that transformers can follow.
 
-`write_published` writes a model as its makers did, and beside it one that transformers reads, whose weights are what
+`write_published` writes a model as its makers did, and next to it one that transformers reads, whose weights are what
 the quantised ones mean.
 """
 
@@ -112,18 +112,18 @@ def write_published(name: str, directory: Path) -> Written:
     quantised = QUANTISED.get(name)
     base = PUBLISHED[quantised.base if quantised else name].config
     config = scaled({**base, **(quantised.fields if quantised else {})})
-    made = Written(directory / "quantised", directory / "dense")
-    _write_dense(made.dense, config)
+    paths = Written(directory / "quantised", directory / "dense")
+    _write_dense(paths.dense, config)
     layers = config.get("text_config", config)["num_hidden_layers"]
-    tensors = load_file(made.dense / "model.safetensors")
+    tensors = load_file(paths.dense / "model.safetensors")
     if quantised is None:
-        _write(made.quantised, config, _as_published(name, config, tensors), shards=2)
-        return made
+        _write(paths.quantised, config, _as_published(name, config, tensors), shards=2)
+        return paths
     section = _spread(quantised.section, layers)
     if section["quant_method"] == "mxfp4":
-        written.write_mxfp4(made.dense, made.quantised)
-        edit_config(made.quantised, quantization_config=section)
-        return made
+        written.write_mxfp4(paths.dense, paths.quantised)
+        edit_config(paths.quantised, quantization_config=section)
+        return paths
     stored = dict(tensors)
     for seed, tensor_name in enumerate(sorted(tensors)):
         layer = tensor_name.removesuffix(".weight")
@@ -139,9 +139,9 @@ def write_published(name: str, directory: Path) -> Written:
         stored |= {f"{layer}.{part}": tensor.contiguous() for part, tensor in parts.items()}
         stored |= {f"{layer}.{part}": _one(part) for part in quantised.beside}
     stored |= {extra: torch.zeros(1 if "scale" in extra else 128) for extra in _spread(list(quantised.extra), layers)}
-    save_file(tensors, made.dense / "model.safetensors", metadata={"format": "pt"})
-    _write(made.quantised, {**config, "quantization_config": section}, _as_published(name, config, stored))
-    return made
+    save_file(tensors, paths.dense / "model.safetensors", metadata={"format": "pt"})
+    _write(paths.quantised, {**config, "quantization_config": section}, _as_published(name, config, stored))
+    return paths
 
 
 def _write_dense(directory: Path, config: Config) -> None:
@@ -150,7 +150,7 @@ def _write_dense(directory: Path, config: Config) -> None:
     config = {key: value for key, value in config.items() if key != "auto_map"}
     if (config.get("rope_scaling") or {}).get("type") == "su":
         config["rope_scaling"] = {**config["rope_scaling"], "type": "longrope"}  # its name since
-    if "text_config" in config:  # transformers ties heads of such models unless told otherwise
+    if "text_config" in config:  # transformers ties heads of such models unless the config says otherwise
         config.setdefault("tie_word_embeddings", config["text_config"]["model_type"] == "gemma3_text")
     (directory / "config.json").write_text(json.dumps(config))
     kind = AutoModelForImageTextToText if "text_config" in config else AutoModelForCausalLM
@@ -160,15 +160,15 @@ def _write_dense(directory: Path, config: Config) -> None:
 
 
 def _as_published(name: str, config: Config, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of wrappers were saved before transformers 5, unless the name says so."""
+    """Tensors under their published names: wrappers were saved before transformers 5, unless the name says so."""
     if "text_config" not in config:
         return tensors
     new = "transformers 5" in name
     renamed = {}
-    for each, tensor in tensors.items():
-        own = _own(each)
+    for stored_name, tensor in tensors.items():
+        own = _own(stored_name)
         if own is None:
-            renamed[re.sub(r"^(model\.)?", "model." if new else "", each, count=1)] = tensor
+            renamed[re.sub(r"^(model\.)?", "model." if new else "", stored_name, count=1)] = tensor
         elif own.startswith("lm_head"):
             renamed[own if new else f"language_model.{own}"] = tensor
         else:
@@ -198,15 +198,15 @@ def _one(part: str) -> Tensor:
 def _spread(value: Any, layers: int) -> Any:
     """With each text that has {layer} written out for all layers."""
     if isinstance(value, dict):
-        return {key: _spread(each, layers) for key, each in value.items()}
+        return {key: _spread(item, layers) for key, item in value.items()}
     if not isinstance(value, list):
         return value
     spread = []
-    for each in value:
-        if isinstance(each, str) and "{layer}" in each:
-            spread += [each.replace("{layer}", str(layer)) for layer in range(layers)]
+    for item in value:
+        if isinstance(item, str) and "{layer}" in item:
+            spread += [item.replace("{layer}", str(layer)) for layer in range(layers)]
         else:
-            spread.append(_spread(each, layers))
+            spread.append(_spread(item, layers))
     return spread
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.ranks.tensor_parallel import RankPair
-from baton_kv_transfer.transports.memory import MemoryWriter
+from baton_testing.kv_transfer.memory_transport import MemoryWriter
 from baton_testing.ranks.nodes import PREFILL_GEOMETRY, Faults, SimDecode, SimPrefill
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.messages.pair_link import PairMessage
@@ -17,7 +17,7 @@ DETECTION_S = 3.0
 
 
 class Surroundings(Protocol):
-    """What a link sees of the world."""
+    """The part of the world that a link uses."""
 
     heap: EventHeap
     faults: Faults

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed, Landed, Scatter
-from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig
+from baton_kv_transfer.handover import CutLink, HandoverKey, Reservation, SendTo, TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.machine import PrefillHandovers
@@ -19,9 +19,9 @@ from baton_kv_transfer.prefill.records import DropPuts, Put, Release, Report
 from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.ranks.prefill_group import AtPrefillRank, GroupPrefillAction, PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import RankPeer, heads_of, rank_epoch
-from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.builders import FakePool
+from baton_testing.kv_transfer.memory_transport import MemoryLanding, MemoryWriter
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.kv_shape import KvGeometry, PoolPart
 from baton_wire.messages.pair_link import FirstToken, PairMessage
@@ -29,7 +29,7 @@ from baton_wire.messages.values import Reason
 
 CONFIG = TransferConfig(
     link_wait_s=2.0,
-    early_s=3.0,
+    unannounced_s=3.0,
     pin_s=4.0,
     closing_s=1.0,
     max_put_bytes=256,
@@ -39,7 +39,7 @@ CONFIG = TransferConfig(
     tick_s=0.25,
 )
 PREFILL_GEOMETRY = KvGeometry(layers=2, kv_heads=1, head_dim=1, element_bytes=4, block_tokens=4)
-"""Of a model of one KV head; `Faults.kv_heads` says how many it has."""
+"""KV geometry for one KV head; `Faults.kv_heads` says how many the model has."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Request:
     target: tuple[int, ...] = ()
     kv: list[bytes] = field(default_factory=list)
     final: dict[int, bytes] = field(default_factory=dict)
-    """What each block of `source` will hold once all is computed."""
+    """Content of each block of `source` once all is computed."""
     cancelled: bool = False
     first_tokens: tuple[FirstToken, ...] = ()
 
@@ -111,7 +111,7 @@ def heads_from(data: bytes, geometry: KvGeometry, heads: range) -> bytes:
 
 
 class Surroundings(Protocol):
-    """What a process sees of the world."""
+    """The part of the world that a process uses."""
 
     heap: EventHeap
     faults: Faults
@@ -139,7 +139,7 @@ class Surroundings(Protocol):
 
 
 class SimWorker:
-    """What both kinds of worker have: life, and a shard of the model's KV at each rank."""
+    """Base of both kinds of worker: life, and a shard of the model's KV at each rank."""
 
     def __init__(
         self,
@@ -191,12 +191,14 @@ class SimPrefill(SimWorker):
     def reveal(
         self, request: Request, start: int, end: int, rank: int | None = None, layers: int | None = None
     ) -> None:
-        """Tokens [start, end) stand: at all ranks or one, in all layers or the first ones."""
+        """Tokens [start, end) are computed: at all ranks or one, in all layers or the first ones."""
         blocks = request.source[: -(-end // 4)]
-        for each in range(self.ranks) if rank is None else (rank,):
-            final = {block: heads_from(data, self.geometry, self.heads[each]) for block, data in request.final.items()}
-            part = None if layers is None else PoolPart(0, layers, 0, len(self.heads[each]))
-            self.pools[each].reveal(final, blocks, start, end, part)
+        for number in range(self.ranks) if rank is None else (rank,):
+            final = {
+                block: heads_from(data, self.geometry, self.heads[number]) for block, data in request.final.items()
+            }
+            part = None if layers is None else PoolPart(0, layers, 0, len(self.heads[number]))
+            self.pools[number].reveal(final, blocks, start, end, part)
 
     def act(self, actions: list[GroupPrefillAction]) -> None:
         for action in actions:
@@ -210,7 +212,7 @@ class SimPrefill(SimWorker):
                     self.unstarted.append((rank, put))
                     self.later(self.world.delay(0.02), lambda rank=rank, put=put: self._start(rank, put))  # type: ignore[misc]
                 case AtPrefillRank(rank, DropPuts(key)):
-                    for at, put in [each for each in self.unstarted if each[0] == rank and each[1].key == key]:
+                    for at, put in [entry for entry in self.unstarted if entry[0] == rank and entry[1].key == key]:
                         self.unstarted.remove((at, put))
                         self._failed(rank, put, Reason.CANCELLED, "dropped")
                 case Release(key):
@@ -226,7 +228,7 @@ class SimPrefill(SimWorker):
         self.released.add(key)
         mine = self.blocks.give_back(key)
         for pool in self.pools:
-            pool.fill(mine)  # somebody else's KV, at once
+            pool.fill(mine)  # another request's KV, at once
 
     def _start(self, rank: int, put: Put) -> None:
         if (rank, put) not in self.unstarted:
@@ -314,11 +316,7 @@ class SimDecode(SimWorker):
                 self.machine.expected(
                     request.key,
                     request.prefill,
-                    request.tokens,
-                    cached,
-                    blocks,
-                    request.choices,
-                    request.deadline_s,
+                    Reservation(request.tokens, cached, blocks, request.choices, request.deadline_s),
                     self.world.heap.now,
                 )
             )
@@ -355,7 +353,7 @@ class SimDecode(SimWorker):
                     self.world.failed(key, reason)
 
     def _check_landed(self, request: Request, rank: int) -> None:
-        """What stands in this rank's pool are its heads of the KV that nobody split."""
+        """This rank's pool holds exactly its heads of the unsplit KV."""
         landed = self.pools[rank].tokens(request.target, request.cached_units * 4, request.tokens)
         whole = request.expected_tokens()
         wanted = [heads_from(token, self.geometry, self.heads[rank]) for token in whole]

@@ -107,8 +107,8 @@ class World:
 
     def _name(self, epoch: bytes) -> str:
         workers = (*self.prefills.values(), *self.decodes.values())
-        ranks = ((each, rank) for each in workers for rank in range(each.ranks))
-        return next(f"{each.name}.{rank}" for each, rank in ranks if each.rank_name(rank) == epoch)
+        ranks = ((worker, rank) for worker in workers for rank in range(worker.ranks))
+        return next(f"{worker.name}.{rank}" for worker, rank in ranks if worker.rank_name(rank) == epoch)
 
     # Processes
 
@@ -136,7 +136,7 @@ class World:
 
     def _kill_some(self) -> None:
         victims: list[SimPrefill | SimDecode] = [*self.prefills.values(), *self.decodes.values()]
-        victim = self.heap.random.choice([each for each in victims if each.alive])
+        victim = self.heap.random.choice([candidate for candidate in victims if candidate.alive])
         self.heap.note(f"{victim.name} dies")
         victim.alive = False
         for link in self.links.values():
@@ -154,7 +154,9 @@ class World:
             self.heap.after(self.delay(2.0), self.start_decode)
 
     def _prove_gone(self, gone: SimPrefill) -> None:
-        for link in [each for each in self.links.values() if each.prefill is gone and each.decode.alive]:
+        for link in [
+            candidate for candidate in self.links.values() if candidate.prefill is gone and candidate.decode.alive
+        ]:
             for number in link.numbers:
                 link.decode.act(link.decode.machine.writes_ended(link.ranks[1], number, self.heap.now))
 
@@ -173,8 +175,8 @@ class World:
     # The gateway
 
     def submit(self, number: int, attempt: int) -> None:
-        prefills = [each for each in self.prefills.values() if each.alive]
-        decodes = [each for each in self.decodes.values() if each.alive]
+        prefills = [prefill for prefill in self.prefills.values() if prefill.alive]
+        decodes = [decode for decode in self.decodes.values() if decode.alive]
         if not prefills or not decodes:
             self.heap.after(0.5, lambda: self.submit(number, attempt))
             return
@@ -215,7 +217,7 @@ class World:
         self.failures.setdefault(key, []).append(reason)
         assert key not in self.landed_keys, f"{key} failed after it landed: {reason}"
         if reason is Reason.KV_CORRUPT:
-            assert key in self.corrupted, f"{key}: corruption that nobody injected"
+            assert key in self.corrupted, f"{key}: corruption that was not injected"
         self.cancel(key)
         if reason not in (Reason.CANCELLED, Reason.FINISHED, Reason.TOO_LONG) and key.attempt < 3:
             again = HandoverKey(key.request, key.attempt + 1)
@@ -277,7 +279,9 @@ class World:
 
     def _draw(self, prefill: SimPrefill, request: Request) -> None:
         finish = Finish.STOP if request.finishes else None
-        request.first_tokens = tuple(FirstToken(choice=each, token=each, finish=finish) for each in request.choices)
+        request.first_tokens = tuple(
+            FirstToken(choice=choice, token=choice, finish=finish) for choice in request.choices
+        )
         prefill.act(prefill.machine.first_tokens(request.key, request.first_tokens, self.heap.now))
 
     # The end
@@ -296,7 +300,7 @@ class World:
             if prefill.alive:
                 for stats in prefill.machine.stats():
                     assert sum(stats.by_state.values()) == 0, f"{prefill.name}: {stats}"
-                    assert stats.puts_in_flight == stats.early == 0, f"{prefill.name}: {stats}"
+                    assert stats.puts_in_flight == stats.unannounced_messages == 0, f"{prefill.name}: {stats}"
                 assert not prefill.machine.open_keys()
                 assert prefill.opened == prefill.released, f"{prefill.name} holds {prefill.opened - prefill.released}"
                 assert not prefill.blocks.owner

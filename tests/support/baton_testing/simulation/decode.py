@@ -10,11 +10,12 @@ from baton_decode_worker.service import DecodeService
 from baton_engine.memory.blocks import BlockState
 from baton_kv_transfer.decode.peers import PrefillLink
 from baton_kv_transfer.decode.records import DecodeAction, Scatter
-from baton_kv_transfer.decode.transfer import DecodeTransfer
-from baton_kv_transfer.handover import HandoverKey, SendTo
+from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
+from baton_kv_transfer.handover import HandoverKey, Reservation, SendTo
 from baton_kv_transfer.landing import LandingWindow, SpanState
 from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.link import PairLink
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.seam import Transport
 from baton_testing.engine.runners import VOCABULARY
 from baton_testing.simulation.engine import SimEngine, engine_config
@@ -157,20 +158,17 @@ class WatchedDecodeTransfer(DecodeTransfer):
         """Of the links of each prefill worker."""
         self._generations: dict[tuple[HandoverKey, int], list[int]] = {}
         row = Transport("memory", lambda _: None, lambda parts: self._land(parts.region))  # type: ignore[arg-type,return-value]
-        super().__init__(
+        transfer_parts = TransferParts(
             epoch=worker.epoch,
             fingerprint=worker.fingerprint,
             geometry=geometry,
             keys=KEYS,
-            sink=worker.engine.pool,
-            listener=worker,
-            host=worker.address,
-            port=PORT,
-            landing_bytes=shape.landing_bytes,
             config=TRANSFER,
             transports=[row],
             network=worker.pair_network,
         )
+        memory = LandingMemory(shape.landing_bytes)
+        super().__init__(transfer_parts, worker.engine.pool, worker, memory, host=worker.address, port=PORT)
         self._handovers = parts.decode_handovers(geometry, shape.landing_bytes, TRANSFER, one_sided=shape.one_sided)
 
     def _land(self, region: memoryview) -> Landing:
@@ -186,15 +184,15 @@ class WatchedDecodeTransfer(DecodeTransfer):
     def links(self) -> dict[bytes, PrefillLink]:
         return self._acceptor.links
 
-    def expected(self, of: RequestKey, prefill_epoch: bytes, *facts: Any) -> None:
+    def expected(self, of: RequestKey, prefill_epoch: bytes, reservation: Reservation) -> None:
         def expect() -> None:
             key = HandoverKey.of(of)
             require(key not in self.worker.expected, "I2", f"{key} is expected twice")
             self.worker.expected[key] = prefill_epoch
             self.worker.decode_unlinked.pop(key, None)
 
-        self._post(expect)
-        super().expected(of, prefill_epoch, *facts)
+        self.mailbox.post(expect)
+        super().expected(of, prefill_epoch, reservation)
 
     def proven_gone(self, epoch: bytes) -> None:
         for link in self._numbers.pop(epoch, ()):

@@ -10,6 +10,7 @@ from baton_kv_transfer.handover import HandoverKey, SendTo
 from baton_kv_transfer.prefill.peers import DecodeLink
 from baton_kv_transfer.prefill.records import PrefillAction, PrefillState, Put, Release
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.seam import Transport
 from baton_prefill_worker.service import PrefillService
 from baton_testing.simulation.engine import SimEngine, engine_config
@@ -122,7 +123,7 @@ class SimPrefill(SimWorker):
         if self.prefill_service._held:
             return f"{self.name} io: prompts {list(map(str, self.prefill_service._held))} are over"
         stats = self.prefill_transfer.machine.stats()
-        if sum(stats.by_state.values()) or stats.puts_in_flight or stats.early or self.opened:
+        if sum(stats.by_state.values()) or stats.puts_in_flight or stats.unannounced_messages or self.opened:
             return f"{self.name} transfer: {stats}, unreleased {list(map(str, self.opened))}"
         return None
 
@@ -160,17 +161,16 @@ class WatchedPrefillTransfer(PrefillTransfer):
         self.verdicts = Verdicts()
         self.drawn: set[HandoverKey] = set()
         self._generations: dict[tuple[HandoverKey, int], list[int]] = {}
-        super().__init__(
+        transfer_parts = TransferParts(
             epoch=worker.epoch,
             fingerprint=worker.fingerprint,
             geometry=geometry,
             keys=KEYS,
-            source=worker.source,
-            listener=worker,
             config=TRANSFER,
             transports=[Transport("memory", lambda _: Sender(worker, worker.thread), lambda _: None)],  # type: ignore[arg-type,return-value]
             network=worker.pair_network,
         )
+        super().__init__(transfer_parts, worker.source, worker)
         self._handovers = parts.keeper(parts.prefill_handovers(geometry, TRANSFER), TRANSFER)
 
     @property
@@ -183,21 +183,29 @@ class WatchedPrefillTransfer(PrefillTransfer):
 
     # From the service -------------------------------------------------------------------------------------------------
 
-    def _opened(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
-        self.worker.opened[key] = peer.epoch
-        self.worker.prefill_unlinked.pop(key, None)
-        super()._opened(key, peer, total_tokens, deadline_s)
-
-    def _retargeted(self, key: HandoverKey, target: Any, peer: PeerRef, deadline_s: float) -> None:
-        if key in self.worker.opened:
+    def opened(self, of: RequestKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
+        def note() -> None:
+            key = HandoverKey.of(of)
             self.worker.opened[key] = peer.epoch
             self.worker.prefill_unlinked.pop(key, None)
-        self.worker.world.retargets += 1
-        super()._retargeted(key, target, peer, deadline_s)
+
+        self.mailbox.post(note)
+        super().opened(of, peer, total_tokens, deadline_s)
+
+    def retargeted(self, of: RequestKey, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
+        def note() -> None:
+            key = HandoverKey.of(of)
+            if key in self.worker.opened:
+                self.worker.opened[key] = peer.epoch
+                self.worker.prefill_unlinked.pop(key, None)
+            self.worker.world.retargets += 1
+
+        self.mailbox.post(note)
+        super().retargeted(of, next_attempt, peer, deadline_s)
 
     def first_tokens(self, of: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         super().first_tokens(of, first_tokens)
-        self._post(lambda: self.drawn.add(HandoverKey.of(of)))
+        self.mailbox.post(lambda: self.drawn.add(HandoverKey.of(of)))
 
     # Links ------------------------------------------------------------------------------------------------------------
 
@@ -237,13 +245,13 @@ class WatchedPrefillTransfer(PrefillTransfer):
                     self.verdicts.released(key.request, self.worker.awake_s)
         super()._act(actions)
 
-    def _put_done(self, put: Put, checksums: bytes) -> None:
+    def on_put_done(self, put: Put, checksums: bytes) -> None:
         self._look_at(put)
-        super()._put_done(put, checksums)
+        super().on_put_done(put, checksums)
 
-    def _put_failed(self, put: Put, reason: Reason, detail: str) -> None:
+    def on_put_failed(self, put: Put, reason: Reason, detail: str) -> None:
         self._look_at(put)
-        super()._put_failed(put, reason, detail)
+        super().on_put_failed(put, reason, detail)
 
     def _look_at(self, put: Put) -> None:
         before = self._generations.pop((put.key, put.put))
@@ -276,7 +284,7 @@ class Verdicts:
 
     def released(self, request: bytes, now: float) -> None:
         peer, since_s = self._awaited.pop(request, (b"", now))
-        if now - since_s >= TRANSFER.dead_s:
+        if now - since_s >= TRANSFER.liveness.dead_s:
             self._missing.setdefault(peer, []).append(now)
 
     def down(self, peer: bytes) -> None:

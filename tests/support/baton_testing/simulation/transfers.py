@@ -8,8 +8,8 @@ from typing import Any, Protocol, cast
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import DataConnection
-from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Writer
+from baton_testing.kv_transfer.memory_transport import MemoryLanding, MemoryWriter
 from baton_testing.simulation.network import Path
 from baton_testing.simulation.process import SimProcess, require
 from baton_testing.simulation.scenario import Fault
@@ -21,7 +21,7 @@ from baton_wire.messages.pair_link import Heartbeat, PairHello, PairMessage
 
 TRANSFER = TransferConfig(
     link_wait_s=2.0,
-    early_s=2.0,
+    unannounced_s=2.0,
     pin_s=3.0,
     kept_s=1.5,
     closing_s=1.0,

@@ -163,7 +163,7 @@ class SimWorker(SimProcess):
             link.send(msgspec.structs.replace(state, turn=turn, gateways=len(self._links)))
 
     def _tell_holding(self, end: End, urgency: Urgency | None) -> None:
-        if self._holders.told(end, urgency):
+        if self._holders.update(end, urgency):
             self._tell_all()
 
     def received(self, end: End, message: bytes) -> None:
@@ -176,7 +176,7 @@ class SimWorker(SimProcess):
 
     def lost(self, end: End, detail: str) -> None:
         link = self._links.pop(end)
-        self._holders.told(end, None)
+        self._holders.update(end, None)
         self._tell_all()
         self.service.link_lost(cast(GatewayLink, link))
         held = [key for side in self.sides() for key in side._open.keys_of(cast(GatewayLink, link))]

@@ -21,7 +21,7 @@ MANY = 1 << 21
 
 
 def edge_cases(message: msgspec.Struct) -> Iterator[tuple[str, Path, Any]]:
-    """Of every field, those of nested values included: its name, where it is, and a value as it travels."""
+    """Every field, also of nested values: its name, its place, and an encoded value."""
     kind = inspect.type_info(type(message))
     assert isinstance(kind, inspect.StructType)
     yield from _of_struct(type(message).__name__, kind, _builtins(message), (), 1)
@@ -43,13 +43,13 @@ def largest_bytes(kind: inspect.Type) -> int:
         case inspect.StructType():
             return 5 + 2 + sum(largest_bytes(field.type) for field in kind.fields)
         case inspect.UnionType():
-            return max(largest_bytes(each) for each in kind.types)
+            return max(largest_bytes(member) for member in kind.types)
         case inspect.EnumType():
             return max(5 + len(str(member.value)) for member in kind.cls)
         case inspect.VarTupleType(max_length=int(most)) | inspect.ListType(max_length=int(most)):
             return 5 + most * largest_bytes(kind.item_type)
         case inspect.TupleType():
-            return 5 + sum(largest_bytes(each) for each in kind.item_types)
+            return 5 + sum(largest_bytes(item) for item in kind.item_types)
         case inspect.StrType(max_length=int(most)):
             return 5 + 4 * most
         case inspect.BytesType(max_length=int(most)):
@@ -65,7 +65,7 @@ def largest_bytes(kind: inspect.Type) -> int:
 
 def _builtins(message: msgspec.Struct) -> list[Any]:
     def copied(value: Any) -> Any:
-        return [copied(each) for each in value] if isinstance(value, list | tuple) else value
+        return [copied(item) for item in value] if isinstance(value, list | tuple) else value
 
     fields: list[Any] = copied(msgspec.to_builtins(message, builtin_types=(bytes,)))
     return fields
@@ -76,29 +76,29 @@ def _of_struct(name: str, kind: inspect.StructType, fields: list[Any], path: Pat
         yield from _of_value(f"{name}.{field.name}", field.type, fields[place], (*path, place))
 
 
-def _of_value(name: str, kind: inspect.Type, now: Any, path: Path) -> Iterator[Any]:  # noqa: C901
+def _of_value(name: str, kind: inspect.Type, now: Any, path: Path) -> Iterator[Any]:  # noqa: C901 - one case per kind of type
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    for each in kinds:
-        match each:
+    for kind_type in kinds:
+        match kind_type:
             case inspect.StructType() if isinstance(now, list):
-                yield from _of_struct(name, each, now, path, 0)
+                yield from _of_struct(name, kind_type, now, path, 0)
             case inspect.VarTupleType() | inspect.ListType() if isinstance(now, list):
-                for count in _lengths(each):
+                for count in _lengths(kind_type):
                     if now or count == 0:
                         yield name, path, (now[:1] * count)
                 if now:
-                    yield from _of_value(f"{name}[]", each.item_type, now[0], (*path, 0))
+                    yield from _of_value(f"{name}[]", kind_type.item_type, now[0], (*path, 0))
             case inspect.TupleType() if isinstance(now, list):
-                for place, item in enumerate(each.item_types):
+                for place, item in enumerate(kind_type.item_types):
                     yield from _of_value(f"{name}[{place}]", item, now[place], (*path, place))
             case inspect.IntType():
-                yield from ((name, path, value) for value in (*_bounds(each, int), *INTEGERS))
+                yield from ((name, path, value) for value in (*_bounds(kind_type, int), *INTEGERS))
             case inspect.FloatType():
-                yield from ((name, path, value) for value in (*_bounds(each, float), *REALS))
+                yield from ((name, path, value) for value in (*_bounds(kind_type, float), *REALS))
             case inspect.StrType():
-                yield from ((name, path, _LETTER * count) for count in _lengths(each))
+                yield from ((name, path, _LETTER * count) for count in _lengths(kind_type))
             case inspect.BytesType():
-                yield from ((name, path, bytes(count)) for count in _lengths(each))
+                yield from ((name, path, bytes(count)) for count in _lengths(kind_type))
     others: tuple[Any, ...] = (None, True, "?", b"?", -1, 1.5, [])
     yield from ((name, path, value) for value in others)
 

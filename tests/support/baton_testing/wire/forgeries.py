@@ -67,7 +67,7 @@ class Forgeries:
                 return grant(spans=(Span(offset=0, length=cut), Span(offset=UNIT, length=4 * UNIT - cut))), D1
 
     def forge_seal(self) -> None:
-        """All bytes stand and are scattered but one thing of the Seal is not this hand-over's."""
+        """All bytes arrived and are scattered, but one part of the Seal belongs to another hand-over."""
         d = Decode()
         d.link(P1)
         d.link(P2)

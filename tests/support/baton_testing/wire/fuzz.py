@@ -47,9 +47,9 @@ BOMBS = (
 class WireFuzz:
     """`step` decodes one frame; it returns whether the frame was taken. Anything but the typed refusal is a crash."""
 
-    def __init__(self, seed: int, each: int = 6) -> None:
+    def __init__(self, seed: int, count: int = 6) -> None:
         self.chance = random.Random(seed)
-        drawn = [(frame, union) for union in UNIONS for frame in samples(self.chance, union, each)]
+        drawn = [(frame, union) for union in UNIONS for frame in samples(self.chance, union, count)]
         self.corpus, self._unions = [frame for frame, _ in drawn], [union for _, union in drawn]
         self.longest_error = 0
         self._raw = [msgpack.unpackb(frame, raw=False, strict_map_key=False) for frame in self.corpus]

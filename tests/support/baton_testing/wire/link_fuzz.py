@@ -1,7 +1,7 @@
 """Frames on their way, altered: what a link hands on is a beginning of what was sent, and it ends with a typed reason.
 
 Half of the steps alter bytes of frames that were signed. The others sign what no honest peer sends: then the codec is
-what stands between the bytes and the machines.
+the code between the bytes and the machines.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class _Recorded:
         return taken
 
     async def send(self, data: bytes) -> None:
-        """Nobody reads."""
+        """The bytes are not read."""
 
     def close(self) -> None:
-        """It ends by itself."""
+        """The link ends by itself."""
 
     def reset_on_close(self) -> None:
-        """Nobody would see it."""
+        """The change would not be noticed."""
 
 
 class LinkFuzz(WireFuzz):
@@ -120,7 +120,7 @@ class LinkFuzz(WireFuzz):
                 signed[at] = self.spoilt(signed[at])
 
     def run(self, frames: int) -> int:
-        """At least so many frames; how many it were."""
+        """Drive at least `frames` frames; returns how many it were."""
 
         async def steps() -> int:
             done = 0

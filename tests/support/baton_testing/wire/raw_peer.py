@@ -86,7 +86,7 @@ class GatewayPeer:
                 assert isinstance(message, BundleChunk | WorkerState | Heartbeat | Hello), message
 
     async def is_closed(self) -> bool:
-        """Whether the worker closes the link soon; anything that it still says is skipped."""
+        """True if the worker closes the link soon; frames before that are skipped."""
         try:
             async with asyncio.timeout(WAIT_S):
                 while True:
@@ -139,7 +139,7 @@ async def shake_pair_hands(connection: SocketConnection, keys: Path, role: LinkR
 
 
 async def hangs_up(connection: SocketConnection) -> bool:
-    """Whether the other side closes the connection soon; what it still says is skipped."""
+    """True if the other side closes the connection soon; frames before that are skipped."""
     try:
         async with asyncio.timeout(WAIT_S):
             while True:

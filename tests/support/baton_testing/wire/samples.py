@@ -12,27 +12,27 @@ from baton_wire.messages.codec import decode, encode
 
 TRIES = 200
 LONGEST = 24
-"""Of drawn texts, bytes and tuples, unless the type demands more."""
+"""Longest drawn text, bytes or tuple, unless the type demands more."""
 
 
-def samples(chance: random.Random, union: Any, each: int) -> list[bytes]:
-    """Frames of every message class of a union, `each` of them, those that its own checks take."""
+def samples(chance: random.Random, union: Any, count: int) -> list[bytes]:
+    """Frames of every message class of a union, `count` of each, that its own checks accept."""
     frames = []
     info = inspect.type_info(union)
     kinds = info.types if isinstance(info, inspect.UnionType) else (info,)
     for kind in kinds:
         assert isinstance(kind, inspect.StructType)
         good = 0
-        for _ in range(TRIES * each):
+        for _ in range(TRIES * count):
             try:
                 frame = encode(_draw(chance, kind))
                 decode(frame, union)
             except (ValueError, BadMessageError):
                 continue  # fields that do not go together
             frames.append(frame)
-            if (good := good + 1) == each:
+            if (good := good + 1) == count:
                 break
-        assert good, f"{kind.cls.__name__}: no valid message in {TRIES * each} draws"
+        assert good, f"{kind.cls.__name__}: no valid message in {TRIES * count} draws"
     return frames
 
 
@@ -63,7 +63,7 @@ def _draw(chance: random.Random, kind: inspect.Type) -> Any:
 
 def _sequence(chance: random.Random, kind: Any) -> tuple[Any, ...]:
     if isinstance(kind, inspect.TupleType):
-        return tuple(_draw(chance, each) for each in kind.item_types)
+        return tuple(_draw(chance, item) for item in kind.item_types)
     low, high = kind.min_length or 0, kind.max_length
     count = chance.choice((low, low, min(low + 1, high or 3), _length(chance, low, min(high or 4, low + 3))))
     return tuple(_draw(chance, kind.item_type) for _ in range(count))

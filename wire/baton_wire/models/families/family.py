@@ -1,4 +1,4 @@
-"""What a row of the registry says: how a family's layers are read, and what is fixed about the rest."""
+"""A row of the registry: how a family's layers are read, and what is fixed about the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Family:
 
     architecture: str
     layers: Callable[[ConfigFields, int], tuple[LayerSpec, ...]]
-    """Of the fields and the greatest number of positions. Raises ModelConfigError."""
+    """Reads the layers from the fields and the greatest number of positions. Raises ModelConfigError."""
     default_positions: int | None = None
     """transformers' default of `max_position_embeddings`, where a config may leave it out."""
     activation: tuple[str, str] = ("hidden_act", "silu")
@@ -26,8 +26,8 @@ class Family:
     scales_embedding: bool = False
     """By the square root of the hidden size."""
     caps_logits: bool = False
-    """Whether `final_logit_softcapping` is understood."""
+    """True if `final_logit_softcapping` is understood."""
     default_eos: tuple[int, ...] = ()
     """Where no file names one."""
     shipped_code: tuple[str, ...] = ()
-    """What `auto_map` of such checkpoints names. The file computes as Baton does, and is not run."""
+    """Names in the `auto_map` of such checkpoints. Baton computes the same as this code, and never runs it."""

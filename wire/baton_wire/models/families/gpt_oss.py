@@ -22,7 +22,7 @@ from baton_wire.models.rope_config import RopeConfig, RopeOptions, YarnScaling, 
 
 ROPE: Final = RopeOptions(theta=150_000.0)
 DEFAULT_YARN: Final = YarnScaling(32.0, 4_096, 32.0, 1.0, False, None, None, None)
-"""Of configs that say nothing of rope."""
+"""Scaling of configs that say nothing of rope."""
 
 
 def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:

@@ -1,4 +1,4 @@
-"""Llama 2 and 3: the plain decoder that the others are told apart from."""
+"""Llama 2 and 3: the plain decoder; other families are described by their differences from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How quantised weights stand in checkpoints: one `WeightFormat` for each linear layer, read from
+"""How quantised weights are stored in checkpoints: one `WeightFormat` for each linear layer, read from
 `quantization_config`.
 
 Owns names, shapes and dtypes of the stored tensors. Never holds a tensor: the engine's room of this name makes weights

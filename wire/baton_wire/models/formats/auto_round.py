@@ -17,13 +17,13 @@ from baton_wire.models.wrappers import text_name
 _GPTQ: Final = "auto_round:auto_gptq"
 _AWQ: Final = "auto_round:auto_awq"
 _UNPACKED_BITS: Final = 16
-"""So many bits and more are a weight as it is."""
+"""A weight with this many bits or more is not quantised."""
 _OF_PATTERNS: Final = frozenset("*+?^$()[]{}|\\")
-"""A name with one of these is a pattern, to be found anywhere in a layer's name."""
+"""A name with one of these characters is a pattern that may match anywhere in a layer's name."""
 
 
 def read_auto_round(section: ConfigFields) -> WeightFormats:
-    """Of a `quantization_config`. Raises ModelConfigError naming the field."""
+    """The formats of a `quantization_config`. Raises ModelConfigError naming the field."""
     packing = section.text("packing_format", _GPTQ)
     if packing not in (_GPTQ, _AWQ):
         raise section.error("packing_format", f"{_GPTQ} or {_AWQ}")
@@ -36,7 +36,7 @@ def read_auto_round(section: ConfigFields) -> WeightFormats:
 
 
 def _stored(fields: ConfigFields, packing: str, base: Gptq | Awq | None) -> Gptq | Awq | None:
-    """What `fields` say, and what `base` has where they say nothing. None: as it is."""
+    """The format that `fields` describe; `base` fills in missing fields. None: not quantised."""
     bits = fields.integer("bits", base.bits if base else None)
     if base is not None and bits >= _UNPACKED_BITS:
         return None
@@ -60,10 +60,10 @@ def _blocks(section: ConfigFields) -> LayerNames:
     parts = given.split(",") if isinstance(given, str) else given
     if not isinstance(parts, list):
         raise section.error(name, "names of modules: a text with commas, or a list")
-    flat = [item for each in parts for item in (each if isinstance(each, list) else [each])]
-    if not all(isinstance(item, str) for item in flat):
+    flat = [entry for part in parts for entry in (part if isinstance(part, list) else [part])]
+    if not all(isinstance(entry, str) for entry in flat):
         raise section.error(name, "names of modules: a text with commas, or a list")
-    return layer_names([item.strip() for item in flat], Matching.WHOLE, name)
+    return layer_names([entry.strip() for entry in flat], Matching.WHOLE, name)
 
 
 def _overrides(section: ConfigFields, packing: str, base: Gptq | Awq | None) -> list[FormatRule]:

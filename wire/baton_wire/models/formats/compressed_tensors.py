@@ -84,8 +84,8 @@ def _group(holder: ConfigFields, section: ConfigFields, name: str) -> tuple[Laye
 
 def _powers_of_two(weights: ConfigFields, layout: str) -> WeightFormat:
     """compressed-tensors, `compressors/mx_utils.py`."""
-    said = {"num_bits": _MX_BITS[layout], "type": "float", "strategy": "group", "group_size": BLOCK}
-    for field, value in said.items():
+    required = {"num_bits": _MX_BITS[layout], "type": "float", "strategy": "group", "group_size": BLOCK}
+    for field, value in required.items():
         if weights.raw(field) != value:
             raise weights.error(field, f"{value} for {layout}")
     weights.only("symmetric", True, "true for floats")
@@ -131,6 +131,5 @@ def _stored(weights: ConfigFields, packed: bool, inputs: ConfigFields | None) ->
 
 
 def _are_signed_bytes(inputs: ConfigFields) -> bool:
-    """Whether `input_activations` are integers of 8 bits without zero points."""
-    said = inputs.raw("num_bits"), inputs.text("type", "int"), inputs.flag("symmetric", True)
-    return said == (8, "int", True)
+    """True if `input_activations` are integers of 8 bits without zero points."""
+    return (inputs.raw("num_bits"), inputs.text("type", "int"), inputs.flag("symmetric", True)) == (8, "int", True)

@@ -1,4 +1,4 @@
-"""Weights with one byte an element as it is: e4m3 floats, or signed integers; a scale of the tensor, of each output
+"""Weights with one byte an element, unpacked: e4m3 floats, or signed integers; a scale of the tensor, of each output
 channel, of blocks or of groups of columns.
 
 Files of several origins: `quant_method: fp8` (DeepSeek, Qwen, Mistral, as transformers names tensors; the scale is
@@ -26,9 +26,9 @@ class EightBits:
     symmetric: bool = True
     has_input_scale: bool = False
     rounds_inputs: bool = False
-    """Of integers: whether activations are signed integers of 8 bits without zero points (W8A8)."""
+    """Integer weights only: activations are signed integers of 8 bits without zero points (W8A8)."""
     scale_dtypes: tuple[str, ...] = FLOATS
-    """That a file may have; bytes are exponents."""
+    """Dtypes of scales that a file may have; bytes are exponents."""
 
     @property
     def bits(self) -> int:
@@ -55,7 +55,7 @@ class EightBits:
         return -(-features // (rows or features)), -(-columns // (width or columns))
 
     def scale_shapes(self, features: int, columns: int) -> tuple[Shape, ...]:
-        """That a file may have."""
+        """Shapes of scales that a file may have."""
         if self.block == (0, 0):
             return (), (1,), (1, 1)
         shape = self.groups(features, columns)

@@ -31,12 +31,12 @@ class WeightFormats:
     ignored: LayerNames = field(default_factory=LayerNames)
     has_kv_scales: bool = False
     stacks: Mxfp4 | None = None
-    """Of experts that lie in one tensor."""
+    """Format of experts that are stored in one tensor."""
     required: tuple[LayerNames, ...] = ()
-    """Lists of which each must mean a layer."""
+    """Lists that must each match some layer."""
 
     def of(self, layer: str) -> WeightFormat | None:
-        """Of `model.layers.0.mlp.up_proj` or its like; None: the weight is there as it is."""
+        """The format of a layer such as `model.layers.0.mlp.up_proj`; None: its weight is not quantised."""
         if not self.rules or self.ignored.mean(layer):
             return None
         return next((rule.format for rule in self.rules if rule.targets.mean(layer)), None)

@@ -21,12 +21,12 @@ LINEAR_CLASS: Final = "Linear"
 PATTERN: Final = "re:"
 _MAX_PATTERN: Final = 256
 _MAX_REPEATS: Final = 4
-"""Of a pattern from a file, so that matching it ends."""
+"""Most repeats in a pattern from a file, so that matching it ends."""
 _SIMPLE: Final = re.compile(r"(?:[\w\-/ ]|\\[.dw\-]|[.^$|*+?]|\[[\w\-]+\]|\((?:\?:)?|\)(?![*+{]))*")
 
 
 class Matching(Enum):
-    """What a name of a list means, beside the module of that name with all in it."""
+    """Meaning of a name in a list: the module of that name with everything in it, and what the mode adds."""
 
     WHOLE = "whole"
     """Nothing else (compressed-tensors)."""
@@ -43,7 +43,7 @@ class LayerNames:
     """Layers by the names that a list gives them."""
 
     names: frozenset[str] = frozenset()
-    """Of modules, as the language model alone has them."""
+    """Names of modules, as the language model alone has them."""
     tails: frozenset[str] = frozenset()
     parts: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
@@ -64,11 +64,11 @@ class LayerNames:
 
     @property
     def shown(self) -> str:
-        """Some of them, for messages."""
+        """Some of the names, for messages."""
         return ", ".join([*sorted(self.names), *self.parts, *(PATTERN + pattern for pattern in self.patterns)][:3])
 
     def mean(self, layer: str) -> bool:
-        """Whether the layer, or a module that holds it, is among them."""
+        """True if the layer, or a module that holds it, is in the list."""
         if self.every_linear and layer != "lm_head":
             return True
         if self.names and not self.names.isdisjoint(_holders(layer)):
@@ -94,7 +94,7 @@ class LayerNames:
 
 
 def read_names(fields: ConfigFields, field: str, matching: Matching = Matching.WHOLE) -> LayerNames:
-    """Of a list of texts; absent is empty. Raises ModelConfigError."""
+    """Read a list of names; an absent one is empty. Raises ModelConfigError."""
     value = fields.raw(field)
     if value is None:
         return LayerNames()
@@ -132,7 +132,7 @@ def layer_names(given: Sequence[str], matching: Matching, field: str) -> LayerNa
 
 
 def is_simple(pattern: str) -> bool:
-    """Whether a pattern compiles and can't be made to match for long."""
+    """True if a pattern compiles and can't be made to match for long."""
     repeats = sum(pattern.count(sign) for sign in "*+")
     if len(pattern) > _MAX_PATTERN or repeats > _MAX_REPEATS or not _SIMPLE.fullmatch(pattern):
         return False

@@ -18,7 +18,8 @@ BLOCK: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Of a stack of experts: `NAME_blocks`, two values a byte, the lower first, and `NAME_scales`, exponents + 127."""
+    """The format of a stack of experts: `NAME_blocks`, two values a byte, the lower first, and `NAME_scales`, exponents
+    + 127."""
 
     def tensors(self, count: int, features: int, columns: int) -> Mapping[str, TensorForm]:
         """By the ends of their names. Raises ValueError for columns that do not divide into blocks."""
@@ -31,7 +32,7 @@ class Mxfp4:
         }
 
     def stored_bytes(self, features: int, columns: int) -> int:
-        """Of one expert."""
+        """Bytes of one expert."""
         return features * columns * (BLOCK // 2 + 1) // BLOCK
 
 

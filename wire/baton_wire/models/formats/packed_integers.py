@@ -58,7 +58,7 @@ class Gptq:
     lesser_zeros: bool
     """Files of version 1 hold zero points less one."""
     has_order: bool = False
-    """Whether columns may belong to other groups than those of their places; `g_idx` says so."""
+    """True if columns may belong to other groups than those of their places; `g_idx` says to which."""
 
     def tensors(self, features: int, columns: int) -> Mapping[str, TensorForm]:
         groups, many = groups_of(columns, self.group), WORD // self.bits

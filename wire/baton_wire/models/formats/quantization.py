@@ -24,7 +24,7 @@ _HEAD: Final = LayerNames(frozenset(("lm_head",)))
 
 
 def read_weight_formats(fields: ConfigFields) -> WeightFormats:
-    """Of a parsed config.json. Raises ModelConfigError naming the field."""
+    """The weight formats of a parsed config.json. Raises ModelConfigError naming the field."""
     if not fields.has("quantization_config"):
         return WeightFormats()
     section = fields.section("quantization_config")
@@ -143,7 +143,7 @@ def _in_blocks(section: ConfigFields) -> LayerNames:
         return _EVERY
     if not isinstance(given, list):
         raise section.error(name, "a list of names, or of lists of them")
-    flat = [item for each in given for item in (each if isinstance(each, list) else [each])]
+    flat = [entry for group in given for entry in (group if isinstance(group, list) else [group])]
     return read_names(ConfigFields({name: flat}, "quantization_config."), name, Matching.TAIL)
 
 

@@ -1,4 +1,4 @@
-"""What every way of storing a quantised weight says of itself. Plain values: no torch here.
+"""The interface of every way to store a quantised weight. Plain values: no torch here.
 
 `unpacking` makes weights of the tensors, `random_tensors` random tensors.
 """
@@ -19,7 +19,7 @@ EXPONENTS: Final = ("U8", POWERS)
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """What a checkpoint's tensor may look like."""
+    """Shapes and dtypes that a checkpoint's tensor may have."""
 
     shapes: tuple[Shape, ...]
     dtypes: tuple[str, ...]
@@ -32,7 +32,7 @@ class WeightFormat(Protocol):
 
     @property
     def bits(self) -> int:
-        """Of a stored element."""
+        """Bits of a stored element."""
         ...
 
     def tensors(self, features: int, columns: int) -> Mapping[str, TensorForm]:
@@ -41,5 +41,5 @@ class WeightFormat(Protocol):
         ...
 
     def stored_bytes(self, features: int, columns: int) -> int:
-        """What a product reads of the weight, scales included."""
+        """Bytes of the weight that a product reads, scales included."""
         ...

@@ -1,4 +1,4 @@
-"""The transport's deterministic twin: bytes travel inside one process on somebody else's clock.
+"""A deterministic transport in memory: bytes travel inside one process on the test's clock.
 
 Nothing happens by itself: every delivery is a call given to `schedule`, every delay comes from `delay_s`. The receiving
 side either asks its guard like `tcp`, or is one-sided like UCX: then a posted write lands even after its link was cut.
@@ -15,10 +15,10 @@ from baton_kv_transfer.network import DataConnection
 from baton_kv_transfer.transports.seam import FromDevice, LandingGuard, Write, WriteDone, slices
 
 Schedule = Callable[[float, Callable[[], None]], None]
-"""Call the function after so many seconds of virtual time; calls of the same moment in the order they were given."""
+"""Call the function after these seconds of virtual time; calls of the same moment in the order they were given."""
 
 PARTS = 2
-"""A PUT arrives in so many parts, so that it can be seen, and cut, half-way."""
+"""A PUT arrives in this many parts, so that it can be seen, and cut, half-way."""
 
 
 class MemoryLanding:
@@ -30,7 +30,7 @@ class MemoryLanding:
         self.one_sided = one_sided
         self.bytes_received = 0
         self.on_one_sided_write: Callable[[bytes, Extent], None] | None = None
-        """Told of every one-sided write at the moment it lands; for checks, no transport could ask it."""
+        """Called for every one-sided write at the moment it lands; for checks that no real transport could make."""
         self.is_gone = False
         """The process is dead: nothing lands, nothing is acknowledged."""
         self._writers: dict[bytes, list[MemoryWriter]] = {}
@@ -51,7 +51,7 @@ class MemoryLanding:
             self.drop(peer)
 
     def attach(self, connection: DataConnection, peer: bytes, link: int) -> None:
-        """Bytes need no connection here; it stands for the way."""
+        """Bytes need no connection here; it represents the path."""
 
     def link_down(self, peer: bytes, link: int, is_stranger: Callable[[], bool]) -> None:
         self.drop(peer)
