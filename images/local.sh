@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The image of the local end-to-end tests: all roles on CPUs and the tiny model, from Debian and pip, without a builder.
 #   images/local.sh NAME OUT.tar      prints NAME@sha256:DIGEST
-#   MARK=…          a word that goes into the image, so that its digest is another one
-#   WORK=…          where the base tree and the packages are kept between runs (default: ~/.cache/baton/images)
-#   MMDEBSTRAP=…    where mmdebstrap is, if not on PATH
+#   MARK=…          a text that is put into the image, to change its digest
+#   WORK=…          folder that keeps the base tree and the packages between runs (default: ~/.cache/baton/images)
+#   MMDEBSTRAP=…    path of mmdebstrap, if it is not on PATH
 # Needs Debian 12 with its python3 at the version of $PYTHON (3.11): compiled packages are copied into a bookworm tree.
 set -euo pipefail
 
@@ -38,7 +38,7 @@ if [ ! -d "$work/site-$pins" ]; then
   mv "$work/site-$pins.draft" "$work/site-$pins"
 fi
 
-# Three layers, so that another commit of Baton is a small one.
+# Three layers, so that a new commit of Baton changes only a small one.
 tree=$(mktemp -d "$work/tree.XXXXXX")
 trap 'rm -rf "$tree"' EXIT
 mkdir -p "$tree/site/opt" "$tree/code/opt/baton" "$tree/code/models"

@@ -1,8 +1,8 @@
 """Packs directories into an OCI image, without a builder or a daemon: `python images/pack.py NAME OUT.tar ROOT…`.
 
-Each root is a layer over those before it. Equal trees give equal bytes, on any day and under any user: entries are
-sorted, owners and times are not taken over. Prints the image's digest; the archive names the image `NAME:local` and
-`NAME@DIGEST`, which `ctr images import` takes.
+Each root becomes a layer over the former ones. Equal trees give equal bytes, on any day and for any user: entries are
+sorted, owners and times are dropped. Prints the image's digest; the archive names the image `NAME:local` and
+`NAME@DIGEST`, which `ctr images import` reads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def pack(name: str, out: Path, roots: Sequence[Path], command: Sequence[str] = (
         )
         named = _descriptor("manifest.v1+json", manifest)
         references = (f"{name}:local", f"{name}@{named['digest']}")
-        annotated = [named | {"annotations": {"io.containerd.image.name": each}} for each in references]
+        annotated = [named | {"annotations": {"io.containerd.image.name": reference}} for reference in references]
         index = _blob({"schemaVersion": 2, "mediaType": _media("index.v1+json"), "manifests": annotated})
         with tarfile.open(out, "w", format=tarfile.PAX_FORMAT) as archive:
             _add(archive, "oci-layout", _blob({"imageLayoutVersion": "1.0.0"}))
@@ -69,7 +69,7 @@ def pack(name: str, out: Path, roots: Sequence[Path], command: Sequence[str] = (
 
 
 def write_layer(root: Path, out: BinaryIO) -> None:
-    """Write the tree under `root` as a tar whose bytes depend on nothing but names, modes and contents."""
+    """Write the tree under `root` as a tar whose bytes depend only on names, modes and contents."""
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in _walk(root):
             member = archive.gettarinfo(str(path), arcname=str(path.relative_to(root)))
@@ -77,7 +77,7 @@ def write_layer(root: Path, out: BinaryIO) -> None:
                 continue  # device nodes: the runtime makes its own
             member.uid = member.gid = member.mtime = 0
             member.uname = member.gname = ""
-            if member.islnk():  # which of the equal names comes first is the file system's business
+            if member.islnk():  # the order of hard links to one file depends on the file system
                 member.type, member.linkname, member.size = tarfile.REGTYPE, "", path.stat().st_size
             if not member.isreg():
                 archive.addfile(member)
@@ -96,11 +96,11 @@ def _walk(root: Path) -> Iterator[Path]:
 
 def _digest(file: BinaryIO) -> tuple[str, int]:
     file.seek(0)
-    found, size = hashlib.sha256(), 0
+    content_hash, size = hashlib.sha256(), 0
     while chunk := file.read(_CHUNK):
-        found.update(chunk)
+        content_hash.update(chunk)
         size += len(chunk)
-    return f"sha256:{found.hexdigest()}", size
+    return f"sha256:{content_hash.hexdigest()}", size
 
 
 def _media(kind: str) -> str:
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("out", type=Path)
     parser.add_argument("roots", type=Path, nargs="+", metavar="ROOT")
-    parser.add_argument("--command", action="append", default=[], help="a word of the entry point; may be repeated")
+    parser.add_argument("--command", action="append", default=[], help="argument of the entry point; may be repeated")
     options = parser.parse_args()
     print(pack(options.name, options.out, options.roots, options.command))
 

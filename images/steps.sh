@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The steps that every image of Baton is made of, used by the Dockerfile and by local.sh alike.
+# Build steps of every image of Baton, for the Dockerfile and for local.sh.
 #   steps.sh install ROLE SITE   Baton and its pinned dependencies into SITE; ROLE: operator gateway worker-cpu worker-cuda all
-#   steps.sh requirements ROLE   what `install` gives to pip: exact versions, each with the hashes of its files
+#   steps.sh requirements ROLE   the requirements for pip: exact versions, each with the hashes of its files
 #   steps.sh packages ROLE       names of Baton's packages that the processes of that role import
-#   steps.sh bytecode DIR PLACE  compiles the modules in DIR, which will stand at PLACE in the image
-#   steps.sh account ROOT        the user that everything runs as, in the image whose root is ROOT
+#   steps.sh bytecode DIR PLACE  compiles the modules in DIR, which will be at PLACE in the image
+#   steps.sh account ROOT        the user of all processes, in the image whose root is ROOT
 #   PYTHON=…       interpreter whose pip resolves the packages, of the version that runs them (default: python3)
 #   PIP_ARGS=…     further arguments for pip, such as the index of a CPU build of PyTorch
 #   TORCH_HASH=…   sha256:… of that build, for an interpreter of which images/requirements-ROLE.txt does not have it
@@ -38,8 +38,8 @@ packages() {
   esac
 }
 
-# Everything by its hash, also what makes Baton's own wheel: a registry that was altered, or that has another build, is
-# noticed. A CPU build of PyTorch comes from an index of its own, whose files have hashes of their own: TORCH_HASH.
+# Every file is verified by its hash, those for building Baton's own wheel too: an altered registry, or one with another
+# build, is noticed. A CPU build of PyTorch comes from an index of its own, whose files have hashes of their own: TORCH_HASH.
 install() {
   local role=$1 site=$2 work
   work=$(mktemp -d)
@@ -66,12 +66,12 @@ install() {
   bytecode "$site" /opt/baton
 }
 
-# A process whose root is read-only would compile all that it imports with every start: seconds, where that is PyTorch.
+# A process with a read-only root would compile all its imports at every start, which takes seconds for PyTorch.
 # Named by a hash and without times, so that the same source gives the same bytes. Nothing compares it with its source.
 bytecode() {
   local folder=$1 place=$2
   find "$folder" -depth -type d -name __pycache__ -exec rm -rf {} +
-  # Some packages have files for other versions of Python: such a file fails, is left out, and is never imported.
+  # Some packages have files for other versions of Python: such a file fails to compile, is left out, and is never imported.
   PYTHONHASHSEED=0 "$python" -m compileall -qq -j 0 --invalidation-mode unchecked-hash -s "$folder" -p "$place" "$folder" ||
     echo "steps.sh: some files below $place have no bytecode" >&2
 }

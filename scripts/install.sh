@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes or updates .venv: finds a Python, decides on a PyTorch (see scripts/install_torch.py), installs the rest pinned.
-#   scripts/install.sh local   what `baton` needs
-#   scripts/install.sh dev     that, and all that tests, checks and benches need
-#   PYTHON=…       the interpreter to use; otherwise the first of python3, python3.13, 3.12, 3.11 that is new enough
-#   TORCH=cpu|cuda which PyTorch to install; otherwise cuda where an NVIDIA driver is, else cpu
-#   TORCH_INDEX=…  where to look for a CPU build that the configured package indexes do not have
+# Makes or updates .venv: finds a Python, chooses a PyTorch (see scripts/install_torch.py), installs the pinned rest.
+#   scripts/install.sh local   the requirements of `baton`
+#   scripts/install.sh dev     those, and the requirements of tests, checks and benches
+#   PYTHON=…       the interpreter; by default the first of python3, python3.13, 3.12, 3.11 that is new enough
+#   TORCH=cpu|cuda the PyTorch to install; by default cuda with an NVIDIA driver, else cpu
+#   TORCH_INDEX=…  index for a CPU build that the configured package indexes lack
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=${1:-}
@@ -28,7 +28,7 @@ python=$(find_python)
   apt install $("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-venv"
 
 if ! is_fitting .venv/bin/python; then
-  # A PyTorch that the base interpreter already has is worth gigabytes: let the environment see it.
+  # A PyTorch that the base interpreter already has saves gigabytes: the environment sees it.
   sees=$("$python" scripts/install_torch.py --is-kept && echo --system-site-packages || true)
   echo "make install: new environment in .venv with $("$python" --version)"
   # shellcheck disable=SC2086

@@ -1,13 +1,13 @@
-"""Decides which PyTorch goes into the environment that runs this, and installs it. Standard library only.
+"""Chooses a build of PyTorch for the environment that runs this, and installs it. Standard library only.
 
-1. One that is there and fits the range of pyproject.toml is kept.
+1. An installed one within the range of pyproject.toml stays.
 2. With an NVIDIA driver, or TORCH=cuda: the ordinary wheel.
-3. Otherwise a CPU build: from the configured indexes if they have one, else from TORCH_INDEX (PyTorch's own one).
-What a requirement would install is asked first (`pip install --dry-run`): gigabytes of CUDA never come by surprise.
+3. Otherwise a CPU build: from the configured indexes if they have one, else from TORCH_INDEX (by default PyTorch's).
+A dry run (`pip install --dry-run`) shows first what a requirement would install, so that CUDA's gigabytes never come by
+surprise.
 
-With `--is-kept` it only answers, by its exit status, whether this interpreter has one to keep. With
-`--constraints FILE` it writes constraints.txt there, with the lines for torch and triton that belong to what is
-installed.
+`--is-kept` only answers, by its exit status, if this interpreter has a PyTorch that stays. `--constraints FILE` writes
+constraints.txt there, with the lines for torch and triton that match the installed PyTorch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InstallError(Exception):
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that pip can be asked for."""
+    """A requirement for pip, and the index to install it from."""
 
     requirement: str
     index: str | None = None
@@ -48,21 +48,21 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What pip would install for a candidate."""
+class Release:
+    """The release that pip would install for a candidate."""
 
     version: str
     requires: tuple[str, ...]
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it brings CUDA: by its local version, or by what it requires on this platform."""
+        """True for a CUDA build, by its local version or by its requirements on this platform."""
         local = self.version.partition("+")[2]
         return local.startswith("cu") or any(re.match(r"(nvidia|cuda)[-_]", require) for require in self.requires)
 
 
 def candidates(pinned: str, wants_cuda: bool, index: str) -> tuple[Candidate, ...]:
-    """What to ask for, in order. `===` leaves out builds with a local version such as +cpu."""
+    """The candidates, in order. `===` excludes builds with a local version such as +cpu."""
     if wants_cuda:
         return (Candidate(f"torch=={pinned}"), Candidate(f"torch==={pinned}"))
     configured = (Candidate(f"torch=={pinned}+cpu"), Candidate(f"torch=={pinned}"))
@@ -70,18 +70,18 @@ def candidates(pinned: str, wants_cuda: bool, index: str) -> tuple[Candidate, ..
 
 
 def choose(
-    options: tuple[Candidate, ...], wants_cuda: bool, probe: Callable[[Candidate], Found | None]
-) -> tuple[Candidate, Found] | None:
-    """The first option that is there and is what is wanted."""
+    options: tuple[Candidate, ...], wants_cuda: bool, probe: Callable[[Candidate], Release | None]
+) -> tuple[Candidate, Release] | None:
+    """The first candidate that exists as the wanted kind of build."""
     for option in options:
-        found = probe(option)
-        if found is not None and found.is_cuda == wants_cuda:
-            return option, found
+        release = probe(option)
+        if release is not None and release.is_cuda == wants_cuda:
+            return option, release
     return None
 
 
 def is_kept(installed: str | None, low: tuple[int, int], high: tuple[int, int], wish: str | None) -> bool:
-    """Whether an installed version is used as it is: in the range, and not a CPU build where CUDA was asked for."""
+    """True when an installed version stays: it is in the range, and no CPU build if `wish` is CUDA."""
     match = re.match(r"(\d+)\.(\d+)", installed or "")
     if match is None or installed is None or not low <= (int(match[1]), int(match[2])) < high:
         return False
@@ -89,11 +89,11 @@ def is_kept(installed: str | None, low: tuple[int, int], high: tuple[int, int], 
 
 
 def constraint_lines(lines: list[str], torch: str, pinned: str) -> list[str]:
-    """The constraints for an installed torch: exactly that one, and a free triton where it is not the pinned torch."""
-    kept = [line for line in lines if not line.startswith("torch==")]
+    """The constraints for an installed torch: exactly that one, and no pinned triton unless it is the pinned torch."""
+    others = [line for line in lines if not line.startswith("torch==")]
     if torch.partition("+")[0] != pinned:
-        kept = [line for line in kept if not line.startswith("triton==")]
-    return [*kept, f"torch=={torch}"]
+        others = [line for line in others if not line.startswith("triton==")]
+    return [*others, f"torch=={torch}"]
 
 
 def main() -> int:
@@ -114,8 +114,8 @@ def main() -> int:
     else:
         _install(pinned, wish == "cuda" or (wish is None and _has_driver()))
     if options.constraints:
-        kept = constraint_lines(lines, _installed("torch") or pinned, pinned)
-        options.constraints.write_text("\n".join(kept) + "\n", encoding="utf-8")
+        constraints = constraint_lines(lines, _installed("torch") or pinned, pinned)
+        options.constraints.write_text("\n".join(constraints) + "\n", encoding="utf-8")
     return 0
 
 
@@ -128,28 +128,28 @@ def _install(pinned: str, wants_cuda: bool) -> None:
         other = (
             "TORCH=cpu"
             if wants_cuda
-            else "TORCH_INDEX=URL for another place, or TORCH=cuda for the CUDA build (several GB)"
+            else "TORCH_INDEX=URL for another index, or TORCH=cuda for the CUDA build (several GB)"
         )
         version = ".".join(map(str, sys.version_info[:2]))
         raise InstallError(f"found no {kind} build of torch {pinned} for Python {version} {where}; set {other}")
-    candidate, found = chosen
-    print(f"make install: PyTorch {found.version} ({kind} build)", flush=True)
+    candidate, release = chosen
+    print(f"make install: PyTorch {release.version} ({kind} build)", flush=True)
     # A CPU build's few dependencies come with everything else, from the configured indexes and pinned.
     alone = [] if wants_cuda else ["--no-deps"]
     _pip(["--quiet", "--force-reinstall", *alone, *candidate.arguments()], timeout_s=None)
 
 
-def _probe(candidate: Candidate) -> Found | None:
+def _probe(candidate: Candidate) -> Release | None:
     report = ["--dry-run", "--no-deps", "--ignore-installed", "--quiet", "--report", "-"]
     result = _pip([*report, *candidate.arguments()], timeout_s=PROBE_S, check=False)
     if result.returncode != 0:
         return None
     metadata = json.loads(result.stdout)["install"][0]["metadata"]
-    return Found(metadata["version"], tuple(filter(_applies, metadata.get("requires_dist", []))))
+    return Release(metadata["version"], tuple(filter(_applies, metadata.get("requires_dist", []))))
 
 
 def _applies(requirement: str) -> bool:
-    """Whether a requirement is for this platform and no extra."""
+    """True for a requirement of this platform without an extra."""
     from pip._vendor.packaging.requirements import Requirement
 
     marker = Requirement(requirement).marker

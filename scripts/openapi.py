@@ -1,8 +1,8 @@
-"""Writes the gateway's OpenAPI document from what its parsers really read.
+"""Writes the gateway's OpenAPI document from the fields that its parsers really read.
 
-The parsers run once over a body in which every branch is taken, with a `Fields` that notes down each question: name,
-type, bounds, whether it is required. What is taken raw (unions, lists) is described here, beside the parser's own
-bounds; a raw field without such a description stops the run. A test sends bodies at and beyond every bound.
+The parsers run once over bodies that take every branch, with a `Fields` that records each field: name, type, bounds,
+required or not. Fields that a parser reads raw (unions, lists) are described here with the parser's own bounds; one
+without a description fails the run. A test sends bodies at and beyond every bound.
 
     python scripts/openapi.py          writes the document
     python scripts/openapi.py --check  fails when it is not what the parsers read
@@ -344,10 +344,10 @@ def document() -> Schema:
 
 def _operations(path: str, body: str | None) -> Schema:
     methods = ("post",) if body is not None else METHODS.get(path, ("get",))
-    found: Schema = {method: _operation(path, method, body) for method in methods}
+    item: Schema = {method: _operation(path, method, body) for method in methods}
     if "{id}" in path:
-        found["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
-    return found
+        item["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return item
 
 
 def _operation(path: str, method: str, body: str | None) -> Schema:

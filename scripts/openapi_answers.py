@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of answers and errors."""
+"""Answers and errors in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ANSWERS: dict[str, Schema] = {
     "/version": {"type": "object", "required": ["version"]},
     "/openapi.json": {"type": "object", "required": ["openapi", "paths"]},
 }
-"""Of answers in JSON; the other paths answer in plain text."""
+"""Schemas of JSON answers by path; the other paths answer in plain text."""
 PLAIN = ("/health", "/ping", "/health/live", "/health/ready", "/health/routable", "/metrics")
 METHODS = {"/health": ("get", "post"), "/ping": ("get", "post")}
 REFUSALS = {

@@ -1,7 +1,7 @@
-"""What the OpenAPI document says of the fields that the translated APIs take raw, and of their answers.
+"""Raw fields and answers of the translated APIs (Responses, Messages) in the OpenAPI document.
 
-Their names are those APIs' own, so that one name may mean something else than in a chat. What is inside a chat's own
-fields, as the schema of a tool, is described at the chat.
+The names are those of the APIs, and may have another meaning than in a chat. Contents of a chat's own fields, such
+as the schema of a tool, are described with the chat.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
 
 @dataclass(frozen=True)
 class OwnFields:
-    """Of one body: the module that reads it, its raw fields, and the names of its inner objects."""
+    """Raw fields of one body: the module that reads it, their schemas, and the names of its inner objects."""
 
     module: ModuleType
     raw: Mapping[str, Schema]

@@ -1,7 +1,7 @@
-"""Plain manifests from the chart: `python scripts/render.py [--check]`, for those who do not install with Helm.
+"""Renders the chart into plain manifests, for installations without Helm: `python scripts/render.py [--check]`.
 
-Each file says the hash of the chart it was made from, so that --check finds a stale one also where there is no Helm;
-with a Helm it renders and compares.
+Each file names the hash of its chart, so that --check finds a stale one even without Helm; with Helm it renders and
+compares.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def main(arguments: list[str]) -> int:
         if helm is None:
             is_stale = not text.startswith(head)
         else:
-            wanted = head + rendered(helm, values)
+            wanted = head + render(helm, values)
             is_stale = text != wanted
             if not is_check:
                 OUT.mkdir(exist_ok=True)
                 path.write_text(wanted, encoding="utf-8")
         stale += [path] if is_stale else []
     if helm is None:
-        print("no Helm here: manifests were compared with the chart by hash only", file=sys.stderr)
+        print("no Helm: manifests were compared with the chart by hash only", file=sys.stderr)
     for path in stale if is_check else []:
-        print(f"{path.relative_to(ROOT)} is not what the chart says: run `make manifests`", file=sys.stderr)
+        print(f"{path.relative_to(ROOT)} differs from the chart: run `make manifests`", file=sys.stderr)
     return 1 if is_check and stale else 0
 
 
@@ -69,16 +69,16 @@ def header(scope: str) -> str:
 
 
 def chart_hash() -> str:
-    """Hash of everything that rendering reads."""
-    found = hashlib.sha256((ROOT / "scripts" / "render.py").read_bytes())
+    """Hash of the chart and of this script."""
+    digest = hashlib.sha256((ROOT / "scripts" / "render.py").read_bytes())
     for path in sorted(path for path in CHART.rglob("*") if path.is_file()):
-        found.update(f"{path.relative_to(CHART)}\0{path.stat().st_size}\0".encode())
-        found.update(path.read_bytes())
-    return f"sha256:{found.hexdigest()}"
+        digest.update(f"{path.relative_to(CHART)}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return f"sha256:{digest.hexdigest()}"
 
 
-def rendered(helm: Path, values: dict[str, str]) -> str:
-    """What Helm makes of the chart. Raises CalledProcessError."""
+def render(helm: Path, values: dict[str, str]) -> str:
+    """Render the chart with Helm. Raises CalledProcessError."""
     sets = [f"--set={name}={value}" for name, value in {**COMMON, **values}.items()]
     command = [
         str(helm),

@@ -1,7 +1,7 @@
-"""Scans what Baton renders with checkov: `python scripts/scan.py`; the chart's manifests and each example's objects.
+"""Scans the chart's manifests and the objects of each example with checkov: `python scripts/scan.py`.
 
-checkov is $CHECKOV, one on PATH, or installed by pip into an environment of its own in the cache: its dependencies are
-pinned and not ours. A finding that is not excused below, with a reason, fails.
+checkov is $CHECKOV, one on PATH, or installed by pip into a cached environment of its own, because its pinned
+dependencies differ from ours. A finding that is not excused below, with a reason, fails.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton"
 VERSION = "checkov==3.3.30"
 IMAGE = "registry.example.com/baton/worker@sha256:" + "a" * 64
 OWNER = Owner("6f1c2f0e-8f57-4f7a-9a55-1d3b1c0f7a10")
-_USERS = "what a worker takes is said in the LLMDeployment: pool.resources, and the accelerator"
+_USERS = "the LLMDeployment sets the resources of a worker: pool.resources, and the accelerator"
 EXCUSED = {
     "CKV_K8S_10": _USERS,
     "CKV_K8S_12": _USERS,
     "CKV_K8S_13": _USERS,
     "CKV_K8S_11": "CPUs are requested, not limited: a limit would throttle what a node has to spare",
-    "CKV_K8S_21": "the namespace `default` stands for the one that a user names",
+    "CKV_K8S_21": "a user replaces the namespace `default`",
     "CKV_K8S_38": "the operator talks to the API server; no other Pod has a token",
 }
 _WORKERS = r"Deployment\.team-a\.[a-z-]+-(prefill|decode)-[0-9a-f]{10}"
@@ -46,7 +46,7 @@ ONLY_ON = {
     "CKV_K8S_13": _WORKERS,
     "CKV_K8S_38": r"Deployment\.baton-system\.baton-operator",
 }
-"""Resources that an excuse is for; without an entry it is for all."""
+"""Resources that an excuse applies to; without an entry it applies to all."""
 _DEADLINE_S = 600
 
 
@@ -62,9 +62,9 @@ def main() -> int:
         print(done.stdout, done.stderr, file=sys.stderr)
         return 1
     failed = report["results"]["failed_checks"] if "results" in report else []
-    bad = [each for each in failed if not _is_excused(each)]
-    for each in bad:
-        print(f"{each['check_id']} {each['resource']}: {each['check_name']} ({each['file_path']})")
+    bad = [finding for finding in failed if not _is_excused(finding)]
+    for finding in bad:
+        print(f"{finding['check_id']} {finding['resource']}: {finding['check_name']} ({finding['file_path']})")
     passed = report["summary"]["passed"]
     print(f"{count} objects: {passed} checks passed, {len(failed) - len(bad)} findings excused, {len(bad)} not")
     return 1 if bad else 0
@@ -76,39 +76,38 @@ def _is_excused(finding: dict[str, str]) -> bool:
 
 
 def _write(folder: Path) -> int:
-    """The objects to scan, a file for each source; how many. Raises OSError."""
+    """Write the objects to scan, one file per source; returns their number. Raises OSError."""
     for path in (ROOT / "charts" / "manifests").glob("*.yaml"):
         shutil.copy(path, folder / path.name)
     count = sum(text.count("\nkind: ") for text in (path.read_text(encoding="utf-8") for path in folder.glob("*.yaml")))
     for path in sorted((ROOT / "examples").glob("*.yaml")):
-        made = read_manifest(path)
-        for name, variant in _variants(path.stem, made):
+        for name, variant in _variants(path.stem, read_manifest(path)):
             objects = list(_objects(variant))
             (folder / f"{name}.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
             count += len(objects)
     return count
 
 
-def _variants(name: str, made: LLMDeployment) -> Iterator[tuple[str, LLMDeployment]]:
-    """The example, and the same with a model that has to be fetched."""
-    model = made.spec.model
+def _variants(name: str, deployment: LLMDeployment) -> Iterator[tuple[str, LLMDeployment]]:
+    """The example, and the same with a remote model."""
+    model = deployment.spec.model
     sources = {"": model.source, "-fetched": "hf://org/model@" + "c" * 40}
     if model.source.startswith("file://") and not model.source.startswith("file:///"):
         sources[""] = "file:///models/tiny"
     for suffix, source in sources.items():
         given = model.model_copy(update={"source": source, "credentials_secret": "hub" if suffix else None})
-        namespaced = made.metadata.model_copy(update={"namespace": "team-a"})
-        spec = made.spec.model_copy(update={"model": given})
-        yield name + suffix, made.model_copy(update={"metadata": namespaced, "spec": spec})
+        namespaced = deployment.metadata.model_copy(update={"namespace": "team-a"})
+        spec = deployment.spec.model_copy(update={"model": given})
+        yield name + suffix, deployment.model_copy(update={"metadata": namespaced, "spec": spec})
 
 
-def _objects(made: LLMDeployment) -> Iterator[Manifest]:
+def _objects(deployment: LLMDeployment) -> Iterator[Manifest]:
     gateway = IMAGE.replace("worker", "gateway")
     platform = Platform(IMAGE, gateway, monitoring_namespace="monitoring", monitors=True, alerts=True)
-    yield from standing_objects(made, platform, OWNER, {"first": b"m" * 32})
+    yield from standing_objects(deployment, platform, OWNER, {"first": b"m" * 32})
     for role in POOL_ROLES:
-        yield worker_deployment(made, worker_template(made, role, platform), 1, OWNER)
-        yield pool_facade(made, role, OWNER, 1)
+        yield worker_deployment(deployment, worker_template(deployment, role, platform), 1, OWNER)
+        yield pool_facade(deployment, role, OWNER, 1)
 
 
 def _checkov() -> Path:

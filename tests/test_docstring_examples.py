@@ -8,12 +8,16 @@ import importlib
 import pytest
 
 MODULES = (
+    "baton_control.hashes",
     "baton_control.names",
+    "baton_control.pool_flips",
     "baton_control.rollout",
     "baton_control.spec.manifest",
     "baton_control.spec.model_source",
     "baton_control.spec.quantities",
+    "baton_control.spec.reserved_env",
     "baton_control.telemetry.pairs",
+    "baton_control.telemetry.telemetry_server",
     "baton_engine.memory.blocks",
     "baton_engine.memory.prefix",
     "baton_engine.running.step_shapes",

@@ -77,19 +77,6 @@ class PoolChange:
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
-class PoolFlip:
-    """Workers that change pools now, in place of starts in one pool and stops in the other."""
-
-    giver: Role
-    workers: int
-    """More than zero."""
-
-    @property
-    def taker(self) -> Role:
-        return self.giver.partner
-
-
 class RolloutPhase(enum.StrEnum):
     """Phase of a rollout, which is also the reason of a condition."""
 
@@ -165,22 +152,6 @@ def next_step(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: 
     if any(group.unschedulable for group in groups if (group.role, group.revision) in is_target):
         return _step(RolloutPhase.UNSCHEDULABLE)
     return _step(RolloutPhase.CANARY if is_settled else RolloutPhase.WAITING)
-
-
-def pool_flip(workers: Mapping[Role, int], wanted: Mapping[Role, int], able: Mapping[Role, int]) -> PoolFlip | None:
-    """How many workers change pools: as many as one pool has too many and the other too few, and at most those of the
-    giver that are `able` to. None: no worker does.
-
-    >>> workers, wanted = {Role.PREFILL: 1, Role.DECODE: 4}, {Role.PREFILL: 3, Role.DECODE: 3}
-    >>> pool_flip(workers, wanted, able=workers)
-    PoolFlip(giver=<Role.DECODE: 'decode'>, workers=1)
-    """
-    for giver in POOL_ROLES:
-        surplus, shortage = workers[giver] - wanted[giver], wanted[giver.partner] - workers[giver.partner]
-        count = min(surplus, shortage, able[giver])
-        if count > 0:
-            return PoolFlip(giver, count)
-    return None
 
 
 def is_complete(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> bool:

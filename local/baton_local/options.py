@@ -87,7 +87,7 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=PATH",
-        help="folder that stands for pvc://NAME",
+        help="folder for pvc://NAME",
     )
     parser.add_argument(
         "--device", type=device, metavar="cpu|cuda", help="device of both pools, whatever the manifest asks for"

@@ -1,4 +1,4 @@
-"""Options that several commands take, and the environment variable that stands in for one of them."""
+"""Options that several commands share, and the environment variable for the API key."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class DeployedSlo:
         if metrics is None:
             return None
         if now - self._reported_s >= self._spec.interval_s or now == 0.0:
-            self._store.told(EPOCH, metrics.summary(), now)
+            self._store.add_summary(EPOCH, metrics.summary(), now)
             self._reported_s = now
         kinds = {role: metrics.kinds(role) for role in POOL_ROLES}
         if not self._wanted:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from baton_control.pool_flips import Flips
 from baton_control.sizing.decision.capacity import SimulatedSizer
-from baton_control.sizing.decision.flips import Flips
 from baton_control.sizing.decision.sizing_state import SizingState, fresh, learn_and_size
 from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.observations import Measurements, ObservedPool, ObservedStep, Unknown

@@ -27,11 +27,11 @@ def wanted(prefill: int, decode: int, revision: Revision = NEW) -> DesiredObject
 
 def fleet(**counts: int) -> tuple[Group, ...]:
     """`p_old=2, d_new=1`: all routable, the new ones younger."""
-    found = []
+    groups = []
     for name, count in counts.items():
         revision = {"old": OLD, "new": NEW, "other": OTHER}[name[2:]]
-        found.append(Group({"p": P, "d": D}[name[0]], revision, count, count, since="1" if revision == OLD else "2"))
-    return tuple(found)
+        groups.append(Group({"p": P, "d": D}[name[0]], revision, count, count, since="1" if revision == OLD else "2"))
+    return tuple(groups)
 
 
 def after(groups: tuple[Group, ...], step: Step) -> tuple[Group, ...]:

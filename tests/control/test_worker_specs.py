@@ -45,8 +45,8 @@ def test_a_certificate_needs_a_place_with_secrets() -> None:
 
 def test_api_keys_need_a_place_with_secrets_or_a_file() -> None:
     wanted = deployment(gateway__apiKeys={"secretName": "clients"})
-    for each in (wanted, deployment()):
-        spec = gateway_spec(each, dataclasses.replace(SITE, api_keys_path="/etc/api-keys"))
+    for written in (wanted, deployment()):
+        spec = gateway_spec(written, dataclasses.replace(SITE, api_keys_path="/etc/api-keys"))
         arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
         assert str(parse_settings(list(arguments)).api_keys) == "/etc/api-keys"
     with pytest.raises(UnsupportedError, match=r"spec\.gateway\.apiKeys.*--api-key-file"):
@@ -54,11 +54,11 @@ def test_api_keys_need_a_place_with_secrets_or_a_file() -> None:
     assert not any(argument.startswith("--api-keys") for argument in gateway_spec(deployment(), SITE).argv)
 
 
-@pytest.mark.parametrize(("wanted", "said"), [(True, "on"), (False, "off")])
-def test_the_gateway_is_told_whether_the_models_sampling_defaults_count(wanted: bool, said: str) -> None:
+@pytest.mark.parametrize(("wanted", "value"), [(True, "on"), (False, "off")])
+def test_the_gateway_is_told_whether_the_models_sampling_defaults_count(wanted: bool, value: str) -> None:
     spec = gateway_spec(deployment(model__generationDefaults=wanted), SITE)
     arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
-    assert parse_settings(list(arguments)).generation_defaults == said
+    assert parse_settings(list(arguments)).generation_defaults == value
 
 
 @pytest.mark.parametrize("wanted", ["Refuse", "Ignore"])
@@ -168,11 +168,11 @@ def test_the_template_hash_follows_the_template_and_nothing_else() -> None:
 
 
 def test_a_new_target_replaces_no_worker() -> None:
-    """The gateway tells it with each request."""
-    told = deployment(slo__tpot={"target": "12ms"})
+    """The gateway sends it with each request."""
+    changed = deployment(slo__tpot={"target": "12ms"})
     for role in POOL_ROLES:
-        assert worker_spec(told, role, SITE) == worker_spec(deployment(), role, SITE)
-    assert flags(gateway_spec(told, SITE))["slo-tpot-s"] == "0.012"
+        assert worker_spec(changed, role, SITE) == worker_spec(deployment(), role, SITE)
+    assert flags(gateway_spec(changed, SITE))["slo-tpot-s"] == "0.012"
 
 
 def test_pools_of_one_deployment_fit_and_another_model_does_not() -> None:
@@ -216,7 +216,7 @@ def test_offloaded_layers_reach_prefill_workers_and_decode_workers_only_on_purpo
     wanted = deployment(prefill={**gpus, "engine": {"offloadedLayers": 8}}, decode=gpus)
     argv = worker_spec(wanted, Role.PREFILL, on_gpus).argv
     assert "--offloaded-layers=8" in argv
-    assert not [each for each in worker_spec(wanted, Role.DECODE, on_gpus).argv if "offload" in each]
+    assert not [argument for argument in worker_spec(wanted, Role.DECODE, on_gpus).argv if "offload" in argument]
     with pytest.raises(UnsupportedError, match=r"spec\.prefill\.engine\.offloadedLayers: not supported on CPUs"):
         worker_spec(wanted, Role.PREFILL, SITE)
     with pytest.raises(ManifestError, match="offloadDecode allows it"):
@@ -239,10 +239,12 @@ def test_origins_of_pages_reach_the_gateway() -> None:
 
 
 def test_sizes_of_the_engine_reach_the_workers_flags_and_chunks_fit_into_a_step() -> None:
-    made = deployment(decode__engine={"chunkTokens": 64, "maxWaiting": 9, "maxStepTokens": 128})
-    argv = worker_spec(made, Role.DECODE, SITE).argv
+    sized = deployment(decode__engine={"chunkTokens": 64, "maxWaiting": 9, "maxStepTokens": 128})
+    argv = worker_spec(sized, Role.DECODE, SITE).argv
     assert {"--chunk-tokens=64", "--max-waiting=9", "--max-step-tokens=128"} <= set(argv)
-    assert not any(each.startswith(("--chunk", "--max-waiting")) for each in worker_spec(made, Role.PREFILL, SITE).argv)
+    assert not any(
+        argument.startswith(("--chunk", "--max-waiting")) for argument in worker_spec(sized, Role.PREFILL, SITE).argv
+    )
     for engine in ({"chunkTokens": 129, "maxStepTokens": 128}, {"chunkTokens": 8193}):
         with pytest.raises(ManifestError, match=r"chunkTokens: .* must be at most maxStepTokens"):
             deployment(decode__engine=engine)

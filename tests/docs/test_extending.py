@@ -42,15 +42,15 @@ def steps(text: str) -> list[tuple[str, str]]:
 
 @functools.cache
 def names_in(path: Path) -> set[str]:
-    """What a module defines, at its top or in its classes, and what it calls or imports by name."""
-    found: set[str] = set()
+    """The names that a module defines, calls or imports."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                found.add(name)
+                names.add(name)
             case ast.Name(id=name) | ast.alias(name=name):
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 @functools.cache

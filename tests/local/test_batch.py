@@ -23,12 +23,12 @@ def request(custom_id: str, url: str = "/v1/chat/completions", **body: object) -
 
 
 def answers(tmp_path: Path, *requests: dict[str, object]) -> dict[str, Any]:
-    (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in requests))
+    (tmp_path / "in").write_text("".join(json.dumps(request) + "\n" for request in requests))
     assert main(arguments(tmp_path)) == 0
     lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    found = {line["custom_id"]: line["response"] for line in lines}
-    assert len(found) == len(lines) == len(requests)
-    return found
+    responses = {line["custom_id"]: line["response"] for line in lines}
+    assert len(responses) == len(lines) == len(requests)
+    return responses
 
 
 def arguments(tmp_path: Path) -> list[str]:
@@ -37,7 +37,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def test_answers_are_those_of_the_api(tmp_path: Path) -> None:
-    found = answers(
+    responses = answers(
         tmp_path,
         request("chat", max_tokens=24, temperature=0, logprobs=True, top_logprobs=2),
         request("stop", max_tokens=60, temperature=0, stop=["lantern"]),
@@ -45,19 +45,19 @@ def test_answers_are_those_of_the_api(tmp_path: Path) -> None:
         request("again", "/v1/completions", prompt=["The fox", "An owl"], n=2, max_tokens=5, seed=7),
         request("same", "/v1/completions", prompt=["The fox", "An owl"], n=2, max_tokens=5, seed=7),
     )
-    assert {response["status_code"] for response in found.values()} == {200}
-    chat = found["chat"]["body"]
+    assert {response["status_code"] for response in responses.values()} == {200}
+    chat = responses["chat"]["body"]
     assert chat["choices"][0]["message"]["content"].startswith("A fox once found a lantern on the road")
     assert chat["choices"][0]["finish_reason"] == "length"
     assert len(chat["choices"][0]["logprobs"]["content"]) == 24
     assert chat["usage"]["completion_tokens"] == 24
-    stop = found["stop"]["body"]["choices"][0]
+    stop = responses["stop"]["body"]["choices"][0]
     assert (stop["message"]["content"], stop["finish_reason"]) == ("A fox once found a ", "stop")
-    many = found["many"]["body"]["choices"]
+    many = responses["many"]["body"]["choices"]
     assert [choice["index"] for choice in many] == [0, 1, 2, 3]
     assert [choice["text"][:6] for choice in many] == ["The fo", "The fo", "An owl", "An owl"]
-    assert found["many"]["body"]["usage"]["completion_tokens"] == 20
-    assert found["again"]["body"]["choices"] == found["same"]["body"]["choices"]
+    assert responses["many"]["body"]["usage"]["completion_tokens"] == 20
+    assert responses["again"]["body"]["choices"] == responses["same"]["body"]["choices"]
 
 
 def test_a_batch_may_name_the_model_by_its_aliases(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_a_batch_may_name_the_model_by_its_aliases(tmp_path: Path) -> None:
         text.replace("servedName: tiny-llama", "servedName: tiny\n    aliases: [gpt-4o]")
     )
     lines = [request("own", max_tokens=2), request("alias", model="gpt-4o", max_tokens=2)]
-    (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    (tmp_path / "in").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["batch", str(tmp_path / "in"), str(tmp_path / "out"), "-f", str(tmp_path / "tiny.yaml")]) == 0
-    found = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    assert {each["custom_id"]: each["response"]["body"]["model"] for each in found} == {
+    written = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert {line["custom_id"]: line["response"]["body"]["model"] for line in written} == {
         "own": "tiny",
         "alias": "gpt-4o",
     }
@@ -101,7 +101,7 @@ def test_a_model_that_lies_elsewhere_is_fetched_once(
 
 
 def test_a_wrong_request_is_answered_and_the_others_go_on(tmp_path: Path) -> None:
-    found = answers(
+    responses = answers(
         tmp_path,
         request("long", max_tokens=5_000),
         request("stream", stream=True),
@@ -109,15 +109,15 @@ def test_a_wrong_request_is_answered_and_the_others_go_on(tmp_path: Path) -> Non
         request("field", temprature=1),
         request("good", max_tokens=4),
     )
-    assert {name: response["status_code"] for name, response in found.items()} == {
+    assert {name: response["status_code"] for name, response in responses.items()} == {
         "long": 400,
         "stream": 400,
         "model": 404,
         "field": 400,
         "good": 200,
     }
-    assert found["long"]["body"]["error"]["code"] == "context_length_exceeded"
-    assert found["field"]["body"]["error"]["param"] == "temprature"
+    assert responses["long"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert responses["field"]["body"]["error"]["param"] == "temprature"
 
 
 def test_lines_that_are_no_requests_are_answered_once_and_the_others_go_on(
@@ -148,7 +148,7 @@ def test_a_file_without_any_request_is_refused_before_the_model_is_loaded(
 
 def test_an_interrupted_batch_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(f"r{number}", max_tokens=8 + number % 7) for number in range(60)]
-    (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in requests))
+    (tmp_path / "in").write_text("".join(json.dumps(request) + "\n" for request in requests))
     whole_run = batch_run.BatchRun.run
 
     def interrupted(run: batch_run.BatchRun, tick: object) -> None:

@@ -28,26 +28,26 @@ def test_a_resumed_run_finds_whole_answers_and_cuts_off_the_torn_one(tmp_path: P
     out = tmp_path / "out"
     for torn in (C[:-7], C[:5], C[:1], b""):
         out.write_bytes(A + B + torn)
-        with Answers(out, source) as found:
-            assert found.done == {IDS[0], IDS[1]}
+        with Answers(out, source) as answers:
+            assert answers.done == {IDS[0], IDS[1]}
         assert out.read_bytes() == A + B
 
 
 def test_the_torn_first_answer_of_an_interrupted_run_is_cut_off(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     out.write_bytes(A[:-9])
-    with Answers(out, source) as found:
-        assert found.done == set()
-        found.write(B)
+    with Answers(out, source) as answers:
+        assert answers.done == set()
+        answers.write(B)
     assert out.read_bytes() == B
 
 
 def test_an_answer_that_lacks_only_its_line_end_is_kept(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     out.write_bytes(A + B[:-1])
-    with Answers(out, source) as found:
-        assert found.done == {IDS[0], IDS[1]}
-        found.write(C)
+    with Answers(out, source) as answers:
+        assert answers.done == {IDS[0], IDS[1]}
+        answers.write(C)
     assert out.read_bytes() == A + B + C
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_read_again_is_named(tmp_path: Path, source: Path) -> Non
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for out in (pipe, Path("/dev/null"), tmp_path):
-        with pytest.raises(StartError, match=f"{out}: not a file: OUT is read again"):
+        with pytest.raises(StartError, match=f"{out}: not a file: OUT is read when a batch resumes"):
             Answers(out, source)
     with pytest.raises(StartError, match="pipe: not a file: IN is read twice"):
         Answers(tmp_path / "out", pipe)
@@ -136,11 +136,11 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, source: Path, monkeypatc
         room -= written
         return written
 
-    with monkeypatch.context() as patched, Answers(out, source) as found:
+    with monkeypatch.context() as patched, Answers(out, source) as answers:
         patched.setattr(os, "write", write)
-        found.write(A)
+        answers.write(A)
         with pytest.raises(LocalError, match="out: No space left on device"):
-            found.write(B)
+            answers.write(B)
     assert out.read_bytes() == A
 
 

@@ -30,7 +30,7 @@ def test_lines_come_in_order_and_blank_ones_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "custom_id"),
+    ("line", "message", "custom_id"),
     [
         ("{", "not valid JSON", None),
         ("[]", "must be a JSON object", None),
@@ -66,7 +66,7 @@ def test_lines_come_in_order_and_blank_ones_are_skipped(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_broken_line_is_answered_by_its_number(tmp_path: Path, line: object, said: str, custom_id: object) -> None:
+def test_a_broken_line_is_answered_by_its_number(tmp_path: Path, line: object, message: str, custom_id: object) -> None:
     path = written(tmp_path / "in", GOOD, line, GOOD | {"custom_id": "c"})
     first, bad, last = read_lines(path)
     assert isinstance(first, BatchLine)
@@ -75,8 +75,8 @@ def test_a_broken_line_is_answered_by_its_number(tmp_path: Path, line: object, s
     answer = json.loads(bad.answer())
     assert answered_id(bad.answer()) == bad.id == answer["id"]
     assert answer["response"]["status_code"] == 400
-    assert said in answer["error"]["message"]
-    assert said in answer["response"]["body"]["error"]["message"]
+    assert message in answer["error"]["message"]
+    assert message in answer["response"]["body"]["error"]["message"]
     assert answer["error"]["line"] == 2
     assert custom_id is ... or answer["custom_id"] == custom_id
 
@@ -111,9 +111,9 @@ def test_any_bytes_are_lines(tmp_path: Path) -> None:
         for _ in range(draw.randint(1, 4)):
             line[draw.randrange(len(line))] = draw.choice(b'"\\{}[],:u0d8\xff\xc3\x00a')
         (tmp_path / "in").write_bytes(bytes(line))
-        for found in read_lines(tmp_path / "in"):
-            answer = found.answer() if isinstance(found, BadLine) else answer_line(found.custom_id, 200, b"{}")
-            assert answered_id(answer) == found.id
+        for entry in read_lines(tmp_path / "in"):
+            answer = entry.answer() if isinstance(entry, BadLine) else answer_line(entry.custom_id, 200, b"{}")
+            assert answered_id(answer) == entry.id
 
 
 def test_a_mended_line_is_another(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_longest_of_a_window_come_first_and_equals_keep_their_order() -> Non
     for tokens in range(1, 6):
         numbers = [int(entry.custom_id or "") for demand, entry in first if demand.tokens == tokens]
         assert numbers == sorted(numbers)
-    assert {each.custom_id for _, each in first + second} == {each.custom_id for each in lines}
+    assert {entry.custom_id for _, entry in first + second} == {line.custom_id for line in lines}
 
 
 def test_a_window_of_long_lines_has_fewer_of_them() -> None:

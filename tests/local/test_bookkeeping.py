@@ -36,8 +36,8 @@ def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:
 
 
 def test_a_full_disk_is_said_once_and_everything_is_written_when_there_is_room(tmp_path: Path, disk: Disk) -> None:
-    said: list[str] = []
-    books = Bookkeeping(tmp_path / "reserve", said.append)
+    printed: list[str] = []
+    books = Bookkeeping(tmp_path / "reserve", printed.append)
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     books.keep(one, ["old"], 0.0)
     disk.room = -RESERVE_BYTES
@@ -45,24 +45,24 @@ def test_a_full_disk_is_said_once_and_everything_is_written_when_there_is_room(t
         books.keep(one, ["new", now], float(now))
         books.keep(two, {}, float(now))
         books.retry(float(now))
-    assert said == [f"{one}: No space left on device; going on and retrying"]
+    assert printed == [f"{one}: No space left on device; going on and retrying"]
     assert json.loads(one.read_text()) == ["old"], "readers find the former content"
     assert [path.name for path in tmp_path.iterdir()] == ["one.json"], "no draft takes room"
     disk.room = 1 << 30
     books.retry(5.0 + RETRY_S)
     assert json.loads(one.read_text()) == ["new", 4]
     assert json.loads(two.read_text()) == {}
-    assert said[1:] == ["all files are written again"]
+    assert printed[1:] == ["all files are written again"]
 
 
 def test_the_reserve_lets_addresses_through_a_full_disk(tmp_path: Path, disk: Disk) -> None:
-    said: list[str] = []
-    books = Bookkeeping(tmp_path / "reserve", said.append)
+    printed: list[str] = []
+    books = Bookkeeping(tmp_path / "reserve", printed.append)
     assert (tmp_path / "reserve").stat().st_size == RESERVE_BYTES
     disk.room = 0
     books.keep(tmp_path / "one.json", ["new"], 0.0)
     assert json.loads((tmp_path / "one.json").read_text()) == ["new"]
-    assert said == []
+    assert printed == []
     assert not (tmp_path / "reserve").exists()
     books.retry(10.0)
     assert (tmp_path / "reserve").exists(), "it is made again"

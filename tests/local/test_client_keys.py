@@ -1,4 +1,4 @@
-"""Who may ask a local deployment: what is refused, what the gateway is told, and that a key is told to nobody else."""
+"""API keys of a local deployment: what is refused, what the gateway gets, and that no other process gets a key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"
 
 
 @pytest.mark.parametrize(
-    ("asked", "host", "made"),
+    ("asked", "host", "open_access"),
     [
         (KeyOptions(), LOOPBACK, PLAIN),
         (KeyOptions(), "::1", PLAIN),
@@ -30,8 +30,8 @@ LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"
         (KeyOptions(), ANYWHERE, OPEN),
     ],
 )
-def test_nobody_needs_a_key_on_loopback_or_where_that_was_said(asked: KeyOptions, host: str, made: bool) -> None:
-    assert client_keys(asked, {}, made, host) == ClientKeys()
+def test_nobody_needs_a_key_on_loopback_or_where_that_was_said(asked: KeyOptions, host: str, open_access: bool) -> None:
+    assert client_keys(asked, {}, open_access, host) == ClientKeys()
 
 
 @pytest.mark.parametrize("host", [ANYWHERE, "::", "192.168.1.7", "127.0.0.1.example"])

@@ -34,9 +34,9 @@ def test_bare_baton_prints_help_and_succeeds(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("arguments", [["--version"], ["version"]])
 def test_the_version_names_the_wire_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("baton ")
-    assert "(wire version " in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("baton ")
+    assert "(wire version " in printed
 
 
 def test_completion_knows_every_command_and_the_late_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,22 +21,22 @@ def fleet(*, flips: bool = True, **changes: object) -> Fleet:
     return plan_fleet(deployment(prefill=POOL, decode=POOL, autoscaling={"flips": flips}, **changes), SITE)
 
 
-def slots(made: Fleet, prefill: int, decode: int) -> tuple[SlotSpec, ...]:
-    revision = made.templates[P].revision
+def slots(planned: Fleet, prefill: int, decode: int) -> tuple[SlotSpec, ...]:
+    revision = planned.templates[P].revision
     counts = zip(POOL_ROLES, (prefill, decode), strict=True)
     return tuple(
         slot
         for role, count in counts
         if count
-        for slot in new_slots(made, role, made.templates[role].revision or revision, count, frozenset())
+        for slot in new_slots(planned, role, planned.templates[role].revision or revision, count, frozenset())
     )
 
 
-def flipped(made: Fleet, running: tuple[SlotSpec, ...], prefill: int, decode: int, idle: int = 0) -> list[str]:
+def flipped(planned: Fleet, running: tuple[SlotSpec, ...], prefill: int, decode: int, idle: int = 0) -> list[str]:
     """Ordinals with their pools, of what flips when all but `idle` of each pool can be used; later ones are younger."""
     usable = frozenset(slot.name for slot in running if int(slot.name[-1]) >= idle)
     started = {slot.name: float(slot.name[-1]) for slot in running}
-    chosen = slots_to_flip(made, {P: prefill, D: decode}, running, usable, started)
+    chosen = slots_to_flip(planned, {P: prefill, D: decode}, running, usable, started)
     return [f"{'p' if '-prefill-' in slot.name else 'd'}{slot.name[-1]}>{role[0]}" for slot, role in chosen]
 
 
@@ -57,22 +57,22 @@ def flipped(made: Fleet, running: tuple[SlotSpec, ...], prefill: int, decode: in
 def test_what_one_pool_lacks_and_the_other_has_too_much_flips(
     have: tuple[int, int], want: tuple[int, int], expected: list[str]
 ) -> None:
-    made = fleet()
-    assert flipped(made, slots(made, *have), *want) == expected
+    planned = fleet()
+    assert flipped(planned, slots(planned, *have), *want) == expected
 
 
 def test_only_workers_that_gateways_can_use_flip() -> None:
-    made = fleet()
-    running = slots(made, 3, 1)
-    assert flipped(made, running, 1, 3, idle=2) == ["p2>d"]
-    assert flipped(made, running, 1, 3, idle=3) == []
+    planned = fleet()
+    running = slots(planned, 3, 1)
+    assert flipped(planned, running, 1, 3, idle=2) == ["p2>d"]
+    assert flipped(planned, running, 1, 3, idle=3) == []
 
 
 def test_nobody_flips_where_it_is_not_allowed_or_while_templates_change() -> None:
-    made, plain = fleet(), fleet(flips=False)
+    planned, plain = fleet(), fleet(flips=False)
     assert flipped(plain, slots(plain, 2, 1), 1, 2) == []
     other = fleet(model__servedName="other")
-    assert flipped(other, slots(made, 2, 1), 1, 2) == []
+    assert flipped(other, slots(planned, 2, 1), 1, 2) == []
 
 
 def test_orders_are_repeated_until_they_are_carried_out() -> None:

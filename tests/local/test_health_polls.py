@@ -1,4 +1,4 @@
-"""What a gateway of several processes says of itself, when one of them stands still."""
+"""Health checks of a gateway with several processes, one of which hangs."""
 
 from __future__ import annotations
 

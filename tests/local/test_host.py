@@ -1,4 +1,4 @@
-"""What this machine can offer, and which field says that it cannot."""
+"""The model, devices and port of this machine, and the fields that it cannot honour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton_wire.messages.values import Role
 
 GPU = {"resource": "nvidia.com/gpu"}
 IP_LOCAL_PORT_RANGE = 51
-"""Of <linux/in.h>; Python has no name for it."""
+"""Constant of <linux/in.h>; Python has no name for it."""
 
 
 @pytest.fixture

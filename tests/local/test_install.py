@@ -26,10 +26,10 @@ def load(name: str) -> ModuleType:
 
 install = load("install_torch")
 PINNED, INDEX = "2.13.0", "https://example.org/cpu"
-CPU = install.Found("2.13.0+cpu", ("filelock", "sympy>=1.13.3"))
-PLAIN_CPU = install.Found("2.13.0", ("filelock",))
-CUDA = install.Found("2.13.0", ("filelock", "nvidia-nccl-cu13==2.29.7"))
-LOCAL_CUDA = install.Found("2.13.0+cu130", ())
+CPU = install.Release("2.13.0+cpu", ("filelock", "sympy>=1.13.3"))
+PLAIN_CPU = install.Release("2.13.0", ("filelock",))
+CUDA = install.Release("2.13.0", ("filelock", "nvidia-nccl-cu13==2.29.7"))
+LOCAL_CUDA = install.Release("2.13.0+cu130", ())
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def vars_of(candidate: object) -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize(
-    ("installed", "wish", "kept"),
+    ("installed", "wish", "expected"),
     [
         ("2.13.0+cpu", None, True),
         ("2.11.1+cu128", None, True),
@@ -75,8 +75,8 @@ def vars_of(candidate: object) -> tuple[str, str | None]:
         (None, None, False),
     ],
 )
-def test_a_fitting_pytorch_is_kept(installed: str | None, wish: str | None, kept: bool) -> None:
-    assert install.is_kept(installed, (2, 11), (2, 14), wish) is kept
+def test_a_fitting_pytorch_is_kept(installed: str | None, wish: str | None, expected: bool) -> None:
+    assert install.is_kept(installed, (2, 11), (2, 14), wish) is expected
 
 
 def test_constraints_name_exactly_what_is_installed() -> None:
@@ -118,9 +118,9 @@ def test_a_python_that_is_too_old_is_refused_in_one_line(tmp_path: Path) -> None
 
 def test_a_python_without_venv_is_refused_with_what_to_install(tmp_path: Path) -> None:
     script = f'case "$2" in *ensurepip*) exit 1;; *) exec {sys.executable} "$@";; esac'
-    said = run_install(tmp_path, fake_python(tmp_path, script))
-    assert "has no venv module" in said
-    assert f"apt install python{sys.version_info[0]}.{sys.version_info[1]}-venv" in said
+    printed = run_install(tmp_path, fake_python(tmp_path, script))
+    assert "has no venv module" in printed
+    assert f"apt install python{sys.version_info[0]}.{sys.version_info[1]}-venv" in printed
 
 
 def test_constraints_cover_everything_that_is_needed_and_nothing_else() -> None:

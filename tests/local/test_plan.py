@@ -36,15 +36,15 @@ def test_a_folder_with_a_model_that_can_be_served_is_planned(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (FALCON, 'cannot be served: model_type: "falcon" is not supported; allowed: '),
         ({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
         ({**LLAMA, "rope_scaling": {"rope_type": "longrope", "long_factor": [1.0]}}, "longrope"),
     ],
 )
-def test_what_cannot_be_served_is_not_planned(config: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=said):
+def test_what_cannot_be_served_is_not_planned(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=message):
         shape_named(folder(tmp_path, config))
 
 

@@ -32,8 +32,8 @@ def test_a_divergence_of_the_likeliest_is_a_lower_bound_and_exact_over_all(dista
         p = torch.log_softmax(4 * torch.randn(64, generator=draws, dtype=torch.float64), -1)
         q = torch.log_softmax(p + distance * torch.randn(64, generator=draws, dtype=torch.float64), -1)
         exact = float((p.exp() * (p - q)).sum())
-        told, outside = divergence(likeliest(p, 64), likeliest(q, 64))
-        assert told == pytest.approx(exact, rel=1e-6)
+        bound, outside = divergence(likeliest(p, 64), likeliest(q, 64))
+        assert bound == pytest.approx(exact, rel=1e-6)
         assert outside == pytest.approx(0.0, abs=1e-9)
         bound, outside = divergence(likeliest(p, 8), likeliest(q, 8))
         shared = set(likeliest(p, 8)) & set(likeliest(q, 8))
@@ -46,8 +46,8 @@ def test_small_divergences_are_not_lost_in_rounding() -> None:
     p = torch.log_softmax(torch.randn(20, generator=torch.Generator().manual_seed(1)), -1)
     q = torch.log_softmax(p + 1e-4 * torch.randn(20, generator=torch.Generator().manual_seed(2)), -1)
     exact = float((p.double().exp() * (p.double().log_softmax(-1) - q.double().log_softmax(-1))).sum())
-    told, _ = divergence(likeliest(p, 20), likeliest(q, 20))
-    assert told == pytest.approx(exact, rel=0.05)
+    bound, _ = divergence(likeliest(p, 20), likeliest(q, 20))
+    assert bound == pytest.approx(exact, rel=0.05)
     assert divergence(likeliest(p, 20), likeliest(p, 20))[0] == 0.0
 
 
@@ -62,31 +62,31 @@ def place(token: str, logprob: float = -0.5, other: str = "x") -> Place:
 def test_perplexity_agreement_and_the_worst_are_those_of_the_formulas() -> None:
     theirs = [place(str(token), math.log(0.9)) for token in range(200)]
     mine = [place(str(token), math.log(0.4 if token < 3 else 0.9)) for token in range(200)]
-    found = compare(list(zip(theirs, mine, strict=True)))
+    comparison = compare(list(zip(theirs, mine, strict=True)))
     one = 0.9 * math.log(0.9 / 0.4) + 0.1 * math.log(0.1 / 0.6)
-    assert found.tokens == 200
-    assert found.reference_perplexity == pytest.approx(1 / 0.9)
-    assert found.perplexity == pytest.approx(math.exp(-(3 * math.log(0.4) + 197 * math.log(0.9)) / 200))
-    assert found.same_likeliest == pytest.approx(197 / 200)
-    assert found.divergence == pytest.approx(3 * one / 200, rel=1e-5)
-    assert found.divergence_worst == pytest.approx(one, rel=1e-5)
-    assert found.divergence_greatest == pytest.approx(one, rel=1e-5)
+    assert comparison.tokens == 200
+    assert comparison.reference_perplexity == pytest.approx(1 / 0.9)
+    assert comparison.perplexity == pytest.approx(math.exp(-(3 * math.log(0.4) + 197 * math.log(0.9)) / 200))
+    assert comparison.same_likeliest == pytest.approx(197 / 200)
+    assert comparison.divergence == pytest.approx(3 * one / 200, rel=1e-5)
+    assert comparison.divergence_worst == pytest.approx(one, rel=1e-5)
+    assert comparison.divergence_greatest == pytest.approx(one, rel=1e-5)
 
 
 def test_answers_are_compared_up_to_the_token_where_they_part() -> None:
     theirs = [[place("a"), place("b"), place("c")], [place("a"), place("b")], [place("a")]]
     mine = [[place("a"), place("d"), place("c")], [place("a"), place("b")], [place("a"), place("b")]]
-    found, changed = compare_answers(list(zip(theirs, mine, strict=True)))
-    assert (found.tokens, changed, found.perplexity) == (5, 2, None)
+    comparison, changed = compare_answers(list(zip(theirs, mine, strict=True)))
+    assert (comparison.tokens, changed, comparison.perplexity) == (5, 2, None)
 
 
 def test_places_whose_texts_do_not_tell_tokens_apart_are_left_out_of_the_divergence() -> None:
     clear = {f"t{number}": -1.0 - number for number in range(20)}
     blurred = {"\ufffd": -1.0} | {f"t{number}": -1.5 - number for number in range(19)}
     places = answer_places(AnswerLogprobs(["t0"] * 3, [-1.0] * 3, [clear, blurred, {"t0": -1.0}]))
-    assert [each.likeliest is None for each in places] == [False, True, True]
-    found, changed = compare_answers([(places, places)])
-    assert (found.tokens, found.same_likeliest, found.divergence, changed) == (3, 1.0, 0.0, 0)
+    assert [place.likeliest is None for place in places] == [False, True, True]
+    comparison, changed = compare_answers([(places, places)])
+    assert (comparison.tokens, comparison.same_likeliest, comparison.divergence, changed) == (3, 1.0, 0.0, 0)
 
 
 def test_nothing_compared_is_unknown_and_not_zero() -> None:
@@ -97,10 +97,10 @@ def test_nothing_compared_is_unknown_and_not_zero() -> None:
 
 
 def test_models_that_make_other_tokens_of_a_text_are_not_compared() -> None:
-    told = [None, {"7": PromptEntry(-1.0), "8": PromptEntry(-0.5)}]
+    logprobs = [None, {"7": PromptEntry(-1.0), "8": PromptEntry(-0.5)}]
     other = [None, {"9": PromptEntry(-1.0)}]
     with pytest.raises(LocalError, match="passage 1: model and reference tokenise it differently"):
-        compare_scores([Scored(prompt_places(told), ())], [Scored(prompt_places(other), ())])
+        compare_scores([Scored(prompt_places(logprobs), ())], [Scored(prompt_places(other), ())])
 
 
 def test_a_text_is_cut_at_white_space_and_nothing_of_it_is_lost() -> None:
@@ -132,11 +132,11 @@ def test_a_copy_is_compared_through_both_pools(tmp_path: Path) -> None:
     command += ["--text", str(text), "--passage-chars", "400", "--answer-tokens", "8", "--device", "cpu", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["asked"] == 4
-    assert told["prompts"]["tokens"] > 100
-    assert told["answers"]["tokens"] > 3
-    assert 0 < told["prompts"]["divergence"] < 0.05
-    assert told["prompts"]["same_likeliest"] > 0.9
-    assert told["prompts"]["perplexity"] != told["prompts"]["reference_perplexity"]
+    printed = json.loads(done.stdout)
+    assert printed["asked"] == 4
+    assert printed["prompts"]["tokens"] > 100
+    assert printed["answers"]["tokens"] > 3
+    assert 0 < printed["prompts"]["divergence"] < 0.05
+    assert printed["prompts"]["same_likeliest"] > 0.9
+    assert printed["prompts"]["perplexity"] != printed["prompts"]["reference_perplexity"]
     assert not list(tmp_path.glob("baton-*"))

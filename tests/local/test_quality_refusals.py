@@ -1,4 +1,4 @@
-"""What `baton quality` refuses, before it measures for hours where that can be known."""
+"""Refusals of `baton quality`, before it measures for hours where that can be known."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_a_server_that_answers_otherwise_is_told_in_one_line(
     with pytest.raises((AnswerError, ExceptionGroup)) as raised:
         asyncio.run(asked(models, completion))
     error = raised.value
-    told = str(error.exceptions[0] if isinstance(error, ExceptionGroup) else error)
-    assert message in told
-    assert "\n" not in told
+    text = str(error.exceptions[0] if isinstance(error, ExceptionGroup) else error)
+    assert message in text
+    assert "\n" not in text
 
 
 def options(tmp_path: Path, model: Path, reference: Path) -> argparse.Namespace:
@@ -98,12 +98,12 @@ def test_neither_model_is_asked_where_the_other_cannot_be_served(
     served: list[object] = []
 
     @contextmanager
-    def serve(found: object, options: argparse.Namespace) -> Iterator[ServedModel]:
-        served.append(found)
+    def serve(target: object, options: argparse.Namespace) -> Iterator[ServedModel]:
+        served.append(target)
         yield ServedModel("http://127.0.0.1:9", "m", None)
 
-    monkeypatch.setattr(measuring, "_served", serve)
-    monkeypatch.setattr(measuring, "_scored", lambda what, service, passages, tokens: [Scored((), ())])
+    monkeypatch.setattr(measuring, "_serve", serve)
+    monkeypatch.setattr(measuring, "_score", lambda what, service, passages, tokens: [Scored((), ())])
     missing = tmp_path / f"nothere{suffix}"
     models = (tiny_llama.FOLDER, missing) if is_reference else (missing, tiny_llama.FOLDER)
     with pytest.raises((StartError, ManifestError), match=r"nothere.*(no such folder|cannot be read)"):

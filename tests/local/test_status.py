@@ -1,4 +1,4 @@
-"""What `baton status` and the demo show of an observation."""
+"""The output of `baton status` and of the demo for an observation."""
 
 from __future__ import annotations
 

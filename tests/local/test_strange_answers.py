@@ -20,8 +20,8 @@ def piece(text: str = "w ", **fields: object) -> dict[str, object]:
     return {"choices": [{"index": 0, "text": text, "finish_reason": None, **fields}]}
 
 
-def delta(said: object) -> dict[str, object]:
-    return {"choices": [{"index": 0, "delta": said}]}
+def delta(content: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": content}]}
 
 
 def used(tokens: int | None) -> dict[str, object]:

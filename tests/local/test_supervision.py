@@ -185,8 +185,8 @@ def test_what_cannot_be_started_is_tried_again_and_ends_nothing_once_it_served()
     supervisor.exited("d0", -9, "", 20.0)
     for incarnation, (now, pause) in enumerate([(21.0, 2), (23.0, 4), (27.0, 8), (35.0, 8), (43.0, 8)], 2):
         assert supervisor.tick(now) == [Start("d0", incarnation)]
-        (said,) = supervisor.not_started("d0", "Cannot allocate memory", now)
-        assert said == Say(f"d0: cannot be started: Cannot allocate memory; restarting it in {pause} s")
+        (action,) = supervisor.not_started("d0", "Cannot allocate memory", now)
+        assert action == Say(f"d0: cannot be started: Cannot allocate memory; restarting it in {pause} s")
     assert not supervisor.stopping
 
 
@@ -303,7 +303,7 @@ def test_a_worker_that_leaves_finishes_first_unless_everything_stops() -> None:
     machine.add("d", Role.DECODE, 0.0)
     machine.announced("d", Announcement(1, "127.0.0.1", 1, 2, None), 1.0)
     assert Signal("d", signal.SIGTERM) in machine.remove("d", 2.0)
-    assert machine.remove("d", 3.0) == [], "told once"
+    assert machine.remove("d", 3.0) == [], "ordered once"
     assert machine.tick(500.0) == [], "its requests may still run"
     machine.stop(510.0)
     assert Signal("d", signal.SIGKILL) in machine.tick(526.0)
@@ -313,7 +313,7 @@ def test_who_flips_is_found_in_its_new_pool_and_comes_back_in_it() -> None:
     supervisor = running()
     published = supervisor.flipped("p0", Role.DECODE)
     assert published == [Publish(Role.PREFILL, ()), Publish(Role.DECODE, (at(2), at(3)))]
-    assert supervisor.flipped("p0", Role.DECODE)[-1] == published[-1], "told twice is told once"
+    assert supervisor.flipped("p0", Role.DECODE)[-1] == published[-1], "ordered twice is ordered once"
     actions = quiet(supervisor.exited("p0", -signal.SIGKILL, "", 20.0))
     assert actions == [Publish(Role.DECODE, (at(3),))]
     assert quiet(supervisor.tick(21.0)) == [Start("p0", 2)]

@@ -44,12 +44,12 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
 
 def guards_of(processes: list[psutil.Process]) -> list[psutil.Process]:
     """The orphan guards among them; one that has ended, or has not become one yet, is none."""
-    found = []
-    for each in processes:
+    guards = []
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is none either
-            if any(part.endswith("orphan_guard.py") for part in each.cmdline()):
-                found.append(each)
-    return found
+            if any(part.endswith("orphan_guard.py") for part in process.cmdline()):
+                guards.append(process)
+    return guards
 
 
 class Rig:
@@ -98,7 +98,7 @@ class Rig:
         return self.up.child.output()
 
     def pids(self, role: str) -> list[int]:
-        """Of the running processes of a role, from the run record."""
+        """Process ids of the ready processes of a role, from the run record."""
         processes = read_record(self.up.run_dir).processes
         return [
             process.pid for process in processes if process.pid and process.role == role and process.phase == "ready"
@@ -134,8 +134,8 @@ def test_it_starts_every_worker_says_ready_once_and_stops_on_sigterm(rig: Rig) -
     assert len(children) == 6  # gateway, four workers, the guard
     assert rig.end() == 0
     assert not orphans_of(children, WAIT_S)
-    said = rig.progress().splitlines()
-    assert [line for line in said if not line.startswith("baton: ")] == [f"ready {address}"]
+    lines = rig.progress().splitlines()
+    assert [line for line in lines if not line.startswith("baton: ")] == [f"ready {address}"]
     assert rig.baton("status").code == 2
 
 
@@ -188,23 +188,23 @@ def test_a_killed_gateway_comes_back_on_its_port_without_its_old_children(rig: R
 def test_a_process_that_hangs_is_killed_and_started_again(rig: Rig, role: str) -> None:
     rig.start_impatient()
     (pid,) = rig.pids(role)
-    others = {each: rig.pids(each) for each in ("prefill", "decode", "gateway") if each != role}
+    others = {other: rig.pids(other) for other in ("prefill", "decode", "gateway") if other != role}
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: rig.pids(role) not in ([pid], []), rig.progress())
     assert f"did not answer for {PATIENCE.silent_s:g} s, killed" in rig.progress()
     assert "killed by SIGKILL" in rig.progress()
-    assert {each: rig.pids(each) for each in others} == others
+    assert {other: rig.pids(other) for other in others} == others
     eventually(lambda: rig.up.status()["ready"], rig.progress())
 
 
 def test_time_in_which_up_itself_stood_still_is_nobodys_silence(rig: Rig) -> None:
     rig.start_impatient()
-    before = {each: rig.pids(each) for each in ("prefill", "decode", "gateway")}
+    before = {role: rig.pids(role) for role in ("prefill", "decode", "gateway")}
     rig.up.child.send(signal.SIGSTOP)
     time.sleep(PATIENCE.silent_s + 2.0)
     rig.up.child.send(signal.SIGCONT)
     time.sleep(1.5)
-    assert {each: rig.pids(each) for each in before} == before
+    assert {role: rig.pids(role) for role in before} == before
     assert "killed" not in rig.progress()
 
 
@@ -218,7 +218,7 @@ def test_a_full_disk_ends_nothing_and_what_is_missing_is_written_later(rig: Rig)
     time.sleep(1.5)
     assert rig.up.child.is_running()
     assert psutil.pid_exists(gateway)
-    assert rig.progress().count("No space left") == 1, "said once"
+    assert rig.progress().count("No space left") == 1, "printed once"
     (rig.troubles / "full").unlink()
     eventually(lambda: rig.pids("decode") not in ([pid], []), rig.progress())
     eventually(lambda: "all files are written again" in rig.progress(), rig.progress())
@@ -325,7 +325,7 @@ def test_a_wrong_command_line_is_refused_with_status_2(rig: Rig, arguments: tupl
 
 
 def test_a_key_reaches_the_gateway_as_a_file_and_stands_nowhere_else(rig: Rig) -> None:
-    key = "sk-told-to-nobody"
+    key = "sk-of-no-one"
     rig.keys = {"BATON_API_KEY": key}
     rig.start_ready()
     (gateway,) = rig.pids("gateway")
@@ -342,7 +342,7 @@ def test_a_key_reaches_the_gateway_as_a_file_and_stands_nowhere_else(rig: Rig) -
 
 
 def text_of(path: Path) -> str:
-    """Of a file, and nothing of one that has been replaced since its folder was listed."""
+    """Text of a file; empty for one that was replaced since its folder was listed."""
     try:
         return path.read_text() if path.is_file() else ""
     except FileNotFoundError:
@@ -361,14 +361,14 @@ NOT_SERVED: list[tuple[dict[str, object], str]] = [
 
 
 def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(rig: Rig) -> None:
-    for place, (config, said) in enumerate(NOT_SERVED):
+    for place, (config, message) in enumerate(NOT_SERVED):
         folder = rig.directory / f"model-{place}"
         shutil.copytree(tiny_llama.FOLDER, folder)
         known = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**known, **config}))
         child = rig.start(model__source=f"file://{folder}")
         assert child.wait(WAIT_S) == 2
-        assert re.search(said, rig.progress()), rig.progress()
+        assert re.search(message, rig.progress()), rig.progress()
         assert len(rig.progress().splitlines()) == 1
     (folder / "tokenizer.json").unlink()
     assert rig.start(model__source=f"file://{folder}").wait(WAIT_S) == 2
@@ -396,5 +396,5 @@ def test_a_model_alone_is_served_and_written_down_as_a_file_that_serves_the_same
 def test_an_address_that_others_reach_is_refused_before_anything_starts(rig: Rig) -> None:
     child = rig.start("--host", "0.0.0.0")
     assert child.wait(WAIT_S) == 2
-    assert "say --open" in rig.progress()
+    assert "or --open" in rig.progress()
     assert "started" not in rig.progress()

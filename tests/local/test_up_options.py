@@ -1,4 +1,4 @@
-"""What the command line of `baton up` says otherwise than the manifest."""
+"""Options of `baton up` that override the manifest."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
         check=True, text=True, capture_output=True, timeout=60,
     ).stdout.strip()  # fmt: skip
     # A plain line of a path file: the folder is searched, its own path files (the editable Baton) are not read.
-    found = [importlib.util.find_spec(name) for name in ("aiohttp", "numpy", "pydantic", "torch", "tokenizers")]
-    paths = sorted({str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin})
+    specs = [importlib.util.find_spec(name) for name in ("aiohttp", "numpy", "pydantic", "torch", "tokenizers")]
+    paths = sorted({str(Path(spec.origin).parents[1]) for spec in specs if spec is not None and spec.origin})
     (Path(site) / "requirements.pth").write_text("".join(f"{path}\n" for path in paths))
     install = ["--python", str(python), "install", "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
     subprocess.run([*pip, *install], check=True, timeout=PIP_S)
@@ -110,8 +110,8 @@ def endpoint(installed: Installed) -> Iterator[str]:
 
     def ready() -> str | None:
         assert process.poll() is None, log.read_text()
-        found = re.search(r"^ready (http://\S+)$", log.read_text(), re.MULTILINE)
-        return found.group(1) if found else None
+        match = re.search(r"^ready (http://\S+)$", log.read_text(), re.MULTILINE)
+        return match.group(1) if match else None
 
     try:
         yield wait_for(ready, "the ready line", READY_S)

@@ -41,7 +41,7 @@ def decisions(kind: type[SizingOnDemand] | type[SloSizing]) -> list[Sized]:
         clock[0] += 10.0
         arrived = ArrivalCounts(40 * number, 0, 0, EMPTY, EMPTY, EMPTY, (RequestLengths(1000, 100, 0),) * 8)
         summary = Summary(number, 1e9, 10.0, arrived, Served(EMPTY, EMPTY, 0), Backlog(0, 0, 0.0, 0), (), 0, "")
-        store.told(GATEWAY, summary, clock[0])
+        store.add_summary(GATEWAY, summary, clock[0])
         if number == 5:
             sizing.forget(KEY)
             memory = None

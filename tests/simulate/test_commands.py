@@ -31,7 +31,7 @@ def test_a_worker_is_started_only_where_fewer_would_break_the_percentile(capsys:
     assert main(bursts) == 0
     reasons = [move["reason"] for move in json.loads(capsys.readouterr().out)["decisions"]]
     grown = [re.search(r"; with \d+, ([\d.]+)% or more would be over", reason) for reason in reasons]
-    late = [float(found[1]) for found in grown if found is not None]
+    late = [float(match[1]) for match in grown if match is not None]
     assert late, "it has to grow for a burst"
     assert min(late) >= 5.0
 
@@ -105,7 +105,7 @@ def test_several_policies_are_compared_in_one_table_and_one_plot(
 def test_several_policies_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--policy", "static,2+1", "--price", "3", "--json"]) == 0
     policies = json.loads(capsys.readouterr().out)["policies"]
-    assert [each["policy"] for each in policies] == ["static", "2+1"]
+    assert [policy["policy"] for policy in policies] == ["static", "2+1"]
     assert policies[1]["cost"] == pytest.approx(3 * policies[1]["gpu_hours"], rel=1e-3)
 
 

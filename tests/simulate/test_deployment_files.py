@@ -53,18 +53,18 @@ def test_the_cheaper_type_takes_over_after_half_an_hour_and_nobody_waits_for_it(
     assert 1800 <= change["at_s"] <= 2100, "half an hour was seen, and types are compared every two minutes"
     assert change["reason"].startswith("decode on H100: H200 2 at 10 an hour, H100 2 at 6 an hour")
     assert len(answer["decisions"]) == 1, "nothing else changes"
-    by_type = {(each["pool"], each["type"]): each for each in answer["types"]}
+    by_type = {(row["pool"], row["type"]): row for row in answer["types"]}
     assert by_type.keys() == {("prefill", "H200"), ("decode", "H200"), ("decode", "H100")}
     [[_, gone_s]] = by_type["decode", "H200"]["there_s"]
     [[came_s, end_s]] = by_type["decode", "H100"]["there_s"]
     assert came_s < gone_s, "the new ones come first"
     assert 90 <= gone_s - came_s <= 180, "two starts of 60 s, one worker after the other"
     assert end_s == pytest.approx(2700, abs=20)
-    hours = sum(each["gpu_hours"] for each in answer["types"])
+    hours = sum(row["gpu_hours"] for row in answer["types"])
     assert hours == pytest.approx(answer["gpu_hours"], abs=0.001)
     paid = {"H200": 5, "H100": 3}
     assert answer["cost"] == pytest.approx(
-        sum(each["gpu_hours"] * paid[each["type"]] for each in answer["types"]), abs=0.01
+        sum(row["gpu_hours"] * paid[row["type"]] for row in answer["types"]), abs=0.01
     )
     assert hours == pytest.approx(4 * 0.75, rel=0.05), "and the surge"
     assert answer["slo_attainment"] > 0.97
@@ -75,7 +75,7 @@ def test_a_type_that_is_not_cheaper_by_enough_stays_away(tmp_path: Path, capsys:
     file = written(tmp_path, alternatives=[{**H100, "costPerHour": 4.8}])
     answer = json.loads(simulated(capsys, "-f", file, "--duration", "40m", "--json"))
     assert not [move for move in answer["decisions"] if "type" in move]
-    assert {each["type"] for each in answer["types"]} == {"H200"}
+    assert {row["type"] for row in answer["types"]} == {"H200"}
     assert answer["cost"] == pytest.approx(5 * answer["gpu_hours"], abs=0.01)
 
 
@@ -118,7 +118,7 @@ def test_a_pool_without_a_type_and_a_model_in_a_folder(tmp_path: Path, capsys: p
     example = str(Path(__file__).parents[2] / "examples" / "tiny.yaml")
     assert main(["simulate", "-f", example, "--shape", "steady", "--rate", "1", "--duration", "1m", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert {(each["pool"], each["type"]) for each in answer["types"]} == {("prefill", "CPU"), ("decode", "CPU")}
+    assert {(row["pool"], row["type"]) for row in answer["types"]} == {("prefill", "CPU"), ("decode", "CPU")}
     assert answer["cost"] is None, "the file has no price"
 
 

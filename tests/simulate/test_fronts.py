@@ -1,4 +1,4 @@
-"""What the fronts say: on rows whose answers are worked out by hand."""
+"""The fronts on rows whose answers are worked out by hand."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def points(*pairs: tuple[float, float]) -> list[Point]:
 
 
 def test_a_front_leaves_out_what_a_cheaper_run_keeps_as_well() -> None:
-    kept = front(points((5.0, 0.02), (4.0, 0.06), (6.0, 0.02), (7.0, 0.03), (8.0, 0.01)))
-    assert [point.gpu_hours for point in kept] == [4.0, 5.0, 8.0]
+    line = front(points((5.0, 0.02), (4.0, 0.06), (6.0, 0.02), (7.0, 0.03), (8.0, 0.01)))
+    assert [point.gpu_hours for point in line] == [4.0, 5.0, 8.0]
 
 
 def test_between_two_runs_the_logarithm_of_misses_is_a_line() -> None:
@@ -123,12 +123,12 @@ def test_a_load_that_mode_slo_was_not_played_on_is_left_out() -> None:
 
 def test_numbers_hold_a_mean_its_interval_over_seeds_and_the_worst_load() -> None:
     other = [replace(row, load="b", misses=0.079 if row.policy == "slo" else row.misses) for row in _rows()]
-    found = numbers([*_rows(), *other])["misses, over the best tuned peer at the same GPU-hours"]
-    assert found.loads == 2
-    assert found.worst == pytest.approx(0.08 / 0.04)
-    assert found.mean == pytest.approx((0.5 * 2.0) ** 0.5)
-    assert found.low == pytest.approx((0.25 * 2.0) ** 0.5)
-    assert found.high == pytest.approx((0.75 * 2.0) ** 0.5)
+    number = numbers([*_rows(), *other])["misses, over the best tuned peer at the same GPU-hours"]
+    assert number.loads == 2
+    assert number.worst == pytest.approx(0.08 / 0.04)
+    assert number.mean == pytest.approx((0.5 * 2.0) ** 0.5)
+    assert number.low == pytest.approx((0.25 * 2.0) ** 0.5)
+    assert number.high == pytest.approx((0.75 * 2.0) ** 0.5)
 
 
 def test_runs_count_where_the_oracle_keeps_both() -> None:

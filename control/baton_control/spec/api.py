@@ -99,7 +99,7 @@ class RoutingSpec(Model):
     disaggregation: Annotated[Disaggregation, Field(strict=False)] = Disaggregation.AUTO
     """Prompts that the prefill pool computes: `Always` all, `Never` none, `Auto` those that meet the targets better."""
     keep_answers: bool = True
-    """Whether prefill workers also decode an answer if that meets the targets better; only with `Auto`."""
+    """Lets prefill workers also decode an answer if that meets the targets better. Only with `Auto`."""
     prefill_unavailable: Annotated[PrefillUnavailable, Field(strict=False)] = PrefillUnavailable.DECODE_LOCALLY
     """Effect of having no prefill worker: decode workers compute prompts, or requests fail with 503 after 10 s."""
 
@@ -148,7 +148,7 @@ class AutoscalingSpec(Model):
     """Autoscaling of the pools."""
 
     mode: Annotated[ScalingMode, Field(strict=False)] = ScalingMode.SLO
-    """What sizes the pools: Baton, another autoscaler, or nothing. Quote "Off": YAML reads a bare Off as false."""
+    """Owner of the pools' sizes: Baton, another autoscaler, or none. Quote "Off": YAML reads a bare Off as false."""
     budget: BudgetSpec = BudgetSpec()
     """Budget of both pools together."""
     scale_to_zero_after: Annotated[Duration, Field(ge=60, le=7 * 86_400)] | None = None
@@ -158,11 +158,11 @@ class AutoscalingSpec(Model):
     schedules: Annotated[tuple[ScheduleSpec, ...], Field(max_length=16, strict=False)] = ()
     """Daily windows with more workers, in which the pools do not scale to zero."""
     flips: bool = False
-    """Whether workers may change pools without a restart. The pools must be equal except for `replicas`."""
+    """Lets workers change pools without a restart. The pools must be equal except for `replicas`."""
 
     @property
     def is_kept_awake(self) -> bool:
-        """Whether Baton keeps the pools awake only because it ignores `scale_to_zero`."""
+        """True while Baton keeps the pools awake only because it ignores `scale_to_zero`."""
         is_slo = self.mode is ScalingMode.SLO
         return is_slo and self.scale_to_zero is not None and self.scale_to_zero_after is None
 
@@ -177,7 +177,7 @@ class RolloutSpec(Model):
     canary: Annotated[int, Field(ge=0, le=100)] = 0
     """Percent of a pool that a new template gets before the rollout holds. 0: it does not hold."""
     paused: bool = False
-    """Whether new templates wait. The pools are still sized, and an empty pool still starts."""
+    """Pauses rollouts, so that new templates wait. The pools are still sized, and an empty pool still starts."""
 
     @model_validator(mode="after")
     def _can_move(self) -> RolloutSpec:

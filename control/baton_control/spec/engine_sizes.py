@@ -32,7 +32,7 @@ class EngineSpec(Model):
     offloaded_layers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Layers whose weights stay in the node's memory and are copied in every step, for large steps. Unset: 0."""
     offload_decode: bool = False
-    """Whether decode workers may have offloaded layers too. Each of their steps then waits for all copies."""
+    """Lets decode workers have offloaded layers too. Each of their steps then waits for all copies."""
 
     @model_validator(mode="after")
     def _chunks_fit_into_a_step(self) -> EngineSpec:

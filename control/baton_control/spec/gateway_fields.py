@@ -110,7 +110,7 @@ class GatewaySpec(Model):
     api_keys: ApiKeysSpec | None = None
     """API keys that clients must send. Unset: Pods of the same namespace need none, others have no access."""
     open_access: bool = False
-    """Whether every client that reaches the gateway has access without a key. Only without `apiKeys`."""
+    """Gives every client that reaches the gateway access without a key. Only without `apiKeys`."""
     allowed_origins: Annotated[tuple[Origin, ...], Field(max_length=16, strict=False)] = ()
     """Origins of web pages that may call the API (CORS), such as https://chat.example; * allows all. Empty: none."""
     unknown_fields: Annotated[UnknownFieldsPolicy, Field(strict=False)] = UnknownFieldsPolicy.REFUSE

@@ -82,7 +82,7 @@ class VolumeSpec(Model):
     config_map_name: ObjectName | None = None
     """ConfigMap in the same namespace, mounted read-only."""
     read_only: bool = True
-    """Whether the claim is mounted read-only."""
+    """Mounts the claim read-only."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> VolumeSpec:

@@ -148,13 +148,13 @@ class PoolSpec(Model):
 
     @model_validator(mode="after")
     def _options_differ(self) -> PoolSpec:
-        for field, found in (
-            ("env", [each.name for each in self.env]),
-            ("arguments", [each.name for each in self.arguments]),
-            ("volumes", [each.name for each in self.volumes]),
-            ("volumes", [each.mount_path for each in self.volumes]),
+        for field, names in (
+            ("env", [variable.name for variable in self.env]),
+            ("arguments", [argument.name for argument in self.arguments]),
+            ("volumes", [volume.name for volume in self.volumes]),
+            ("volumes", [volume.mount_path for volume in self.volumes]),
         ):
-            if len(set(found)) < len(found):
+            if len(set(names)) < len(names):
                 raise broken_rule(field, "not allowed: names and mount paths must differ")
         return self
 

@@ -65,7 +65,7 @@ class ModelSpec(Model):
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Type of the KV cache. `auto`: `dtype`. `fp8` (e4m3, with scales) halves 16-bit KV and needs accelerators."""
     generation_defaults: bool = True
-    """Whether sampling defaults come from the model's generation_config.json. False: the API's defaults."""
+    """Takes sampling defaults from the model's generation_config.json. False: the API's defaults."""
     tool_format: ToolFormat = "auto"
     """Format of the model's tool calls (docs/tools.md). `auto`: from its chat template. `none`: calls stay text."""
     reasoning_format: ReasoningFormat = "auto"

@@ -1,6 +1,6 @@
-"""What gateways told: the listener of their links, and per deployment the store that merges what they say.
+"""Telemetry of gateways: the server for their links, and a store per deployment that merges their summaries.
 
-Owns the merge of several gateways' reports into demand and latencies, unknown where one is silent.
+Owns the merge of several gateways' summaries into demand and latencies, which are unknown while a gateway is silent.
 Never sizes a pool.
 Called by the operator's process and by `baton up`.
 """

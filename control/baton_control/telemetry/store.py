@@ -1,8 +1,8 @@
-"""What the gateways of one deployment told, merged: demand since the last decision, latencies of the last minute,
+"""The merged summaries of one deployment's gateways: demand since the last decision, latencies of the last minute, and
 workers.
 
-Pure: messages and times go in, readings come out. Every reading is known, proven zero or unknown: while a gateway that
-should report is silent, or a summary was lost, demand is unknown, and so is what is routable.
+Pure: messages and times go in, measurements come out. Each is known, proven zero or unknown. While a gateway that
+should report is silent, or a summary was lost, demand is unknown, and so are the routable workers.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from baton_wire.messages.values import Role
 from baton_wire.sketch import Sketch, merged
 
 FRESH_S = 16.0
-"""Three summaries may be missing before a gateway counts as silent."""
+"""Age at which a gateway's last summary is stale: three summaries may be missing."""
 LATENCY_WINDOW_S = 60.0
 SETTLED_S = 8.0
-"""So long a gateway that has just linked may have found no worker yet, while others have some."""
+"""Time for a newly linked gateway to find its first worker."""
 WORKER_MEMORY_S = 600.0
 MAX_STEPS = 4_096
 MAX_NUMBERS = 2_048
 QUEUE_MEMORY_S = 600.0
-"""As long as a request may last."""
+"""Same as the longest duration of a request."""
 UNPROVEN_TOKENS = 1 << 20
-"""That may wait at a worker although no gateway told of prompts: this process may have just started."""
+"""Tokens that may wait at a worker without reported prompts, because this process may have just started."""
 MAX_STARTUP_S = 86_400.0
 
 
 @dataclass(slots=True)
 class _Window:
-    """Demand that one gateway process told of since the last decision."""
+    """Demand that one gateway process reported since the last decision."""
 
     count: int = 0
     seconds: float = 0.0
@@ -57,18 +57,18 @@ class _Window:
 
 @dataclass(slots=True)
 class _Gateway:
-    """One gateway process behind a live link."""
+    """A gateway process with a live link."""
 
     hello: GatewayHello
     since_s: float
-    heard_s: float | None = None
+    reported_s: float | None = None
     last: Summary | None = None
     window: _Window = field(default_factory=_Window)
     has_settled: bool = False
-    """It has told of a worker that it can use, or has had the time to find one."""
+    """True: it has reported a usable worker, or had the time to find one."""
 
     def is_fresh(self, now: float) -> bool:
-        return self.heard_s is not None and now - self.heard_s <= FRESH_S
+        return self.reported_s is not None and now - self.reported_s <= FRESH_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ class _Served:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What clients saw in the last minute, over all gateways."""
+    """Latencies that clients saw in the last minute, over all gateways."""
 
     ttft: Sketch
     tpot: Sketch
     unserved: int
 
     def share_met(self, role: Role, limit_s: float) -> tuple[float, int] | None:
-        """Share of the requests within a target and how many there were; who was not served missed it."""
+        """Share of the requests within a target, and their number; unserved ones missed the target."""
         met = self.ttft if role is Role.PREFILL else self.tpot
         total = met.count + self.unserved
         share = met.share_within(limit_s)
@@ -102,35 +102,35 @@ class FlexibleWorker:
     """A worker that can flip."""
 
     host: str
-    """Where gateways have found it."""
+    """Host of its address, as gateways report it."""
     epoch: bytes
     role: Role
-    """What it serves as now, by its last state."""
+    """Role in which it serves now, by its last state."""
     flip: int
-    """The number of the last flip that it carried out; 0: none."""
+    """Number of the last flip that it carried out; 0: none."""
     is_routable: bool = True
-    """Whether every gateway has linked it and a partner for it."""
+    """True: every gateway has linked it and a partner for it."""
 
 
 @dataclass(slots=True)
 class TelemetryStore:
-    """Of one deployment. `now` is any clock that only goes forward."""
+    """The telemetry of one deployment. `now` is any clock that only goes forward."""
 
     _gateways: dict[bytes, _Gateway] = field(default_factory=dict)
     _served: deque[_Served] = field(default_factory=deque)
     _steps: dict[tuple[bytes, int], ObservedStep] = field(default_factory=dict)
     _startups: dict[Role, deque[float]] = field(default_factory=dict)
     _prompts: deque[tuple[float, float]] = field(default_factory=deque)
-    """When gateways told of prompts, and of how many tokens."""
+    """Times at which prompts were reported, each with their tokens."""
     _known: dict[bytes, float] = field(default_factory=dict)
-    """Workers whose start-up time was counted, with when they were last told of."""
+    """Workers whose start-up time was counted, each with the time of its last report."""
     _numbers: dict[bytes, int] = field(default_factory=dict)
-    """The last summary of each gateway process, also of one whose link was lost a moment ago."""
+    """Number of the last summary of each gateway process, also after its link was lost."""
     _taken_s: float = float("-inf")
     _late: list[RequestShape] = field(default_factory=list)
     _pairs: PairMemory = field(default_factory=lambda: PairMemory(FRESH_S))
     parked: int = 0
-    """Requests that were said to wait without a worker since the last decision."""
+    """Most requests that waited without a worker since the last decision."""
     model_config: bytes | None = None
 
     # From the links ---------------------------------------------------------------------------------------------------
@@ -140,14 +140,14 @@ class TelemetryStore:
         self._pairs.linked(epoch, hello.gateway, hello.processes, now)
 
     def gone(self, epoch: bytes, now: float) -> None:
-        """Its link ended: what it had told last says nothing about now."""
+        """The link of a gateway process ended: its last summary says nothing about now."""
         self._gateways.pop(epoch, None)
         self._pairs.gone(epoch, now)
 
     def woken(self, parked: int) -> None:
         self.parked = max(self.parked, parked)
 
-    def told(self, epoch: bytes, summary: Summary, now: float) -> None:
+    def add_summary(self, epoch: bytes, summary: Summary, now: float) -> None:
         gateway = self._gateways.get(epoch)
         if gateway is None:
             return
@@ -156,27 +156,27 @@ class TelemetryStore:
         self._numbers[epoch] = summary.number
         if len(self._numbers) > MAX_NUMBERS:
             del self._numbers[next(iter(self._numbers))]
-        gateway.last, gateway.heard_s = summary, now
-        self._pairs.told(epoch, bool(_usable(summary)), now)
+        gateway.last, gateway.reported_s = summary, now
+        self._pairs.report(epoch, bool(_usable(summary)), now)
         gateway.has_settled |= bool(_usable(summary)) or now - gateway.since_s >= SETTLED_S
-        self._arrived(window, summary, now)
+        self._add_arrivals(window, summary, now)
         served = summary.served
         self._served.append(_Served(now, served.ttft, served.tpot, served.unserved))
         self._forget_old(now)
         self.parked = max(self.parked, summary.backlog.parked)
         for worker in summary.workers:
-            self._measured(worker, now)
+            self._add_measures(worker, now)
         self._known = {worker: at for worker, at in self._known.items() if now - at < WORKER_MEMORY_S}
 
-    def _arrived(self, window: _Window, summary: Summary, now: float) -> None:
+    def _add_arrivals(self, window: _Window, summary: Summary, now: float) -> None:
         arrived = summary.arrived
         window.count += arrived.accepted + arrived.queued + arrived.refused
         window.seconds += summary.seconds
         if arrived.prompt_tokens.total > 0:
             self._prompts.append((now, arrived.prompt_tokens.total))
         window.sample += [
-            RequestShape(each.prompt_tokens, each.output_tokens, min(each.cached_tokens, each.prompt_tokens))
-            for each in arrived.sample
+            RequestShape(shape.prompt_tokens, shape.output_tokens, min(shape.cached_tokens, shape.prompt_tokens))
+            for shape in arrived.sample
         ]
         stride = max(1, -(-len(window.sample) // (2 * MAX_SAMPLE)))
         window.sample = window.sample[::stride]
@@ -187,7 +187,7 @@ class TelemetryStore:
         while self._prompts and now - self._prompts[0][0] > QUEUE_MEMORY_S:
             self._prompts.popleft()
 
-    def _measured(self, worker: WorkerMeasures, now: float) -> None:
+    def _add_measures(self, worker: WorkerMeasures, now: float) -> None:
         role = worker.role
         if worker.epoch not in self._known and 0 < (worker.startup_s or 0.0) <= MAX_STARTUP_S:
             self._startups.setdefault(role, deque(maxlen=STARTUPS)).append(worker.startup_s or 0.0)
@@ -204,46 +204,47 @@ class TelemetryStore:
     # For decisions ----------------------------------------------------------------------------------------------------
 
     def is_complete(self, now: float, expected: int) -> bool:
-        """Every gateway process that should report has told something since the last decision."""
-        told = [each for each in self._gateways.values() if each.heard_s is not None and each.heard_s > self._taken_s]
-        return len(told) >= max(1, expected) and len(told) == len(self._gateways)
+        """True when every gateway process that should report has reported since the last decision."""
+        gateways = self._gateways.values()
+        count = sum(gateway.reported_s is not None and gateway.reported_s > self._taken_s for gateway in gateways)
+        return count >= max(1, expected) and count == len(gateways)
 
     def take_arrivals(self, now: float, expected: int) -> MeasuredArrivals:
         """Demand since the last call; `expected` gateway processes should report."""
         self._taken_s, self.parked = now, 0
         gateways = list(self._gateways.values())
-        windows = [(each, each.window) for each in gateways]
-        for each in gateways:
-            each.window = _Window()
+        windows = [(gateway, gateway.window) for gateway in gateways]
+        for gateway in gateways:
+            gateway.window = _Window()
         missing = self._missing(now, expected)
         if missing:
             return Unknown(missing)
         readings: list[MeasuredArrivals] = []
-        for each, window in windows:
-            if each.heard_s is None or window.seconds <= 0:
-                return Unknown("a gateway has told nothing since the last decision")
+        for gateway, window in windows:
+            if gateway.reported_s is None or window.seconds <= 0:
+                return Unknown("a gateway has reported nothing since the last decision")
             if window.has_gap:
                 return Unknown("a summary of a gateway was lost")
             count, sample = float(window.count), window.sample[:MAX_SAMPLE]
             self._late += [] if count else sample
-            readings.append(measure_arrivals(count, max(0.1, window.seconds), sample, each.heard_s, now))
+            readings.append(measure_arrivals(count, max(0.1, window.seconds), sample, gateway.reported_s, now))
         return merge_arrivals(readings)
 
     def take_late(self) -> tuple[RequestShape, ...]:
-        """Lengths told since the last call in intervals without an arrival: of requests that came before."""
+        """Lengths that were reported since the last call without an arrival, so of requests that arrived earlier."""
         late, self._late = tuple(self._late[:MAX_SAMPLE]), []
         return late
 
     def take_steps(self) -> list[ObservedStep]:
-        """Steps told since the last call; one that several gateways told of counts once."""
+        """Steps reported since the last call; a step that several gateways reported counts once."""
         taken, self._steps = list(self._steps.values()), {}
         return taken
 
     def latencies(self, now: float) -> Latencies:
         self._forget_old(now)
         served = self._served
-        ttft, tpot = _understood(each.ttft for each in served), _understood(each.tpot for each in served)
-        return Latencies(ttft, tpot, sum(each.unserved for each in served))
+        ttft, tpot = _merge(entry.ttft for entry in served), _merge(entry.tpot for entry in served)
+        return Latencies(ttft, tpot, sum(entry.unserved for entry in served))
 
     def queued_tokens(self, now: float, expected: int) -> Measurement:
         """Prompt tokens that wait for a prefill step, at gateways and at prefill workers."""
@@ -258,7 +259,7 @@ class TelemetryStore:
         for worker in self._workers().values():
             if worker.role is Role.PREFILL:
                 if worker.waiting_tokens is None:
-                    return Unknown("a worker has not told what waits there")
+                    return Unknown("a worker has not reported its waiting tokens")
                 if worker.waiting_tokens > came + UNPROVEN_TOKENS:
                     return Unknown("more tokens are said to wait at a worker than came")
                 total += worker.waiting_tokens
@@ -271,14 +272,12 @@ class TelemetryStore:
             return Unknown(missing)
         counts = [worker.running for worker in self._workers().values()]
         if any(count is None for count in counts):
-            return Unknown("a worker has not told what it works on")
+            return Unknown("a worker has not reported its running sequences")
         return measure_number(float(sum(count or 0 for count in counts)), "running sequences")
 
     def routable(self, now: float, expected: int = 0) -> Mapping[tuple[Role, str], int] | None:
-        """Live workers with a fitting partner by role and template hash; only those that every gateway process has that
-        has had the time to find them.
-
-        None: not known, because a gateway is silent.
+        """Number of routable workers by role and template hash: live, with a fitting partner, and linked to every
+        gateway process that had time to find workers. None: unknown, because a gateway is silent.
         """
         if self._missing(now, expected):
             return None
@@ -286,32 +285,33 @@ class TelemetryStore:
         return Counter((workers[e].role, workers[e].template_hash) for e in self._routable_everywhere())
 
     def _routable_everywhere(self) -> set[bytes]:
-        """A new gateway's first summary comes before its first worker: it says nothing about what others serve."""
-        told = [each for each in self._gateways.values() if each.last is not None]
-        settled = [each for each in told if each.has_settled] or told
-        sets = [_usable(each.last) for each in settled if each.last is not None]
+        """Epochs of the workers that every settled gateway can use. The first summary of a new gateway comes before its
+        first worker, so it does not count."""
+        reporting = [gateway for gateway in self._gateways.values() if gateway.last is not None]
+        settled = [gateway for gateway in reporting if gateway.has_settled] or reporting
+        sets = [_usable(gateway.last) for gateway in settled if gateway.last is not None]
         return set.intersection(*sets) if sets else set()
 
     def pairs(self, now: float) -> Pairs | None:
-        """Whether every gateway has a live pair that fits, each one of its own; None: not known."""
+        """The fitting live pairs of the gateways; None: unknown."""
         return self._pairs.pairs(now)
 
     def routable_addresses(self) -> frozenset[str]:
-        """Where the live workers are that any gateway has with a partner."""
+        """Addresses of the live workers that any gateway has linked together with a partner."""
         workers = self._workers().values()
         return frozenset(str(w.address) for w in workers if w.condition is WorkerCondition.LIVE and w.has_partner)
 
     def flips(self) -> dict[bytes, int]:
-        """The number of the last flip that each worker carried out, by its epoch; only of those that can flip."""
-        told: dict[bytes, int] = {}
+        """Number of the last flip that each flexible worker carried out, by its epoch."""
+        numbers: dict[bytes, int] = {}
         for summary in self._summaries():
             for worker in summary.workers:
                 if worker.flips:
-                    told[worker.epoch] = max(worker.flip, told.get(worker.epoch, 0))
-        return told
+                    numbers[worker.epoch] = max(worker.flip, numbers.get(worker.epoch, 0))
+        return numbers
 
     def flexible_workers(self) -> tuple[FlexibleWorker, ...]:
-        """What is known of the workers that can flip, each by the gateway that heard of its latest flip."""
+        """The flexible workers, each as reported by the gateway that knows its latest flip."""
         latest: dict[bytes, WorkerMeasures] = {}
         for summary in self._summaries():
             for worker in summary.workers:
@@ -323,7 +323,7 @@ class TelemetryStore:
         )
 
     def startup_s(self, role: Role) -> float | None:
-        """From the start of a process until it was ready; None: none was measured."""
+        """Time from the start of a worker process until it is ready; None: not measured."""
         return slow_start_s(tuple(self._startups.get(role, ())))
 
     def kv_capacity_tokens(self, role: Role) -> int | None:
@@ -337,41 +337,42 @@ class TelemetryStore:
         return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
 
     def lanes(self) -> Lanes | None:
-        """All ways between linked workers, as measured when their links came up; None: none was."""
+        """The lanes between linked workers, as measured when their links came up; None: none was measured."""
         known = [worker.lanes for worker in self._workers().values() if worker.lanes is not None]
         if not known:
             return None
-        slowest = min(known, key=lambda each: each.slowest_bytes_per_s)
-        measured, too_slow = sum(each.measured for each in known), sum(each.too_slow for each in known)
+        slowest = min(known, key=lambda lanes: lanes.slowest_bytes_per_s)
+        measured, too_slow = sum(lanes.measured for lanes in known), sum(lanes.too_slow for lanes in known)
         return Lanes(measured, too_slow, slowest.slowest, slowest.slowest_bytes_per_s)
 
     def oldest_s(self) -> float:
-        """Age of the oldest request that no worker has been told of; 0 without any."""
+        """Age of the oldest request that waits at a gateway; 0: there is none."""
         return max((summary.backlog.oldest_s for summary in self._summaries()), default=0.0)
 
     def _missing(self, now: float, expected: int) -> str:
-        """Why it is not known what the gateways do; empty when all that should report do."""
+        """The reason why telemetry is incomplete; empty when all gateways report that should."""
         gateways = list(self._gateways.values())
-        fresh = sum(each.is_fresh(now) for each in gateways)
+        fresh = sum(gateway.is_fresh(now) for gateway in gateways)
         if not self._gateways:
             return "no gateway reports"
         if fresh < len(self._gateways):
             return f"{len(self._gateways) - fresh} of {len(self._gateways)} gateway processes are silent"
-        wanted = max(expected, sum({each.hello.gateway: each.hello.processes for each in gateways}.values()))
+        processes = {gateway.hello.gateway: gateway.hello.processes for gateway in gateways}
+        wanted = max(expected, sum(processes.values()))
         return f"{fresh} of {wanted} gateway processes report" if fresh < wanted else ""
 
     def _summaries(self) -> Iterable[Summary]:
-        return [each.last for each in self._gateways.values() if each.last is not None]
+        return [gateway.last for gateway in self._gateways.values() if gateway.last is not None]
 
     def _workers(self) -> dict[bytes, WorkerMeasures]:
         return {worker.epoch: worker for summary in self._summaries() for worker in summary.workers}
 
 
 def _usable(summary: Summary) -> set[bytes]:
-    """Epochs of the live workers with a fitting partner: none, or at least a pair."""
+    """Epochs of the live workers with a fitting partner: no worker, or at least a pair."""
     return {w.epoch for w in summary.workers if w.condition is WorkerCondition.LIVE and w.has_partner}
 
 
-def _understood(told: Iterable[SketchData]) -> Sketch:
-    """A gateway that counts in other bins is not understood: its latencies count as none."""
-    return merged(each for each in told if each.ratio == SKETCH_RATIO)
+def _merge(sketches: Iterable[SketchData]) -> Sketch:
+    """One sketch of all; a gateway that counts in other bins is left out."""
+    return merged(sketch for sketch in sketches if sketch.ratio == SKETCH_RATIO)

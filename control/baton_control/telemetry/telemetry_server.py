@@ -1,7 +1,7 @@
 """The operator's end of the gateways' links: one authenticated WebSocket per gateway process, typed frames with a MAC.
 
-The path names the deployment, whose key both sides must prove to hold. What gateways tell goes into the deployment's
-`TelemetryStore`; while this process is a standby, gateways are sent to the one that holds the Lease.
+The path names the deployment, whose key both sides must prove to hold. Summaries go into the deployment's
+`TelemetryStore`; while this process is a standby, gateways are sent to the holder of the Lease.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ MAX_HOST_CHARS = 253
 MAX_LINKS = 1_024
 """Gateway processes of one deployment that have proven its key; more are refused."""
 MAX_CONNECTIONS = 16_384
-"""Of all deployments; half of them from one address."""
+"""Connections of all deployments together; at most half of them from one address."""
 SHUTDOWN_S = 0.5
 
 
 class DerivedKeys:
-    """The link keys of the deployment with that uid, from the master keys as they are now."""
+    """The link keys of the deployment with a uid, derived from the current master keys."""
 
     def __init__(self, masters: Callable[[], Mapping[str, bytes]], uid: str) -> None:
         self._masters, self._uid = masters, uid
@@ -72,16 +72,20 @@ class DerivedKeys:
 
 
 def address(text: str | None) -> Address | None:
-    """`host:port` as a message carries it; None where it is not one."""
+    """`host:port` as an Address; None: the text is none.
+
+    >>> address("10.0.0.1:8080")
+    Address(host='10.0.0.1', port=8080)
+    """
     host, _, port = (text or "").rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65_535
     return Address(host.strip("[]"), int(port)) if 0 < len(host) <= MAX_HOST_CHARS and is_port else None
 
 
 class TelemetryServer:
-    """Takes the links. `keys`: the link keys of a deployment, None when there is no such deployment. `standby`: whether
-    this process does not size pools, and who does (None: not known). `on_wake`: requests wait for workers, or other
-    workers are routable than before.
+    """The server for the gateways' links. `keys`: the link keys of a deployment, None: there is no such deployment.
+    `standby`: True while this process does not size pools, and the address of the one that does (None: unknown).
+    `on_wake` is called when requests wait for workers, and when the routable workers change.
     """
 
     def __init__(
@@ -107,24 +111,24 @@ class TelemetryServer:
         """Set and replaced when the orders change."""
 
     def store(self, key: Key) -> TelemetryStore:
-        """What the deployment's gateways told; empty while none did."""
+        """The telemetry of a deployment; empty until a gateway reports."""
         return self._stores.setdefault(key, TelemetryStore())
 
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
-        """What the deployment's gateways are told at once, and with every heartbeat until it is something else."""
+        """Send flip orders to the deployment's gateways, now and with every heartbeat until the next call."""
         if flips != self._orders.get(key, ()):
             self._orders[key] = flips
             self._ordered.pop(key, asyncio.Event()).set()
 
     def forget(self, key: Key) -> None:
-        """The deployment is gone."""
+        """Forget a deployment that is gone."""
         self._stores.pop(key, None)
         self._orders.pop(key, None)
         self._ordered.pop(key, None)
 
     @contextlib.asynccontextmanager
     async def serving(self, listening: socket.socket, pages: Mapping[str, Handle] | None = None) -> AsyncIterator[None]:
-        """Take links on a socket that listens, while the context lasts. `pages`: what else is served, by path."""
+        """Accept links on a listening socket while the context lasts. `pages`: handlers of other paths."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await (pages or {}).get(request.path, self.accept)(request)
@@ -137,7 +141,7 @@ class TelemetryServer:
             await server.end(SHUTDOWN_S)
 
     async def accept(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Handler of a gateway's path: handshake, hello, then frames until the link ends."""
+        """Handle a link: handshake, hello, then frames until it ends."""
         match = _PATH.fullmatch(request.path)
         key = None if match is None else Key(match["namespace"], match["name"])
         keys = None if key is None else self._keys(key)
@@ -150,19 +154,19 @@ class TelemetryServer:
             raise ConnectionResetError("the client left")
         evicted = self._handshakes.enter(source_of(request.remote or ""), transport)
         if evicted is not None:
-            reset(evicted)  # its own handler sees a peer that hung up
+            reset(evicted)  # its handler sees a closed connection
         websocket = web.WebSocketResponse(timeout=CLOSE_S, max_msg_size=MAX_SIGNED_BYTES, compress=False)
         try:
             try:
                 await websocket.prepare(request)
-            except ValueError as error:  # of a key header that is no base64
+            except ValueError as error:  # the key header is no base64
                 raise web.HTTPBadRequest(text="not a WebSocket handshake") from error
             try:
                 await self._shake_hands(key, keys, transport, websocket)
             finally:
                 await websocket.close()
         finally:
-            self._handshakes.leave(transport)  # a stranger's connection counts until it is closed
+            self._handshakes.leave(transport)  # an unauthenticated connection counts until it is closed
         return websocket
 
     async def _shake_hands(
@@ -207,14 +211,14 @@ class TelemetryServer:
             log.info("a link of gateway %s of %s has ended", hello.gateway, key)
             if self._leave(key, epoch, transport):
                 store.gone(epoch, self._clock())
-                self._on_wake(key)  # what was routable a moment ago is unknown now
+                self._on_wake(key)  # the routable workers are unknown now
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
 
     def _take(self, key: Key, epoch: bytes, transport: asyncio.BaseTransport) -> None:
-        """Count a link. One that the same process had before has broken on its side, whatever it looks like here.
+        """Count a link. An earlier link of the same process is reset: it has broken on the other side.
 
-        Raises ConnectionError when there are too many.
+        Raises ConnectionError when there are too many links.
         """
         links = self._links.setdefault(key, {})
         if epoch not in links and len(links) >= MAX_LINKS:
@@ -225,7 +229,7 @@ class TelemetryServer:
             reset(former)
 
     def _leave(self, key: Key, epoch: bytes, transport: asyncio.BaseTransport) -> bool:
-        """Whether this link was the current one of its process."""
+        """Stop counting a link; True: it was the current one of its process."""
         links = self._links.get(key, {})
         if links.get(epoch) is not transport:
             return False
@@ -244,20 +248,16 @@ class TelemetryServer:
                 liveness.heard(now())
                 try:
                     message = decode(frame, ToOperator)
-                except BadFieldsError as refusal:  # the numbers of summaries tell that one is missing
+                except BadFieldsError as refusal:  # the numbers of later summaries show that one is missing
                     bad.met(now(), str(refusal))
-                    self._complaints.say("a gateway's message is not taken", f"{key}: {refusal}")
+                    self._complaints.say("a gateway's message was refused", f"{key}: {refusal}")
                     continue
                 match message:
                     case Summary():
-                        store.told(epoch, message, self._clock())
-                        before, linked = (
-                            linked,
-                            frozenset(
-                                (each.epoch, each.condition, each.has_partner, each.flip) for each in message.workers
-                            ),
-                        )
-                        if message.backlog.parked or linked != before:  # a rollout waits for what is routable now
+                        store.add_summary(epoch, message, self._clock())
+                        before = linked
+                        linked = frozenset((w.epoch, w.condition, w.has_partner, w.flip) for w in message.workers)
+                        if message.backlog.parked or linked != before:  # a rollout may wait for routable workers
                             self._on_wake(key)
                     case Wake(parked):
                         store.woken(parked)
@@ -266,7 +266,7 @@ class TelemetryServer:
                         store.model_config = content
 
     async def _beat(self, key: Key, frames: SignedFrames) -> None:
-        """Heartbeats, with what is ordered; a process that became a standby says so."""
+        """Send heartbeats with the current orders, or the holder of the Lease while this process is a standby."""
         while True:
             changed = self._ordered.setdefault(key, asyncio.Event())
             is_standby, holder = self._standby()
@@ -281,8 +281,8 @@ class TelemetryServer:
     async def _order(self, key: Key, frames: SignedFrames, order: FlipOrder) -> None:
         try:
             frame = encode(order)
-        except BadFieldsError as refusal:  # a worker that lies of its flips has no number after it
-            self._complaints.say("an order is not sent", f"{key}: {refusal}")
+        except BadFieldsError as refusal:  # a worker reported a flip number that has no successor
+            self._complaints.say("a flip order cannot be sent", f"{key}: {refusal}")
             return
         await frames.send(frame)
 

@@ -245,7 +245,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=PATH",
-        help="folder that stands for pvc://NAME",
+        help="folder for pvc://NAME",
     )
     add_fetch_options(parser)
     add("--device", type=device, metavar="cpu|cuda", help="device to compute on, whatever FILE asks for")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from baton_control.rollout import pool_flip
+from baton_control.pool_flips import count_flips
 from baton_local.fleet.desired_processes import Fleet, SlotSpec
 from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import Role
@@ -19,7 +19,7 @@ def slots_to_flip(
     usable: frozenset[str],
     started_s: Mapping[str, float],
 ) -> tuple[tuple[SlotSpec, Role], ...]:
-    """The slots whose workers change pools (`pool_flip` says how many), each with its new role.
+    """The slots whose workers change pools (`count_flips` says how many), each with its new role.
 
     Only workers that gateways can use flip, because the others can be stopped at no loss. The youngest flip first, as
     when workers are stopped. None flips while templates change: that is the rollout's business.
@@ -32,12 +32,12 @@ def slots_to_flip(
         return ()
     workers = Counter(slot.worker.role for slot in slots)
     able = Counter(slot.worker.role for slot in slots if slot.name in usable)
-    flip = pool_flip(workers, wanted, able)
-    if flip is None:
+    flips = count_flips(workers, wanted, able)
+    if flips is None:
         return ()
-    givers = [slot for slot in slots if slot.worker.role is flip.giver and slot.name in usable]
+    givers = [slot for slot in slots if slot.worker.role is flips.giver and slot.name in usable]
     givers.sort(key=lambda slot: (-started_s.get(slot.name, 0.0), slot.name))
-    return tuple((slot, flip.taker) for slot in givers[: flip.workers])
+    return tuple((slot, flips.taker) for slot in givers[: flips.workers])
 
 
 @dataclass(frozen=True, slots=True)

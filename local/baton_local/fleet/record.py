@@ -59,7 +59,7 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     api_keys: str | None = None
     """The file or folder with the clients' API keys; None: the gateway needs none."""
     emulated: str | None = None
-    """What the emulated workers imitate; None: a model computes."""
+    """Description of the emulated workers; None: a model computes."""
 
 
 def read_record(run: RunDir) -> RunRecord:

@@ -11,7 +11,8 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from baton_control.rollout import Group, Wanted, pool_flip
+from baton_control.pool_flips import count_flips
+from baton_control.rollout import Group, Wanted
 from baton_control.telemetry.store import FlexibleWorker
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.worker_pods import WorkerPod
@@ -32,10 +33,10 @@ def sizes_after_flips(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) 
         return None
     have = {role: sum(group.workers for group in running if group.role is role) for role in POOL_ROLES}
     serving = {role: sum(group.routable or 0 for group in running if group.role is role) for role in POOL_ROLES}
-    flip = pool_flip(have, {role: pool.workers for role, pool in wanted.items()}, serving)
-    if flip is None:
+    flips = count_flips(have, {role: pool.workers for role, pool in wanted.items()}, serving)
+    if flips is None:
         return None
-    return {flip.giver: have[flip.giver] - flip.workers, flip.taker: have[flip.taker] + flip.workers}
+    return {flips.giver: have[flips.giver] - flips.workers, flips.taker: have[flips.taker] + flips.workers}
 
 
 def apply_flips(

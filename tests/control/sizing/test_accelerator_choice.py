@@ -64,15 +64,15 @@ def test_the_cheapest_type_that_keeps_the_percentile_is_chosen(
 
 
 def test_the_reason_has_workers_and_money_of_each() -> None:
-    found = choose(Role.DECODE, candidates(("H200", 10.0, 10.0), ("H100", 6.0, 8.0)), MIX, 30.0, BOUNDS, 60.0)
-    assert found.why == "decode on H100: H200 3 at 30 an hour, H100 4 at 24 an hour, for the most of half an hour"
+    choice = choose(Role.DECODE, candidates(("H200", 10.0, 10.0), ("H100", 6.0, 8.0)), MIX, 30.0, BOUNDS, 60.0)
+    assert choice.why == "decode on H100: H200 3 at 30 an hour, H100 4 at 24 an hour, for the most of half an hour"
 
 
 def test_a_type_on_which_requests_are_late_even_alone_is_never_chosen() -> None:
     slow = Candidate("A100", 0.1, Slow(5.0))
-    found = choose(Role.DECODE, [*candidates(("H200", 10.0, 10.0)), slow], MIX, 30.0, BOUNDS, 60.0)
-    assert found.type == "H200"
-    assert "A100 too few or too slow" in found.why
+    choice = choose(Role.DECODE, [*candidates(("H200", 10.0, 10.0)), slow], MIX, 30.0, BOUNDS, 60.0)
+    assert choice.type == "H200"
+    assert "A100 too few or too slow" in choice.why
 
 
 def test_a_change_has_to_pay_for_both_types_during_a_start() -> None:
@@ -89,23 +89,23 @@ def test_a_change_has_to_pay_for_both_types_during_a_start() -> None:
 def test_it_never_goes_back_and_forth_for_the_same_load(
     rows: list[tuple[float, float]], rate: float, startup_s: float
 ) -> None:
-    found = candidates(*((f"T{place}", *row) for place, row in enumerate(rows)))
-    first = choose(Role.PREFILL, found, MIX, rate, BOUNDS, startup_s).type
-    turned = sorted(found, key=lambda each: each.type != first)
+    types = candidates(*((f"T{place}", *row) for place, row in enumerate(rows)))
+    first = choose(Role.PREFILL, types, MIX, rate, BOUNDS, startup_s).type
+    turned = sorted(types, key=lambda candidate: candidate.type != first)
     assert choose(Role.PREFILL, turned, MIX, rate, BOUNDS, startup_s).type == first
 
 
 @given(before=st.integers(1, 60), after=st.integers(1, 60))
 def test_a_change_never_leaves_less_than_was_there_nor_buys_more_than_the_larger_pool(before: int, after: int) -> None:
     """`before` workers of the former type do as much as `after` of the new one, whichever are more."""
-    each = after / before
+    worth_of_former = after / before
     for routable in range(after + 1):
-        total = total_of_types(after, routable, each)
-        assert routable + (total - routable) * each >= after - 1e-6
+        total = total_of_types(after, routable, worth_of_former)
+        assert routable + (total - routable) * worth_of_former >= after - 1e-6
         assert total <= max(before, after) + 1
-    assert total_of_types(after, 0, each) == before
-    assert total_of_types(after, after, each) == after
-    assert equivalent(0, {"H100": before}, lambda name: each) == after
+    assert total_of_types(after, 0, worth_of_former) == before
+    assert total_of_types(after, after, worth_of_former) == after
+    assert equivalent(0, {"H100": before}, lambda name: worth_of_former) == after
 
 
 def test_what_was_asked_for_is_the_most_of_thirty_seconds_of_a_full_half_hour() -> None:
@@ -121,13 +121,13 @@ def test_what_was_asked_for_is_the_most_of_thirty_seconds_of_a_full_half_hour() 
 
 
 def test_a_type_in_force_selects_its_nodes_and_stays_one_of_all() -> None:
-    made = deployment(prefill__accelerator=two_types(), prefill__placement={"nodeSelector": {"a": "b"}})
-    assert in_force(made, {}).spec == made.spec
-    other = in_force(made, {Role.PREFILL: "H100", Role.DECODE: "H100"})
+    manifest = deployment(prefill__accelerator=two_types(), prefill__placement={"nodeSelector": {"a": "b"}})
+    assert in_force(manifest, {}).spec == manifest.spec
+    other = in_force(manifest, {Role.PREFILL: "H100", Role.DECODE: "H100"})
     pool = other.spec.prefill
     assert pool.placement.node_selector == {"a": "b", "example.com/gpu": "h100"}
-    assert [each.type for each in types_of(pool)] == ["H100", "H200"]
-    assert other.spec.decode == made.spec.decode
+    assert [kind.type for kind in types_of(pool)] == ["H100", "H200"]
+    assert other.spec.decode == manifest.spec.decode
     assert in_force(other, {Role.PREFILL: "A100"}).spec.prefill.accelerator == pool.accelerator
     assert type_of(pool, "nvidia.com/gpu", pool.placement.node_selector) == "H100"
     assert type_of(pool, "nvidia.com/gpu", {"a": "b"}) == "H200"
@@ -137,7 +137,9 @@ def test_a_type_in_force_selects_its_nodes_and_stays_one_of_all() -> None:
 def test_step_times_begin_with_those_of_the_type() -> None:
     accelerators = {role: {"resource": "nvidia.com/gpu", "type": "H200"} for role in POOL_ROLES}
     accelerators[Role.PREFILL]["type"] = "A100"
-    mixed = worker_prior(deployment(**{f"{role}__accelerator": each for role, each in accelerators.items()}), None)
+    mixed = worker_prior(
+        deployment(**{f"{role}__accelerator": accelerator for role, accelerator in accelerators.items()}), None
+    )
     plain = worker_prior(
         deployment(**{f"{role}__accelerator": {"resource": "nvidia.com/gpu"} for role in POOL_ROLES}), None
     )

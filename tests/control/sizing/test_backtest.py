@@ -41,29 +41,31 @@ def loads(rates: list[float], mix: Mix = MIX) -> list[Load]:
     return [Load(rate, rate, mix) for rate in rates]
 
 
-def found(rates: list[float], least: int = 1, most: int = 6, sizer: PerWorker | None = None, share: float = 1.0) -> int:
+def fewest(
+    rates: list[float], least: int = 1, most: int = 6, sizer: PerWorker | None = None, share: float = 1.0
+) -> int:
     return fewest_enough(Role.PREFILL, loads(rates), least, most, sizer or PerWorker(), share)
 
 
 @pytest.mark.parametrize(("spikes", "wanted"), [(0, 1), (2, 1), (3, 2), (4, 3), (30, 4)])
 @pytest.mark.parametrize("sizer", [PerWorker(), Unreachable()])
-def test_the_twin_says_which_size_keeps_the_percentile_over_all_loads(
+def test_the_simulator_says_which_size_keeps_the_percentile_over_all_loads(
     spikes: int, wanted: int, sizer: PerWorker
 ) -> None:
     """One worker loses three quarters of a spike, two half of it: of two spikes 4.0 % of all requests, of three 5.9 and
     3.9 %, of four 5.1 % with two workers. Who is late even when alone changes nothing."""
-    assert found([CALM] * (180 - spikes) + [SPIKE] * spikes, sizer=sizer) == wanted
+    assert fewest([CALM] * (180 - spikes) + [SPIKE] * spikes, sizer=sizer) == wanted
 
 
 def test_it_stays_between_the_least_and_the_most_that_are_asked_about() -> None:
-    assert found([CALM] * 180, least=3) == 3
-    assert found([SPIKE] * 180, most=2) == 2
+    assert fewest([CALM] * 180, least=3) == 3
+    assert fewest([SPIKE] * 180, most=2) == 2
 
 
 def test_who_goes_leaves_half_of_what_may_be_late() -> None:
     rates = [CALM] * 178 + [SPIKE] * 2
-    assert found(rates) == 1
-    assert found(rates, share=0.5) == 3, "two workers lose 2.7 %, three 1.3"
+    assert fewest(rates) == 1
+    assert fewest(rates, share=0.5) == 3, "two workers lose 2.7 %, three 1.3"
 
 
 def test_each_request_counts_once_however_long_it_is() -> None:
@@ -79,7 +81,7 @@ def test_each_request_counts_once_however_long_it_is() -> None:
 
 
 def test_where_no_request_is_late_the_lower_loads_are_not_asked_about() -> None:
-    """Of 180 loads of each of three mixes; the answer is that of asking about all."""
+    """180 loads of each of three mixes; the answer is that of asking about all."""
 
     class Counting(PerWorker):
         asked = 0
@@ -95,12 +97,12 @@ def test_where_no_request_is_late_the_lower_loads_are_not_asked_about() -> None:
         sizer = Counting()
         for workers in (1, 2, 3):
             late = sum(
-                each.rate_per_s * (1.0 - sizer.share_met(Role.PREFILL, MIX, each.rate_per_s, workers)) for each in every
+                load.rate_per_s * (1.0 - sizer.share_met(Role.PREFILL, MIX, load.rate_per_s, workers)) for load in every
             )
-            is_kept = late <= 0.05 * sum(each.rate_per_s for each in every)
+            is_kept = late <= 0.05 * sum(load.rate_per_s for load in every)
             sizer.asked = 0
             assert (fewest_enough(Role.PREFILL, every, workers, workers + 1, sizer) == workers) == is_kept
-            late_loads = sum(each.rate_per_s > 5.0 * workers for each in every)
+            late_loads = sum(load.rate_per_s > 5.0 * workers for load in every)
             assert sizer.asked <= late_loads + 3
 
 
@@ -150,7 +152,7 @@ def test_nothing_is_remembered_of_unknown_workers_or_unknown_clients() -> None:
 
 
 SPIKES = [CALM] * 160 + [SPIKE] * 20
-"""Four workers keep the percentile by the twin."""
+"""Four workers keep the percentile by the simulator."""
 
 
 @pytest.mark.parametrize(
@@ -158,8 +160,8 @@ SPIKES = [CALM] * 160 + [SPIKE] * 20
     [
         (1, 0.0, 1),  # nobody was late with one
         (1, 40.0, 1),  # 3.8 % of all requests were
-        (1, 60.0, 4),  # 5.8 % were, which three workers lose as well by the twin
-        (3, 0.0, 3),  # of fewer clients know nothing, and they are not asked about as long as the twin says no
+        (1, 60.0, 4),  # 5.8 % were, which three workers lose as well by the simulator
+        (3, 0.0, 3),  # of fewer clients know nothing, and they are not asked about as long as the simulator says no
     ],
 )
 def test_where_no_more_served_no_more_are_late_than_clients_saw(served: int, late_per_s: float, wanted: int) -> None:
@@ -168,7 +170,7 @@ def test_where_no_more_served_no_more_are_late_than_clients_saw(served: int, lat
     assert fewest_enough(Role.PREFILL, loads(SPIKES), 1, 6, PerWorker(), observed=seen) == wanted
 
 
-def test_what_clients_may_not_have_told_of_yet_the_twin_is_asked_about() -> None:
+def test_what_clients_may_not_have_told_of_yet_the_simulator_is_asked_about() -> None:
     calm_alone = ObservedLateness([1] * 160, {1: 0.0})
     assert fewest_enough(Role.PREFILL, loads(SPIKES), 1, 6, PerWorker(), observed=calm_alone) == 4
     by_two = ObservedLateness([1] * 160 + [None] * 20, {1: 0.0})
@@ -184,15 +186,15 @@ def test_with_what_clients_saw_the_answer_is_that_of_asking_about_all() -> None:
         seen = ObservedLateness(sizes, {size: float(random.uniform(0.0, 20.0)) for size in (1, 2, 3)})
         for workers in (1, 2, 3):
             late = dict.fromkeys((None, 1, 2, 3), 0.0)
-            for each, size in zip(every, [*sizes, *[None] * 10], strict=True):
+            for load, size in zip(every, [*sizes, *[None] * 10], strict=True):
                 known = size if size is not None and size <= workers else None
-                late[known] += each.rate_per_s * (
-                    1.0 - PerWorker().share_met(Role.PREFILL, MIX, each.rate_per_s, workers)
+                late[known] += load.rate_per_s * (
+                    1.0 - PerWorker().share_met(Role.PREFILL, MIX, load.rate_per_s, workers)
                 )
             total = late[None] + sum(min(late[size], seen.late_per_s[size]) for size in (1, 2, 3))
-            is_kept = total <= 0.05 * sum(each.rate_per_s for each in every)
-            found = fewest_enough(Role.PREFILL, every, workers, workers + 1, PerWorker(), observed=seen)
-            assert (found == workers) == is_kept
+            is_kept = total <= 0.05 * sum(load.rate_per_s for load in every)
+            enough = fewest_enough(Role.PREFILL, every, workers, workers + 1, PerWorker(), observed=seen)
+            assert (enough == workers) == is_kept
 
 
 def test_clients_tell_of_what_came_a_start_ago_with_the_fewest_of_its_minute() -> None:

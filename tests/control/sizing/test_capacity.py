@@ -25,7 +25,7 @@ MOST_PLAYED = 40_000
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> dict[Role, list[int]]:
-    """Requests of each question that the twin is asked from now on."""
+    """Requests of each question that the simulator is asked from now on."""
     counts: dict[Role, list[int]] = {role: [] for role in POOL_ROLES}
 
     def prompts(model: WorkerModel, load: Workload, workers: int, *rest: float) -> Floats:
@@ -60,8 +60,8 @@ def test_how_many_a_decision_plays_stays_bounded_over_a_dense_half_hour(played: 
         prompt, answer, rate = (100, 60, 400.0) if interval // 18 % 2 else (1500, 12, 40.0)
         rate *= random.uniform(0.1, 1.0)
         sample = tuple(
-            RequestShape(*each)
-            for each in (random.lognormal(0.0, 0.5, (64, 2)) * (prompt, answer)).astype(int).clip(1).tolist()
+            RequestShape(*lengths)
+            for lengths in (random.lognormal(0.0, 0.5, (64, 2)) * (prompt, answer)).astype(int).clip(1).tolist()
         )
         arrivals = Arrivals(round(rate * limits.interval_s), limits.interval_s, sample)
         for counts in played.values():

@@ -21,7 +21,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs/sizing.md"
 ROW = re.compile(r"^\| `(\w+\.\w+)` \| ([\d.]+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
 
 
-def told() -> dict[str, float]:
+def read_table() -> dict[str, float]:
     return {name: float(value) for name, value in ROW.findall(PAGE.read_text())}
 
 
@@ -42,10 +42,10 @@ def source(module: ModuleType) -> str:
 
 def test_the_table_has_every_constant_with_its_value() -> None:
     spec = {
-        f"SizingSpec.{each.name}": float(each.default)
-        for each in fields(SizingSpec)
-        if each.default is not MISSING and type(each.default) in (int, float)
+        f"SizingSpec.{constant.name}": float(constant.default)
+        for constant in fields(SizingSpec)
+        if constant.default is not MISSING and type(constant.default) in (int, float)
     }
     modules = (demand, backtest, forecast, pool_sizer, capacity, accelerator_choice)
-    found = spec | {name: value for module in modules for name, value in of(module).items()}
-    assert told() == found
+    expected = spec | {name: value for module in modules for name, value in of(module).items()}
+    assert read_table() == expected

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.sizing.decision.flips import Flips, find_flips, sizes_after_flips, sizes_with_starts
+from baton_control.pool_flips import Flips
+from baton_control.sizing.decision.flips import find_flips, sizes_after_flips, sizes_with_starts
 from baton_control.sizing.decision.slo import SloDecision, size
 from baton_control.sizing.inputs.deployment import FLIP_S, sizing_spec
 from baton_control.sizing.inputs.memory import SizingMemory

@@ -51,22 +51,22 @@ def test_means_are_those_of_the_last_values_up_to_each_place() -> None:
 def test_predictors_are_tested_side_by_side_as_each_alone() -> None:
     random = np.random.default_rng(2)
     for places in (9, 180):
-        actual, said, ahead = random.uniform(1.0, 9.0, places), random.uniform(1.0, 9.0, (4, places)), 7
+        actual, predicted, ahead = random.uniform(1.0, 9.0, places), random.uniform(1.0, 9.0, (4, places)), 7
         weights = random.uniform(0.1, 1.0, places - ahead)
-        losses, highs = _test(said, actual, ahead, 0.8, weights)
-        for loss, high, each in zip(losses, highs, said, strict=True):
-            past, later = each[:-ahead], actual[ahead:]
+        losses, highs = _test(predicted, actual, ahead, 0.8, weights)
+        for loss, high, predictor in zip(losses, highs, predicted, strict=True):
+            past, later = predictor[:-ahead], actual[ahead:]
             ratio, more = (by_hand(errors, weights, 0.8) for errors in (later / past, later - past))
             ratio, more = max(1.0, ratio), max(0.0, more)
             limit = np.minimum(past * ratio, past + more)
             pinball = np.where(later > limit, 0.8 * (later - limit), 0.2 * (limit - later))
             assert loss == pytest.approx(np.average(pinball, weights=weights))
-            assert high == pytest.approx(min(each[-1] * ratio, each[-1] + more))
+            assert high == pytest.approx(min(predictor[-1] * ratio, predictor[-1] + more))
 
 
 def by_hand(values: np.ndarray, weights: np.ndarray, quantile: float) -> float:
     """The least value that so much of the weight is at or under."""
-    return float(min(each for each in values if weights[values <= each].sum() >= quantile * weights.sum()))
+    return float(min(value for value in values if weights[values <= value].sum() >= quantile * weights.sum()))
 
 
 def test_a_quantile_of_equal_values_is_that_value() -> None:

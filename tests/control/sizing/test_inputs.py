@@ -1,4 +1,4 @@
-"""What comes in: readings that are refused, forecasts, traces."""
+"""Inputs: measurements that are refused, forecasts, traces."""
 
 from __future__ import annotations
 
@@ -135,12 +135,12 @@ def test_what_is_known_of_other_loads_gives_the_answer_that_asking_would() -> No
 def _shares_met(sizer: SimulatedSizer, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
     """Within TTFT and TPOT, with both pools and the links between them."""
     workload = mix.draw(rate_per_s, 4_000)
-    twin = Simulator(sizer.model, workload, ttft_s=sizer.targets.ttft_s)
+    simulator = Simulator(sizer.model, workload, ttft_s=sizer.targets.ttft_s)
     for role, count in zip(POOL_ROLES, workers, strict=True):
         for _ in range(count):
-            twin.add(role, 0.0)
-    twin.run_out()
-    ttft, tpot = (each[len(workload) // 2 :] for each in twin.latencies())
+            simulator.add(role, 0.0)
+    simulator.run_out()
+    ttft, tpot = (latencies[len(workload) // 2 :] for latencies in simulator.latencies())
     return float(np.mean(ttft <= sizer.targets.ttft_s)), float(np.mean(tpot <= sizer.targets.tpot_s))
 
 

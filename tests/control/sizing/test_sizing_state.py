@@ -46,8 +46,8 @@ def test_slower_steps_are_believed_after_warm_up_and_ask_for_more_workers() -> N
     assert slow.model.decode == ROUND_WORKER.decode, "no decode step was seen"
     reading = Arrivals(300, 10.0, (SHAPE,) * 8)
     needs = [
-        learn_and_size(a_spec, each, seen(reading, (1, 1)), (), 1000.0, 0.0)[0].pools[Role.PREFILL].needed
-        for each in (state, slow)
+        learn_and_size(a_spec, learned, seen(reading, (1, 1)), (), 1000.0, 0.0)[0].pools[Role.PREFILL].needed
+        for learned in (state, slow)
     ]
     assert needs[1] > 1.5 * needs[0]
 
@@ -55,8 +55,8 @@ def test_slower_steps_are_believed_after_warm_up_and_ask_for_more_workers() -> N
 def test_of_thousands_of_steps_an_even_part_is_learned_from() -> None:
     """Hundreds of workers tell of thousands between two decisions. The last tenth is of a slower kind."""
     a_spec = spec()
-    told = [*prefill_steps(1.0, count=4500), *prefill_steps(1.1, count=500)]
-    state = with_steps(a_spec, fresh(ROUND_WORKER, a_spec), told)
+    steps = [*prefill_steps(1.0, count=4500), *prefill_steps(1.1, count=500)]
+    state = with_steps(a_spec, fresh(ROUND_WORKER, a_spec), steps)
     every = prefill_steps(1.0, count=MOST_STEPS)
     learned = with_steps(a_spec, fresh(ROUND_WORKER, a_spec), every).prefill
     assert learned.steps + sum(learned.warmed.values()) == MOST_STEPS
@@ -71,8 +71,8 @@ def test_schedules_of_a_manifest_are_floors_by_role_day_and_minute() -> None:
     pool = {"min": 1, "max": 4}
     a_spec = sizing_spec(deployment(prefill__replicas=pool, decode__replicas=pool, autoscaling__schedules=[day, night]))
     minutes = {8 * 60 + 29: (1, 1), 8 * 60 + 30: (1, 3), 18 * 60: (1, 1), 22 * 60: (2, 2), 5 * 60 + 59: (2, 2)}
-    found = {m: (a_spec.floor(Role.PREFILL, m * 60.0), a_spec.floor(Role.DECODE, m * 60.0)) for m in minutes}
-    assert found == minutes, "the epoch began on a Thursday"
+    floors = {m: (a_spec.floor(Role.PREFILL, m * 60.0), a_spec.floor(Role.DECODE, m * 60.0)) for m in minutes}
+    assert floors == minutes, "the epoch began on a Thursday"
     assert a_spec.floor(Role.DECODE, 86_400.0 + 9 * 3600.0) == 1, "a Friday"
 
 

@@ -171,11 +171,11 @@ def test_a_budget_takes_from_the_pool_that_loses_least() -> None:
     a_spec = spec(max_accelerators=8)
     floors = {Role.PREFILL: 1, Role.DECODE: 1}
     wanted = {Role.PREFILL: 8, Role.DECODE: 4}
-    each = {Role.PREFILL: 1, Role.DECODE: 1}
+    accelerators = {Role.PREFILL: 1, Role.DECODE: 1}
     losses = {Role.PREFILL: 0.1, Role.DECODE: 0.06}
-    cut = cut_to_budget(8, wanted, floors, each, lambda role, left: (losses[role] / left,))
+    cut = cut_to_budget(8, wanted, floors, accelerators, lambda role, left: (losses[role] / left,))
     assert cut == {Role.PREFILL: 5, Role.DECODE: 3}
-    assert cut_to_budget(None, wanted, floors, each, lambda role, left: (0.0,)) == wanted
+    assert cut_to_budget(None, wanted, floors, accelerators, lambda role, left: (0.0,)) == wanted
     cpus = cut_to_budget(3, wanted, floors, {Role.PREFILL: 1, Role.DECODE: 0}, lambda role, left: (0.0,))
     assert cpus == {Role.PREFILL: 3, Role.DECODE: 4}, "workers without accelerators cost none"
     walk = Walk(a_spec)

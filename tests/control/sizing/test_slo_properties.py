@@ -1,4 +1,4 @@
-"""What must hold on every trace: generated loads, gaps and failures through the decision of mode SLO."""
+"""Properties that hold on every trace: generated loads, gaps and failures through the decision of mode SLO."""
 
 from __future__ import annotations
 

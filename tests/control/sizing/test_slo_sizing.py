@@ -71,7 +71,7 @@ class Run:
         arrived = ArrivalCounts(count, 0, 0, EMPTY, EMPTY, EMPTY, sample)
         backlog = Backlog(parked, parked, 0.0, 1000 * parked)
         summary = Summary(self.number, 1e9, seconds, arrived, self.served, backlog, self.linked, 0, "")
-        self.store.told(GATEWAY, summary, self.now)
+        self.store.add_summary(GATEWAY, summary, self.now)
 
     def decide(self) -> Sized:
         pools = {role: PoolNow(self.workers, self.workers, self.placement_s) for role in POOL_ROLES}
@@ -117,8 +117,8 @@ def test_what_clients_saw_late_is_remembered_with_how_many_served() -> None:
     run.served = Served(SketchData(total=8.0, bins=((-100, 6), (200, 2))), SketchData(total=1.0, bins=((-300, 4),)), 1)
     run.step(40)
     state = run.sizing._deployments[KEY].known.state
-    told = {role: pool.served[-1] for role, pool in state.memory.pools.items()}
-    assert [(routable, seen.requests, round(seen.late, 6)) for routable, seen in told.values()] == [
+    lateness = {role: pool.served[-1] for role, pool in state.memory.pools.items()}
+    assert [(routable, seen.requests, round(seen.late, 6)) for routable, seen in lateness.values()] == [
         (2, 9, 3),
         (2, 5, 1),
     ]
@@ -201,8 +201,8 @@ def test_what_is_kept_over_a_restart_is_not_rewritten_every_interval() -> None:
     run = Run(chat())
     sized = [run.step(40) for _ in range(31)][1:]
     moves = sum(one.workers != other.workers for one, other in pairwise(sized))
-    assert len({each.memory for each in sized}) <= 6 + moves, "once a minute, and when a pool moved"
-    assert all(each.memory for each in sized)
+    assert len({decision.memory for decision in sized}) <= 6 + moves, "once a minute, and when a pool moved"
+    assert all(decision.memory for decision in sized)
 
 
 def test_other_bounds_count_at_once() -> None:
@@ -226,8 +226,8 @@ def test_what_stands_before_any_step_is_the_prior() -> None:
 def test_a_decision_says_what_its_workers_cost_an_hour() -> None:
     def priced(prefill: float | None, decode: float | None) -> Sized:
         costs = ({} if cost is None else {"costPerHour": cost} for cost in (prefill, decode))
-        each = [{"resource": "gpu.example/one", **cost} for cost in costs]
-        run = Run(chat(prefill__accelerator=each[0], decode__accelerator=each[1]))
+        accelerators = [{"resource": "gpu.example/one", **cost} for cost in costs]
+        run = Run(chat(prefill__accelerator=accelerators[0], decode__accelerator=accelerators[1]))
         run.step(1)
         return run.step(1)
 
@@ -253,13 +253,13 @@ def test_a_type_whose_workers_the_budget_has_no_room_for_is_not_chosen() -> None
 def test_another_type_is_chosen_when_it_keeps_the_target_for_less_and_both_are_counted_while_it_comes() -> None:
     """An H200 does twice what an H100 does, for 5 to 1.5 an hour."""
 
-    def prior(each: LLMDeployment, config: bytes | None) -> WorkerModel:
-        accelerator = each.spec.prefill.accelerator
+    def prior(deployment: LLMDeployment, config: bytes | None) -> WorkerModel:
+        accelerator = deployment.spec.prefill.accelerator
         assert accelerator is not None
         return ROUND_WORKER if accelerator.type == "H200" else ROUND_WORKER.slowed(2.0, 1.0)
 
-    made = chat(prefill__accelerator=two_types(other__costPerHour=1.5))
-    run = Run(made)
+    manifest = chat(prefill__accelerator=two_types(other__costPerHour=1.5))
+    run = Run(manifest)
     run.sizing = SloSizing(lambda key: run.store, lambda: run.now, prior)
 
     def step(workers: int, others: dict[str, int], routable: int | None = None) -> Sized:
@@ -279,7 +279,7 @@ def test_another_type_is_chosen_when_it_keeps_the_target_for_less_and_both_are_c
     assert "on H100: H200 5 at 25 an hour, H100 12 at 18 an hour," in sized.types[Role.PREFILL].why
     assert Role.DECODE not in sized.types, "it has no other"
 
-    run.deployment = in_force(made, {Role.PREFILL: "H100"})
+    run.deployment = in_force(manifest, {Role.PREFILL: "H100"})
     step(0, {"H200": workers})
     first = step(0, {"H200": workers})
     assert workers <= first.workers[Role.PREFILL] <= workers + 1, "nobody goes before another is there"
@@ -296,13 +296,13 @@ def test_a_pool_does_not_grow_by_itself_while_workers_of_another_type_are_on_the
     it had the most, as nobody is sent away while it is unknown who serves.
     """
 
-    def prior(each: LLMDeployment, config: bytes | None) -> WorkerModel:
-        accelerator = each.spec.prefill.accelerator
+    def prior(deployment: LLMDeployment, config: bytes | None) -> WorkerModel:
+        accelerator = deployment.spec.prefill.accelerator
         assert accelerator is not None
         return ROUND_WORKER if accelerator.type == "H200" else ROUND_WORKER.slowed(slower, 1.0)
 
-    made = chat(prefill__accelerator=two_types(other__costPerHour=1.5))
-    run = Run(made)
+    manifest = chat(prefill__accelerator=two_types(other__costPerHour=1.5))
+    run = Run(manifest)
     run.sizing = SloSizing(lambda key: run.store, lambda: run.now, prior)
 
     def step(wanted: int, former: int) -> int:
@@ -321,7 +321,7 @@ def test_a_pool_does_not_grow_by_itself_while_workers_of_another_type_are_on_the
     for _ in range(240):
         workers = step(workers, 0)
     former = workers
-    run.deployment = in_force(made, {Role.PREFILL: "H100"})
+    run.deployment = in_force(manifest, {Role.PREFILL: "H100"})
     wanted = [former]
     for _ in range(12):
         wanted.append(step(wanted[-1], former))

@@ -263,7 +263,7 @@ def test_layers_with_a_window_keep_move_and_read_it_alone() -> None:
     times = decode_times(shape, H200, 1, context)
     assert times.per_kv_token_s == pytest.approx(12 * of_layer / H200.kv_bytes_per_s)
     whole = replace(shape, kinds=())
-    held, held_whole = (kv_capacity_tokens(each, H200, 1, context) for each in (shape, whole))
+    held, held_whole = (kv_capacity_tokens(model, H200, 1, context) for model in (shape, whole))
     assert held == pytest.approx(1.99 * held_whole, rel=0.01)
     model = worker_model(shape, H200, context_tokens=context)
     assert model.decode.seconds(8, 8 * context) < decode_times(whole, H200, 1).seconds(8, 8 * context)

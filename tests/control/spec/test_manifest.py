@@ -282,12 +282,12 @@ WORDS = (
 
 
 @pytest.mark.parametrize(
-    ("digits", "said"),
+    ("digits", "message"),
     [("0x" + "f" * 200_000, "an integer of 800000 bits is not allowed"), ("9" * 200_000, "4300 digits")],
 )
-def test_a_number_of_a_page_is_refused_in_a_line(digits: str, said: str) -> None:
+def test_a_number_of_a_page_is_refused_in_a_line(digits: str, message: str) -> None:
     text, count = re.subn(r"\"maxContextTokens\": \d+", f"maxContextTokens: {digits}", HEAD)
     assert count == 1
     (problem,) = problems_of(text)
-    assert said in problem
+    assert message in problem
     assert len(problem) < 400

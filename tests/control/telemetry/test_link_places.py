@@ -1,4 +1,4 @@
-"""Who has a place among the links of a deployment's gateways: who proved its key, once for each process."""
+"""Places among the links of a deployment's gateways: one for each process that proved its key."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ async def test_workers_that_become_or_cease_to_be_routable_are_a_reason_for_a_pa
         for number, condition in ((2, WorkerCondition.LIVE), (3, WorkerCondition.DRAINING)):
             gateway.workers = (replace(WORKER, condition=condition),)
             await until(lambda number=number: len(operator.woken) == number)  # type: ignore[misc]
-        told = operator.server.store(KEY).take_arrivals
+        take = operator.server.store(KEY).take_arrivals
         await until(arrivals(operator))
-        told(time.monotonic(), 1)
+        take(time.monotonic(), 1)
         await until(arrivals(operator))  # one more summary, of the same workers
         assert len(operator.woken) == 3
     await until(lambda: len(operator.woken) == 4)  # the link is gone, and with it what is known
@@ -83,9 +83,9 @@ async def test_orders_are_told_at_once_and_again_until_they_are_withdrawn(
         await until(lambda: len(gateway.orders) >= 3)
         operator.server.order(KEY, ())
         await asyncio.sleep(0.5)
-        told = len(gateway.orders)
+        count = len(gateway.orders)
         await asyncio.sleep(0.3)
-        assert len(gateway.orders) == told
+        assert len(gateway.orders) == count
     operator.server.order(KEY, (order,))
     async with operating(keys) as operator:
         operator.server.order(KEY, (order,))
@@ -226,7 +226,7 @@ async def test_a_farewell_that_never_comes_is_not_waited_for(tmp_path: Path) -> 
 
 
 async def test_two_summaries_before_their_time_are_a_moment_apart(tmp_path: Path) -> None:
-    """Workers that come one after the other are told of together; the last of them is not left out."""
+    """Workers that come one after the other are reported together; the last of them is not left out."""
     keys = keys_in(tmp_path)
     times = OperatorTimes(summary_s=60.0, soonest_s=0.3)
     async with operating(keys) as operator, linking(keys, operator.url, times) as gateway:
@@ -234,14 +234,14 @@ async def test_two_summaries_before_their_time_are_a_moment_apart(tmp_path: Path
         await until(lambda: store.has_links and store._gateways[b"g" * 16].last is not None)
         began = time.monotonic()
         for count in range(1, 41):
-            gateway.workers = tuple(replace(WORKER, epoch=bytes([each]) * 16) for each in range(count))
+            gateway.workers = tuple(replace(WORKER, epoch=bytes([number]) * 16) for number in range(count))
             gateway.link.report_now()
             await asyncio.sleep(0.005)
 
         def last() -> Summary:
-            told = store._gateways[b"g" * 16].last
-            assert told is not None
-            return told
+            summary = store._gateways[b"g" * 16].last
+            assert summary is not None
+            return summary
 
         await until(lambda: len(last().workers) == 40)
         assert last().number <= 3 + (time.monotonic() - began) / times.soonest_s
@@ -260,7 +260,7 @@ async def test_what_does_not_fit_is_left_out_on_either_end_and_the_link_stays(
         gateway.workers = (replace(WORKER, template_hash="x" * 65),)
         operator.server.order(KEY, (FlipOrder(b"w" * 16, (1 << 40) + 1, Role.PREFILL),))
         await until(lambda: "a message to the operator is not sent" in caplog.text)
-        await until(lambda: "an order is not sent" in caplog.text)
+        await until(lambda: "a flip order cannot be sent" in caplog.text)
         gateway.workers = (WORKER,)
         number = gateway.telemetry._number
         await until(lambda: before.last is not None and before.last.number > number)

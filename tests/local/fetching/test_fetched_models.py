@@ -100,9 +100,9 @@ def test_a_model_that_cannot_be_served_is_refused_before_its_weights_come(hub: F
 
 
 def test_a_file_with_a_remote_source_is_fetched_as_on_a_cluster(hub: FakeHub, cache: ModelCache) -> None:
-    made = deployment(model__source=f"hf://{REPOSITORY}@{FIRST}")
-    ready = deployment_from_manifest(made, Path("file.yaml"), {}, cache, {"HF_ENDPOINT": hub.address})
-    assert ready.deployment == made
+    written = deployment(model__source=f"hf://{REPOSITORY}@{FIRST}")
+    ready = deployment_from_manifest(written, Path("file.yaml"), {}, cache, {"HF_ENDPOINT": hub.address})
+    assert ready.deployment == written
     assert servable_model(Path(ready.argument)).family == "llama"
 
 
@@ -112,11 +112,11 @@ def test_a_folder_is_served_as_it_is(hub: FakeHub, cache: ModelCache) -> None:
     assert (model.source, model.served_name, model.max_context_tokens) == (f"file://{tiny_llama.FOLDER}", "mine", 64)
     assert ready.cached is None
     assert not cache.folder.exists()
-    for text, said in [
+    for text, message in [
         (str(cache.folder), "no such folder; a model of the hub is hf://ORG/NAME"),
         (str(tiny_llama.FOLDER.parent), "cannot be served: .*config.json: cannot be read"),
     ]:
-        with pytest.raises(StartError, match=said):
+        with pytest.raises(StartError, match=message):
             up(text, hub, cache)
     with pytest.raises(StartError, match="cannot be served: max_context_tokens: 1000000 is not supported"):
         up(str(tiny_llama.FOLDER), hub, cache, max_context_tokens=1_000_000)
@@ -134,7 +134,7 @@ def test_the_cache_is_bounded_and_what_was_used_longest_ago_goes(hub: FakeHub, c
             pass
     with small.hold(small.model(sources["a"])):
         download_model(sources["c"], small, environment)
-        assert [small.model(sources[each]).is_whole() for each in "abc"] == [True, False, True]
+        assert [small.model(sources[letter]).is_whole() for letter in "abc"] == [True, False, True]
         with pytest.raises(StartError, match=r"the cache may have .*: raise --cache-size"):
             download_model(sources["b"], ModelCache(cache.folder, size - 1), environment)
         with pytest.raises(StartError, match="models in use take"):

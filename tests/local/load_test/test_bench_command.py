@@ -1,4 +1,4 @@
-"""`baton bench` against a server of a few lines: what is sent, what is told, and how it fails."""
+"""`baton bench` against a server of a few lines: what is sent, what is reported, and how it fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Server:
         prompt, count = body["messages"][0]["content"] if is_chat else body["prompt"], body["max_tokens"]
         if count > self.most:
             return web.json_response({"error": {"message": "too long for me"}}, status=429)
-        streams = sum(each["stream"] for each in self.bodies)
+        streams = sum(body["stream"] for body in self.bodies)
         if body["stream"] and streams > self.held:
             if streams == self.held + 1:  # a second one would end the client at once
                 os.kill(os.getpid(), signal.SIGINT)
@@ -115,7 +115,7 @@ def test_each_rate_is_a_line_and_a_report(server: Server, tmp_path: Path, capsys
     assert [(one.rate, one.offered, one.whole) for one in record.reports] == [(10, 10, 10), (40, 40, 40)]
     assert record.model == "served"
     assert record.reports[0].prompt_tokens == pytest.approx(40, abs=2)
-    assert all(each.is_kept for one in record.reports for each in one.attainment)
+    assert all(result.is_kept for report in record.reports for result in report.attainment)
     assert "goodput at TTFT 9000 ms, TPOT 2000 ms, 95 %" in text
     sent = [body for body in server.bodies if body["stream"]]
     assert len(sent) == 4 + 10 + 40
@@ -132,8 +132,8 @@ def test_only_fields_of_openai_ids_and_the_key(
     assert {len(body["prompt"]) for body in server.bodies} == {512}
     assert len({tuple(body["prompt"][:8]) for body in server.bodies}) == 1
     assert server.keys == {"Bearer secret-of-mine"}
-    found = capsys.readouterr()
-    assert "secret-of-mine" not in found.out + found.err
+    printed = capsys.readouterr()
+    assert "secret-of-mine" not in printed.out + printed.err
 
 
 def test_a_trace_is_sent_at_its_own_times(server: Server, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_what_is_refused_is_lost_and_said(server: Server, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "give --rate R"),
         (("--find", "1-2"), "needs --ttft or --tpot"),
@@ -178,10 +178,10 @@ def test_what_is_refused_is_lost_and_said(server: Server, capsys: pytest.Capture
     ],
 )
 def test_what_cannot_be_run_is_one_line(
-    server: Server, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    server: Server, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(server, *arguments) != 0
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert server.bodies == []
 
 
@@ -209,9 +209,9 @@ def test_a_chats_thoughts_are_pieces_too(server: Server, tmp_path: Path) -> None
     path = tmp_path / "out.json"
     assert bench(server, "--rate", "20", "--chat", "--plain", "--output-tokens", "4", "--json", str(path)) == 0
     assert all("messages" in body and "ignore_eos" not in body for body in server.bodies)
-    (found,) = read_load_record(path).reports
-    assert (found.whole, found.output_tokens, found.uncounted) == (found.offered, 4, 0)
-    assert found.prompt_tokens == pytest.approx(512, abs=2)
+    (report,) = read_load_record(path).reports
+    assert (report.whole, report.output_tokens, report.uncounted) == (report.offered, 4, 0)
+    assert report.prompt_tokens == pytest.approx(512, abs=2)
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")

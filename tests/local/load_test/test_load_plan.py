@@ -42,10 +42,10 @@ def test_a_log_normal_has_the_median_and_the_percentile_that_were_asked_for() ->
 @given(st.integers(1, MAX_TOKENS), st.integers(1, MAX_TOKENS), st.sampled_from("-~"))
 def test_a_distribution_reads_what_it_writes(one: int, other: int, sign: str) -> None:
     low, high = sorted((one, other))
-    found = length_distribution(f"{low}{sign}{high}")
-    assert found == LengthDistribution(low, high, is_lognormal=sign == "~")
-    assert length_distribution(str(found)) == found
-    drawn = found.draw(20, np.random.default_rng(1))
+    lengths = length_distribution(f"{low}{sign}{high}")
+    assert lengths == LengthDistribution(low, high, is_lognormal=sign == "~")
+    assert length_distribution(str(lengths)) == lengths
+    drawn = lengths.draw(20, np.random.default_rng(1))
     assert drawn.min() >= 1
     assert sign == "~" or low <= drawn.min() <= drawn.max() <= high
 
@@ -74,7 +74,7 @@ def test_lengths_of_a_trace_stay_together() -> None:
     pairs = [(10, 1, 0), (200, 2, 50), (3_000, 3, 1)]
     prompt, output, cached = (np.array(column) for column in zip(*pairs, strict=True))
     trace = Workload(np.arange(3.0), prompt, output, cached, "azure")
-    found = traced_load(np.arange(50.0), trace, np.random.default_rng(2))
-    drawn = set(zip(found.prompt_tokens, found.output_tokens, found.cached_tokens, strict=True))
+    load = traced_load(np.arange(50.0), trace, np.random.default_rng(2))
+    drawn = set(zip(load.prompt_tokens, load.output_tokens, load.cached_tokens, strict=True))
     assert drawn == set(pairs)
-    assert found.arrival_s.tolist() == [float(at) for at in range(50)]
+    assert load.arrival_s.tolist() == [float(at) for at in range(50)]

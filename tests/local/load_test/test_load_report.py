@@ -1,4 +1,4 @@
-"""What a load amounted to: misses of every kind count, a lucky rate does not, and the search finds the edge."""
+"""The report of a load: misses of every kind count, a lucky rate does not, and the search finds the edge."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def at_rate(rate: float, share_met: float, count: int = 100) -> LoadReport:
 
 
 def test_latencies_throughput_and_goodput_of_a_known_load() -> None:
-    found = report([answer(0.1), answer(0.3), answer(0.6), refused()], 2.0, [TARGETS], 0.5, gpus=2)
-    assert (found.rate, found.offered, found.whole, found.refused, found.broken) == (2.0, 4, 3, 1, 0)
-    assert found.ttft_s is not None
-    assert found.ttft_s.p50 == pytest.approx(0.3)
-    assert found.ttft_s.p99 == pytest.approx(0.6)
-    assert found.tpot_s is not None
-    assert found.tpot_s.p95 == pytest.approx(0.01)
-    assert found.itl_s is not None
-    assert found.itl_s.p50 == pytest.approx(0.01)
-    assert found.output_tokens_per_s == pytest.approx(33 / 0.7)
-    assert found.per_gpu_tokens_per_s == pytest.approx(33 / 1.4)
-    assert (found.prompt_tokens, found.output_tokens) == (40, 11)
-    (kept,) = found.attainment
-    assert (kept.share, kept.goodput_per_s, kept.is_kept) == (0.5, 1.0, True)
-    assert found.failures == {"HTTP 429": 1}
-    assert found.failed_because == "full"
+    load = report([answer(0.1), answer(0.3), answer(0.6), refused()], 2.0, [TARGETS], 0.5, gpus=2)
+    assert (load.rate, load.offered, load.whole, load.refused, load.broken) == (2.0, 4, 3, 1, 0)
+    assert load.ttft_s is not None
+    assert load.ttft_s.p50 == pytest.approx(0.3)
+    assert load.ttft_s.p99 == pytest.approx(0.6)
+    assert load.tpot_s is not None
+    assert load.tpot_s.p95 == pytest.approx(0.01)
+    assert load.itl_s is not None
+    assert load.itl_s.p50 == pytest.approx(0.01)
+    assert load.output_tokens_per_s == pytest.approx(33 / 0.7)
+    assert load.per_gpu_tokens_per_s == pytest.approx(33 / 1.4)
+    assert (load.prompt_tokens, load.output_tokens) == (40, 11)
+    (attainment,) = load.attainment
+    assert (attainment.share, attainment.goodput_per_s, attainment.is_kept) == (0.5, 1.0, True)
+    assert load.failures == {"HTTP 429": 1}
+    assert load.failed_because == "full"
 
 
 def test_an_end_without_text_is_no_token_and_no_gap() -> None:
@@ -66,9 +66,9 @@ def test_an_end_without_text_is_no_token_and_no_gap() -> None:
     ended = answer(0.1, tpot_s=0.01, tokens=11)
     ended.times_s.append(ended.times_s[-1] + 1e-5)
     ended.bare_ends = 1
-    found = report([ended], 1.0, [TARGETS], 0.95)
-    assert found.itl_s is not None
-    assert found.itl_s.mean == pytest.approx(0.01)
+    load = report([ended], 1.0, [TARGETS], 0.95)
+    assert load.itl_s is not None
+    assert load.itl_s.mean == pytest.approx(0.01)
 
 
 def test_a_share_is_kept_where_it_is_met_to_the_request() -> None:
@@ -81,17 +81,17 @@ def test_a_share_is_kept_where_it_is_met_to_the_request() -> None:
 def test_tokens_that_the_server_did_not_count_are_said_to_be_pieces() -> None:
     uncounted, counted = answer(0.1), answer(0.1)
     counted.is_counted = True
-    found = report([uncounted, counted, refused()], 3.0, [], 0.95)
-    assert found.uncounted == 1
-    assert "uncounted at 1 req/s: the server told the tokens of 1 of 2 answers" in as_text([record([found])])
+    load = report([uncounted, counted, refused()], 3.0, [], 0.95)
+    assert load.uncounted == 1
+    assert "uncounted at 1 req/s: the server reported the tokens of 1 of 2 answers" in as_text([record([load])])
 
 
 def test_a_load_that_was_stopped_keeps_no_target() -> None:
-    """Those that had ended are the fast ones."""
-    found = report([answer(0.1)], 2.0, [TARGETS], 0.95, rate=5.0, unended=7)
-    assert (found.attainment, found.unended) == ((), 7)
-    assert "stopped at 5 req/s after 2 s: 7 requests under way are not in it" in as_text([record([found])])
-    assert highest_kept([found], TARGETS) is None
+    """The answers that had ended are the fast ones."""
+    load = report([answer(0.1)], 2.0, [TARGETS], 0.95, rate=5.0, unended=7)
+    assert (load.attainment, load.unended) == ((), 7)
+    assert "stopped at 5 req/s after 2 s: 7 requests in flight are missing" in as_text([record([load])])
+    assert highest_kept([load], TARGETS) is None
 
 
 def test_what_a_refusal_said_is_one_line() -> None:
@@ -100,31 +100,31 @@ def test_what_a_refusal_said_is_one_line() -> None:
 
 
 def test_a_refusal_is_a_miss_at_every_target_and_hides_no_latency() -> None:
-    found = report([answer(0.1), refused()], 1.0, [ClientTargets()], 0.95)
-    assert found.attainment[0].share == 0.5
-    assert found.ttft_s is not None
-    assert found.ttft_s.p99 == pytest.approx(0.1)
+    load = report([answer(0.1), refused()], 1.0, [ClientTargets()], 0.95)
+    assert load.attainment[0].share == 0.5
+    assert load.ttft_s is not None
+    assert load.ttft_s.p99 == pytest.approx(0.1)
 
 
 def test_what_nobody_can_know_is_none_and_not_zero() -> None:
-    found = report([refused()], 1.0, [TARGETS], 0.95, gpus=8)
-    assert (found.ttft_s, found.tpot_s, found.itl_s, found.e2e_s) == (None,) * 4
-    assert (found.output_tokens, found.prompt_tokens, found.per_gpu_tokens_per_s) == (None,) * 3
-    assert "-" in as_text([record([found])])
+    load = report([refused()], 1.0, [TARGETS], 0.95, gpus=8)
+    assert (load.ttft_s, load.tpot_s, load.itl_s, load.e2e_s) == (None,) * 4
+    assert (load.output_tokens, load.prompt_tokens, load.per_gpu_tokens_per_s) == (None,) * 3
+    assert "-" in as_text([record([load])])
 
 
 def test_one_token_has_no_time_between_tokens_and_meets_that_target() -> None:
-    found = report([answer(0.1, tokens=1)], 1.0, [TARGETS], 0.95)
-    assert found.tpot_s is None
-    assert found.attainment[0].is_kept
+    load = report([answer(0.1, tokens=1)], 1.0, [TARGETS], 0.95)
+    assert load.tpot_s is None
+    assert load.attainment[0].is_kept
 
 
 def test_time_counts_from_when_a_request_was_due() -> None:
-    found = report([answer(0.4, late_s=0.3)], 1.0, [TARGETS], 0.95)
-    assert found.ttft_s is not None
-    assert found.ttft_s.p50 == pytest.approx(0.4)
-    assert found.late_p99_s == pytest.approx(0.3)
-    assert "late" in as_text([record([found])])
+    load = report([answer(0.4, late_s=0.3)], 1.0, [TARGETS], 0.95)
+    assert load.ttft_s is not None
+    assert load.ttft_s.p50 == pytest.approx(0.4)
+    assert load.late_p99_s == pytest.approx(0.3)
+    assert "late" in as_text([record([load])])
 
 
 def test_a_rate_above_one_that_failed_is_no_goodput() -> None:
@@ -137,10 +137,10 @@ def test_a_rate_above_one_that_failed_is_no_goodput() -> None:
 
 @given(st.lists(st.floats(0.001, 100.0), min_size=1, max_size=50))
 def test_percentiles_are_values_that_came(values: list[float]) -> None:
-    found = latency(values)
-    assert found is not None
-    assert {found.p50, found.p95, found.p99} <= set(values)
-    assert found.p50 <= found.p95 <= found.p99 <= max(values)
+    spread = latency(values)
+    assert spread is not None
+    assert {spread.p50, spread.p95, spread.p99} <= set(values)
+    assert spread.p50 <= spread.p95 <= spread.p99 <= max(values)
 
 
 @given(st.floats(0.5, 30.0))

@@ -20,7 +20,7 @@ def test_ids_are_as_many_as_asked_for_and_the_shared_ones_are_a_beginning(
     one, again = prompts.prompt(1, 7, tokens, shared), prompts.prompt(1, 7, tokens, shared)
     assert one == again
     assert len(one) == tokens
-    assert all(16 <= each <= 499 for each in one)
+    assert all(16 <= token <= 499 for token in one)
     starts = {tuple(prompts.prompt(1, place, tokens, shared)[:shared]) for place in range(20)}
     assert len(starts) <= beginnings
 

@@ -78,7 +78,7 @@ def test_the_program_understands_the_jobs_arguments(
     assert seen[0][0] == source
     watch: Any = seen[0][3]
     watch._path = tmp_path / "progress"
-    watch.progressed(3 << 30, 12 << 30, 1.0)
+    watch.on_progress(3 << 30, 12 << 30, 1.0)
     assert progress.main([str(tmp_path / "progress")]) == 1
     assert REFUSED == program.REFUSED
 

@@ -79,7 +79,7 @@ def test_a_file_of_hashes_that_does_not_fit_the_pins_is_named_by_package() -> No
     problems = list(
         image_requirements.role_problems("gateway", requirements, {"a": "1.0", "b": "2.1", "c": "3.0"}, {"a", "d", "c"})
     )
-    assert problems == ["d is needed and not there", "b==2.0 is not what constraints.txt pins", "c has no hash"]
+    assert problems == ["d is needed and missing", "b==2.0 is not what constraints.txt pins", "c has no hash"]
     with pytest.raises(ValueError, match="no pin"):
         image_requirements.read("a>=1.0\n")
 

@@ -10,23 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
+from baton_control.pool_flips import Flips, count_flips
 from baton_control.sizing.decision.demand import DecisionInputs, Demand, concurrent_share, demands
 from baton_control.sizing.decision.pool_sizer import SPARE, PoolDecision
 from baton_control.sizing.inputs.observations import Measurements, ObservedPool
 from baton_wire.messages.values import POOL_ROLES, Role
-
-
-@dataclass(frozen=True, slots=True)
-class Flips:
-    """Workers that change role now. The sizes of a decision already include them."""
-
-    giver: Role
-    workers: int
-    """More than zero."""
-
-    @property
-    def taker(self) -> Role:
-        return self.giver.partner
 
 
 def exchange_workers(
@@ -123,13 +111,8 @@ def sizes_with_starts(
 
 def find_flips(seen: Measurements, sizes: Mapping[Role, int]) -> Flips | None:
     """How much of the way to `sizes` are flips: what one pool loses and the other gains."""
-    for giver in POOL_ROLES:
-        less = seen.pool(giver).workers - sizes[giver]
-        more = sizes[giver.partner] - seen.pool(giver.partner).workers
-        count = min(less, more, _spare_workers(seen.pool(giver)))
-        if count > 0:
-            return Flips(giver, count)
-    return None
+    workers = {role: seen.pool(role).workers for role in POOL_ROLES}
+    return count_flips(workers, sizes, {role: _spare_workers(seen.pool(role)) for role in POOL_ROLES})
 
 
 def _spare_workers(pool: ObservedPool) -> int:

@@ -42,7 +42,7 @@ class PoolDecision:
 
 
 @dataclass(frozen=True, eq=False)
-class PoolSizer:
+class SloPoolSizer:
     """One pool in one decision: what it has to do, what it remembers, and what would be enough."""
 
     inputs: DecisionInputs

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from baton_control.pool_flips import Flips
 from baton_control.sizing.decision.backtest import with_lateness
 from baton_control.sizing.decision.budget import cut_to_budget
 from baton_control.sizing.decision.capacity import Sizer
 from baton_control.sizing.decision.demand import DecisionInputs, Demand, demands, with_arrivals
-from baton_control.sizing.decision.flips import Flips, exchange_workers, find_flips
-from baton_control.sizing.decision.pool_sizer import PoolDecision, PoolSizer, with_orders
+from baton_control.sizing.decision.flips import exchange_workers, find_flips
+from baton_control.sizing.decision.pool_sizer import PoolDecision, SloPoolSizer, with_orders
 from baton_control.sizing.inputs.memory import SizingMemory
 from baton_control.sizing.inputs.observations import Arrivals, Measurements, ObservedPool, ProvenZero, Unknown
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
@@ -61,7 +62,7 @@ def size(
     wanted = demands(inputs)
     pools: dict[Role, PoolDecision] = {}
     for role in POOL_ROLES:
-        pools[role], pool_memory = PoolSizer(inputs, role, wanted[role]).decide()
+        pools[role], pool_memory = SloPoolSizer(inputs, role, wanted[role]).decide()
         memory = memory.with_pool(role, pool_memory)
     pools = _wake_together(spec, pools)
     if spec.flip_s is not None:

@@ -121,6 +121,6 @@ def keys_in(folder: Path, name: str = "keys") -> Path:
 
 
 def arrivals(operator: Operator) -> Callable[[], bool]:
-    """Whether any arrival was told; what is told stays counted until then."""
+    """A condition: any arrival was reported; arrivals stay counted until then."""
     store = operator.server.store(KEY)
     return lambda: store.is_complete(time.monotonic(), 1)
