@@ -35,9 +35,9 @@ class TimedSlo(Slo):
     took_ms: list[float]
     digest: hashlib._Hash
 
-    def decided(self, seen: Measurements, steps: list[ObservedStep], now: float) -> Sizes:
+    def decide(self, seen: Measurements, steps: list[ObservedStep], now: float) -> Sizes:
         began_s = time.thread_time()
-        sizes = Slo.decided(self, seen, steps, now)
+        sizes = Slo.decide(self, seen, steps, now)
         self.took_ms.append(1e3 * (time.thread_time() - began_s))
         self.digest.update(repr((now, sorted(sizes.items()), sorted(self.reasons.items()), self.flips)).encode())
         return sizes

@@ -78,10 +78,10 @@ class Slo:
             prefill, decode = (ObservedPool(self.last[role], None) for role in POOL_ROLES)
             seen = Measurements(Unknown("no report"), prefill, decode)
         else:
-            seen = metrics.observed()
-        return self.decided(seen, [] if metrics is None else metrics.steps(), now)
+            seen = metrics.measure()
+        return self.decide(seen, [] if metrics is None else metrics.steps(), now)
 
-    def decided(self, seen: Measurements, steps: list[ObservedStep], now: float) -> Sizes:
+    def decide(self, seen: Measurements, steps: list[ObservedStep], now: float) -> Sizes:
         decision, self.state = learn_and_size(self.spec, self.state, seen, steps, now, epoch_s=now)
         self.reasons = {role: pool.reason for role, pool in decision.pools.items()}
         self.last = {role: pool.workers for role, pool in decision.pools.items()}

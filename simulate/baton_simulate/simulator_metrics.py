@@ -57,7 +57,7 @@ class SimulatorMetrics:
             mean_output=sum(simulator.output[i] for i in recent) / count,
         )
 
-    def observed(self) -> Measurements:
+    def measure(self) -> Measurements:
         ended = self._ended_lately()
         waiting = self._simulator.gateway_tokens + sum(worker.queued_tokens for worker in self._simulator.prefill)
         return Measurements(
@@ -84,7 +84,7 @@ class SimulatorMetrics:
 
     def summary(self) -> Summary:
         """The report of a gateway since the last one."""
-        return self._summaries.following(self.observed(), self._simulator)
+        return self._summaries.following(self.measure(), self._simulator)
 
     def kinds(self, role: Role) -> dict[str, tuple[int, int]]:
         """(workers, routable workers) of a pool by type of accelerator."""

@@ -118,7 +118,7 @@ class SloSizing:
             entry.types.compare(pools, lambda role: entry.startup_s(role) or known.spec.startup_s, now)
         memory = None if entry.sized is None or entry.sized.workers != workers else entry.sized.memory
         if memory is None or now - entry.saved_s >= SAVE_EVERY_S:
-            memory, entry.saved_s = states.saved(known.state, now, epoch_s), now
+            memory, entry.saved_s = states.save(known.state, now, epoch_s), now
         entry.sized = Sized(
             workers=workers,
             reasons={role: decision.pools[role].reason for role in POOL_ROLES},
@@ -152,7 +152,7 @@ class SloSizing:
         if memory is None:
             state = states.fresh(prior, spec)
         else:
-            state = states.restored(memory, prior, spec, now, request.epoch_s)
+            state = states.restore(memory, prior, spec, now, request.epoch_s)
         known = KnownDeployment(request.deployment, spec, state, store.model_config)
         return _Deployment(known, store, TypeComparison(known, self._prior), now)
 
@@ -161,14 +161,14 @@ class SloSizing:
         fits.
         """
         known, config = entry.known, entry.store.model_config
-        saved = states.saved(known.state, now, request.epoch_s)
+        saved = states.save(known.state, now, request.epoch_s)
         memory = entry.types.change(request.deployment, now)
         if known.deployment.spec != request.deployment.spec:
             entry.sized = None
         known.deployment, known.config = request.deployment, config
         known.spec = self._adjust(sizing_spec(request.deployment))
         prior = self._prior(request.deployment, config)
-        known.state = replace(states.restored(saved, prior, known.spec, now, request.epoch_s), memory=memory)
+        known.state = replace(states.restore(saved, prior, known.spec, now, request.epoch_s), memory=memory)
 
 
 def _observed(entry: _Deployment, pools: Mapping[Role, PoolNow]) -> Measurements:

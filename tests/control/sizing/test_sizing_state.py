@@ -10,8 +10,8 @@ from baton_control.sizing.decision.sizing_state import (
     MOST_STEPS,
     fresh,
     learn_and_size,
-    restored,
-    saved,
+    restore,
+    save,
     with_kv_capacity,
     with_steps,
 )
@@ -116,13 +116,13 @@ def test_a_restart_keeps_fits_and_history_within_4_kib() -> None:
     for step in range(200):
         reading = Arrivals(300 + step, 10.0, (SHAPE,) * 8)
         _, state = learn_and_size(a_spec, state, seen(reading, (3, 3)), (), 1000.0 + 10 * step, 0.0)
-    text = saved(state, now=3000.0, epoch_s=1.7e9)
+    text = save(state, now=3000.0, epoch_s=1.7e9)
     assert len(text.encode()) <= MAX_SAVED_BYTES
-    again = restored(text, ROUND_WORKER, a_spec, now=5.0, epoch_s=1.7e9 + 60)
+    again = restore(text, ROUND_WORKER, a_spec, now=5.0, epoch_s=1.7e9 + 60)
     assert again.model.prefill.seconds(1000, 5e5) == pytest.approx(state.model.prefill.seconds(1000, 5e5), rel=0.06)
     assert len(again.memory.history) > 50
     for torn in ("", "{}", text[:200], "[1]", '{"p":1,"d":2,"m":3}'):
-        assert restored(torn, ROUND_WORKER, a_spec, 5.0, 1.7e9).memory.history == ()
+        assert restore(torn, ROUND_WORKER, a_spec, 5.0, 1.7e9).memory.history == ()
 
 
 def test_the_room_for_kv_is_what_workers_really_have() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from baton_control.sizing.decision.budget import cut_to_budget
 from baton_control.sizing.decision.slo import SloDecision, size
-from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, Interval, SizingMemory, restored, saved
+from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, Interval, SizingMemory, restore, save
 from baton_control.sizing.inputs.observations import Arrivals, Known, MeasuredArrivals, ProvenZero, Unknown
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds, Schedule, SizingSpec
@@ -293,9 +293,9 @@ def test_memory_survives_a_restart_in_four_kilobytes() -> None:
     walk = Walk(spec(), 3)
     for per_s in range(1, 200):
         walk.step(arrivals(per_s * 7.7))
-    text = saved(walk.memory, walk.now)
+    text = save(walk.memory, walk.now)
     assert len(text.encode()) <= MAX_SAVED_BYTES
-    again = restored(text, walk.now + 30)
+    again = restore(text, walk.now + 30)
     assert again.history[-1].requests_per_s == pytest.approx(walk.memory.history[-1].requests_per_s, rel=0.01)
     assert again.since_s is None, "nothing shrinks until a new window was seen"
 
@@ -303,14 +303,14 @@ def test_memory_survives_a_restart_in_four_kilobytes() -> None:
 def test_a_memory_with_the_gaps_that_sleep_by_cost_kept_is_understood() -> None:
     walk = Walk(spec(), 3)
     walk.step(arrivals(7.7), 5)
-    text = saved(walk.memory, walk.now)
+    text = save(walk.memory, walk.now)
     former = f'{text[:-1]},"gaps":[[600,9.0]],"busy":[0.3,64]}}'
-    assert restored(former, walk.now + 30) == restored(text, walk.now + 30) != SizingMemory()
+    assert restore(former, walk.now + 30) == restore(text, walk.now + 30) != SizingMemory()
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"v":1}', '{"v":1,"at":"x"}', "null", '{"v":1,"at":1e999}'])
 def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
-    assert restored(text, 100.0) == SizingMemory()
+    assert restore(text, 100.0) == SizingMemory()
 
 
 @pytest.mark.parametrize(
@@ -327,10 +327,10 @@ def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
 )
 def test_one_wrong_place_makes_a_memory_an_empty_one(was: str, becomes: str) -> None:
     memory = replace(SizingMemory(), last_arrival_s=990.0, history=(Interval(1.0, 0.2, 0.2),), shapes=(SHAPE,))
-    text = saved(memory, 1000.0)
-    assert restored(text, 1001.0).history == memory.history
+    text = save(memory, 1000.0)
+    assert restore(text, 1001.0).history == memory.history
     assert was in text
-    assert restored(text.replace(was, becomes, 1), 1001.0) == SizingMemory()
+    assert restore(text.replace(was, becomes, 1), 1001.0) == SizingMemory()
 
 
 def test_bounds_hold_whatever_is_wanted() -> None:

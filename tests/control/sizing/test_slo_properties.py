@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton_control.sizing.decision.slo import size
-from baton_control.sizing.inputs.memory import SizingMemory, restored, saved
+from baton_control.sizing.inputs.memory import SizingMemory, restore, save
 from baton_control.sizing.inputs.observations import (
     Arrivals,
     Known,
@@ -91,7 +91,7 @@ def test_decisions_stay_within_every_bound_on_any_trace(
         now += 10.0
         workers = {role: max(0, count - tick.died) for role, count in workers.items()}
         if tick.restart:
-            memory = restored(saved(memory, now), now)
+            memory = restore(save(memory, now), now)
             quiet_s = 0.0 if memory.last_arrival_s is None else quiet_s
         observed = seen(tick.reading, (workers[Role.PREFILL], workers[Role.DECODE]), ProvenZero())
         pools = [_pool(workers[role], tick.routable) for role in POOL_ROLES]

@@ -148,7 +148,7 @@ def test_a_fit_finds_the_true_times_through_warm_up_and_outliers() -> None:
         true = 1.3 * believed.base_s(batch) + 1.1 * believed.per_kv_token_s * kv
         slow = 20.0 if step < 15 or step % 50 == 0 else 1.0
         steps.append(("w0", fitting.decode_features(believed, batch, kv), true * slow))
-    fitted = fitting.fitted_decode(fitting.learn(fitting.decode_prior(believed), steps), believed)
+    fitted = fitting.decode_times(fitting.learn(fitting.decode_prior(believed), steps), believed)
     for batch, kv in ((8, 8000.0), (100, 150_000.0), (250, 300_000.0)):
         true = 1.3 * believed.base_s(batch) + 1.1 * believed.per_kv_token_s * kv
         assert fitted.seconds(batch, kv) == pytest.approx(true, rel=0.03)
@@ -171,7 +171,7 @@ def fed(fit: fitting.Fit, steps: int, speed: float, seed: int) -> fitting.Fit:
 @pytest.mark.parametrize("speed", [0.05, 0.5, 3.0, 20.0, 40.0])
 def test_a_prior_that_is_wrong_many_times_over_is_corrected(speed: float) -> None:
     believed = worker_model(LLAMA_8B, H200).decode
-    fitted = fitting.fitted_decode(fed(fitting.decode_prior(believed), 400, speed, seed=5), believed)
+    fitted = fitting.decode_times(fed(fitting.decode_prior(believed), 400, speed, seed=5), believed)
     for batch, kv in ((8, 8000.0), (100, 150_000.0), (250, 300_000.0)):
         assert fitted.seconds(batch, kv) == pytest.approx(speed * believed.seconds(batch, kv), rel=0.05)
 
@@ -182,7 +182,7 @@ def test_a_change_of_speed_is_believed_and_a_short_pause_is_not(change: float) -
     before = fed(fitting.decode_prior(believed), 600, 1.0, seed=6)
     paused = fed(before, 40, change, seed=7)
     after = fed(paused, 4_000, change, seed=8)
-    was, now = (fitting.fitted_decode(fit, believed).seconds(100, 150_000.0) for fit in (paused, after))
+    was, now = (fitting.decode_times(fit, believed).seconds(100, 150_000.0) for fit in (paused, after))
     true = believed.seconds(100, 150_000.0)
     if not 0.5 < change < 2.0:
         assert was == pytest.approx(true, rel=0.05), "forty steps may be a pause"
@@ -218,10 +218,10 @@ def test_a_slow_worker_is_a_bias_and_absurd_timings_are_nothing() -> None:
         true = believed.seconds(tokens, attended_pairs(tokens, 0))
         fit = fitting.learn(fit, [("fast", features, true), ("slow", features, true * 1.08)])
     assert fit.bias["slow"] / fit.bias["fast"] == pytest.approx(1.08, rel=0.02)
-    again = fitting.restored(fitting.saved(fit), fit.prior)
+    again = fitting.restore(fitting.save(fit), fit.prior)
     assert again.multipliers == pytest.approx(fit.multipliers, rel=1e-3)
-    assert len(fitting.saved(fit)) < 200
-    assert fitting.restored("{}", fit.prior).steps == 0
+    assert len(fitting.save(fit)) < 200
+    assert fitting.restore("{}", fit.prior).steps == 0
 
 
 GPT_OSS_20B: dict[str, object] = {

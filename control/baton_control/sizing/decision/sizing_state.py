@@ -93,17 +93,17 @@ def with_steps(spec: SizingSpec, state: SizingState, steps: Iterable[ObservedSte
     state = replace(state, prefill=prefill, decode=decode)
     model = replace(
         state.model,
-        prefill=fitting.fitted_prefill(prefill),
-        decode=fitting.fitted_decode(decode, state.prior.decode),
+        prefill=fitting.prefill_times(prefill),
+        decode=fitting.decode_times(decode, state.prior.decode),
     )
     return _with_model(spec, state, model) if _has_moved(state.model, model) else state
 
 
 def believed_worker(state: SizingState, prior: WorkerModel) -> WorkerModel:
     """A worker of another prior that differs from it as the observed workers differ from theirs."""
-    prefill = fitting.restored(fitting.saved(state.prefill), fitting.prefill_prior(prior.prefill).prior)
-    decode = fitting.restored(fitting.saved(state.decode), fitting.decode_prior(prior.decode).prior)
-    return replace(prior, prefill=fitting.fitted_prefill(prefill), decode=fitting.fitted_decode(decode, prior.decode))
+    prefill = fitting.restore(fitting.save(state.prefill), fitting.prefill_prior(prior.prefill).prior)
+    decode = fitting.restore(fitting.save(state.decode), fitting.decode_prior(prior.decode).prior)
+    return replace(prior, prefill=fitting.prefill_times(prefill), decode=fitting.decode_times(decode, prior.decode))
 
 
 def with_kv_capacity(spec: SizingSpec, state: SizingState, kv_capacity_tokens: int) -> SizingState:
@@ -114,16 +114,16 @@ def with_kv_capacity(spec: SizingSpec, state: SizingState, kv_capacity_tokens: i
     return _with_model(spec, replace(state, prior=prior), replace(state.model, kv_capacity_tokens=kv_capacity_tokens))
 
 
-def saved(state: SizingState, now: float, epoch_s: float) -> str:
+def save(state: SizingState, now: float, epoch_s: float) -> str:
     """The part worth keeping over a restart, at most 4 KiB."""
-    fits = {"p": fitting.saved(state.prefill), "d": fitting.saved(state.decode)}
+    fits = {"p": fitting.save(state.prefill), "d": fitting.save(state.decode)}
     room = MAX_SAVED_BYTES - len(json.dumps({**fits, "m": ""}, separators=(",", ":")))
-    text = memory.saved(state.memory, now, epoch_s, limit=room * 3 // 4)  # quotes in it are escaped below
+    text = memory.save(state.memory, now, epoch_s, limit=room * 3 // 4)  # quotes in it are escaped below
     return json.dumps({**fits, "m": text}, separators=(",", ":"))
 
 
-def restored(text: str, prior: WorkerModel, spec: SizingSpec, now: float, epoch_s: float) -> SizingState:
-    """A state from `saved` over the same prior; what is not understood starts anew."""
+def restore(text: str, prior: WorkerModel, spec: SizingSpec, now: float, epoch_s: float) -> SizingState:
+    """A state from `save` over the same prior; what is not understood starts anew."""
     state = fresh(prior, spec)
     try:
         document = json.loads(text)
@@ -134,9 +134,9 @@ def restored(text: str, prior: WorkerModel, spec: SizingSpec, now: float, epoch_
         return state
     state = replace(
         state,
-        prefill=fitting.restored(parts["p"], state.prefill.prior),
-        decode=fitting.restored(parts["d"], state.decode.prior),
-        memory=memory.restored(parts["m"], now, epoch_s),
+        prefill=fitting.restore(parts["p"], state.prefill.prior),
+        decode=fitting.restore(parts["d"], state.decode.prior),
+        memory=memory.restore(parts["m"], now, epoch_s),
     )
     return with_steps(spec, state, ())
 

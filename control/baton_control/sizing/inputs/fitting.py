@@ -183,24 +183,24 @@ def decode_prior(times: DecodeTimes) -> Fit:
     return fresh((times.fixed_s, times.per_sequence_s, times.over_knee_s, times.per_kv_token_s))
 
 
-def fitted_prefill(fit: Fit) -> PrefillTimes:
+def prefill_times(fit: Fit) -> PrefillTimes:
     return PrefillTimes(*fit.coefficients)
 
 
-def fitted_decode(fit: Fit, times: DecodeTimes) -> DecodeTimes:
+def decode_times(fit: Fit, times: DecodeTimes) -> DecodeTimes:
     fixed, sequence, over_knee, kv = fit.coefficients
     return DecodeTimes(fixed, sequence, over_knee, kv, times.knee, times.pad_to)
 
 
-def saved(fit: Fit) -> str:
+def save(fit: Fit) -> str:
     """The multipliers and their evidence in at most some hundred bytes; biases are learned again."""
     multipliers = [float(f"{m:.4g}") for m in fit.multipliers]
     spread, anchor = float(f"{fit.spread:.3g}"), float(f"{fit.anchor:.3g}")
     return json.dumps({"m": multipliers, "n": min(fit.steps, 1000), "s": spread, "a": anchor})
 
 
-def restored(text: str, prior: Sequence[float]) -> Fit:
-    """A fit from `saved` over the same prior; a fresh one when the text is not that."""
+def restore(text: str, prior: Sequence[float]) -> Fit:
+    """A fit from `save` over the same prior; a fresh one when the text is not that."""
     try:
         document = json.loads(text)
         multipliers = np.clip(np.array(document["m"], dtype=np.float64), *MULTIPLIERS)

@@ -94,7 +94,7 @@ class _Saved(msgspec.Struct, frozen=True):
     work: dict[Role, list[float]]
 
 
-def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
+def save(memory: SizingMemory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
     """The part worth keeping over a restart, as one line of JSON of at most `limit` bytes.
 
     Times become ages. `epoch_s` is the wall clock, which another process can compare; without it `now` has to be.
@@ -122,8 +122,8 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
         history = history[len(history) // 4 + 1 :]
 
 
-def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemory:
-    """A memory from `saved`; an empty one when the text is not what `saved` writes: it is safe to lose."""
+def restore(text: str, now: float, epoch_s: float | None = None) -> SizingMemory:
+    """A memory from `save`; an empty one when the text is not what `save` writes: it is safe to lose."""
     try:
         document = msgspec.json.decode(text, type=_Saved)
         work = (document.work[role] for role in POOL_ROLES)
