@@ -53,8 +53,9 @@ class Int4Config:
 @gluon.jit
 def _copy_weight(
     step, stage, bar, weight, scale, zero, w_boxes, scale_boxes, zero_boxes, first_step, feature, other,
-    ZEROS: gl.constexpr,
+    ZEROS: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
+    mbarrier.expect(bar, BYTES)
     own = first_step + step
     for side in gl.static_range(2):
         first = feature + side * other
@@ -82,8 +83,8 @@ def _fetch(
     ZEROS: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     fill_ring(
-        _copy_weight, (weight, scale, zero, w_boxes, scale_boxes, zero_boxes, first, feature, other, ZEROS),
-        _copy_x, (x, x_boxes, first), ready, free, steps, BYTES, True,
+        _copy_weight, (weight, scale, zero, w_boxes, scale_boxes, zero_boxes, first, feature, other, ZEROS, BYTES),
+        _copy_x, (x, x_boxes, first), ready, free, steps, True,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton_kernels.dense.gpu.pipeline import PANEL, boxes, copy_panels, copy_x, fill_ring, make_barriers
+from baton_kernels.dense.gpu.pipeline import PANEL, boxes, copy_panels, fill_ring, make_barriers
 
 MAX_ROWS = 128
 """Every program reads all of x from L2: beyond 64 rows this pays only where a program has many features."""
@@ -52,10 +52,17 @@ class StreamedConfig:
 
 @gluon.jit
 def _copy_weight(
-    step, stage, bar, weight, w_boxes, feature, features, PANELS: gl.constexpr, SIDES: gl.constexpr
+    step, stage, bar, weight, w_boxes, feature, features, PANELS: gl.constexpr, SIDES: gl.constexpr,
+    BYTES: gl.constexpr,
 ):  # fmt: skip
+    mbarrier.expect(bar, BYTES)
     for side in gl.static_range(SIDES):
         copy_panels(weight, feature + side * features, step, w_boxes, (stage * SIDES + side) * PANELS, bar, PANELS)
+
+
+@gluon.jit
+def _copy_x(step, stage, bar, x, x_boxes, PANELS: gl.constexpr):
+    copy_panels(x, 0, step, x_boxes, stage * PANELS, bar, PANELS)
 
 
 @gluon.jit
@@ -64,8 +71,8 @@ def _fetch(
     PANELS: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     fill_ring(
-        _copy_weight, (weight, w_boxes, feature, features, PANELS, SIDES), copy_x, (x, x_boxes, 0, PANELS),
-        ready, free, steps, BYTES, True,
+        _copy_weight, (weight, w_boxes, feature, features, PANELS, SIDES, BYTES), _copy_x, (x, x_boxes, PANELS),
+        ready, free, steps, True,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from baton_kernels.experts.gpu.row_block_tiles import (
     expert_of,
     fill_ring_by_tiles,
     first_row,
-    tile_of_step,
+    item_of_step,
 )
 from baton_kernels.experts.gpu.streamed_experts import row_block, sum_of_experts
 
@@ -43,11 +43,13 @@ LARGE_TILES_FROM = 128
 
 @gluon.jit
 def _copy_weight(
-    step, stage, bar, weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES: gl.constexpr
+    step, stage, bar, weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES: gl.constexpr,
+    BYTES: gl.constexpr,
 ):  # fmt: skip
-    block, tile, i = tile_of_step(step, tiles, lines)
-    expert = expert_of(table, block)
-    feature = tile * w_boxes.shape[1]
+    item, i = item_of_step(step, lines)
+    expert = expert_of(table, item // tiles)
+    feature = (item % tiles) * w_boxes.shape[1]
+    mbarrier.expect(bar, BYTES)
     for side in gl.static_range(SIDES):
         first = feature + side * features
         box = stage * SIDES + side
@@ -61,8 +63,8 @@ def _fetch(
     AHEAD: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     fill_ring_by_tiles(
-        _copy_weight, (weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES), x, table, x_boxes,
-        ready, free, tiles, lines, ROW_BLOCKS, 2, BYTES, AHEAD,
+        _copy_weight, (weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES, BYTES),
+        x, table, x_boxes, ready, free, tiles, lines, ROW_BLOCKS, 2, AHEAD,
     )  # fmt: skip
 
 
