@@ -60,5 +60,5 @@ _NOT_COMPILED: Final = object()
 def _known(kernel: Any, rest: Sequence[Any]) -> dict[str, object]:
     """Triton's kernels by key, on the device that they are compiled for."""
     _signature, device, *_ = rest
-    found: dict[str, object] = kernel.device_caches[device][0]
-    return found
+    kernels: dict[str, object] = kernel.device_caches[device][0]
+    return kernels

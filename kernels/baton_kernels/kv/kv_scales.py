@@ -12,7 +12,7 @@ from torch import Tensor
 
 KV_FP8 = torch.float8_e4m3fn
 GREATEST = 448.0
-"""Of e4m3; what lies beyond is stored as this."""
+"""Greatest value of e4m3; larger values are stored as this."""
 
 
 def to_pool(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ from baton_kernels.dense.quantised_weight import GROUP
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
 GREATEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-"""What a row's greatest value becomes."""
+"""The code of a row's greatest value, by the codes' dtype."""
 LIBRARY_ROWS = 4
 """cuBLAS takes scales of groups for multiples of so many rows: 16 bytes of float32."""
 
@@ -30,7 +30,7 @@ def _stored(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def greatest_of_rows(x):
-    """Of each row [R] of x [R, C], float32."""
+    """Find the greatest size in each row of x [R, C] → float32 [R]."""
     return tl.maximum(tl.max(tl.abs(x), 1), 1e-12)
 
 
@@ -149,8 +149,8 @@ def scale_product(
 def swiglu_rounded(
     y: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor | None, codes: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Of y [T, 2F], scaled as `scale_product` does and gated: codes of a dtype of GREATEST [T, F] in stored order and
-    float32 scales [T, 1]."""
+    """Scale y [T, 2F] as `scale_product` does, gate it and round it → codes of a dtype of GREATEST [T, F] in stored
+    order and float32 scales [T, 1]."""
     return _gated_codes(y, row_scales, scales, bias, codes, is_scaled=False)
 
 

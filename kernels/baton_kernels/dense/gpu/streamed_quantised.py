@@ -4,8 +4,8 @@ As in `streamed_linear.py` one warp keeps a ring of tiles full by TMA. It fills 
 for the kernel that makes x. Here the weights are the register operand of W xᵀ: warps read the lines of a tile, widen
 them to bfloat16 in registers and multiply. Widened values never return to shared memory.
 
-A program computes `features` outputs of all rows (gated: so many of gate and of up), or with `splits` a share of their
-columns. Then the last program to arrive adds the shares in their order, so a product repeats bit by bit.
+A program computes `features` outputs of all rows (gated: that many of gate and of up), or with `splits` a share of
+their columns. Then the last program to arrive adds the shares in their order, so a product repeats bit by bit.
 
 A split product counts arrivals in the weight itself: a weight takes part in one product at a time.
 """
@@ -30,9 +30,9 @@ from baton_kernels.dense.quantised_weight import QuantisedWeight
 
 MAX_ROWS = 64
 MOST_ROWS = 128
-"""Of 8 bits with a scale a channel: one sum of all columns leaves registers for so many."""
+"""Most rows of 8 bits with a scale for each channel: one sum over all columns leaves registers for them."""
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-"""Of a program's threads; Triton 3.7 gave it another name."""
+"""Barrier of a program's threads; Triton 3.7 renamed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class QuantisedConfig:
     features: int
     """Outputs a program: 64 or 128; gated 64."""
     lines: int
-    """Of 128 bytes side by side in a tile."""
+    """Lines of 128 bytes side by side in a tile."""
     stages: int
     """Tiles under way."""
     splits: int
@@ -304,5 +304,5 @@ def streamed_quantised(
 
 
 def x_rows(rows: int) -> int:
-    """Of a tile of x."""
+    """Rows of a tile of x."""
     return max(8, int(triton.next_power_of_2(rows)))

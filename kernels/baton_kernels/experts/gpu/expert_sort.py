@@ -30,7 +30,7 @@ CHUNK = 1024
 BLOCK = 1024
 """Columns of x that a program copies at a time."""
 COPIED, OF_ROWS, OF_GROUPS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""What becomes of rows: nothing, or codes with a scale a row or one for each 128 columns."""
+"""Ways to write rows: copied, or as codes with a scale a row or one for each 128 columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _copy_row(
 
 @triton.jit
 def _write_table(table_ptr, counts, BLOCKS, X_ROWS: tl.constexpr, BINS: tl.constexpr):
-    """Row blocks of experts that have so many pairs each, [BINS]."""
+    """Write the row blocks of experts that have `counts` [BINS] pairs each."""
     expert = tl.arange(0, BINS)
     ends = tl.cumsum(counts, 0)
     starts = ends - counts
@@ -136,7 +136,7 @@ def _place_kernel(
 
 
 def bins_of_sort(pairs: int) -> tuple[bool, int]:
-    """Whether so many pairs are counted by chunks, and of how many a program takes note: each has a kernel."""
+    """Decide if pairs are counted by chunks, and how many counts or pairs a program loads: each has a kernel."""
     if pairs <= FEW_PAIRS:
         return False, max(16, int(triton.next_power_of_2(pairs)))
     return True, int(triton.next_power_of_2(triton.cdiv(pairs, CHUNK)))

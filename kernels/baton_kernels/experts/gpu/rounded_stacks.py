@@ -35,17 +35,18 @@ from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, fi
 from baton_kernels.experts.gpu.streamed_experts import sum_of_experts
 
 ROUNDED_FROM: int | None = 48
-"""Pairs of a token and an expert, for each expert: from so many on rows are rounded; None: never."""
+"""Pairs of a token and an expert, for each expert, from which rows are rounded; None: never."""
 ROWS = 128
-"""Of a row block."""
+"""Rows of a row block."""
 TOP = gl.constexpr(448.0)
 """e4m3's greatest."""
 WARPS, REGISTERS = 4, 168
-"""Of each half that multiplies, and a thread's registers before those that fetch give theirs away."""
+"""Warps of each half that multiplies, and registers of a thread before the fetching warp gives some away."""
 STEP_BYTES = (ROWS + 2 * 128) * 128
 STAGES = (SHARED_BYTES - 2048) // STEP_BYTES
 MANY_TILES, TURN = 32, 8
-"""Of so many tiles a row block, weights do not stay in the L2 cache until the next block: so many take turns."""
+"""From MANY_TILES tiles a row block on, weights do not stay in the L2 cache until the next block: TURN blocks take
+turns."""
 
 
 @gluon.jit
@@ -245,7 +246,7 @@ def rounds(stacks: QuantisedStacks, pairs: int) -> bool:
 
 
 def codes_of(stack: QuantisedStack) -> torch.dtype:
-    """Of rows that it is multiplied with."""
+    """Dtype of the rows that a stack is multiplied with."""
     return torch.int8 if stack.values.dtype == torch.int8 else torch.float8_e4m3fn
 
 

@@ -36,7 +36,7 @@ from baton_kernels.experts.gpu.streamed_experts import row_block, sum_of_experts
 WIDTH = gl.constexpr(64)
 """Bytes of a line: 128 columns, a step."""
 BLOCKS = gl.constexpr(4)
-"""Of 32 columns, a step."""
+"""Blocks of 32 columns a step."""
 LARGE_TILES_FROM = 128
 """For each expert: from there on large tiles are faster, where the matrix unit takes longer than widening."""
 
@@ -179,15 +179,15 @@ def _product_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Config:
-    """What a program computes at a time, and how many share a multiprocessor."""
+    """Tile of a program, and how many programs share a multiprocessor."""
 
     rows: int
-    """Of a row block: 8 to 128."""
+    """Rows of a row block: 8 to 128."""
     features: int
-    """Of a tile; gated: of gate and of up. 16 for each warp."""
+    """Features of a tile; gated: of gate and of up. 16 for each warp."""
     programs: int
     registers: int
-    """Of a thread, before those that fetch give theirs away."""
+    """Registers of a thread, before the fetching warp gives some away."""
 
     def stages(self, sides: int) -> int:
         """Steps under way, as many as fit into shared memory."""

@@ -232,15 +232,15 @@ def _stack_kernel(
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """What a program computes at a time, and how many share a multiprocessor."""
+    """Tile of a program, and how many programs share a multiprocessor."""
 
     rows: int
-    """Of a row block: 8 to 128."""
+    """Rows of a row block: 8 to 128."""
     features: int
-    """Of a tile; gated: of gate and of up. 16 for each warp, a divisor of a block's."""
+    """Features of a tile; gated: of gate and of up. 16 for each warp, a divisor of a block's."""
     programs: int
     registers: int
-    """Of a thread, before those that fetch give theirs away."""
+    """Registers of a thread, before the fetching warp gives some away."""
 
     def stages(self, sides: int, bits: int) -> int:
         """Steps under way, as many as fit into shared memory."""

@@ -33,11 +33,11 @@ from baton_kernels.experts.gpu.mxfp4_line import (
 )
 
 FEATURES = gl.constexpr(16)
-"""Of gate, and as many of up, a program: the rows of a warp's product."""
+"""Features of gate, and as many of up, a program: the rows of a warp's product."""
 OUTPUTS = gl.constexpr(8)
 """A program: a warp's product has those of two experts."""
 EXPERTS_A_PAIR = 2
-"""From so many experts for each pair of a token and an expert on, this way costs less than sorting."""
+"""From this many experts for each pair of a token and an expert on, this way costs less than sorting."""
 
 
 @gluon.jit
@@ -162,8 +162,8 @@ SERVED = TokenConfig()
 
 
 def reads_alone(tokens: int, per_token: int, count: int) -> bool:
-    """Whether so many tokens, which take `per_token` of `count` experts each, are served this way: two seldom share an
-    expert. One token never does."""
+    """Decide if tokens that take `per_token` of `count` experts each are served this way: two seldom share an expert,
+    and one token alone never does."""
     return tokens <= 1 or tokens * per_token * EXPERTS_A_PAIR <= count
 
 
