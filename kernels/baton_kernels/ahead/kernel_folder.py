@@ -36,7 +36,7 @@ class KernelFolder:
     gpu: str
     """As its driver calls it."""
     covered: Mapping[str, str]
-    """By `launches`' digests of workers all of whose kernels are there: which workers those are, in words."""
+    """Descriptions of the workers whose kernels are all in the folder, by their digests of `launches`."""
 
     def unfit(self, gpu: str) -> str | None:
         """Why this process, on this GPU, cannot use it whole; None when it can."""
@@ -104,7 +104,7 @@ def own_key() -> str:
 
 @contextmanager
 def fill_folder(path: Path, here: CompiledHere) -> Iterator[None]:
-    """Within, what is compiled goes to the folder, in files that a worker needs, and `here` is told."""
+    """Write kernels compiled within to the folder, in the files that a worker needs, and report them to `here`."""
     from triton import knobs
 
     path.mkdir(parents=True, exist_ok=True)
@@ -169,10 +169,10 @@ def _found_in(folder: Path) -> type:
 
 
 class CompiledHere:
-    """Which kernels this process compiled itself, and how many it found. Triton tells it from any thread."""
+    """The kernels that this process compiled itself, and how many it found compiled. Triton reports from any thread."""
 
     def __init__(self, observe: Callable[[str, float], None] = lambda name, seconds: None) -> None:
-        """`observe` is told of each that is compiled, and how long that took."""
+        """`observe` is called with each compiled kernel and the seconds that it took."""
         self._lock = threading.Lock()
         self._observe = observe
         self.names: list[str] = []

@@ -72,7 +72,7 @@ def compile_kernels(kernels: Sequence[Kernel]) -> list[Function]:
 
 
 def scratch(size: int) -> int:
-    """Address of at least so many bytes for one call of a kernel: each thread has its own."""
+    """Address of at least `size` bytes for one call of a kernel: each thread has its own."""
     if _scratch.buffer.numel() < size:
         _scratch.buffer = torch.empty(size, dtype=torch.uint8)
     return _scratch.buffer.data_ptr()

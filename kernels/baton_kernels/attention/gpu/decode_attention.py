@@ -54,7 +54,7 @@ DEEP_WAVE, SHALLOW_WAVE = (4 * 132, 43.5), (6 * 132, 57.4)
 FEW = 4
 MAX_SPLITS = 32
 SEATS_A_WAVE = 2
-"""Where sequences alone fill the GPU, pieces are so much finer: those that end early make room."""
+"""Factor by which pieces are finer where sequences alone fill the GPU: a piece that ends early frees its place."""
 PROGRAMS_WANTED = 264
 """Two programs for each of an H200's 132 multiprocessors; float8 tiles are half as large, so four."""
 

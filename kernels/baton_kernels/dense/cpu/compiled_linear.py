@@ -1,9 +1,9 @@
 """y = f(s · x Wᵀ + b) in float32.
 
     s = 1 / sqrt(mean(x²) + eps) per row (an RMSNorm before the layer, its weight multiplied into W), or 1
-    f: as it is; added to what stands there; or silu(first half) · second half
+    f: stored; added to the output; or silu(first half) · second half
 
-W lies in panels of 64 output features, [in_features][64]; gated: 32 of the gate beside 32 of up. The products of a few
+W lies in panels of 64 output features, [in_features][64]; gated: 32 of the gate next to 32 of up. The products of a few
 rows with a panel stay in registers until they are finished. About 1 MiB of rows goes through all panels at a time, so
 that it stays in the second-level cache.
 """
@@ -135,7 +135,7 @@ class RowSums:
 
 
 class LinearKernel:
-    """Writes the kernel. `more`: parameters behind those that every form has."""
+    """Writer of the kernel. `more`: parameters after those that every form has."""
 
     def __init__(self, name: str = "linear", weight: str = "*float", **more: str) -> None:
         k = self.kernel = Kernel(

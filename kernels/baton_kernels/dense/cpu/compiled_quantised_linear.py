@@ -35,7 +35,7 @@ from baton_kernels.dense.cpu.compiled_linear import (
 )
 
 _MANY_ROWS: Final = 24
-"""From so many on a panel is unpacked first."""
+"""Rows from which a panel is unpacked first."""
 _INTEGERS: Final = "<16 x i32>"
 _FLOATS: Final = 0
 """The form of e4m3 codes. Other forms are numbers of bits of integers."""

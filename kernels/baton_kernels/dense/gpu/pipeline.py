@@ -5,7 +5,7 @@ barriers. `ready` completes when all bytes of a tile have arrived, `free` when e
 
 A kernel brings two functions of its own, which start the copies of a step's weights and of its x. They are called as
 `copy(step, stage, bar, *source)`, where `source` is a tuple of what the kernel has for them. The one for weights
-also tells the barrier how many bytes the step has.
+also announces to the barrier how many bytes the step has.
 
 Nothing writes weights while a model runs. So the ring is filled with weights before the program waits for the kernel
 that makes x, and the memory stays busy while small kernels run between two products.

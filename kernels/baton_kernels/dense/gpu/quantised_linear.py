@@ -1,5 +1,5 @@
-"""Which way a quantised linear layer goes on a GPU: streamed as it is stored (Gluon, Hopper), multiplied in 8 bits on
-both sides, or brought back to 16 bits first."""
+"""The choice of a quantised linear layer's way on a GPU: streamed as it is stored (Gluon, Hopper), multiplied in 8
+bits on both sides, or brought back to 16 bits first."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from baton_kernels.dense.gpu import linear, streamed_int4
 from baton_kernels.dense.gpu.dequantise import dequantise_triton
 from baton_kernels.dense.gpu.int8_product import int8_product
+from baton_kernels.dense.gpu.pipeline import LINE
 from baton_kernels.dense.gpu.rounded_activations import (
     gate_rounded,
     quantise_groups,
@@ -20,7 +21,6 @@ from baton_kernels.dense.gpu.rounded_activations import (
     swiglu_rounded,
 )
 from baton_kernels.dense.gpu.streamed_quantised import (
-    LINE,
     MAX_ROWS,
     MOST_ROWS,
     QuantisedConfig,
@@ -34,8 +34,8 @@ from baton_kernels.dense.swiglu import swiglu
 SHARED_BYTES = 228 * 1024
 """Shared memory of a multiprocessor."""
 PIECED_ROWS = 256
-"""Up to so many rows of 8-bit integers, pieces of them that each stream all of W cost less than bringing W back: it is
-not written as 16 bits and read again."""
+"""Most rows of 8-bit integers that are multiplied in pieces. Each piece streams all of W, which still costs less than
+writing W in 16 bits and reading it again."""
 MULTIPROCESSORS = 132
 LIBRARY_COLUMNS = 512
 """cuBLAS lays out scales of blocks four columns of blocks at a time; with others it gives wrong sums, not an error."""
@@ -191,7 +191,7 @@ def _one(device: torch.device) -> Tensor:
 
 @cache
 def _stored_columns(columns: int, device: torch.device) -> Tensor:
-    """Which column stands in each stored place."""
+    """List the column in each stored place."""
     place = torch.arange(columns, device=device)
     return (place & ~15) + 2 * (place >> 2 & 3) + 8 * (place & 1) + (place >> 1 & 1)
 

@@ -70,7 +70,7 @@ MXFP4_FACTOR = gl.constexpr(62)
 MXFP4_BACK = gl.constexpr(2.0**64)
 """Factor of finished sums of widened MXFP4: the rest of the 2¹²⁶."""
 MXFP4_REGISTERS = ".reg .b32 l, r, e, m, s;"
-"""Declared once wherever lines of `mxfp4_ptx` stand."""
+"""Declared once wherever lines of `mxfp4_ptx` are used."""
 
 
 def mxfp4_ptx(code: str, wide: list[str], scales: list[str]) -> list[str]:

@@ -32,7 +32,7 @@ DOWN_VALUES = 4096
 ROUTERS = 32
 """Programs wanted for the logits of a token alone. Each is a warp, as the choice waits for sums again and again."""
 ROUTER_VALUES = 4096
-"""Weights that one of them holds at most, but for a line of more."""
+"""Most weights that one of these programs holds, unless a single line has more."""
 
 
 @triton.jit

@@ -2,11 +2,13 @@
 
 Many tokens are bound by arithmetic, which is twice as fast in 8 bits. Rows of x are rounded where they are sorted by
 expert (`expert_sort.py`), with a scale a row, or one for each 128 columns where weights have blocks. Sums of integers
-are exact. Those of e4m3 are float32; with blocks each 128 columns are added up apart, and scaled.
+are exact. Those of e4m3 are float32; with blocks each 128 columns are added up separately, and scaled.
 
 Programs stay and go through tiles of 128 rows by twice 128 features: of gate and of up, or neighbours. One warp
-fetches. Between the two products rows are rounded again: with blocks at once, as a tile has all 128 features of a
-group; with channels by a kernel of their own, as a row's greatest value is known only when all tiles are done.
+fetches. Between the two products rows are rounded again: with blocks immediately, as a tile has all 128 features of a
+group; with channels by a separate kernel, as a row's greatest value is known only when all tiles are done.
+
+The fetching loop is this kernel's own: each stage has two barriers, and row blocks take turns.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -61,7 +63,7 @@ def _place(item, blocks, tiles, TURN: gl.constexpr):
 @gluon.jit
 def _added(total, part, scale):
     """total + part · scale [R], and not later: without the barrier that an empty instruction is to the compiler, it
-    keeps `part` beside the next one, for which there are no registers."""
+    keeps `part` alive along with the next one, for which there are no registers."""
     total += part * scale[:, None]
     return gl.inline_asm_elementwise("", "=f,0", [total], gl.float32, is_pure=False, pack=1)
 
@@ -139,7 +141,7 @@ def _multiply(
             empty = gl.zeros([R, LINE], gl.float32, MMA)
             scales = scale_ptr + (expert * both + feature) // LINE * steps
             second_scales = scale_ptr + (expert * both + gl.minimum(second, both - LINE)) // LINE * steps
-            row_scales = row_scale_ptr + first + row  # of others too, behind this expert's
+            row_scales = row_scale_ptr + first + row  # including rows of other experts after this one's
             for i in range(steps):
                 stage = c % STAGES
                 # Before the wait, which no load passes.

@@ -2,10 +2,9 @@
 
 Pairs of a token and an expert are sorted by expert (`expert_sort.py`). A row block is up to X_ROWS rows of one
 expert. Programs stay and go through tiles, BLOCK_N features of a row block each: one warp fetches weights and x by TMA,
-through all its tiles without a pause, a warpgroup multiplies. Which tiles there are stands in a table that the device
-makes, so the host never waits.
+through all its tiles without a pause, and a warpgroup multiplies (`row_block_tiles.py`).
 
-The matrix unit takes 64 rows. Those behind the X_ROWS are whatever lies there, and what comes of them is not stored.
+The matrix unit takes 64 rows. Rows after X_ROWS are whatever shared memory holds there; their results are not stored.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -31,7 +30,7 @@ from baton_kernels.launching.dependent_launch import after_previous, chain
 
 LARGE_TILES_FROM, LIBRARY_BEYOND = 64, 256
 """Pairs of a token and an expert, for each expert: from the first number on large tiles are faster, as arithmetic takes
-the time; beyond the second the library's grouped product is, where no bias is added beside it."""
+the time; beyond the second the library's grouped product is, unless biases are added."""
 LARGE_ROWS = 128
 LEAST_ROWS = gl.constexpr(64)
 """Least rows of a warpgroup."""

@@ -1,6 +1,6 @@
 """Mixtures of experts in MXFP4 on Hopper, in Gluon: each expert's four bits stream by once.
 
-As in `streamed_experts.py` programs stay and go through tiles of row blocks, after a table that the device makes. As in
+As in `streamed_experts.py` programs stay and walk through tiles of row blocks. As in
 `streamed_int4.py` weights are the register operand of W xᵀ: codes become bfloat16 in registers and are scaled there,
 exactly, since scales are powers of two.
 """
@@ -197,11 +197,11 @@ class Mxfp4Config:
 
 LARGE_TILES = Mxfp4Config(128, 128, 1, 168)
 WIDE_TILES = {rows: Mxfp4Config(rows, 256, 1, 96) for rows in (16, 32)}
-"""By rows of a block: each tile reads x again, so that fewer of them cost less where x is much and W still more."""
+"""Tiles by rows of a block: each tile reads x again, so fewer tiles cost less where x is large and W larger still."""
 
 
 def mxfp4_config(pairs: int, count: int) -> Mxfp4Config:
-    """For so many pairs of a token and one of `count` experts."""
+    """Choose tiles for this many pairs of a token and one of `count` experts."""
     if pairs >= LARGE_TILES_FROM * count:
         return LARGE_TILES
     rows = row_block(pairs, count)

@@ -1,4 +1,4 @@
-"""Experts in MXFP4 of few tokens on Hopper, in Gluon: two kernels, without sorting and without a sum behind them.
+"""Experts in MXFP4 of few tokens on Hopper, in Gluon: two kernels, without sorting and without a sum after them.
 
 Each pair of a token and an expert reads its expert's weights, as in `experts.py`. The warps of a program share a row's
 lines, and only their sums go through shared memory (`mxfp4_line.py` says how a line is multiplied).
@@ -6,7 +6,7 @@ lines, and only their sums go through shared memory (`mxfp4_line.py` says how a 
 Gluon is Triton's experimental interface. A warp's product has to find its operands where threads loaded them, and only
 Gluon says where that is. Two kernels in plain Triton were slower than sorting. The other kernels for Hopper need Gluon
 too: with a Triton that lacks it a worker on Hopper fails while it warms up, before it is ready.
-`tests/kernels/test_hopper_compiles.py` tells when a new Triton has other names.
+`tests/kernels/test_hopper_compiles.py` fails when a new Triton has other names.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
