@@ -211,7 +211,7 @@ def models() -> Iterator[Row]:
 
 
 def _weights(bench: Bench) -> Iterator[torch.Tensor]:
-    """What a step reads: every matrix but the embedding."""
+    """Weights that a step reads: every matrix but the embedding."""
     model = bench.loaded.model
     for linear in (model.head, *(part for layer in model.layers for part in (layer.qkv, layer.output))):
         yield linear.weight  # type: ignore[attr-defined]

@@ -123,7 +123,7 @@ WEIGHTS: Final[Mapping[str, dict[str, Any]]] = {
     "int4": _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
     "mxfp4": {"quantization_config": {"quant_method": "mxfp4"}},
 }
-"""What config.json says of each form; the head stays in 16 bits."""
+"""Fields of config.json by form of weights; the head stays in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,23 +84,23 @@ def compared(batch: int, rounds: int) -> list[dict[str, Cell]]:
             timing = engine.generate(prompts, OUTPUT)
             if number:
                 timings[name].append(timing)
-    pairs = {name: list(zip(timings["float32"], found, strict=True)) for name, found in timings.items()}
+    pairs = {name: list(zip(timings["float32"], runs, strict=True)) for name, runs in timings.items()}
     return [
         {
             "weights": name,
             "batch": batch,
-            "prefill tokens/s": str(spread([batch * PROMPT / t.prefill_s for t in found])),
-            "decode tokens/s": str(spread([batch * (OUTPUT - 1) / t.decode_s for t in found])),
+            "prefill tokens/s": str(spread([batch * PROMPT / t.prefill_s for t in runs])),
+            "decode tokens/s": str(spread([batch * (OUTPUT - 1) / t.decode_s for t in runs])),
             "prefill, times float32": _times([(one.prefill_s, other.prefill_s) for one, other in pairs[name]]),
             "decode, times float32": _times([(one.decode_s, other.decode_s) for one, other in pairs[name]]),
             "GB more resident": round(taken[name], 2),
         }
-        for name, found in timings.items()
+        for name, runs in timings.items()
     ]
 
 
 def _times(pairs: Sequence[tuple[float, float]]) -> str:
-    return str(spread([plain / found for plain, found in pairs]))
+    return str(spread([plain / seconds for plain, seconds in pairs]))
 
 
 def _engine(section: dict[str, Any] | None, batch: int) -> BatonEngine:
@@ -111,7 +111,7 @@ def _engine(section: dict[str, Any] | None, batch: int) -> BatonEngine:
 
 
 def _resident_gb() -> float:
-    """Of this process, from /proc."""
+    """Resident memory of this process, from /proc."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
 

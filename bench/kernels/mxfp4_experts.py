@@ -30,7 +30,7 @@ COUNT, PER_TOKEN, HIDDEN, INNER = 32, 4, 2880, 2880
 LIMIT, ALPHA = 7.0, 1.702
 LAYERS: Final = 4
 DRAWS: Final = 2
-"""Of experts, for each layer."""
+"""Draws of experts for each layer."""
 REPEATS: Final = 10
 ALONE: Final = (
     SERVED,
@@ -46,7 +46,7 @@ MANY: Final = {64: 16, 128: 32, 256: 64}
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a layer is given."""
+    """Inputs of a layer."""
 
     x: Tensor
     routing: Routing
@@ -145,7 +145,7 @@ def _run(calls: Sequence[Callable[[], Tensor]]) -> None:
 
 
 def _compile_together(works: list[Callable[[], Tensor]]) -> None:
-    """What fails here fails again where it is run, and is reported there."""
+    """Compile all of them; one that fails here fails again where it is run, and is reported there."""
     with suppress(TritonError, RuntimeError, ValueError), compiled_together():
         for work in works:
             with suppress(TritonError, RuntimeError, ValueError):

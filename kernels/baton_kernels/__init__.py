@@ -1,5 +1,5 @@
 """One door per op: formula, shapes, bytes moved, the torch reference (the specification), and the choice of backend.
 
-Backends stand behind the doors: `gpu` (Triton), `cpu` (torch, where the reference is too slow to serve with) and
-`cpu.compiled` (LLVM).
+Each family of ops has a room with its doors and their backends: `gpu` (Triton) and `cpu` (torch, where the reference
+is too slow to serve, or compiled by LLVM).
 """

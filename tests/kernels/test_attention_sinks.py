@@ -20,7 +20,7 @@ QUERIES, CONTEXTS = [15, 0, 17, 1], [15, 12, 80, 40]
 
 
 def sinks_of(q_heads: int) -> Tensor:
-    """Of no weight, of some, and of nearly all."""
+    """Sinks that take no weight, some, and nearly all of it."""
     return torch.linspace(-30.0, 6.0, q_heads)
 
 

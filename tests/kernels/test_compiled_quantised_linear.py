@@ -265,7 +265,7 @@ def test_integer_products_equal_the_formula(
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_gates_in_8_bits_equal_the_formula(triton_device: str, kind: torch.dtype) -> None:
-    """Of a product without scales, and of one that is scaled."""
+    """For a product without scales, and for a scaled one."""
     from baton_kernels.dense.gpu.rounded_activations import GREATEST, gate_rounded, swiglu_rounded
 
     generator = torch.Generator().manual_seed(3)
@@ -320,7 +320,7 @@ def test_the_gpu_brings_weights_back_as_the_formula(triton_device: str, form: st
 @pytest.mark.parametrize(("features", "columns"), [(6144, 1024), (4096, 14336), (1024, 640)])
 @pytest.mark.parametrize("form", FORMS)
 def test_many_rows_on_hopper_equal_the_formula(form: str, features: int, columns: int, rows: int, gated: bool) -> None:
-    """Of e4m3 and W8A8 with activations rounded as documented, of other integers with activations as they are."""
+    """e4m3 and W8A8 have activations rounded as documented, other integers unrounded ones."""
     from baton_kernels.dense.gpu.rounded_activations import quantise_groups, quantise_rows
 
     packed, weight = make(form, features, columns, 5, "cuda")

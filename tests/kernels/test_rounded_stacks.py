@@ -89,21 +89,21 @@ def kernel_parts(
     x: Tensor, gate_up: QuantisedStack, down: QuantisedStack, shares: Tensor, experts: Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Tensor, Parts]:  # fmt: skip
-    """What the kernel returns, and its parts."""
+    """Run the kernel → its result, and its parts."""
     from baton_kernels.experts.gpu import rounded_stacks
 
-    found = list[tuple[Tensor, Tensor, Tensor]]()
+    calls = list[tuple[Tensor, Tensor, Tensor]]()
     launch = rounded_stacks.multiply_codes
 
     def noted(codes: Tensor, scales: Tensor, table: Tensor, stack: QuantisedStack, out: Tensor, *rest: Tensor,
               gated: bool) -> None:  # fmt: skip
         launch(codes, scales, table, stack, out, *rest, gated=gated)
-        found.append((codes, scales.reshape(-1, len(codes)), out))
+        calls.append((codes, scales.reshape(-1, len(codes)), out))
 
     with monkeypatch.context() as patched:
         patched.setattr(rounded_stacks, "multiply_codes", noted)
         got = rounded_stacks.rounded_experts_gluon(x, QuantisedStacks(gate_up, down), Routing(shares, experts))
-    (rows, row_scales, _), (codes, scales, out) = found
+    (rows, row_scales, _), (codes, scales, out) = calls
     return got, Parts(rows, row_scales, codes, scales, out)
 
 
@@ -255,7 +255,7 @@ def test_rounded_experts_equal_the_formula(  # noqa: PLR0913
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pairs", [-1, 0, 70_000])
 def test_the_border_is_the_one_that_is_written_down(form: str, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of pairs more than the border, or altogether: more than are sorted at once go in pieces."""
+    """`pairs` are counted from the border, or in all: more pairs than are sorted at once go in pieces."""
     from baton_kernels.experts.experts import experts as multiply
     from baton_kernels.experts.gpu import rounded_stacks
 
@@ -301,7 +301,7 @@ def test_sizes_that_no_tile_divides(form: str, hidden: int, inner: int) -> None:
 @pytest.mark.parametrize("sizes", [(127, 1, 128, 0, 129, 0, 256, 257), (0, 0, 0, 0, 0, 0, 0, 3), (1,) * 8])
 @pytest.mark.parametrize(("features", "columns"), [(384, 256), (4352, 640)])
 def test_a_product_of_codes_equals_the_formula(form: str, sizes: tuple[int, ...], features: int, columns: int) -> None:
-    """Of experts with so many rows each: element by element, before anything is rounded twice."""
+    """Experts have `sizes` rows each. Compared element by element, before anything is rounded twice."""
     from baton_kernels.experts.gpu.expert_sort import sort_by_expert
     from baton_kernels.experts.gpu.rounded_stacks import ROWS, codes_of, multiply_codes
 
@@ -332,13 +332,13 @@ def test_a_product_of_codes_equals_the_formula(form: str, sizes: tuple[int, ...]
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on new memory holds no numbers: each byte is 255, which is NaN of e4m3, bfloat16 and float32."""
+    """Let new memory hold no numbers from now on: each byte is 255, which is NaN of e4m3, bfloat16 and float32."""
     empty = torch.empty
 
     def poisoned(*arguments: object, **options: object) -> Tensor:
-        made: Tensor = empty(*arguments, **options)  # type: ignore[call-overload]
-        if made.numel() and made.is_cuda:
-            made.view(torch.uint8).fill_(255)
-        return made
+        memory: Tensor = empty(*arguments, **options)  # type: ignore[call-overload]
+        if memory.numel() and memory.is_cuda:
+            memory.view(torch.uint8).fill_(255)
+        return memory
 
     monkeypatch.setattr(torch, "empty", poisoned)

@@ -52,12 +52,12 @@ def kept_by_hand(logits: list[float], temperature: float, top_k: int, top_p: flo
     survivors = [i for i, x in enumerate(scaled) if top_k == 0 or sum(y > x for y in scaled) < top_k]
     peak = max(scaled)
     total = math.fsum(math.exp(scaled[i] - peak) for i in survivors)
-    kept = set()
+    nucleus = set()
     for i in survivors:
         above = math.fsum(math.exp(scaled[j] - peak) for j in survivors if scaled[j] > scaled[i]) / total
         if (above < top_p or top_p >= 1) and math.exp(scaled[i] - peak) >= min_p:
-            kept.add(i)
-    return kept | {i for i, x in enumerate(scaled) if x == peak}
+            nucleus.add(i)
+    return nucleus | {i for i, x in enumerate(scaled) if x == peak}
 
 
 OPTIONS = [

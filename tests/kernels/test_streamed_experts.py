@@ -35,8 +35,8 @@ def test_pairs_are_sorted_by_expert_into_row_blocks(
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, 40, generator=generator).to(triton_device)
     scores = torch.rand(tokens, count, generator=generator)
-    scores[:, 1] = 2.0  # everybody's first choice
-    scores[:, 2] = -1.0  # nobody's
+    scores[:, 1] = 2.0  # every token's first choice
+    scores[:, 2] = -1.0  # no token's
     experts = scores.argsort(-1, descending=True)[:, :per_token].contiguous().to(triton_device)
     plan = sort_by_expert(x, experts, count, x_rows)
 
@@ -51,8 +51,8 @@ def test_pairs_are_sorted_by_expert_into_row_blocks(
         start = end
     table = plan.table.cpu()
     blocks = (len(table) - 1) // 3
-    found = table[1:].view(3, blocks)[:, : int(table[0])].T.tolist()
-    assert [tuple(each) for each in found] == expected
+    entries = table[1:].view(3, blocks)[:, : int(table[0])].T.tolist()
+    assert [tuple(entry) for entry in entries] == expected
 
     shares = torch.rand(tokens, per_token, generator=generator).to(triton_device)
     rows = torch.randn(len(flat), 40, generator=generator).to(triton_device)

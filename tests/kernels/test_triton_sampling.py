@@ -156,8 +156,8 @@ def test_equal_logits_are_listed_by_ascending_id(triton_device: str) -> None:
     from baton_kernels.sampling.gpu.logprobs import logprobs_triton
 
     logits = torch.zeros(1, 1100, device=triton_device)
-    found = Logprobs(*logprobs_triton(logits, torch.tensor([3], device=triton_device), 4))
-    assert found.top_ids.tolist() == [[0, 1, 2, 3]]
+    got = Logprobs(*logprobs_triton(logits, torch.tensor([3], device=triton_device), 4))
+    assert got.top_ids.tolist() == [[0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

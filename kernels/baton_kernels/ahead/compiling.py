@@ -5,7 +5,7 @@ done is gone through once without launching a kernel, and what it would have lau
 there are cores. Triton's cache on disk (`TRITON_CACHE_DIR`) keeps all of it for the next start.
 
 Triton has no door for this: `preload` loses the types of tensor descriptors. So two methods of its class of kernels are
-replaced meanwhile; `tests/kernels/test_compiling.py` tells when a new version has others.
+replaced meanwhile; `tests/kernels/test_compiling.py` fails when a new version has others.
 """
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ _NOT_COMPILED: Final = object()
 def _known(kernel: Any, rest: Sequence[Any]) -> dict[str, object]:
     """Triton's kernels by key, on the device that they are compiled for."""
     _signature, device, *_ = rest
-    found: dict[str, object] = kernel.device_caches[device][0]
-    return found
+    kernels: dict[str, object] = kernel.device_caches[device][0]
+    return kernels

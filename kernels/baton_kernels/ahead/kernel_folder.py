@@ -26,17 +26,17 @@ _GROUP: Final = "__grp__"
 
 @dataclass(frozen=True, slots=True)
 class KernelFolder:
-    """What a folder says of itself."""
+    """A folder of compiled kernels, as its description names it."""
 
     path: Path
     triton: str
     """A version; the exact build is in `key`."""
     key: str
-    """Of Triton and of the sources that launch kernels."""
+    """Digest of Triton and of the sources that launch kernels."""
     gpu: str
     """As its driver calls it."""
     covered: Mapping[str, str]
-    """By `launches`' digests of workers all of whose kernels are there: which workers those are, in words."""
+    """Descriptions of the workers whose kernels are all in the folder, by their digests of `launches`."""
 
     def unfit(self, gpu: str) -> str | None:
         """Why this process, on this GPU, cannot use it whole; None when it can."""
@@ -89,7 +89,7 @@ def triton_version() -> str:
 
 @cache
 def own_key() -> str:
-    """Of Triton's build and of all sources from which kernels are launched: equal keys launch equal kernels."""
+    """Digest Triton's build and all sources that launch kernels: equal keys launch equal kernels."""
     from triton.runtime.cache import triton_key
 
     import baton_kernels
@@ -104,7 +104,7 @@ def own_key() -> str:
 
 @contextmanager
 def fill_folder(path: Path, here: CompiledHere) -> Iterator[None]:
-    """Within, what is compiled goes to the folder, in files that a worker needs, and `here` is told."""
+    """Write kernels compiled within to the folder, in the files that a worker needs, and report them to `here`."""
     from triton import knobs
 
     path.mkdir(parents=True, exist_ok=True)
@@ -142,14 +142,14 @@ def _found_in(folder: Path) -> type:
             self._own: Any = None
 
         def get_file(self, filename: str) -> str | None:
-            if self._ahead is not None and (found := self._ahead / filename).is_file():
-                return str(found)
+            if self._ahead is not None and (file := self._ahead / filename).is_file():
+                return str(file)
             own: str | None = self._there().get_file(filename)
             return own
 
         def get_group(self, filename: str) -> dict[str, str] | None:
             if self._ahead is not None and (self._ahead / f"{_GROUP}{filename}").is_file():
-                return {each.name: str(each) for each in self._ahead.iterdir() if not each.name.startswith(_GROUP)}
+                return {file.name: str(file) for file in self._ahead.iterdir() if not file.name.startswith(_GROUP)}
             own: dict[str, str] | None = self._there().get_group(filename)
             return own
 
@@ -169,10 +169,10 @@ def _found_in(folder: Path) -> type:
 
 
 class CompiledHere:
-    """Which kernels this process compiled itself, and how many it found. Triton tells it from any thread."""
+    """The kernels that this process compiled itself, and how many it found compiled. Triton reports from any thread."""
 
     def __init__(self, observe: Callable[[str, float], None] = lambda name, seconds: None) -> None:
-        """`observe` is told of each that is compiled, and how long that took."""
+        """`observe` is called with each compiled kernel and the seconds that it took."""
         self._lock = threading.Lock()
         self._observe = observe
         self.names: list[str] = []

@@ -1,7 +1,7 @@
-"""What attention, and the write of K and V before it, are given: one layer of the paged pool, and the rows of a step.
+"""Inputs of attention and of the write of K and V before it: one layer of the paged pool, and the rows of a step.
 
-Rows are the same for every layer. What a backend derives from them it makes once, when the first layer asks
-(`StepMemo`), so that nothing of it shows in the ops.
+Rows are the same for every layer. A backend derives values from them once, when the first layer asks (`StepMemo`), so
+the ops take no parameters for these.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class KvLayer:
     """[blocks, layers, 2 (K, V), kv_heads, block_tokens, head_dim]."""
     layer: int
     scales: Tensor | None = None
-    """Of a float8 pool, [layers, 2, kv_heads] float32 (`kv_scales.py`)."""
+    """Scales of a float8 pool, [layers, 2, kv_heads] float32 (`kv_scales.py`)."""
 
     def __post_init__(self) -> None:
         check_scales(self.pool, self.scales)
 
 
 class StepMemo:
-    """What a backend derives from a step's rows: made once, for all layers. Lives as long as the rows."""
+    """Values that a backend derives from a step's rows, once for all layers. They live as long as the rows."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, object] = {}

@@ -24,8 +24,8 @@ from baton_kernels.attention.cpu.prefill_attention import paged_prefill_attentio
 from baton_kernels.attention.paged_context import read_context, softmax_with_sinks
 
 DIRECT_ROWS = 1_024
-"""Up to so many rows a float8 pool is read as it is, tile by tile: nothing is sized by the contexts' lengths, which a
-captured graph does not know."""
+"""Most rows for which a float8 pool is read directly, tile by tile: no buffer is sized by the contexts' lengths, which
+a captured graph does not know."""
 
 
 def paged_prefill_attention_reference(
@@ -61,7 +61,7 @@ def paged_prefill_attention(
 ) -> Tensor:
     """Attention of N chunks: q [T, Hq, D] → [T, Hq, D]. Slots beyond a context are never used. sinks [Hq] float32.
 
-    Rows before the first chunk and behind the last are not attended for: they stay as they are in `out`, if given.
+    Rows before the first chunk and after the last are skipped: they stay unchanged in `out`, if given.
     Contexts of a float8 pool are brought to q's dtype first when there are more than DIRECT_ROWS rows.
     """
     if q.is_cuda:

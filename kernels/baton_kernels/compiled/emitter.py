@@ -230,7 +230,7 @@ class Kernel:
         return self.call(F32, "llvm.vector.reduce.fadd.v16f32", self.constant(0.0, F32), vector, flags="reassoc")
 
     def maximum(self, vector: Value) -> Value:
-        """Of lanes that are numbers: care for NaN makes it a chain of 15 scalar steps."""
+        """Find the greatest of lanes without NaN: handling NaN would make it a chain of 15 scalar steps."""
         return self.call(F32, "llvm.vector.reduce.fmax.v16f32", vector, flags="nnan")
 
     def first_lanes(self, count: Value) -> Value:

@@ -33,17 +33,17 @@ _scratch = _Scratch()
 
 
 def suits(dtype: torch.dtype) -> bool:
-    """Whether compiled kernels serve here: float32, a processor with AVX2 or AVX-512, one thread for torch too."""
+    """Decide if compiled kernels serve here: float32, a processor with AVX2 or AVX-512, one thread for torch too."""
     return dtype == torch.float32 and torch.get_num_threads() == 1 and has_vectors()
 
 
 def has_vectors() -> bool:
-    """Whether anything can be compiled here: LLVM is installed, the processor has AVX2 or AVX-512."""
+    """Decide if kernels can be compiled here: LLVM is installed, and the processor has AVX2 or AVX-512."""
     return {"avx2", "fma"} <= _features()
 
 
 def has_wide_registers() -> bool:
-    """Whether a register holds a vector (AVX-512): else it takes two, of sixteen."""
+    """Decide if one register holds a vector (AVX-512). Otherwise a vector takes two of sixteen."""
     return "avx512f" in _features()
 
 
@@ -72,7 +72,7 @@ def compile_kernels(kernels: Sequence[Kernel]) -> list[Function]:
 
 
 def scratch(size: int) -> int:
-    """Address of at least so many bytes for one call of a kernel: each thread has its own."""
+    """Address of at least `size` bytes for one call of a kernel: each thread has its own."""
     if _scratch.buffer.numel() < size:
         _scratch.buffer = torch.empty(size, dtype=torch.uint8)
     return _scratch.buffer.data_ptr()
@@ -80,7 +80,7 @@ def scratch(size: int) -> int:
 
 @lru_cache(maxsize=1)
 def _features() -> frozenset[str]:
-    """Of the processor; none where LLVM is not installed or the processor is another kind."""
+    """List the processor's features; none where LLVM is not installed or the processor is another kind."""
     if platform.machine() != "x86_64":
         return frozenset()
     try:

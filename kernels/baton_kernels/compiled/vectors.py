@@ -10,7 +10,7 @@ _LOG2_E = 1.4426950408889634
 _ROUNDER = 1.5 * 2**23
 """Added to a float, it leaves the nearest whole number in the lowest bits."""
 _COEFFICIENTS = (1.3276444e-3, 9.6755377e-3, 5.5507133e-2, 2.4022120e-1, 6.9314697e-1, 1.0000000716)
-"""Of 2^f, |f| ≤ 1/2, with the least greatest relative error: 7.5e-8."""
+"""Coefficients of a polynomial for 2^f, |f| ≤ 1/2, with the least greatest relative error: 7.5e-8."""
 _LEAST_EXPONENT = -87.3
 
 

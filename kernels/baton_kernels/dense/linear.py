@@ -52,7 +52,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool = False) 
 
 
 def packs_linear(dtype: torch.dtype) -> bool:
-    """Whether weights of a dtype on this CPU are multiplied fastest when packed."""
+    """Decide if weights of a dtype are multiplied fastest on this CPU when packed."""
     return suits_linear(dtype)
 
 

@@ -20,7 +20,7 @@ from baton_kernels.dense.mxfp4_stack import BLOCK, BLOCKS_A_LINE, LINE_COLUMNS, 
 from baton_kernels.dense.quantised_weight import column_order, stored_order
 
 VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of e2m1 without its sign."""
+"""Values of e2m1 without its sign."""
 SCALE_LIMIT: Final = 192
 """2⁶⁵: larger ones leave the range in which `streamed_mxfp4.py` scales."""
 

@@ -1,8 +1,7 @@
 """Linear layers whose weights have 8 or 4 bits: y = x Wᵀ + b, alone or gated with SwiGLU (`quantised_weight`).
 
 Few rows are bound by the bytes of W. A CPU with AVX-512 reads them as they are stored
-(`dense/cpu/compiled_quantised_linear.py`). A Hopper GPU streams them as they are stored, and activations keep their 16
-bits
+(`cpu/compiled_quantised_linear.py`). A Hopper GPU streams them as they are stored, and activations keep their 16 bits
 (`gpu/streamed_quantised.py`). Many rows are bound by the arithmetic: with weights in e4m3 activations get 8 bits too,
 each row (or 128 columns of it) a scale of its own. So do rows for integers of 8 bits whose checkpoint says that its
 activations have 8 (W8A8). Other integers are brought back to 16 bits first.
@@ -31,7 +30,7 @@ from baton_kernels.dense.rounded_rows import RoundedRows, ScaledProduct, plain
 from baton_kernels.dense.swiglu import swiglu_reference
 
 INT8_ZERO = 0x80
-"""Of unsigned codes without zero points: half of their range."""
+"""Zero point of unsigned codes that have none: half of their range."""
 
 
 def pack_quantised(
@@ -124,8 +123,8 @@ def quantised_product(x: Tensor | RoundedRows, weight: QuantisedWeight, bias: Te
 
 
 def rounded_dtype(rows: Tensor, weight: QuantisedWeight, gated: bool) -> torch.dtype | None:
-    """Of RoundedRows that spare the product with the weight from rounding such rows [T, K] itself; None: it rounds
-    none, or not so."""
+    """Dtype of RoundedRows that save the product from rounding such rows [T, K] itself. None: it rounds none, or
+    differently."""
     if not rows.is_cuda:
         return None
     from baton_kernels.dense.gpu import quantised_linear as on_gpu

@@ -19,14 +19,14 @@ class QuantisedStack:
     values: Tensor
     """[E, N, bytes] as in `QuantisedWeight`."""
     scales: Tensor
-    """Of 8 bits float32 [E, N], or of blocks of 128 x 128 [E, N / 128, K / 128]; of 4 bits bfloat16 of groups [E, K /
-    128, N]."""
+    """8 bits: float32 [E, N], or of blocks of 128 x 128 [E, N / 128, K / 128]. 4 bits: bfloat16 of groups [E, K / 128,
+    N]."""
     columns: int
     bits: int = 8
     zeros: Tensor | None = None
-    """Of 4 bits with zero points: plus 128, bfloat16 [E, K / 128, N]."""
+    """Zero points of 4 bits plus 128, bfloat16 [E, K / 128, N]."""
     rounds_inputs: bool = False
-    """Whether many rows are multiplied in 8 bits too, as in `QuantisedWeight`."""
+    """True if many rows are multiplied in 8 bits too, as in `QuantisedWeight`."""
 
     @property
     def has_blocks(self) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 GROUP = 128
 """Columns, and rows of a block, that share a scale."""
 SYMMETRIC_ZERO = 8
-"""Of 4 bits without zero points."""
+"""Zero point of 4 bits that have none."""
 _COLUMNS = 16
 _STORED = [2 * q + at for q in range(4) for at in (0, 8, 1, 9)]
 """Which of 16 columns stands in each stored place."""
@@ -46,15 +46,15 @@ class QuantisedWeight:
     order: Tensor | None = None
     """int64 [columns]: the input's column for each of the weight's; None: the same."""
     rounds_inputs: bool = False
-    """Whether many rows are multiplied in 8 bits too: always with e4m3; with integers where the checkpoint says so."""
+    """True if many rows are multiplied in 8 bits too: always with e4m3; with integers where the checkpoint says so."""
 
     @property
     def is_float(self) -> bool:
-        """Whether its values are e4m3."""
+        """True if the values are e4m3."""
         return self.bits == 8 and self.values.dtype == torch.uint8
 
     def stored_bytes(self) -> int:
-        """What a product reads of it."""
+        """Count the bytes that a product reads."""
         tensors = (self.values, self.scales, self.zeros)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 

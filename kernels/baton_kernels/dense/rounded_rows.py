@@ -1,8 +1,8 @@
-"""What passes between kernels beside plain rows where products have 8 bits on both sides: rows that were rounded by the
-kernel that made them, and a product whose scales the next kernel brings.
+"""Rows and products that pass between kernels where products have 8 bits on both sides: rows that the kernel before has
+rounded, and a product that the next kernel scales.
 
-Both spare a kernel of its own: rounding needs a row's greatest value, which a norm's kernel has in hand, and scales
-are two factors a value for whatever reads the product anyway.
+Both save a kernel: rounding needs a row's greatest value, which a norm's kernel has at hand, and scales are two factors
+a value for the kernel that reads the product anyway.
 """
 
 from __future__ import annotations

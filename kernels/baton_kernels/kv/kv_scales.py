@@ -12,7 +12,7 @@ from torch import Tensor
 
 KV_FP8 = torch.float8_e4m3fn
 GREATEST = 448.0
-"""Of e4m3; what lies beyond is stored as this."""
+"""Greatest value of e4m3; larger values are stored as this."""
 
 
 def to_pool(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -21,7 +21,7 @@ def to_pool(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_bytes(kv: Tensor) -> Tensor:
-    """A view that every torch op takes: float8 as uint8, anything else as it is."""
+    """A view that every torch op takes: float8 as uint8, anything else unchanged."""
     return kv.view(torch.uint8) if kv.dtype == KV_FP8 else kv
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of N rows: `chosen` [N] float32; `top_ids` [N, k] int64 and `top` [N, k] float32, best first."""
+    """Logprobs of N rows: `chosen` [N] float32; `top_ids` [N, k] int64 and `top` [N, k] float32, best first."""
 
     chosen: Tensor
     top_ids: Tensor

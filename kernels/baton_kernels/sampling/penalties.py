@@ -55,7 +55,9 @@ def apply_penalties(
 
     def change(part: Tensor, numbers: Tensor | None) -> Tensor:
         mask, counts = select(prompt_mask, numbers), select(output_counts, numbers)
-        return apply_penalties_reference(part, mask, counts, Penalties(*(select(each, numbers) for each in per_row)))
+        return apply_penalties_reference(
+            part, mask, counts, Penalties(*(select(values, numbers) for values in per_row))
+        )
 
     return on_rows(logits, rows, change)
 

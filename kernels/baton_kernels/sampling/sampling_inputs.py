@@ -1,4 +1,4 @@
-"""What the sampling ops are given besides logits: options and noise of N rows, each [N] on the logits' device."""
+"""Inputs of the sampling ops besides logits: options and noise of N rows, each [N] on the logits' device."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def forbidding(rows: Tensor, allowed: Tensor) -> Callable[[Tensor], None]:
 def looking(
     masks: npt.NDArray[np.uint32], places: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32]
 ) -> Callable[[], bool]:
-    """Whether any of masks [R, W], which may change their values, holds one of bits [P] in its words at places [P]."""
+    """Build a check: do masks [R, W], whose values may change, hold any of bits [P] in their words at places [P]?"""
     if _is_compiled():
         from baton_kernels.sampling.cpu.compiled_token_mask import looking_compiled
 

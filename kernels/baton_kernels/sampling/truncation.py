@@ -34,10 +34,10 @@ def mask_top_k_top_p_min_p_reference(logits: Tensor, temperature: Tensor, trunca
     above = survivors.cumsum(-1) - survivors
     first_of_run = torch.searchsorted(-ordered, -ordered, side="left")
     strictly_above = above.gather(1, first_of_run)
-    kept = (ordered >= kth) & ((strictly_above < truncation.top_p[:, None]) | (truncation.top_p >= 1.0)[:, None])
-    kept &= ordered >= ordered[:, :1] + torch.log(truncation.min_p)[:, None]
-    kept[:, 0] = True
-    threshold = torch.where(kept, ordered, float("inf")).amin(-1, keepdim=True)
+    is_kept = (ordered >= kth) & ((strictly_above < truncation.top_p[:, None]) | (truncation.top_p >= 1.0)[:, None])
+    is_kept &= ordered >= ordered[:, :1] + torch.log(truncation.min_p)[:, None]
+    is_kept[:, 0] = True
+    threshold = torch.where(is_kept, ordered, float("inf")).amin(-1, keepdim=True)
     masked = torch.where(scaled >= threshold, logits, _NEGATIVE_INFINITY)
     return torch.where((temperature > 0)[:, None], masked, logits)
 

@@ -78,7 +78,7 @@ class CompiledAttention:
 
 
 def suits_attention(kv_pool: Tensor) -> bool:
-    """Whether compiled kernels serve this pool: they are made of whole vectors. Else torch's paths do."""
+    """Decide if compiled kernels, which take whole vectors, serve this pool. Otherwise torch's paths do."""
     block_tokens, head_dim = kv_pool.shape[4:]
     return head_dim % _KEYS == 0 and block_tokens % LANES == 0 and suits(kv_pool.dtype)
 
@@ -134,7 +134,7 @@ class _Attention:
         return (self.kernel.pointer(parameter) + n).load().to("sext", I64)
 
     def _block(self, position: Value) -> Pointer:
-        """Of the layer's K of the block that holds a position."""
+        """Point to the layer's K in the block that holds a position."""
         k = self.kernel
         block = (self.table + position // self.shape.block_tokens).load().to("sext", I64)
         return k.pointer("pool") + block * k["block_stride"]
@@ -199,12 +199,12 @@ class _Attention:
                 queries = [self.queries + feature + row * dim for row in range(size)]
                 self._accumulate(scores, self.keys + feature * k["reach"] + at, queries)
             for row in range(size):
-                found = [score.value for score in scores[row]]
+                visible = [score.value for score in scores[row]]
                 if is_mixed:
-                    found = [self._visible(first_row + row, at + LANES * half, found[half]) for half in (0, 1)]
+                    visible = [self._visible(first_row + row, at + LANES * half, visible[half]) for half in (0, 1)]
                 for half in (0, 1):
-                    (self.scores + k["reach"] * row + at + LANES * half).store(found[half])
-                greatest[row].value = k.greatest(greatest[row].value, k.greatest(found[0], found[1]))
+                    (self.scores + k["reach"] * row + at + LANES * half).store(visible[half])
+                greatest[row].value = k.greatest(greatest[row].value, k.greatest(visible[0], visible[1]))
 
     def _visible(self, row: Value, at: Value, scores: Value) -> Value:
         k = self.kernel

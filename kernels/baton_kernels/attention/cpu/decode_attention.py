@@ -45,7 +45,7 @@ class LengthGroup:
 
 @dataclass(frozen=True, slots=True)
 class DecodeIndex:
-    """What all layers of one decode step share. Valid until a block table or a context length changes."""
+    """Indices that all layers of one decode step share. Valid until a block table or a context length changes."""
 
     groups: tuple[LengthGroup, ...]
     reach: int

@@ -42,7 +42,7 @@ class PrefillRun:
 
 @dataclass(frozen=True, slots=True)
 class PrefillIndex:
-    """What all layers of one prefill step share. Valid until a block table or a length changes."""
+    """Indices that all layers of one prefill step share. Valid until a block table or a length changes."""
 
     runs: tuple[PrefillRun, ...]
     reach: int

@@ -17,7 +17,7 @@ from baton_kernels.dense.rms_norm import inverse_rms
 
 @dataclass(frozen=True, slots=True)
 class RopeIndex:
-    """What all layers of one step share."""
+    """Rotations and places that all layers of one step share."""
 
     cos: Tensor
     """[T, 1, D] float32."""

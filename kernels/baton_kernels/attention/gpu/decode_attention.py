@@ -54,14 +54,14 @@ DEEP_WAVE, SHALLOW_WAVE = (4 * 132, 43.5), (6 * 132, 57.4)
 FEW = 4
 MAX_SPLITS = 32
 SEATS_A_WAVE = 2
-"""Where sequences alone fill the GPU, pieces are so much finer: those that end early make room."""
+"""Factor by which pieces are finer where sequences alone fill the GPU: a piece that ends early frees its place."""
 PROGRAMS_WANTED = 264
 """Two programs for each of an H200's 132 multiprocessors; float8 tiles are half as large, so four."""
 
 MERGED = 4096
 """Values of partial results that a program holds at once, which takes registers."""
 LEAST_WORDS = 16
-"""Of a head, from which products of a fourth of it are as wide as the matrix unit's."""
+"""Least words of a head with which products of a fourth of it are as wide as the matrix unit's."""
 
 _FOUR_PAIRS: tl.constexpr = tl.constexpr("""{
     .reg .b32 low, high;
@@ -75,7 +75,7 @@ _FOUR_PAIRS: tl.constexpr = tl.constexpr("""{
     cvt.rn.f16x2.e4m3x2 $2, c;
     cvt.rn.f16x2.e4m3x2 $3, d;
 }""")
-"""Of one word of two tokens: its bytes side by side, as halves."""
+"""Pairs the bytes of one word of two tokens each and widens them to float16."""
 
 
 @triton.jit
@@ -323,7 +323,7 @@ def _launch(
     config: DecodeConfig,
     launch: dict[str, bool],
 ) -> None:
-    """Of (kv heads, sequences, splits), or (kv heads, seats, 1)."""
+    """Launch over a grid of (kv heads, sequences, splits), or (kv heads, seats, 1)."""
     kv_pool, kv_scales, block_tables = kv.pool, kv.scales, rows.block_tables
     sequences, q_heads, head_dim = q.shape
     _, _, _, kv_heads, block_tokens, _ = kv_pool.shape

@@ -52,7 +52,7 @@ def _seats_kernel(
 
 
 def deal_seats(lens: Tensor, spare: int, block_n: int, most: int) -> Tensor:
-    """lens [N] int32 → [seats, 3] int32: sequence (-1: nobody), split, splits of the sequence, the longest pieces
+    """lens [N] int32 → [seats, 3] int32: sequence (-1: none), split, splits of the sequence, the longest pieces
     first. Every sequence has a seat; long ones share `spare` more by their lengths, up to `most` each. Splits are as
     long as two tiles of `block_n` tokens, or longer."""
     sequences = lens.numel()

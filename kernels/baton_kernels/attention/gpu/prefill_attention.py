@@ -49,7 +49,7 @@ CHUNK_LANES = tl.constexpr(16)
 
 
 def most_tiles(rows: int, chunks: int, tile_tokens: int) -> int:
-    """Tiles of so many chunks with so many rows together, at most."""
+    """Count the most tiles that `chunks` chunks with `rows` rows together may have."""
     return (rows + chunks * (tile_tokens - 1)) // tile_tokens
 
 

@@ -33,13 +33,13 @@ from baton_kernels.attention.gpu.prefill_attention import CHUNK_LANES, most_tile
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 ROWS = gl.constexpr(64)
-"""Of one warpgroup."""
+"""Rows that one warpgroup multiplies."""
 STAGES = gl.constexpr(2)
 PANEL = gl.constexpr(64)
 """Columns of a TMA box: 128 bytes, as wide as the swizzle."""
 GROUPS = 2
 LEAST_SEEN = 65_536
-"""Of a window times the size of a head: with less the plain kernel is faster, which has more and smaller programs."""
+"""Least product of a window and a head's size: below it the plain kernel is faster, with more, smaller programs."""
 TILE_TOKENS = {64: 128, 128: 128, 256: 64}
 """Tokens a tile, by the sizes of heads that there are."""
 
@@ -290,7 +290,7 @@ def _prefill_hopper_kernel(
 
 
 def suits_hopper(q: Tensor, kv_pool: Tensor, window: int | None) -> bool:
-    """Whether `paged_prefill_attention_hopper` takes these tensors, and is the faster one."""
+    """Decide if `paged_prefill_attention_hopper` takes these tensors and is the faster kernel."""
     _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
     return (
         (window is None or window * head_dim >= LEAST_SEEN)

@@ -98,7 +98,7 @@ def _rope_kv_write_kernel(
 def rope_kv_write_triton(
     qkv: Tensor | ScaledProduct, kv: KvLayer, rows: PlacedRows, num_q_heads: int, norms: HeadNorms | None = None
 ) -> Tensor:
-    """As `baton_kernels.attention.rope_kv_write.rope_kv_write`, leaving qkv as it is."""
+    """As `baton_kernels.attention.rope_kv_write.rope_kv_write`, leaving qkv unchanged."""
     values, row_scales, scales = scales_apart(qkv)
     kv_pool, cos = kv.pool, rows.cos
     _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape

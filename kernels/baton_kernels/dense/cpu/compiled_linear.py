@@ -1,9 +1,9 @@
 """y = f(s · x Wᵀ + b) in float32.
 
     s = 1 / sqrt(mean(x²) + eps) per row (an RMSNorm before the layer, its weight multiplied into W), or 1
-    f: as it is; added to what stands there; or silu(first half) · second half
+    f: stored; added to the output; or silu(first half) · second half
 
-W lies in panels of 64 output features, [in_features][64]; gated: 32 of the gate beside 32 of up. The products of a few
+W lies in panels of 64 output features, [in_features][64]; gated: 32 of the gate next to 32 of up. The products of a few
 rows with a panel stay in registers until they are finished. About 1 MiB of rows goes through all panels at a time, so
 that it stays in the second-level cache.
 """
@@ -37,7 +37,7 @@ _CACHED: Final = 1 << 18
 
 
 def suits_linear(dtype: torch.dtype) -> bool:
-    """Whether the compiled kernel multiplies here: with narrower registers the library's products are faster."""
+    """Decide if the compiled kernel multiplies here. With narrower registers the library's products are faster."""
     return suits(dtype) and has_wide_registers()
 
 
@@ -97,7 +97,7 @@ def _compiled() -> Function:
 
 
 class RowSums:
-    """What `size` rows add up to, [size][64]. Few rows alternate between sums, so that they need not wait for their
+    """Sums of `size` rows, [size][64]. Few rows alternate between two sets of sums, so that no addition waits for the
     last."""
 
     def __init__(self, kernel: Kernel, first_row: Value, size: int) -> None:
@@ -124,17 +124,18 @@ class RowSums:
             for total, part in zip(row_sums, weights, strict=True):
                 total.value = k.fma(x, part, total.value)
 
-    def found(self) -> list[list[Value]]:
-        found = [[total.value for total in row] for row in self._sums[0]]
+    def merged(self) -> list[list[Value]]:
+        """Add up the sets of sums."""
+        sums = [[total.value for total in row] for row in self._sums[0]]
         for phase in self._sums[1:]:
-            found = [
-                [a + b.value for a, b in zip(one, other, strict=True)] for one, other in zip(found, phase, strict=True)
+            sums = [
+                [a + b.value for a, b in zip(one, other, strict=True)] for one, other in zip(sums, phase, strict=True)
             ]
-        return found
+        return sums
 
 
 class LinearKernel:
-    """Writes the kernel. `more`: parameters behind those that every form has."""
+    """Writer of the kernel. `more`: parameters after those that every form has."""
 
     def __init__(self, name: str = "linear", weight: str = "*float", **more: str) -> None:
         k = self.kernel = Kernel(
@@ -192,7 +193,7 @@ class LinearKernel:
                 step(at + n, n)
         with k.loop(whole, k["features"]) as at:
             step(at, 0)
-        return sums.found()
+        return sums.merged()
 
     def _finish(self, panel: Value, first_row: Value, first_scale: Value, products: list[list[Value]]) -> None:
         """Scale, bias and f, into the result."""

@@ -35,10 +35,10 @@ from baton_kernels.dense.cpu.compiled_linear import (
 )
 
 _MANY_ROWS: Final = 24
-"""From so many on a panel is unpacked first."""
+"""Rows from which a panel is unpacked first."""
 _INTEGERS: Final = "<16 x i32>"
 _FLOATS: Final = 0
-"""Of forms of codes: e4m3. Others are the bits of integers."""
+"""The form of e4m3 codes. Other forms are numbers of bits of integers."""
 
 
 class QuantisedPanels:
@@ -76,7 +76,7 @@ class QuantisedPanels:
         self._groups = packed_scales.data_ptr(), of_zeros.data_ptr(), min(group, features), scales.shape[1]
 
     def stored_bytes(self) -> int:
-        """What a product reads of it."""
+        """Count the bytes that a product reads."""
         return sum(part.numel() * part.element_size() for part in self._kept if part is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -142,9 +142,9 @@ class _QuantisedKernel(LinearKernel):
         sums = RowSums(k, first_row, size)
         with k.loop(0, k["groups"]) as group:
             sums.clear()
-            self._each(panel, group, sums.add)
+            self._use_each(panel, group, sums.add)
             scales = _vectors(self._of_group("scales", panel, group))
-            for row, row_sums in zip(totals, sums.found(), strict=True):
+            for row, row_sums in zip(totals, sums.merged(), strict=True):
                 for total, part, scale in zip(row, row_sums, scales, strict=True):
                     total.value = k.fma(part, scale, total.value)
         return [[total.value for total in row] for row in totals]
@@ -159,9 +159,9 @@ class _QuantisedKernel(LinearKernel):
                 for n, (weight, scale) in enumerate(zip(weights, scales, strict=True)):
                     (target + at * PANEL + LANES * n).store(weight * scale)
 
-            self._each(panel, group, keep)
+            self._use_each(panel, group, keep)
 
-    def _each(self, panel: Value, group: Value, use: Callable[[Value, list[Value], int], None]) -> None:
+    def _use_each(self, panel: Value, group: Value, use: Callable[[Value, list[Value], int], None]) -> None:
         """Call `use` with every feature of a group, its 64 codes less their zeros, and a number that alternates."""
         k = self.kernel
         per_byte = 2 if self._form == 4 else 1
@@ -192,13 +192,13 @@ class _QuantisedKernel(LinearKernel):
         k = self.kernel
         read = [(byte + LANES * n).load(LANES) for n in range(VECTORS)]
         if self._form == 8:
-            return [[each.to("sext", _INTEGERS).to("sitofp", VECTOR) for each in read]]
-        wide = [each.to("zext", _INTEGERS) for each in read]
+            return [[codes.to("sext", _INTEGERS).to("sitofp", VECTOR) for codes in read]]
+        wide = [codes.to("zext", _INTEGERS) for codes in read]
         if self._form == _FLOATS:
-            return [[self._of_e4m3(each) for each in wide]]
-        low = [k.operation("and", each, 15) for each in wide]
-        high = [k.operation("lshr", each, 4) for each in wide]
-        return [[each.to("sitofp", VECTOR) for each in half] for half in (low, high)]
+            return [[self._of_e4m3(codes) for codes in wide]]
+        low = [k.operation("and", codes, 15) for codes in wide]
+        high = [k.operation("lshr", codes, 4) for codes in wide]
+        return [[codes.to("sitofp", VECTOR) for codes in half] for half in (low, high)]
 
     def _of_e4m3(self, byte: Value) -> Value:
         """Sign, 4 bits of exponent and 3 of mantissa, where float32 has them; its exponent counts from 120 lower."""

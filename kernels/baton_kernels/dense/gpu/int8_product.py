@@ -31,9 +31,9 @@ TURN = tl.constexpr(8)
 @dataclass(frozen=True, slots=True)
 class Int8Config:
     rows: int
-    """Of a tile: 64 to 256."""
+    """Rows of a tile: 64 to 256."""
     features: int
-    """Of a tile: 64 to 256."""
+    """Features of a tile: 64 to 256."""
     splits: int
     """Programs that share a tile's columns."""
     stages: int

@@ -1,5 +1,5 @@
-"""Which way a quantised linear layer goes on a GPU: streamed as it is stored (Gluon, Hopper), multiplied in 8 bits on
-both sides, or brought back to 16 bits first."""
+"""The choice of a quantised linear layer's way on a GPU: streamed as it is stored (Gluon, Hopper), multiplied in 8
+bits on both sides, or brought back to 16 bits first."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from baton_kernels.dense.gpu import linear, streamed_int4
 from baton_kernels.dense.gpu.dequantise import dequantise_triton
 from baton_kernels.dense.gpu.int8_product import int8_product
+from baton_kernels.dense.gpu.pipeline import LINE
 from baton_kernels.dense.gpu.rounded_activations import (
     gate_rounded,
     quantise_groups,
@@ -20,7 +21,6 @@ from baton_kernels.dense.gpu.rounded_activations import (
     swiglu_rounded,
 )
 from baton_kernels.dense.gpu.streamed_quantised import (
-    LINE,
     MAX_ROWS,
     MOST_ROWS,
     QuantisedConfig,
@@ -32,10 +32,10 @@ from baton_kernels.dense.rounded_rows import RoundedRows, ScaledProduct, plain
 from baton_kernels.dense.swiglu import swiglu
 
 SHARED_BYTES = 228 * 1024
-"""Of a multiprocessor."""
+"""Shared memory of a multiprocessor."""
 PIECED_ROWS = 256
-"""Up to so many rows of 8-bit integers, pieces of them that each stream all of W cost less than bringing W back: it is
-not written as 16 bits and read again."""
+"""Most rows of 8-bit integers that are multiplied in pieces. Each piece streams all of W, which still costs less than
+writing W in 16 bits and reading it again."""
 MULTIPROCESSORS = 132
 LIBRARY_COLUMNS = 512
 """cuBLAS lays out scales of blocks four columns of blocks at a time; with others it gives wrong sums, not an error."""
@@ -45,7 +45,7 @@ GATED_ROWS = (range(1, 129), range(225, 257))
 """Rows of gate and up that are faster with a scale a row in the library's product than with one brought afterwards: its
 tiles have 128 rows."""
 PROGRAM_BYTES = 3584
-"""Of them, a program's beside its tiles."""
+"""Shared memory that a program takes in addition to its tiles."""
 
 
 def quantised_linear_cuda(
@@ -71,7 +71,7 @@ def quantised_linear_cuda(
 
 
 def _in_pieces(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> Tensor:
-    """Of 8 bits: as many rows at once as the sums leave registers for."""
+    """Multiply by 8 bits, as many rows at once as the sums leave registers for."""
     features, size = weight.values.shape
     most = MOST_ROWS if weight.scales.dim() == 1 else MAX_ROWS
     pieces = torch.split(x, most)
@@ -127,14 +127,14 @@ def quantised_mlp_cuda(
 
 
 def rounds(x: Tensor, weight: QuantisedWeight) -> bool:
-    """Whether many rows x are multiplied in 8 bits, as the weight is."""
+    """Decide if rows x are multiplied in 8 bits, as the weight is."""
     scaled = weight.scales.dim() == 1 or (weight.blocks is not None and weight.columns % LIBRARY_COLUMNS == 0)
     known = weight.rounds_inputs and scaled and x.dtype == torch.bfloat16 and x.shape[0] > 0
     return known and is_hopper(x.device)
 
 
 def _codes(weight: QuantisedWeight) -> torch.dtype:
-    """Of rows that it is multiplied with."""
+    """Dtype of the rows that a weight is multiplied with."""
     return torch.float8_e4m3fn if weight.is_float else torch.int8
 
 
@@ -160,7 +160,7 @@ def _rounded_product(rows: Tensor | RoundedRows, weight: QuantisedWeight, bias: 
 def _product_of_codes(
     codes: Tensor, scales: Tensor, weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor | ScaledProduct:
-    """Of codes [T, K] and scales [T, 1]: [T, N]."""
+    """Multiply codes [T, K] with scales [T, 1] by the weight → [T, N]."""
     if not weight.is_float:
         return int8_product(codes, scales, weight, bias, dtype)
     if codes.shape[0] > MANY_ROWS:
@@ -191,13 +191,13 @@ def _one(device: torch.device) -> Tensor:
 
 @cache
 def _stored_columns(columns: int, device: torch.device) -> Tensor:
-    """Which column stands in each stored place."""
+    """List the column in each stored place."""
     place = torch.arange(columns, device=device)
     return (place & ~15) + 2 * (place >> 2 & 3) + 8 * (place & 1) + (place >> 1 & 1)
 
 
 def holds_quantised(codes: Tensor, dtype: torch.dtype) -> bool:
-    """Whether products with inputs of the dtype gain from weights that stay small."""
+    """Decide if products with inputs of the dtype gain from weights that stay quantised."""
     features, columns = codes.shape
     return dtype == torch.bfloat16 and features % 16 == 0 and columns % 16 == 0 and is_hopper(codes.device)
 
@@ -208,7 +208,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def streams(x: Tensor, features: int, gated: bool) -> bool:
-    """Whether the streamed kernel serves a weight of so many features. Boxes of scales begin at 16 bytes."""
+    """Decide if the streamed kernel serves a weight with this number of features. Boxes of scales begin at 16 bytes."""
     fits = 0 < x.shape[0] <= MAX_ROWS and x.dtype == torch.bfloat16 and features % (16 if gated else 8) == 0
     return fits and is_hopper(x.device)
 

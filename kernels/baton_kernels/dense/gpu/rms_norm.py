@@ -1,5 +1,5 @@
-"""RMSNorm in Triton: one row a program, float32 accumulation, the residual addition in the same pass. The scales of the
-product before it and the rounding for the product behind it go along where they are asked for.
+"""RMSNorm in Triton: one row a program, float32 accumulation, the residual addition in the same pass. The kernel
+also applies the scales of the product before it and rounds for the product after it, where callers ask for that.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -16,7 +16,7 @@ from baton_kernels.dense.rounded_rows import RoundedRows, ScaledProduct, scales_
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
 ROUNDED_ROWS = 512
-"""Up to so many rows their rounding gains from twice the warps: hardly any program has a multiprocessor's company."""
+"""Most rows whose rounding gains from twice the warps: hardly any program shares a multiprocessor."""
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Rows of activations in e4m3 or integers of 8 bits with a scale each, or in e4m3 with one for each 128 columns, in
-Triton; and what follows a product of such rows that knew of no scales. Columns stand in the order in which quantised
-weights are stored (`quantised_weight`).
+Triton; and the scaling, gating and rounding of a product of such rows that had no scales applied. Columns are in the
+order of stored quantised weights (`quantised_weight`).
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -16,9 +16,9 @@ from baton_kernels.dense.quantised_weight import GROUP
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
 GREATEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-"""What a row's greatest value becomes."""
+"""The code of a row's greatest value, by the codes' dtype."""
 LIBRARY_ROWS = 4
-"""cuBLAS takes scales of groups for multiples of so many rows: 16 bytes of float32."""
+"""Number whose multiples of rows cuBLAS takes with scales of groups: 16 bytes of float32."""
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def _stored(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def greatest_of_rows(x):
-    """Of each row [R] of x [R, C], float32."""
+    """Find the greatest size in each row of x [R, C] → float32 [R]."""
     return tl.maximum(tl.max(tl.abs(x), 1), 1e-12)
 
 
@@ -39,7 +39,7 @@ def rounded_codes(x, greatest, dtype: tl.constexpr, TOP: tl.constexpr, ROWS: tl.
     """Rows in e4m3 or int8, rounded to nearest, the greatest as TOP, in stored order."""
     scaled = x * (TOP / greatest)[:, None]
     if dtype == tl.int8:
-        # Beside 1.5 · 2²³ a float has no room for fractions: they are rounded away, ties to even.
+        # Added to 1.5 · 2²³, a float has no bits for fractions: they are rounded away, ties to even.
         scaled = (scaled + 12582912.0) - 12582912.0
     return _stored(scaled.to(dtype), ROWS, COLUMNS)
 
@@ -149,8 +149,8 @@ def scale_product(
 def swiglu_rounded(
     y: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor | None, codes: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Of y [T, 2F], scaled as `scale_product` does and gated: codes of a dtype of GREATEST [T, F] in stored order and
-    float32 scales [T, 1]."""
+    """Scale y [T, 2F] as `scale_product` does, gate it and round it → codes of a dtype of GREATEST [T, F] in stored
+    order and float32 scales [T, 1]."""
     return _gated_codes(y, row_scales, scales, bias, codes, is_scaled=False)
 
 
@@ -192,7 +192,7 @@ def quantise_rows(x: Tensor, codes: torch.dtype = torch.float8_e4m3fn) -> tuple[
 def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] contiguous → e4m3 [T', K] in stored order, and float32 scales [T', ⌈K/128⌉], whose rows are neighbours.
 
-    T' is T rounded up to LIBRARY_ROWS; what the added rows hold is nobody's.
+    T' is T rounded up to LIBRARY_ROWS; the contents of added rows are undefined.
     """
     rows, columns = x.shape
     padded = triton.cdiv(rows, LIBRARY_ROWS) * LIBRARY_ROWS

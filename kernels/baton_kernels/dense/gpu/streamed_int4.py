@@ -30,13 +30,13 @@ from baton_kernels.launching.dependent_launch import after_previous
 
 MAX_ROWS = 128
 FEW_ROWS = 32
-"""Up to so many the weights' bytes are all that counts."""
+"""Up to this many rows, only the weights' bytes count."""
 FEATURES = gl.constexpr(128)
 """Outputs of a sum; a program has two."""
 WIDTH = gl.constexpr(64)
 """Bytes of a weight's line in a step: 64 columns of each of two groups."""
 SHARED_BYTES = 224 * 1024
-"""Of a multiprocessor, for what is under way."""
+"""Shared memory of a multiprocessor for steps under way."""
 MULTIPROCESSORS = 132
 ADDED = 1024
 """Values a program of the second kernel."""
@@ -53,8 +53,9 @@ class Int4Config:
 @gluon.jit
 def _copy_weight(
     step, stage, bar, weight, scale, zero, w_boxes, scale_boxes, zero_boxes, first_step, feature, other,
-    ZEROS: gl.constexpr,
+    ZEROS: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
+    mbarrier.expect(bar, BYTES)
     own = first_step + step
     for side in gl.static_range(2):
         first = feature + side * other
@@ -82,8 +83,8 @@ def _fetch(
     ZEROS: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     fill_ring(
-        _copy_weight, (weight, scale, zero, w_boxes, scale_boxes, zero_boxes, first, feature, other, ZEROS),
-        _copy_x, (x, x_boxes, first), ready, free, steps, BYTES, True,
+        _copy_weight, (weight, scale, zero, w_boxes, scale_boxes, zero_boxes, first, feature, other, ZEROS, BYTES),
+        _copy_x, (x, x_boxes, first), ready, free, steps, True,
     )  # fmt: skip
 
 
@@ -216,7 +217,7 @@ def streamed_int4(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated
 
 
 def is_one_launch(rows: int) -> bool:
-    """Whether the last of their pieces is not mostly padding."""
+    """Decide if rows go in one launch: the last of their pieces is not mostly padding."""
     return rows <= MAX_ROWS or not 0 < rows % MAX_ROWS <= MAX_ROWS // 2
 
 
@@ -244,7 +245,7 @@ def multiply(
 
 
 def pays(rows: int, weight: QuantisedWeight, gated: bool) -> bool:
-    """Whether this kernel is faster than that of few rows, or than bringing the weight back, as measured."""
+    """Decide if this kernel is faster than the one for few rows and than bringing the weight back, as measured."""
     wide = gated or weight.values.shape[0] > 4096
     return (FEW_ROWS < rows <= MAX_ROWS // 2 and wide) or MAX_ROWS // 2 < rows <= 2 * MAX_ROWS
 
@@ -264,10 +265,10 @@ def steps_of(weight: QuantisedWeight) -> int:
 
 
 def x_rows(rows: int) -> int:
-    """Of a box of x."""
+    """Rows of a box of x."""
     return max(8, int(triton.next_power_of_2(min(rows, MAX_ROWS))))
 
 
 def pieces_of(rows: int) -> int:
-    """Boxes of x below each other."""
+    """Number of boxes that the rows of x take."""
     return int(triton.cdiv(rows, MAX_ROWS))

@@ -4,8 +4,8 @@ A program computes BLOCK_N features of all rows (gated: BLOCK_N of gate and the 
 and x by TMA, a warpgroup for each 64 rows multiplies. The fetching warp fills its whole ring with weights before it
 waits for the kernel that makes x: the memory stays busy while small kernels run between two products.
 
-The matrix unit takes 64 rows of x. Shared memory holds X_ROWS of each tile; up to 64, the rows behind them are whatever
-lies there, of other tiles or nothing's, and what comes of them is not stored.
+The matrix unit takes 64 rows of x. Shared memory holds X_ROWS of each tile; below 64, the remaining
+rows are whatever shared memory holds after them, and their results are not stored.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -26,12 +26,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton_kernels.dense.gpu.pipeline import PANEL, boxes, copy_panels, copy_x, fill_ring, make_barriers
+from baton_kernels.dense.gpu.pipeline import PANEL, boxes, copy_panels, fill_ring, make_barriers
 
 MAX_ROWS = 128
 """Every program reads all of x from L2: beyond 64 rows this pays only where a program has many features."""
 ROWS = gl.constexpr(64)
-"""Of a warpgroup."""
+"""Rows that a warpgroup multiplies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StreamedConfig:
     """Tiles under way."""
 
     def shared_bytes(self, rows: int, sides: int) -> int:
-        """What a program of `rows` rows of x takes of a multiprocessor's shared memory."""
+        """Count the shared memory that a program takes for `rows` rows of x."""
         x_rows = _x_rows(rows)
         tiles = self.stages * self.panels * (sides * self.block_n + x_rows)
         return int((tiles + max(ROWS.value, x_rows) - x_rows) * PANEL.value * 2 + 1024)
@@ -52,10 +52,17 @@ class StreamedConfig:
 
 @gluon.jit
 def _copy_weight(
-    step, stage, bar, weight, w_boxes, feature, features, PANELS: gl.constexpr, SIDES: gl.constexpr
+    step, stage, bar, weight, w_boxes, feature, features, PANELS: gl.constexpr, SIDES: gl.constexpr,
+    BYTES: gl.constexpr,
 ):  # fmt: skip
+    mbarrier.expect(bar, BYTES)
     for side in gl.static_range(SIDES):
         copy_panels(weight, feature + side * features, step, w_boxes, (stage * SIDES + side) * PANELS, bar, PANELS)
+
+
+@gluon.jit
+def _copy_x(step, stage, bar, x, x_boxes, PANELS: gl.constexpr):
+    copy_panels(x, 0, step, x_boxes, stage * PANELS, bar, PANELS)
 
 
 @gluon.jit
@@ -64,8 +71,8 @@ def _fetch(
     PANELS: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     fill_ring(
-        _copy_weight, (weight, w_boxes, feature, features, PANELS, SIDES), copy_x, (x, x_boxes, 0, PANELS),
-        ready, free, steps, BYTES, True,
+        _copy_weight, (weight, w_boxes, feature, features, PANELS, SIDES, BYTES), _copy_x, (x, x_boxes, PANELS),
+        ready, free, steps, True,
     )  # fmt: skip
 
 

@@ -68,9 +68,9 @@ _SCALED_INT4 = gl.constexpr("{" + _NIBBLES + """
 MXFP4_FACTOR = gl.constexpr(62)
 """Exponent that scales of MXFP4 are raised by. Widened codes are 2¹²⁶ too small, and 2¹²⁶ itself is no scale."""
 MXFP4_BACK = gl.constexpr(2.0**64)
-"""What sums of products of widened MXFP4 are multiplied by in the end: the rest of the 2¹²⁶."""
+"""Factor of finished sums of widened MXFP4: the rest of the 2¹²⁶."""
 MXFP4_REGISTERS = ".reg .b32 l, r, e, m, s;"
-"""Declared once wherever lines of `mxfp4_ptx` stand."""
+"""Declared once wherever lines of `mxfp4_ptx` are used."""
 
 
 def mxfp4_ptx(code: str, wide: list[str], scales: list[str]) -> list[str]:

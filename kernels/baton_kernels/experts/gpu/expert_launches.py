@@ -14,9 +14,9 @@ from baton_kernels.experts.gpu.token_mxfp4 import reads_alone
 
 @cache
 def least_of_each_kind(count: int, per_token: int, most_tokens: int) -> tuple[int, ...]:
-    """Of 1 to `most_tokens` tokens that take `per_token` of `count` experts each: any other number launches the kernels
-    of one of these, whatever the weights' form."""
-    found = dict[tuple[object, ...], int]()
+    """List numbers from 1 to `most_tokens` of tokens that take `per_token` of `count` experts each. Any other number
+    launches the kernels of one of these, whatever the weights' form."""
+    least = dict[tuple[object, ...], int]()
     of_mxfp4, rounded = streamed_mxfp4.LARGE_TILES_FROM, rounded_stacks.ROUNDED_FROM or 0
     borders = (LARGE_TILES_FROM, LARGEST_TILES_FROM, of_mxfp4, rounded)
     for tokens in range(1, most_tokens + 1):
@@ -30,5 +30,5 @@ def least_of_each_kind(count: int, per_token: int, most_tokens: int) -> tuple[in
             row_block(pairs, count),
             *reached,
         )
-        found.setdefault((*kind, pairs > LIBRARY_BEYOND * count, pairs > MAX_PAIRS), tokens)
-    return tuple(found.values())
+        least.setdefault((*kind, pairs > LIBRARY_BEYOND * count, pairs > MAX_PAIRS), tokens)
+    return tuple(least.values())

@@ -1,7 +1,8 @@
 """Pairs of a token and an expert sorted by expert, rows of x with them, and the table of row blocks, on the device.
 
-A program for each pair counts the pairs that come before its own. Of up to some thousand it looks at all. Of more, a
-first kernel counts the pairs of each expert in each chunk; then a program adds counts, and looks at its own chunk only.
+A program for each pair counts the pairs that come before its own. Up to some thousand pairs, it scans all of them.
+For more, a first kernel counts the pairs of each expert in each chunk; then a program adds counts and scans only its
+own chunk.
 
 Rows are copied as they are, or rounded to 8 bits on the way, as `rounded_activations` does.
 """
@@ -22,7 +23,7 @@ from baton_kernels.dense.quantised_weight import GROUP
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
 FEW_PAIRS = 4096
-"""Up to so many, looking at all of them costs less than another kernel."""
+"""Most pairs for which scanning all of them costs less than another kernel."""
 MAX_PAIRS = 65_536
 """Beyond, adding the counts of all chunks for each pair takes long."""
 CHUNK = 1024
@@ -30,7 +31,7 @@ CHUNK = 1024
 BLOCK = 1024
 """Columns of x that a program copies at a time."""
 COPIED, OF_ROWS, OF_GROUPS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""What becomes of rows: nothing, or codes with a scale a row or one for each 128 columns."""
+"""Ways to write rows: copied, or as codes with a scale a row or one for each 128 columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def _copy_row(
 
 @triton.jit
 def _write_table(table_ptr, counts, BLOCKS, X_ROWS: tl.constexpr, BINS: tl.constexpr):
-    """Row blocks of experts that have so many pairs each, [BINS]."""
+    """Write the row blocks of experts that have `counts` [BINS] pairs each."""
     expert = tl.arange(0, BINS)
     ends = tl.cumsum(counts, 0)
     starts = ends - counts
@@ -136,7 +137,7 @@ def _place_kernel(
 
 
 def bins_of_sort(pairs: int) -> tuple[bool, int]:
-    """Whether so many pairs are counted by chunks, and of how many a program takes note: each has a kernel."""
+    """Decide if pairs are counted by chunks, and how many counts or pairs a program loads: each has a kernel."""
     if pairs <= FEW_PAIRS:
         return False, max(16, int(triton.next_power_of_2(pairs)))
     return True, int(triton.next_power_of_2(triton.cdiv(pairs, CHUNK)))
@@ -181,6 +182,6 @@ def sort_by_expert(
 
 
 def row_scales(groups: int, pairs: int, x_rows: int, device: torch.device) -> Tensor:
-    """float32 [groups, P] with room behind it: a row block may be read whole."""
+    """float32 [groups, P] with spare room at the end: a whole row block may be read."""
     room = torch.empty(groups * pairs + x_rows, dtype=torch.float32, device=device)
     return room[: groups * pairs].view(groups, pairs)

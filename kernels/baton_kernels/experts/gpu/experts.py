@@ -20,19 +20,19 @@ EXPERTS_A_PAIR = 4
 """From this many experts for each pair of a token and an expert on, each pair reads its expert: that costs less than
 sorting, as two tokens seldom share an expert."""
 FEATURES = 4
-"""Of gate, and as many of up, a program."""
+"""Features of gate, and as many of up, a program."""
 OUTPUTS = 2
-"""Of the block, a program."""
+"""Outputs of the block a program."""
 COLUMNS = 1024
 """Read at a time: what is under way hides the way to memory."""
 GATE_WARPS, DOWN_WARPS = 8, 4
-"""Of a program; the best of those that were measured."""
+"""Warps of a program: the fastest that were measured."""
 DOWN_VALUES = 4096
 """Weights of all chosen experts that a program of down reads at a time, added up at once."""
 ROUTERS = 32
 """Programs wanted for the logits of a token alone. Each is a warp, as the choice waits for sums again and again."""
 ROUTER_VALUES = 4096
-"""Weights that one of them holds at most, but for a line of more."""
+"""Most weights that one of these programs holds, unless a single line has more."""
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _choose(
     logits, shares_ptr, experts_ptr, K: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
     NORMALISED: tl.constexpr,
 ):  # fmt: skip
-    """Of a token's float32 logits [BLOCK], -inf behind the last expert's: K shares and experts."""
+    """Choose K shares and experts by a token's float32 logits [BLOCK], -inf after the last expert's."""
     number = tl.arange(0, BLOCK)
     weights = tl.exp(logits - tl.max(logits, 0))
     place = tl.arange(0, PLACES)
@@ -74,7 +74,7 @@ def _router_kernel(
     PLACES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, NORMALISED: tl.constexpr,
     BIAS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Of one token. The last program to arrive has all logits to choose from."""
+    """Route one token. The last program to arrive has all logits to choose from."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     is_row, is_column = row < E, column < H

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from baton_kernels.dense.gpu.widening import MXFP4_REGISTERS, mxfp4_ptx
 
 WORDS = gl.constexpr(4)
-"""Of 32 bits that a thread loads at once."""
+"""Words of 32 bits that a thread loads at once."""
 
 
 def _line_product() -> str:
@@ -58,9 +58,9 @@ LINE_OPERANDS = gl.constexpr(",".join(["=&f"] * 4 + ["r"] * 32 + ["f"] * 4))
 
 @gluon.jit
 def x_of_line(x_ptr, columns, line, quarter, LAST: gl.constexpr, LAYOUT: gl.constexpr):
-    """Of bfloat16 in pairs, what a thread multiplies of a line: four times four words.
+    """Load what a thread multiplies of a line of x, bfloat16 in pairs: four times four words.
 
-    Behind the last column any will do: the codes there are zeros."""
+    After the last column any values will do: the codes there are zeros."""
     low = line * 64 + quarter * 8
     high = low + 32
     if LAST:
@@ -72,7 +72,7 @@ def x_of_line(x_ptr, columns, line, quarter, LAST: gl.constexpr, LAYOUT: gl.cons
 
 @gluon.jit
 def weights_of_line(values_ptr, line, quarter, LINES: gl.constexpr, LAST: gl.constexpr, LAYOUT: gl.constexpr):
-    """Of the rows that the pointers point to, 16 bytes."""
+    """Load 16 bytes of each row that a pointer points to."""
     own = gl.minimum(line, LINES - 1) if LAST else line
     place = values_ptr + (own * 16 + quarter * 4)
     word = gl.arange(0, WORDS, gl.SliceLayout(0, LAYOUT))[None, :]
@@ -81,7 +81,7 @@ def weights_of_line(values_ptr, line, quarter, LINES: gl.constexpr, LAST: gl.con
 
 @gluon.jit
 def factors_of_line(scales_ptr, features, line, quarter, LINES: gl.constexpr, LAST: gl.constexpr, LAYOUT: gl.constexpr):
-    """Of the rows that the pointers point to, a factor for each plane in bfloat16, 0 behind the last line."""
+    """Load a bfloat16 factor for each plane of each row that a pointer points to, 0 after the last line."""
     own = gl.minimum(line, LINES - 1) if LAST else line
     exponents = gl.load(scales_ptr + own * features) >> (quarter // 2 * 8)
     factor = (exponents & 0x00FF00FF) * 128 + 0x1F001F00
@@ -100,7 +100,7 @@ def add_line(total, one, other, one_factor, other_factor, x):
 
 @gluon.jit
 def sums_of_rows(total, LAYOUT: gl.constexpr):
-    """Sums of row g and of row g + 8, each [threads]."""
+    """Add up the sums of row g and of row g + 8, each [threads]."""
     rows = gl.sum(total.reshape([total.shape[0], 2, 2]), 1)
     one, other = gl.split(rows)
     return gl.convert_layout(one, gl.SliceLayout(1, LAYOUT)), gl.convert_layout(other, gl.SliceLayout(1, LAYOUT))

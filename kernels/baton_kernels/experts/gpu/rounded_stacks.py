@@ -2,11 +2,13 @@
 
 Many tokens are bound by arithmetic, which is twice as fast in 8 bits. Rows of x are rounded where they are sorted by
 expert (`expert_sort.py`), with a scale a row, or one for each 128 columns where weights have blocks. Sums of integers
-are exact. Those of e4m3 are float32; with blocks each 128 columns are added up apart, and scaled.
+are exact. Those of e4m3 are float32; with blocks each 128 columns are added up separately, and scaled.
 
 Programs stay and go through tiles of 128 rows by twice 128 features: of gate and of up, or neighbours. One warp
-fetches. Between the two products rows are rounded again: with blocks at once, as a tile has all 128 features of a
-group; with channels by a kernel of their own, as a row's greatest value is known only when all tiles are done.
+fetches. Between the two products rows are rounded again: with blocks immediately, as a tile has all 128 features of a
+group; with channels by a separate kernel, as a row's greatest value is known only when all tiles are done.
+
+The fetching loop is this kernel's own: each stage has two barriers, and row blocks take turns.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -35,17 +37,18 @@ from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, fi
 from baton_kernels.experts.gpu.streamed_experts import sum_of_experts
 
 ROUNDED_FROM: int | None = 48
-"""Pairs of a token and an expert, for each expert: from so many on rows are rounded; None: never."""
+"""Pairs of a token and an expert, for each expert, from which rows are rounded; None: never."""
 ROWS = 128
-"""Of a row block."""
+"""Rows of a row block."""
 TOP = gl.constexpr(448.0)
 """e4m3's greatest."""
 WARPS, REGISTERS = 4, 168
-"""Of each half that multiplies, and a thread's registers before those that fetch give theirs away."""
+"""Warps of each half that multiplies, and registers of a thread before the fetching warp gives some away."""
 STEP_BYTES = (ROWS + 2 * 128) * 128
 STAGES = (SHARED_BYTES - 2048) // STEP_BYTES
 MANY_TILES, TURN = 32, 8
-"""Of so many tiles a row block, weights do not stay in the L2 cache until the next block: so many take turns."""
+"""From MANY_TILES tiles a row block on, weights do not stay in the L2 cache until the next block: TURN blocks take
+turns."""
 
 
 @gluon.jit
@@ -60,7 +63,7 @@ def _place(item, blocks, tiles, TURN: gl.constexpr):
 @gluon.jit
 def _added(total, part, scale):
     """total + part · scale [R], and not later: without the barrier that an empty instruction is to the compiler, it
-    keeps `part` beside the next one, for which there are no registers."""
+    keeps `part` alive along with the next one, for which there are no registers."""
     total += part * scale[:, None]
     return gl.inline_asm_elementwise("", "=f,0", [total], gl.float32, is_pure=False, pack=1)
 
@@ -138,7 +141,7 @@ def _multiply(
             empty = gl.zeros([R, LINE], gl.float32, MMA)
             scales = scale_ptr + (expert * both + feature) // LINE * steps
             second_scales = scale_ptr + (expert * both + gl.minimum(second, both - LINE)) // LINE * steps
-            row_scales = row_scale_ptr + first + row  # of others too, behind this expert's
+            row_scales = row_scale_ptr + first + row  # including rows of other experts after this one's
             for i in range(steps):
                 stage = c % STAGES
                 # Before the wait, which no load passes.
@@ -245,7 +248,7 @@ def rounds(stacks: QuantisedStacks, pairs: int) -> bool:
 
 
 def codes_of(stack: QuantisedStack) -> torch.dtype:
-    """Of rows that it is multiplied with."""
+    """Dtype of the rows that a stack is multiplied with."""
     return torch.int8 if stack.values.dtype == torch.int8 else torch.float8_e4m3fn
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton_kernels.dense.gpu.pipeline import copy_panels, fill_ring
@@ -35,26 +36,27 @@ def end_of_rows(table, block, ROW_BLOCKS):
 
 
 @gluon.jit
-def tile_of_step(step, tiles, steps):
-    """Find a step of this program: its row block, its tile of that, and its step within the tile."""
-    item = gl.program_id(0) + (step // steps) * gl.num_programs(0)
-    return item // tiles, item % tiles, step % steps
+def item_of_step(step, steps):
+    """Find a step of this program: its item (a tile of a row block), and the step within that."""
+    return gl.program_id(0) + (step // steps) * gl.num_programs(0), step % steps
 
 
 @gluon.jit
 def copy_rows(step, stage, bar, x, table, x_boxes, tiles, steps, ROW_BLOCKS, PANELS: gl.constexpr):
     """Start the copies of a step's x."""
-    block, _, i = tile_of_step(step, tiles, steps)
-    copy_panels(x, first_row(table, block, ROW_BLOCKS), i, x_boxes, stage * PANELS, bar, PANELS)
+    item, i = item_of_step(step, steps)
+    copy_panels(x, first_row(table, item // tiles, ROW_BLOCKS), i, x_boxes, stage * PANELS, bar, PANELS)
 
 
 @gluon.jit
 def copy_expert_weight(
-    step, stage, bar, weight, table, w_boxes, tiles, features, steps, PANELS: gl.constexpr, SIDES: gl.constexpr
-):
+    step, stage, bar, weight, table, w_boxes, tiles, features, steps, PANELS: gl.constexpr, SIDES: gl.constexpr,
+    BYTES: gl.constexpr,
+):  # fmt: skip
     """Start the copies of a step's weights: of gate and up when SIDES is 2."""
-    block, tile, i = tile_of_step(step, tiles, steps)
-    feature = expert_of(table, block) * SIDES * features + tile * w_boxes.shape[1]
+    item, i = item_of_step(step, steps)
+    feature = expert_of(table, item // tiles) * SIDES * features + (item % tiles) * w_boxes.shape[1]
+    mbarrier.expect(bar, BYTES)
     for side in gl.static_range(SIDES):
         copy_panels(weight, feature + side * features, i, w_boxes, (stage * SIDES + side) * PANELS, bar, PANELS)
 
@@ -62,7 +64,7 @@ def copy_expert_weight(
 @gluon.jit
 def fill_ring_by_tiles(
     copy_weight, weight, x, table, x_boxes, ready, free, tiles, steps, ROW_BLOCKS,
-    X_PANELS: gl.constexpr, BYTES: gl.constexpr, AHEAD: gl.constexpr,
+    X_PANELS: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """Copy all steps of all tiles of this program. AHEAD: the table is older than the kernel before, so weights may be
     fetched while that one still runs."""
@@ -73,7 +75,7 @@ def fill_ring_by_tiles(
     own = gl.maximum(items - gl.program_id(0) + gl.num_programs(0) - 1, 0) // gl.num_programs(0) * steps
     fill_ring(
         copy_weight, weight, copy_rows, (x, table, x_boxes, tiles, steps, ROW_BLOCKS, X_PANELS),
-        ready, free, own, BYTES, AHEAD,
+        ready, free, own, AHEAD,
     )  # fmt: skip
 
 
@@ -84,6 +86,6 @@ def fetch_tiles(
 ):  # fmt: skip
     """Fetch for a product whose weights have no scales of their own in the ring."""
     fill_ring_by_tiles(
-        copy_expert_weight, (weight, table, w_boxes, tiles, features, steps, PANELS, SIDES), x, table, x_boxes,
-        ready, free, tiles, steps, ROW_BLOCKS, X_PANELS, BYTES, AHEAD,
+        copy_expert_weight, (weight, table, w_boxes, tiles, features, steps, PANELS, SIDES, BYTES), x, table, x_boxes,
+        ready, free, tiles, steps, ROW_BLOCKS, X_PANELS, AHEAD,
     )  # fmt: skip

@@ -2,10 +2,9 @@
 
 Pairs of a token and an expert are sorted by expert (`expert_sort.py`). A row block is up to X_ROWS rows of one
 expert. Programs stay and go through tiles, BLOCK_N features of a row block each: one warp fetches weights and x by TMA,
-through all its tiles without a pause, a warpgroup multiplies. Which tiles there are stands in a table that the device
-makes, so the host never waits.
+through all its tiles without a pause, and a warpgroup multiplies (`row_block_tiles.py`).
 
-The matrix unit takes 64 rows. Those behind the X_ROWS are whatever lies there, and what comes of them is not stored.
+The matrix unit takes 64 rows. Rows after X_ROWS are whatever shared memory holds there; their results are not stored.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -31,32 +30,32 @@ from baton_kernels.launching.dependent_launch import after_previous, chain
 
 LARGE_TILES_FROM, LIBRARY_BEYOND = 64, 256
 """Pairs of a token and an expert, for each expert: from the first number on large tiles are faster, as arithmetic takes
-the time; beyond the second the library's grouped product is, where no bias is added beside it."""
+the time; beyond the second the library's grouped product is, unless biases are added."""
 LARGE_ROWS = 128
 LEAST_ROWS = gl.constexpr(64)
-"""Of a warpgroup."""
+"""Least rows of a warpgroup."""
 PLAIN, SWIGLU, CLAMPED = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
-"""What becomes of a product: nothing, silu(gate) · up, or gpt-oss' clamped gate."""
+"""Gates of a product: none, silu(gate) · up, or gpt-oss' clamped gate."""
 BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """What a program computes at a time, and how many share a multiprocessor."""
+    """Tile of a program, and how many programs share a multiprocessor."""
 
     rows: int
-    """Of a row block: 8 to 128."""
+    """Rows of a row block: 8 to 128."""
     block_n: int
     """Features a tile; gated: of gate and of up. 16 to 256."""
     panels: int
     """Columns of a step, in panels of 64."""
     programs: int
     registers: int
-    """Of a thread, before those that fetch give theirs away."""
+    """Registers of a thread, before the fetching warp gives some away."""
 
     @property
     def warps(self) -> int:
-        """That multiply, 16 rows each."""
+        """Warps that multiply, 16 rows each."""
         return int(max(LEAST_ROWS.value, self.rows)) // 16
 
     def stages(self, sides: int) -> int:

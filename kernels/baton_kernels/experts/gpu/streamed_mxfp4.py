@@ -1,6 +1,6 @@
 """Mixtures of experts in MXFP4 on Hopper, in Gluon: each expert's four bits stream by once.
 
-As in `streamed_experts.py` programs stay and go through tiles of row blocks, after a table that the device makes. As in
+As in `streamed_experts.py` programs stay and walk through tiles of row blocks. As in
 `streamed_int4.py` weights are the register operand of W xᵀ: codes become bfloat16 in registers and are scaled there,
 exactly, since scales are powers of two.
 """
@@ -29,25 +29,27 @@ from baton_kernels.experts.gpu.row_block_tiles import (
     expert_of,
     fill_ring_by_tiles,
     first_row,
-    tile_of_step,
+    item_of_step,
 )
 from baton_kernels.experts.gpu.streamed_experts import row_block, sum_of_experts
 
 WIDTH = gl.constexpr(64)
 """Bytes of a line: 128 columns, a step."""
 BLOCKS = gl.constexpr(4)
-"""Of 32 columns, a step."""
+"""Blocks of 32 columns a step."""
 LARGE_TILES_FROM = 128
 """For each expert: from there on large tiles are faster, where the matrix unit takes longer than widening."""
 
 
 @gluon.jit
 def _copy_weight(
-    step, stage, bar, weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES: gl.constexpr
+    step, stage, bar, weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES: gl.constexpr,
+    BYTES: gl.constexpr,
 ):  # fmt: skip
-    block, tile, i = tile_of_step(step, tiles, lines)
-    expert = expert_of(table, block)
-    feature = tile * w_boxes.shape[1]
+    item, i = item_of_step(step, lines)
+    expert = expert_of(table, item // tiles)
+    feature = (item % tiles) * w_boxes.shape[1]
+    mbarrier.expect(bar, BYTES)
     for side in gl.static_range(SIDES):
         first = feature + side * features
         box = stage * SIDES + side
@@ -61,8 +63,8 @@ def _fetch(
     AHEAD: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     fill_ring_by_tiles(
-        _copy_weight, (weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES), x, table, x_boxes,
-        ready, free, tiles, lines, ROW_BLOCKS, 2, BYTES, AHEAD,
+        _copy_weight, (weight, scale, table, w_boxes, scale_boxes, tiles, features, lines, SIDES, BYTES),
+        x, table, x_boxes, ready, free, tiles, lines, ROW_BLOCKS, 2, AHEAD,
     )  # fmt: skip
 
 
@@ -177,15 +179,15 @@ def _product_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Config:
-    """What a program computes at a time, and how many share a multiprocessor."""
+    """Tile of a program, and how many programs share a multiprocessor."""
 
     rows: int
-    """Of a row block: 8 to 128."""
+    """Rows of a row block: 8 to 128."""
     features: int
-    """Of a tile; gated: of gate and of up. 16 for each warp."""
+    """Features of a tile; gated: of gate and of up. 16 for each warp."""
     programs: int
     registers: int
-    """Of a thread, before those that fetch give theirs away."""
+    """Registers of a thread, before the fetching warp gives some away."""
 
     def stages(self, sides: int) -> int:
         """Steps under way, as many as fit into shared memory."""
@@ -195,11 +197,11 @@ class Mxfp4Config:
 
 LARGE_TILES = Mxfp4Config(128, 128, 1, 168)
 WIDE_TILES = {rows: Mxfp4Config(rows, 256, 1, 96) for rows in (16, 32)}
-"""By rows of a block: each tile reads x again, so that fewer of them cost less where x is much and W still more."""
+"""Tiles by rows of a block: each tile reads x again, so fewer tiles cost less where x is large and W larger still."""
 
 
 def mxfp4_config(pairs: int, count: int) -> Mxfp4Config:
-    """For so many pairs of a token and one of `count` experts."""
+    """Choose tiles for this many pairs of a token and one of `count` experts."""
     if pairs >= LARGE_TILES_FROM * count:
         return LARGE_TILES
     rows = row_block(pairs, count)

@@ -1,8 +1,8 @@
 """Mixtures of experts with weights of 8 and 4 bits on Hopper, in Gluon: each expert's bytes stream by once.
 
-As in `streamed_mxfp4.py` programs stay and go through tiles of row blocks, after a table that the device makes, and
-weights are the register operand of W xᵀ. As in `streamed_quantised.py` codes become bfloat16 in registers, exactly. A
-channel's scale multiplies the whole sum, that of a block or a group the sum of its 128 columns.
+As in `streamed_mxfp4.py`, programs stay and walk through tiles of row blocks, and weights are the register operand of
+W xᵀ. As in `streamed_quantised.py`, codes become bfloat16 in registers, exactly. A channel's scale multiplies the whole
+sum, that of a block or a group the sum of its 128 columns.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -232,15 +232,15 @@ def _stack_kernel(
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """What a program computes at a time, and how many share a multiprocessor."""
+    """Tile of a program, and how many programs share a multiprocessor."""
 
     rows: int
-    """Of a row block: 8 to 128."""
+    """Rows of a row block: 8 to 128."""
     features: int
-    """Of a tile; gated: of gate and of up. 16 for each warp, a divisor of a block's."""
+    """Features of a tile; gated: of gate and of up. 16 for each warp, a divisor of a block's."""
     programs: int
     registers: int
-    """Of a thread, before those that fetch give theirs away."""
+    """Registers of a thread, before the fetching warp gives some away."""
 
     def stages(self, sides: int, bits: int) -> int:
         """Steps under way, as many as fit into shared memory."""
@@ -249,7 +249,8 @@ class StackConfig:
 
 
 def stack_config(pairs: int, count: int, has_blocks: bool, bits: int) -> StackConfig:
-    """For so many pairs of a token and one of `count` experts. Sums of blocks take registers beside the whole ones."""
+    """Choose tiles for this many pairs of a token and one of `count` experts. Sums of blocks take registers in
+    addition to the whole sums."""
     if bits == 8 and pairs >= LARGE_TILES_FROM * count:
         return StackConfig(64 if has_blocks and pairs < LARGEST_TILES_FROM * count else 128, 128, 1, 168)
     return StackConfig(row_block(pairs, count), 64, 2, 128)

@@ -1,4 +1,4 @@
-"""Experts in MXFP4 of few tokens on Hopper, in Gluon: two kernels, without sorting and without a sum behind them.
+"""Experts in MXFP4 of few tokens on Hopper, in Gluon: two kernels, without sorting and without a sum after them.
 
 Each pair of a token and an expert reads its expert's weights, as in `experts.py`. The warps of a program share a row's
 lines, and only their sums go through shared memory (`mxfp4_line.py` says how a line is multiplied).
@@ -6,7 +6,7 @@ lines, and only their sums go through shared memory (`mxfp4_line.py` says how a 
 Gluon is Triton's experimental interface. A warp's product has to find its operands where threads loaded them, and only
 Gluon says where that is. Two kernels in plain Triton were slower than sorting. The other kernels for Hopper need Gluon
 too: with a Triton that lacks it a worker on Hopper fails while it warms up, before it is ready.
-`tests/kernels/test_hopper_compiles.py` tells when a new Triton has other names.
+`tests/kernels/test_hopper_compiles.py` fails when a new Triton has other names.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -33,11 +33,11 @@ from baton_kernels.experts.gpu.mxfp4_line import (
 )
 
 FEATURES = gl.constexpr(16)
-"""Of gate, and as many of up, a program: the rows of a warp's product."""
+"""Features of gate, and as many of up, a program: the rows of a warp's product."""
 OUTPUTS = gl.constexpr(8)
 """A program: a warp's product has those of two experts."""
 EXPERTS_A_PAIR = 2
-"""From so many experts for each pair of a token and an expert on, this way costs less than sorting."""
+"""From this many experts for each pair of a token and an expert on, this way costs less than sorting."""
 
 
 @gluon.jit
@@ -162,8 +162,8 @@ SERVED = TokenConfig()
 
 
 def reads_alone(tokens: int, per_token: int, count: int) -> bool:
-    """Whether so many tokens, which take `per_token` of `count` experts each, are served this way: two seldom share an
-    expert. One token never does."""
+    """Decide if tokens that take `per_token` of `count` experts each are served this way: two seldom share an expert,
+    and one token alone never does."""
     return tokens <= 1 or tokens * per_token * EXPERTS_A_PAIR <= count
 
 

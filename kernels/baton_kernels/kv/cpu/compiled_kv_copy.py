@@ -34,7 +34,7 @@ class Rows:
 
 
 def suits_copy(row_words: int) -> bool:
-    """Whether heads of so many words in a piece can be handled here: they are whole vectors, and it compiles."""
+    """Decide if heads with this number of words in a piece are handled here: whole vectors, where kernels compile."""
     return row_words % LANES == 0 and has_vectors()
 
 

@@ -40,7 +40,7 @@ def scatter_kv_cpu(stream: Tensor, kv_pool: Tensor, blocks: Tensor, units: UnitR
 
 
 Places = list[tuple[int, ...]]
-"""Of each unit, its index in the first dimensions of a tensor [..., layers, 2, kv_heads, unit_tokens, head_dim]."""
+"""Each unit's index in the first dimensions of a tensor [..., layers, 2, kv_heads, unit_tokens, head_dim]."""
 
 
 def _copy(source: Tensor, source_places: Places, target: Tensor, target_places: Places, sums: Tensor | None) -> None:

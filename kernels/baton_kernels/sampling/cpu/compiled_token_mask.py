@@ -36,9 +36,9 @@ def looking_compiled(
     masks: npt.NDArray[np.uint32], places: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32]
 ) -> Callable[[], bool]:
     """As `baton_kernels.sampling.token_mask.looking`. Call `machine_code.has_vectors` before."""
-    look, found = compiled()[1], np.zeros(1, dtype=np.uint32)
-    first = found.data
-    addresses = tuple(each.ctypes.data for each in (masks, places, bits, found))
+    look, matches = compiled()[1], np.zeros(1, dtype=np.uint32)
+    first = matches.data
+    addresses = tuple(array.ctypes.data for array in (masks, places, bits, matches))
     sizes = (len(masks), masks.strides[0] // masks.itemsize, len(places))
 
     def looked(_memory: object = (masks, places, bits)) -> bool:
@@ -50,7 +50,7 @@ def looking_compiled(
 
 @lru_cache(maxsize=1)
 def compiled() -> tuple[Function, Function]:
-    """To forbid, and to look. Compiles on its first call: some hundredths of a second."""
+    """Kernels that forbid and that look. They compile on its first call: some hundredths of a second."""
     forbid, look = compile_kernels([_forbid(), _look()])
     return forbid, look
 
@@ -76,8 +76,8 @@ def _look() -> Kernel:
         **{"rows": I64, "words": I64, "count": I64},
     )
     held = k.variable(k.constant(0, "i32"))
-    with k.loop(0, k["rows"]) as row, k.loop(0, k["count"]) as each:
-        word = (k.pointer("masks") + (row * k["words"] + (k.pointer("places") + each).load())).load()
-        held.value = held.value | (word & (k.pointer("bits") + each).load())
+    with k.loop(0, k["rows"]) as row, k.loop(0, k["count"]) as number:
+        word = (k.pointer("masks") + (row * k["words"] + (k.pointer("places") + number).load())).load()
+        held.value = held.value | (word & (k.pointer("bits") + number).load())
     k.pointer("found").store(held.value)
     return k

@@ -46,8 +46,8 @@ def truncate(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
     ordered_rows = ((top_k > 0) | (top_p < 1)).nonzero()[:, 0]
     if ordered_rows.numel():
         rows = None if ordered_rows.numel() == logits.shape[0] else ordered_rows
-        found = _top_k_top_p_threshold(select(scaled, rows), select(top_k, rows), select(top_p, rows))
-        merged = torch.maximum(select(threshold, rows), found)
+        borders = _top_k_top_p_threshold(select(scaled, rows), select(top_k, rows), select(top_p, rows))
+        merged = torch.maximum(select(threshold, rows), borders)
         threshold = merged if rows is None else threshold.index_copy(0, rows, merged)
     return torch.where(scaled >= threshold[:, None], logits, float("-inf"))
 

@@ -29,14 +29,14 @@ def mix32(x, key):
 
 @triton.jit
 def noise_key(seed, choice, index):
-    """What a row's noise is made from, uint64: seed, choice, index int64 scalars."""
+    """Mix seed, choice and index, int64 scalars, into the key of a row's noise, uint64."""
     start = seed.to(tl.uint64, bitcast=True) + choice.to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
     return splitmix64(splitmix64(start) + index.to(tl.uint64, bitcast=True))
 
 
 @triton.jit
 def uniform_or_one(key, token):
-    """Of each token [n] int32, in (0, 1]: float32. Good for comparing; noise needs `uniform`."""
+    """Hash tokens [n] int32 to float32 in (0, 1]. Good for comparing; noise needs `uniform`."""
     low = (key & 0xFFFFFFFF).to(tl.uint32)
     high = (key >> 32).to(tl.uint32)
     hashed = mix32(mix32(token.to(tl.uint32), 0) ^ low, high)
@@ -51,7 +51,7 @@ def below_one(w):
 
 @triton.jit
 def uniform(key, token):
-    """Of each token [n] int32, in (0, 1): float32."""
+    """Hash tokens [n] int32 to float32 in (0, 1)."""
     return below_one(uniform_or_one(key, token))
 
 

@@ -22,8 +22,8 @@ SLACK = tl.constexpr(1.0001)
 
 @triton.jit
 def noisy_winner(row_ptr, first, vocab, inverse, key, bound, lowest, STEPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of tokens first to first + STEPS · BLOCK with a logit above `bound` and at least `lowest`: (greatest noisy value,
-    its id, or vocab when there is none, greatest logit, sum of weights relative to it)."""
+    """Search tokens first to first + STEPS · BLOCK with a logit above `bound` and at least `lowest` → (greatest noisy
+    value, its id, or vocab when there is none, greatest logit, sum of weights relative to it)."""
     best = tl.full([], float("-inf"), tl.float32)
     winner = tl.full([], 0, tl.int32) + vocab
     peak = tl.full([], float("-inf"), tl.float32)

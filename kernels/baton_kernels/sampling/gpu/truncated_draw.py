@@ -40,7 +40,7 @@ LEAST_MIN_P = tl.constexpr(0.02)
 
 @triton.jit
 def _pivot(logit, highest, j, PIVOTS: tl.constexpr):
-    """Of PIVOTS bounds from the logit, included, to the highest, not included."""
+    """Compute bound j of PIVOTS, from the logit (included) to the highest (not included)."""
     return logit + (highest - logit) * (j / PIVOTS)
 
 
@@ -56,8 +56,8 @@ def _part_kernel(
     maximum_ptr, peak_ptr, mass_ptr, vocab, tiles, STEPS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Of each part: its winner (noisy value and id), greatest logit, mass relative to it; or no winner, but the tiles'
-    maxima, and the mass if the row's top-p asks for it."""
+    """Find each part's winner (noisy value and id), greatest logit and mass relative to it; or no winner, but the
+    tiles' maxima, and the mass if the row's top-p needs it."""
     after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -176,8 +176,8 @@ def _redraw(
         ids = tl.where(is_better, token, ids)
         current = tl.min(tl.where(is_open & (part > current), part, parts), axis=0)
     greatest = tl.maximum(tl.max(best, axis=0), tl.max(known, axis=0))
-    found = tl.min(tl.where(best == greatest, ids, vocab), axis=0)
-    return tl.minimum(found, tl.min(tl.where(known == greatest, winners, vocab), axis=0))
+    winner = tl.min(tl.where(best == greatest, ids, vocab), axis=0)
+    return tl.minimum(winner, tl.min(tl.where(known == greatest, winners, vocab), axis=0))
 
 
 @triton.jit
@@ -201,14 +201,14 @@ def _threshold(ordered, weight, wanted, low, high, LEAST: tl.constexpr):
     differing |= differing >> 4
     differing |= differing >> 8
     differing |= differing >> 16
-    found = low & (differing ^ 0xFFFFFFFF)
+    threshold = low & (differing ^ 0xFFFFFFFF)
     bit = differing ^ (differing >> 1)
     while bit >= LEAST:
-        candidate = found | bit
+        candidate = threshold | bit
         if tl.sum(tl.where(ordered >= candidate, weight, 0.0), axis=0) >= wanted:
-            found = candidate
+            threshold = candidate
         bit = bit >> 1
-    return found
+    return threshold
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What Triton's interpreter does again and again without any effect, left out: half the time of interpreted kernels."""
+"""A faster interpreter for Triton kernels: repeated work without effect, half of its time, is left out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Patched:
         self._interpreted: set[int] = set()
 
     def __call__(self, function: Any) -> Any:
-        """What a launch restores at its end. Calls within it restore nothing."""
+        """Patch, and return what the launch restores at its end. Calls within it restore nothing."""
         named = self._named(function)
         if named and named <= self._interpreted:
             return None

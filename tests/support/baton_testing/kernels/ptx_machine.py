@@ -138,7 +138,7 @@ def _statements(text: str) -> Iterator[tuple[str, str, list[str]]]:
         if not statement or statement.startswith("."):
             continue
         guard, opcode, rest = re.fullmatch(r"(@!?%p\d+\s+)?([\w.:]+)\s*(.*)", statement, flags=re.S).groups()  # type: ignore[union-attr]
-        operands = [each.strip() for each in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", rest)]
+        operands = [operand.strip() for operand in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", rest)]
         yield (guard or "").strip(), opcode, operands
 
 

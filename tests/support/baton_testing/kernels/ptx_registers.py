@@ -42,7 +42,7 @@ def of_bfloat16(bits: Any) -> Any:
 
 
 class PtxRegisters:
-    """Of one program of so many threads; `special` ones are the same in all of them."""
+    """Registers of one program of `threads` threads; `special` ones are the same in all of them."""
 
     def __init__(self, threads: int, special: dict[str, int]) -> None:
         self._threads = threads
@@ -75,7 +75,7 @@ class PtxRegisters:
         return numpy.full(self._threads, value, numpy.uint64)
 
     def write(self, name: str, value: Any, active: Any) -> None:
-        """Of threads that are not active a register keeps its value."""
+        """Write a register in active threads; in the others it keeps its value."""
         value = numpy.asarray(value)
         if value.dtype == numpy.float32:
             value = value.view(numpy.uint32)
@@ -85,7 +85,7 @@ class PtxRegisters:
         self._held[name] = numpy.where(active, value.astype(numpy.uint64), before)
 
     def computed(self, parts: list[str], sources: list[str]) -> Any:  # noqa: C901
-        """What an instruction that only computes gives, by the parts of its name between dots."""
+        """Compute the result of an instruction without effects, given the parts of its name between dots."""
         name, kind = parts[0], parts[-1]
         if name == "mov":
             return self.bits(sources[0]) & numpy.uint64((1 << WIDTH[kind]) - 1)

@@ -1,4 +1,4 @@
-"""What a mixture of experts with rows of 8 bits computes, part by part: the formula in float64, and how far from it a
+"""The products of a mixture of experts with rows of 8 bits, part by part: the formula in float64, and how far from it a
 kernel may be.
 
 Three forms: "block", e4m3 with scales of 128 x 128 weights and 128 columns of a row; "channel", e4m3 with a scale a
@@ -45,7 +45,7 @@ def gated(form: str, gate: Tensor, up: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What goes into the two products and what comes out of the second, of pairs sorted by expert."""
+    """Inputs of the two products and the output of the second, of pairs sorted by expert."""
 
     rows: Tensor  # codes of x [P, H] in stored order
     row_scales: Tensor  # [1, P] or of groups [H / 128, P]
@@ -60,7 +60,7 @@ def plain_parts(
     """The same in float32: sums are of another order than float64's, and some ties fall to the other side."""
     total = torch.zeros(x.shape, device=x.device)
     x_codes, x_scales = _codes(form, x.float())
-    found = list[tuple[Tensor, ...]]()
+    by_expert = list[tuple[Tensor, ...]]()
     for expert in range(len(gate_up.values)):
         token, choice = (experts == expert).nonzero(as_tuple=True)
         wide, wide_down = (weight_of(stack, expert).float() for stack in (gate_up, down))
@@ -68,8 +68,8 @@ def plain_parts(
         codes, scales = _codes(form, gated(form, *sums.double().chunk(2, -1)).float())
         out = (_wide(codes, scales) @ wide_down.t()).bfloat16()
         total.index_add_(0, token, out.float() * shares[token, choice][:, None])
-        found.append((x_codes[token], x_scales[token], codes, scales, out))
-    rows, row_scales, codes, scales, out = (torch.cat(each) for each in zip(*found, strict=True))
+        by_expert.append((x_codes[token], x_scales[token], codes, scales, out))
+    rows, row_scales, codes, scales, out = (torch.cat(parts) for parts in zip(*by_expert, strict=True))
     return total.to(x.dtype), Parts(_stored(rows), row_scales.t(), _stored(codes), scales.t(), out)
 
 
@@ -103,16 +103,16 @@ def check_products(  # noqa: PLR0913
     """
     order = torch.argsort(experts.flatten(), stable=True)
     of_pair = experts.flatten()[order]
-    all_rows, all_codes = (column_order(each.view(torch.uint8)) for each in (parts.rows, parts.codes))
+    all_rows, all_codes = (column_order(codes.view(torch.uint8)) for codes in (parts.rows, parts.codes))
     total, size = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(2))
     for expert in set(of_pair.tolist()):
         pairs = of_pair == expert
         token = order[pairs] // experts.shape[1]
-        row_scales, scales = (each.t()[pairs].double() for each in (parts.row_scales, parts.scales))
+        row_scales, scales = (factors.t()[pairs].double() for factors in (parts.row_scales, parts.scales))
         rows = _wide(all_rows[pairs].view(parts.rows.dtype), row_scales)
         assert_codes(form, rows, row_scales, x[token].double(), torch.zeros_like(rows), "rows")
         first = product_and_share(form, rows, weight_of(gate_up, expert))
-        (gate, up), (near_gate, near_up) = (each.chunk(2, -1) for each in first)
+        (gate, up), (near_gate, near_up) = (sides.chunk(2, -1) for sides in first)
         inner = gated(form, gate, up)
         if form != "block":  # what falls to the other side of a bfloat16
             near_gate, near_up = near_gate + SHORT * gate.abs(), near_up + SHORT * up.abs()
