@@ -30,8 +30,8 @@ class FakePool:
         worker = FakeWorker(role, self.tokenizer, self.keys, self.script, **options)  # type: ignore[arg-type]
         await worker.start()
         (self.prefill if role is Role.PREFILL else self.decode).append(worker)
-        for worker in self.workers:
-            worker.pool = self.workers
+        for member in self.workers:
+            member.pool = self.workers
         self.announce()
         return worker
 
