@@ -389,7 +389,7 @@ class RequestLife:
         at_fault = run.decode if is_retained else worker if is_gone else worker_at_fault(run, worker, reason)
         retained_by = retaining_worker(run, at_fault, reason, delivered)
         cancels = [action for action in self._cancel_legs(run) if is_retained or action.worker != worker]
-        verdict = decide_retry(run, at_fault, reason, self._rules, self._budget, now)
+        verdict = decide_retry(run, at_fault, reason, self._rules, self._budget, now, has_begun=delivered > 0)
         run.avoid |= {at_fault}
         if isinstance(verdict, Problem):
             run.state = RunState.DONE

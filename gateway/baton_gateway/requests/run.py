@@ -158,12 +158,13 @@ def retarget(run: Run, route: Route, left_s: float) -> Send:
 
 
 def decide_retry(
-    run: Run, at_fault: bytes, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float
+    run: Run, at_fault: bytes, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float, *, has_begun: bool
 ) -> float | Problem:
     """Seconds until the next attempt after one that `at_fault` ended for `reason`, or the client's error instead.
 
     Counts the attempt. A worker that was to be avoided and fails the run again was the only one to choose from: the
-    next attempt waits for the longest back-off, in which another worker may come back.
+    next attempt waits for the longest back-off, in which another worker may come back. `has_begun`: the client has
+    tokens already. Such a stream waits for room, where a new request is refused so that its client can go elsewhere.
     """
     if reason in _FINAL:
         return _FINAL[reason]()
@@ -177,12 +178,13 @@ def decide_retry(
     is_full = reason is Reason.NO_CAPACITY
     run.failed_by, run.failed_s = run.failed_by | {at_fault}, min(run.failed_s, now)
     run.is_only_full &= is_full
-    is_repeated &= not run.is_only_full
-    speaks_against_worker = is_repeated and len(run.failed_by) == 1 and now - run.failed_s <= rules.patience_s
-    run.failures += not speaks_against_worker
+    is_repeated &= has_begun or not run.is_only_full
+    is_soon = now - run.failed_s <= rules.patience_s
+    speaks_against_worker = is_repeated and len(run.failed_by) == 1
+    run.failures += not (is_soon and (speaks_against_worker or (is_full and has_begun)))
     if run.failures >= rules.max_failures or not budget.withdraw(now):
         return errors.no_capacity() if is_full else errors.retries_exhausted()
-    return rules.max_backoff_s if is_repeated else _backoff(run.failures + is_full, rules)
+    return rules.max_backoff_s if is_repeated else _backoff(max(run.failures, 1) + is_full, rules)
 
 
 def retaining_worker(run: Run, at_fault: bytes, reason: Reason, delivered: int) -> bytes | None:

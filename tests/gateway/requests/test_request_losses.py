@@ -289,6 +289,26 @@ def test_a_full_pool_is_tried_again_after_a_pause_and_then_told() -> None:
     assert drive.ends[0].problem.retry_after_s is not None
 
 
+def test_a_stream_that_has_begun_waits_for_room_for_seconds() -> None:
+    """Its client cannot go elsewhere: after a worker's death the only ones left may be full, or say so, for a while."""
+    drive = started()
+    drive.tokens(D1, 0, 50)
+    drive.tokens(D1, 1, 51)
+    assert drive.feed(WorkerLost(D1)) == ["pick"]
+    attempt = 1
+    while drive.now < drive.rules.patience_s:
+        attempt += 1
+        drive.route(P1, D2)
+        drive.leg(D2, Reason.NO_CAPACITY, attempt=attempt)
+        assert not drive.ends
+        assert drive.now < drive.life.wake_at <= drive.now + drive.rules.max_backoff_s
+        drive.now = drive.life.wake_at
+        assert drive.feed(Tick()) == ["pick"]
+    assert attempt < 12, "it does not ask a full pool without end"
+    drive.route(P1, D2)
+    assert drive.tokens(D2, 2, 52, attempt=attempt + 1) == ["deliver 0:52"]
+
+
 def test_the_budget_of_all_requests_stops_retries_after_failures_but_not_after_losses() -> None:
     empty = RetryBudget(ratio=0, balance=0, floor_per_s=0)
     assert started(budget=empty).leg(D1, Reason.INTERNAL) == ["cancel P1/1", "end failed workers_failed"]
