@@ -39,7 +39,7 @@ class LatencyTargets:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSide:
-    """What a prompt meets at a prefill worker."""
+    """The load that a prompt meets at a prefill worker."""
 
     token_s: float | None
     """Seconds per prompt token, as its steps took; None: not seen."""
