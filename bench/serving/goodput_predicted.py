@@ -185,7 +185,7 @@ class World:
 
     def _hears(self, place: int, epoch: bytes, holding: Holding) -> None:
         machine = self._by_epoch[epoch]
-        if len(self.gateways) > 1 and machine.holders.told(place, urgency_of(holding, self.now)):
+        if len(self.gateways) > 1 and machine.holders.update(place, urgency_of(holding, self.now)):
             self._hurry(machine)
 
     def _arrived(self, request: int) -> None:

@@ -112,7 +112,7 @@ class LoadTelemetry:
             at_s=at_s,
             seconds=max(0.0, now - self._since),
             arrived=self._arrived(),
-            served=Served(self.ttft.take(), self.tpot.taken(), self._unserved),
+            served=Served(self.ttft.take(), self.tpot.take(), self._unserved),
             backlog=backlog,
             workers=tuple(measures[:MAX_WORKERS]),
             workers_left_out=max(0, len(measures) - MAX_WORKERS),
