@@ -249,7 +249,7 @@ class WritesThroughClosedWindows(DecodeHandovers):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        landing_of(self)._close_windows = lambda found: None  # type: ignore[method-assign]
+        landing_of(self)._close_windows = lambda record: None  # type: ignore[method-assign]
 
 
 class ForgetsBytesOfSpans(DecodeHandovers):
