@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from baton_kv_transfer.handover import HandoverKey, SendTo
+from baton_kv_transfer.loop_mailbox import posted
 from baton_kv_transfer.prefill.peers import DecodeLink
 from baton_kv_transfer.prefill.records import PrefillAction, PrefillState, Put, Release
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
@@ -151,6 +152,11 @@ class Source:
         return self._pool.checksums(units)
 
 
+def unposted(method: Any) -> Any:
+    """The body of a `posted` method, for a caller in the loop: one turn of it, as in production."""
+    return method.__wrapped__
+
+
 class WatchedPrefillTransfer(PrefillTransfer):
     """The production transfer over simulated streams and memory; what it does is watched."""
 
@@ -183,25 +189,21 @@ class WatchedPrefillTransfer(PrefillTransfer):
 
     # From the service -------------------------------------------------------------------------------------------------
 
+    @posted
     def opened(self, of: RequestKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
-        def note() -> None:
-            key = HandoverKey.of(of)
+        key = HandoverKey.of(of)
+        self.worker.opened[key] = peer.epoch
+        self.worker.prefill_unlinked.pop(key, None)
+        unposted(PrefillTransfer.opened)(self, of, peer, total_tokens, deadline_s)
+
+    @posted
+    def retargeted(self, of: RequestKey, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
+        key = HandoverKey.of(of)
+        if key in self.worker.opened:
             self.worker.opened[key] = peer.epoch
             self.worker.prefill_unlinked.pop(key, None)
-
-        self.mailbox.post(note)
-        super().opened(of, peer, total_tokens, deadline_s)
-
-    def retargeted(self, of: RequestKey, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
-        def note() -> None:
-            key = HandoverKey.of(of)
-            if key in self.worker.opened:
-                self.worker.opened[key] = peer.epoch
-                self.worker.prefill_unlinked.pop(key, None)
-            self.worker.world.retargets += 1
-
-        self.mailbox.post(note)
-        super().retargeted(of, next_attempt, peer, deadline_s)
+        self.worker.world.retargets += 1
+        unposted(PrefillTransfer.retargeted)(self, of, next_attempt, peer, deadline_s)
 
     def first_tokens(self, of: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         super().first_tokens(of, first_tokens)
