@@ -34,7 +34,7 @@ from baton_gateway.openai_api import (
     prompting_fields,
     tool_fields,
 )
-from baton_gateway.structured_outputs import output_format as answer_shape
+from baton_gateway.structured_outputs import output_format
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "gateway/baton_gateway/http_api/openapi.json"
 
@@ -55,7 +55,7 @@ TOOL_NAME = {"type": "string", "pattern": f"^{tool_fields.TOOL_NAME.pattern}$"}
 DEFINITION = {"type": ["string", "null"], "minLength": 1}
 SCHEMA: Schema = {
     "anyOf": [{"type": ["object", "boolean"]}],
-    "description": f"A JSON Schema of at most {answer_shape.MAX_DEFINITION_BYTES} bytes: docs/structured.md.",
+    "description": f"A JSON Schema of at most {output_format.MAX_DEFINITION_BYTES} bytes: docs/structured.md.",
 }
 OUTPUTS: dict[str, Schema] = {
     "json": SCHEMA | {"anyOf": [{"type": ["object", "boolean", "null"]}, {"type": "string"}]},
@@ -63,7 +63,7 @@ OUTPUTS: dict[str, Schema] = {
     "choice": {
         "type": ["array", "null"],
         "minItems": 1,
-        "maxItems": answer_shape.MAX_CHOICES,
+        "maxItems": output_format.MAX_CHOICES,
         "items": {"type": "string", "minLength": 1},
         "description": "The answer is one of them.",
     },

@@ -223,8 +223,8 @@ def _mix(
     if hold is RolloutPhase.FAILING:
         serving = min(fresh.routable or 0, wanted.workers)
         base = _largest(others)
-        kept = min(max(base.workers, wanted.workers - serving), wanted.workers)
-        return {wanted.revision: min(fresh.workers, wanted.workers), base.revision: kept}
+        old_workers = min(max(base.workers, wanted.workers - serving), wanted.workers)
+        return {wanted.revision: min(fresh.workers, wanted.workers), base.revision: old_workers}
     share = _canary(wanted.workers, limits)
     older = [group for group in others if fresh not in pool or group.since < fresh.since]
     if share is None or fresh.workers > share or not older:

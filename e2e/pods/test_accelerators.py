@@ -17,7 +17,7 @@ import pytest
 
 from baton_control.sizing.decision import sizing_state
 from baton_control.sizing.inputs.deployment import sizing_spec, worker_prior
-from baton_control.sizing.inputs.memory import HISTORY, Interval, SizingMemory, restored
+from baton_control.sizing.inputs.memory import HISTORY, Interval, SizingMemory, restore
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.spec.manifest import parse_object
 from baton_testing.pods.generator import Load
@@ -103,8 +103,8 @@ def half_an_hour(deployment: Json) -> str:
     config = (ROOT / "e2e" / "pods" / "paced" / "config.json").read_bytes()
     memory = SizingMemory(history=(Interval(4.0, 0.6, 0.6),) * HISTORY, shapes=(RequestShape(30, 24, 0),) * 8)
     state = replace(sizing_state.fresh(worker_prior(parsed, config), spec), memory=memory)
-    text = sizing_state.saved(state, 0.0, time.time() - 30)
-    assert len(restored(json.loads(text)["m"], 0.0, time.time()).history) == HISTORY
+    text = sizing_state.save(state, 0.0, time.time() - 30)
+    assert len(restore(json.loads(text)["m"], 0.0, time.time()).history) == HISTORY
     return text
 
 

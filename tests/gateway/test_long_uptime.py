@@ -19,8 +19,8 @@ from baton_wire.messages.values import Role
 
 BOUNDED = {
     "PrefixAffinity._seen": "65,536 beginnings",
-    "FormatCompiler._kept": "by bytes",
-    "KnownParts._parts": "by bytes",
+    "FormatCompiler._cache": "by bytes",
+    "ParsedPartCache._parts": "by bytes",
     "AnswerLengths._ended": "a few for each length",
     "AnswerLengths._curves": "a few for each length",
     "Sketch.bins": "a few hundred bins",

@@ -121,17 +121,17 @@ def parse_object(raw: object) -> LLMDeployment:
 
 def parse_live(raw: Mapping[str, object]) -> tuple[LLMDeployment, tuple[str, ...]]:
     """A live object's LLMDeployment without its unknown fields, and the paths of those. Raises ManifestError."""
-    kept = {key: raw[key] for key in ("apiVersion", "kind", "spec") if key in raw}
+    fields = {key: raw[key] for key in ("apiVersion", "kind", "spec") if key in raw}
     metadata = raw.get("metadata")
     names = ("name", "namespace", "labels", "annotations")
-    kept["metadata"] = (
+    fields["metadata"] = (
         {key: metadata[key] for key in names if key in metadata} if isinstance(metadata, Mapping) else metadata
     )
     try:
-        return LLMDeployment.model_validate(kept), ()
+        return LLMDeployment.model_validate(fields), ()
     except ValidationError as error:
         unknown = [detail["loc"] for detail in error.errors() if detail["type"] == "extra_forbidden"]
-    known = kept
+    known = fields
     for location in unknown:
         known = _without(known, location)
     return parse_object(known), tuple(_path(location) for location in unknown)

@@ -65,7 +65,7 @@ class PendingProof:
 class SpanReclaim:
     """Decides what becomes of a span when its hand-over ends, and keeps the proofs that are pending.
 
-    Where this process writes itself, the span is free at once and only late writes are swallproof. Where a one-sided
+    Where this process writes itself, the span is free at once and only late writes are swallowed. Where a one-sided
     write may still arrive, the span stays quarantined until the writer says so, or is proven gone.
     """
 

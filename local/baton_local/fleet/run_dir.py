@@ -208,9 +208,9 @@ def _private_directory(path: Path) -> None:
 
 
 def _clear(run: RunDir, keep_logs: bool) -> None:
-    kept = {run.lock.name, run.sizing.name} | ({run.logs.name} if keep_logs else set())
+    names = {run.lock.name, run.sizing.name} | ({run.logs.name} if keep_logs else set())
     for path in run.root.iterdir():
-        if path.name in kept:
+        if path.name in names:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -11,10 +11,10 @@ from baton_control.rollout import Group, Limits, Step, Wanted, next_step
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.fetch import FetchState, fetch_of
+from baton_operator.passes.deployment_sizer import PoolSizes
 from baton_operator.passes.drain_replacement import DrainReplacement, places_of, plan_replacement
 from baton_operator.passes.observe import WorkerSet, rollout_groups
 from baton_operator.passes.pool_size import PoolPlan
-from baton_operator.passes.pool_sizer import PoolSizes
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.roles import apply_flips, sizes_after_flips
 from baton_operator.passes.serving import Serving

@@ -21,11 +21,11 @@ from baton_operator.kube.kinds import OPTIONAL
 from baton_operator.kube.kube_api import KubeApi, Resource
 from baton_operator.objects.cluster import Platform
 from baton_operator.passes.apply import Applier
+from baton_operator.passes.deployment_sizer import DeploymentSizer
 from baton_operator.passes.observe import rollout_groups
 from baton_operator.passes.pass_plan import plan_pass
 from baton_operator.passes.pass_reporter import PassReporter, SpecInForce
 from baton_operator.passes.plan_writer import PlanWriter
-from baton_operator.passes.pool_sizer import PoolSizer
 from baton_operator.passes.refused_spec import RefusedSpec
 from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
 from baton_operator.passes.role_labels import RoleLabels
@@ -69,7 +69,7 @@ class Reconciler:
         self._roles = RoleLabels(self._applier, telemetry, clock)
         self._renderings = Renderings()
         self._serving = ServingReader(telemetry, clock)
-        self._sizer = PoolSizer(sizing, measured, now, asks_again=telemetry is not None)
+        self._sizer = DeploymentSizer(sizing, measured, now, asks_again=telemetry is not None)
         self._writer = PlanWriter(self._applier, self._roles)
         self._reporter = PassReporter(api, self._applier, caches, now, clock)
         self._uids: dict[Key, str] = {}

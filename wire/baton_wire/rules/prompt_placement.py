@@ -93,10 +93,18 @@ class Placement(enum.Enum):
 
 
 def choose_placement(prefill: PrefillSide, decode: DecodeSide, targets: LatencyTargets) -> Placement:
-    """Where a request's prompt is computed and its answer decoded."""
-    if (
-        prefill.has_slot and not decode.has_slot
-    ):  # at the decode worker it would wait for whole answers to end, after its first token
+    """The workers that compute a request's prompt and decode its answer.
+
+    >>> targets = LatencyTargets(ttft_s=1.0, tpot_s=0.03)
+    >>> prefill = PrefillSide(token_s=1e-5, more_token_s=1e-5, queued_tokens=0, missing_tokens=2000)
+    >>> decode = DecodeSide(rows=8, base_s=0.01, token_s=2e-5, queued_tokens=0, missing_tokens=2000)
+    >>> choose_placement(prefill, decode, targets)
+    <Placement.DISAGGREGATED: 1>
+    >>> cached = DecodeSide(rows=8, base_s=0.01, token_s=2e-5, queued_tokens=0, missing_tokens=16)
+    >>> choose_placement(prefill, cached, targets)
+    <Placement.DECODE_LOCAL: 2>
+    """
+    if prefill.has_slot and not decode.has_slot:  # at the decode worker it would wait for whole answers to end
         return Placement.PREFILL_LOCAL
     prefill_s = prefill_ttft_s(prefill, targets)
     if is_shared(prefill, decode, targets):

@@ -33,7 +33,7 @@ class PoolSizes:
     """When sizing is asked again; None: only after an event."""
 
 
-class PoolSizer:
+class DeploymentSizer:
     """Sizes pools for all deployments. `metrics` shows the sizes. `asks_again`: gateways report a load that can change
     between events."""
 
