@@ -1,6 +1,6 @@
-"""docs/extending.md is walked: every file that it names exists and every name stands in its file.
+"""docs/extending.md is walked: every file that it names exists, and every name is in its file.
 
-For the sections with an example, whichever product file deals with that example has to be named as well.
+Every product file that handles a section's example must be named in that section.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "extending.md"
 STEP = re.compile(r"`([\w./-]+/[\w.-]+|[\w-]+\.(?:md|toml))(?::\s+(\w+))?`")
-"""A path from the root, and perhaps a name in it."""
+"""A path from the root, and perhaps a name in that file."""
 EXAMPLES = {
     "A model family": r'"qwen3"',
     "A weight format": r"\bLinearMethod\b",
     "A transport": r'"ucx"|^UCX =',
     "A sampling parameter": r"\bmin_p\b",
     "A tool-call format": r'"deepseek_v31"',
+    "An API surface": r"\bapis\.messages_(?:request|answer)\b|^def parse_message\b|^MESSAGES: AnswerForm",
+    "A gateway metric": r"\bmetrics\.stalled\(|\bdef stalled\(self\) -> None",
     "A field of the CR": r"kv_cache_dtype|kvCacheDtype",
     "A scaling rule": r"\bSloSizing\(|class SloSizing\b|Sizing\(Protocol\)",
     "A kernel": r"def rms_norm\b|import rms_norm\b|rms_norm_triton",
 }
-"""Section → what a product file contains when it deals with the section's example."""
+"""Section → what a product file contains if it handles the section's example."""
 OUTSIDE = ("tests/", "bench/", "e2e/", "examples/", "scripts/", "images/")
 
 
@@ -55,7 +57,7 @@ def names_in(path: Path) -> set[str]:
 
 @functools.cache
 def product_files() -> dict[str, str]:
-    """Text by name."""
+    """The text of each product file, by its path."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         pytest.skip("not a git checkout: there is no list of tracked files")
@@ -64,7 +66,7 @@ def product_files() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("section", EXAMPLES)
-def test_every_file_and_name_of_a_section_is_there(section: str) -> None:
+def test_every_file_and_name_of_a_section_exists(section: str) -> None:
     named = steps(sections()[section])
     assert len(named) >= 5
     assert [path for path, _ in named if not (ROOT / path).exists()] == []
@@ -72,11 +74,11 @@ def test_every_file_and_name_of_a_section_is_there(section: str) -> None:
 
 
 @pytest.mark.parametrize(("section", "example"), EXAMPLES.items(), ids=EXAMPLES)
-def test_whoever_deals_with_the_example_is_named(section: str, example: str) -> None:
+def test_every_product_file_that_handles_the_example_is_named(section: str, example: str) -> None:
     named = {path for path, _ in steps(sections()[section])}
-    dealing = [name for name, text in product_files().items() if re.search(example, text, re.MULTILINE)]
-    assert dealing
-    assert [name for name in dealing if name not in named] == []
+    handling = [name for name, text in product_files().items() if re.search(example, text, re.MULTILINE)]
+    assert handling
+    assert [name for name in handling if name not in named] == []
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in PAGE.parent.glob("*.md")))

@@ -87,3 +87,27 @@ def test_every_decision_is_in_its_index() -> None:
     assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
     for number, day, name in rows:
         assert f"*No. {number} · {day} · " in (folder / name).read_text(encoding="utf-8")
+
+
+def test_decisions_are_linked_by_their_own_numbers() -> None:
+    folder = ROOT / "docs" / "decisions"
+    pages = {page.name: page.read_text(encoding="utf-8") for page in folder.glob("*.md")}
+    links = [
+        (page, number, target)
+        for page, text in pages.items()
+        for number, target in re.findall(r"\[No\.\s(\d+)\]\(([\w-]+\.md)\)", text)
+    ]
+    assert links
+    assert [link for link in links if f"*No. {link[1]} · " not in pages[link[2]]] == []
+
+
+def test_the_index_and_the_page_name_the_same_replacement_of_a_decision() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"\]\(([\w-]+\.md)\) \|.*replaced by No\. (\d+)", index))
+    heads = {page.name: page.read_text(encoding="utf-8").split("\n\n")[1] for page in folder.glob("*.md")}
+    replaced = {
+        name: match[1] for name, head in heads.items() if (match := re.search(r"replaced by \[No\. (\d+)\]\(", head))
+    }
+    assert replaced
+    assert listed == replaced
