@@ -50,7 +50,7 @@ class PrefillSide:
     missing_tokens: int
     """Tokens of the prompt that it would have to compute."""
     may_decode: bool = False
-    """Whether it can decode what it prefilled."""
+    """True where the worker can decode what it prefilled."""
     rows: int = 0
     """Sequences that it decodes."""
     base_s: float | None = None
@@ -60,12 +60,12 @@ class PrefillSide:
     coming_tokens_s: float = 0.0
     """Prompt tokens a second that come to it to be computed."""
     has_slot: bool = False
-    """Whether it can hold one more answer at all."""
+    """True where the worker can hold one more answer at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeSide:
-    """What a prompt meets at a decode worker."""
+    """The load that a prompt meets at a decode worker."""
 
     rows: int
     """Sequences that it decodes."""
@@ -78,9 +78,9 @@ class DecodeSide:
     coming_tokens_s: float = 0.0
     """Prompt tokens a second that come to it to be computed."""
     least_s: float | None = None
-    """Its shortest step without prompts that was seen: the cost of few rows."""
+    """The shortest step without prompts that was seen: the cost of few rows."""
     has_slot: bool = True
-    """Whether one more sequence could begin at once."""
+    """True where one more sequence could begin at once."""
 
 
 class Placement(enum.Enum):
@@ -119,7 +119,7 @@ def choose_placement(prefill: PrefillSide, decode: DecodeSide, targets: LatencyT
 
 
 def is_shared(prefill: PrefillSide, decode: DecodeSide, targets: LatencyTargets) -> bool:
-    """Whether both workers should compute prompts and decode: all rows together are too many for the decode worker
+    """True if both workers should compute prompts and decode: all rows together are too many for the decode worker
     alone, and each would keep the target with half of the rows and half of the prompts. While one worker computes all
     prompts, the other has too little time left for the smallest piece, and the first too little for all of them.
     """
@@ -134,7 +134,7 @@ def is_shared(prefill: PrefillSide, decode: DecodeSide, targets: LatencyTargets)
 
 
 def is_prefill_local(prefill: PrefillSide, decode: DecodeSide, targets: LatencyTargets) -> bool:
-    """Whether the prefill worker decodes the answer, too: the decode worker's mean steps are long, and the prefill
+    """True if the prefill worker decodes the answer, too: the decode worker's mean steps are long, and the prefill
     worker's would be shorter, counting arriving and queued prompts. Both still have to compute all of these in time.
     False where costs are unknown.
     """
@@ -210,7 +210,7 @@ def mean_step_s(base_s: float, token_s: float, tokens_s: float) -> float:
 
 
 def is_decode_local(prefill: PrefillSide, decode: DecodeSide, targets: LatencyTargets) -> bool:
-    """Whether the first token comes sooner if the decode worker computes the prompt. False where costs are unknown."""
+    """True if the first token comes sooner when the decode worker computes the prompt. False where costs are unknown."""
     prefill_s, decode_s = prefill_ttft_s(prefill, targets), decode_ttft_s(decode, prefill, targets)
     return prefill_s is not None and decode_s is not None and decode_s < SOONER * prefill_s
 
