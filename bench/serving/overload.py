@@ -69,7 +69,7 @@ def row(name: str, answers: Sequence[Answer], seconds: float) -> dict[str, Cell]
     refused = [answer for answer in answers if answer.end is not AnswerEnd.WHOLE]
     good = [answer for answer in served if is_good(answer)]
     ttft = [answer.ttft_s for answer in served]
-    latency_row = [1e3 * (answer.ended_s - answer.sent_s) for answer in refused]
+    took_ms = [1e3 * (answer.ended_s - answer.sent_s) for answer in refused]
     reasons = Counter(f"{answer.failure} {answer.detail.split(' of ')[0][:40]}" for answer in refused)
     return {
         "load": name,
@@ -79,7 +79,7 @@ def row(name: str, answers: Sequence[Answer], seconds: float) -> dict[str, Cell]
         "ttft_p50_s": percentile(ttft, 50) if ttft else None,
         "ttft_p95_s": percentile(ttft, 95) if ttft else None,
         "refused": len(refused),
-        "refusal_p95_ms": percentile(latency_row, 95) if latency_row else None,
+        "refusal_p95_ms": percentile(took_ms, 95) if took_ms else None,
         "reasons": "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common(3)) or None,
     }
 
