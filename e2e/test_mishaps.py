@@ -135,7 +135,7 @@ async def test_one_that_is_deleted_in_a_rollout_and_made_again_serves(stage: Sta
         assert stage.read(DEPLOYMENTS, "chat")["metadata"]["uid"] != first
 
 
-async def test_a_service_that_a_finalizer_keeps_on_its_way_out_is_told_and_holds_no_worker_up(stage: Stage) -> None:
+async def test_a_service_that_a_finalizer_keeps_on_its_way_out_is_reported_and_holds_no_worker_up(stage: Stage) -> None:
     bounds = {"prefill__replicas": {"min": 1, "max": 3}, "decode__replicas": {"min": 1, "max": 3}}
     async with stage.operator():
         stage.apply(**bounds)
@@ -273,7 +273,7 @@ def expired_webhook(plane: ControlPlane) -> Iterator[str]:
             thread.join()
 
 
-async def test_a_webhook_whose_certificate_has_expired_is_told_as_down(plane: ControlPlane, stage: Stage) -> None:
+async def test_a_webhook_whose_certificate_has_expired_is_reported_as_down(plane: ControlPlane, stage: Stage) -> None:
     name = f"{stage.space}.example.com"
     with expired_webhook(plane) as url:
         authority = base64.b64encode((plane.folder / "ca.crt").read_bytes()).decode()

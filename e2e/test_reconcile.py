@@ -275,7 +275,7 @@ async def test_a_real_autoscaler_owns_the_pool_in_mode_external(stage: Stage) ->
             assert stage.api.send("DELETE", f"{path}/chat-decode").status == 200
 
 
-async def test_what_was_deleted_without_its_objects_is_told_and_taken_over(stage: Stage) -> None:
+async def test_what_was_deleted_without_its_objects_is_reported_and_taken_over(stage: Stage) -> None:
     async with stage.operator():
         stage.apply()
         await stage.serves()
