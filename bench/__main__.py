@@ -2,7 +2,7 @@
 
 Without a name those of this machine's CPU run one after another. Each prints a table and writes a file under
 `bench/results/`. Each is also a module of its own, which needs `PYTHONPATH=tests/support` where it starts processes.
-`bench.NAME` in prose means the module that `--list` shows behind the name.
+`bench.NAME` in prose means the module that `--list` shows after the name.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 BENCHES = {
-    "engine_speed": ("bench.engine.speed", "the engine beside `transformers`: prefill and decode tokens/s on one core"),
+    "engine_speed": (
+        "bench.engine.speed",
+        "the engine compared with `transformers`: prefill and decode tokens/s on one core",
+    ),
     "engine_quantised": ("bench.engine.quantised", "one worker's engine on a CPU by weight format: tokens/s, memory"),
     "gateway_cost": ("bench.serving.gateway_cost", "the gateway: processor time per token, requests/s"),
-    "transfer": ("bench.transfer.transports", "the `tcp` transport beside a plain socket: GB/s"),
+    "transfer": ("bench.transfer.transports", "the `tcp` transport compared with a plain socket: GB/s"),
     "disaggregation": ("bench.serving.disaggregation", "prefill and decode apart and together: TTFT, TPOT, tokens/s"),
-    "handover": ("bench.serving.handover", "what the hand-over costs a client: TTFT, the gap behind the first token"),
+    "handover": ("bench.serving.handover", "what the hand-over costs a client: TTFT, the gap after the first token"),
     "overload": (
         "bench.serving.overload",
-        "five times too much, and one huge request beside small ones: TTFT, refusals",
+        "five times too much, and one huge request next to small ones: TTFT, refusals",
     ),
     "tenants_overload": (
         "bench.serving.tenants_overload",
@@ -33,7 +36,7 @@ BENCHES = {
     "goodput_beside": ("bench.serving.goodput_beside", "another server's replicas under the same loads and clients"),
     "goodput_plot": ("bench.serving.goodput_plot", "the plot of a `goodput` run, and where `auto` is not the envelope"),
     "goodput_predicted": ("bench.serving.goodput_predicted", "the same loads on a virtual clock, steps by parts"),
-    "random_mixes": ("bench.serving.random_mixes", "the same on drawn mixes: `auto` beside `always` and `never`"),
+    "random_mixes": ("bench.serving.random_mixes", "the same on drawn mixes: `auto` against `always` and `never`"),
     "worker_start": ("bench.serving.worker_start", "until workers are ready, by which kernels are compiled already"),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),
     "structured_support": (
@@ -53,18 +56,21 @@ BENCHES = {
         "bench.combinations",
         "every pair of features each way of a request, equal or refused: docs/combinations.md",
     ),
-    "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
-    "sizing_fronts": ("bench.sizing.fronts", "policies over their knobs, fixed pools beside them, on a split of loads"),
+    "kernels": ("bench.kernels.cpu", "the kernels' CPU paths compared with what they replace"),
+    "sizing_fronts": ("bench.sizing.fronts", "policies over their knobs and fixed pools, on a split of loads"),
     "sizing_decisions": (
         "bench.sizing.decisions",
         "processor time of mode SLO's decisions, on a split of loads",
     ),
     "sleeping": ("bench.sizing.sleeping", "quiet times before sleep: workers and late requests in money"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),
-    "paced_fixed": ("bench.sizing.paced_fixed", "the twin's latencies beside those of real processes, pools fixed"),
+    "paced_fixed": (
+        "bench.sizing.paced_fixed",
+        "the simulator's latencies compared with those of real processes, pools fixed",
+    ),
     "flipping": ("bench.sizing.flipping", "workers that change their role under load: seconds, lost requests"),
     "from_zero": ("bench.sizing.from_zero", "a flood of requests on a deployment that sleeps"),
-    "gpu": ("bench.engine.gpu", "the engine and its kernels on one GPU beside the targets"),
+    "gpu": ("bench.engine.gpu", "the engine and its kernels on one GPU, with the targets"),
     "gpu_serving": (
         "bench.serving.gpu_serving",
         "serving on GPUs through gateway and workers: TTFT, TPOT, exact answers",

@@ -1,6 +1,6 @@
 """Every pair of features, each way that a request can take: `python -m bench combinations --seeds 9`.
 
-Each seed is another set of rows in which every pair of values stands, and every row goes all ways. A cell is equal to
+Each seed is another set of rows that covers every pair of values, and every row goes all ways. A cell is equal to
 the same request in one process that does nothing else, or it is refused by field. The run writes
 `bench/results/combinations.json` and docs/combinations.md. `--check` computes nothing: it compares plan, results and
 page, and fails where a cell is not known.
@@ -32,7 +32,7 @@ HEAD = """# Combinations
 
 *Written by `python -m bench combinations`; `make verify` compares it with the plan and the results.*
 
-Every value of a feature stands beside every value of every other, in rows drawn from seeds. Each row goes every way.
+Every value of a feature is paired with every value of every other, in rows drawn from seeds. Each row goes every way.
 A cell is **equal** when its tokens are those of the same request in one process that does nothing else. It is
 **refused** when one line names a field before anything is served. Nothing else passes: another token, a wait without
 an end, or an end without a reason. Nor does a cell that was not run, or whose way was not taken.
@@ -56,20 +56,20 @@ def main() -> int:
     plan = cells(range(options.seeds))
     began_s = time.monotonic()
     known = read(RESULTS.read_text())[0] if options.resume else {}
-    found: dict[Cell, Verdict] = {}
+    verdicts: dict[Cell, Verdict] = {}
     with tempfile.TemporaryDirectory() as folder, Matrix(Path(folder)) as matrix:
         for number, cell in enumerate(plan, 1):
             result = Result(known[cell]) if known.get(cell) in GOOD else matrix.run(cell)
-            found[cell] = result.verdict
+            verdicts[cell] = result.verdict
             if result.verdict not in GOOD:
                 print(f"{result.verdict}: {cell}: {result.why[:400]}", file=sys.stderr)
             if number % 200 == 0:
                 print(f"{number:,} of {len(plan):,} cells, {time.monotonic() - began_s:.0f} s", flush=True)
     seconds = round(time.monotonic() - began_s)
-    RESULTS.write_text(recorded(found, options.seeds))
-    PAGE.write_text(page(found, options.seeds))
-    print(", ".join(f"{verdict} {count:,}" for verdict, count in Counter(found.values()).items()), f"in {seconds} s")
-    return 0 if set(found.values()) <= GOOD else 1
+    RESULTS.write_text(format_results(verdicts, options.seeds))
+    PAGE.write_text(page(verdicts, options.seeds))
+    print(", ".join(f"{verdict} {count:,}" for verdict, count in Counter(verdicts.values()).items()), f"in {seconds} s")
+    return 0 if set(verdicts.values()) <= GOOD else 1
 
 
 def check() -> int:
@@ -84,10 +84,10 @@ def check() -> int:
     return 0
 
 
-def recorded(found: Verdicts, seeds: int) -> str:
+def format_results(verdicts: Verdicts, seeds: int) -> str:
     """A line for each row: seed, values, one letter for each way."""
     rows: dict[tuple[int, tuple[str, ...]], str] = {}
-    for cell, verdict in found.items():
+    for cell, verdict in verdicts.items():
         place = cell.seed, cell.row
         rows[place] = rows.get(place, "") + LETTERS[verdict]
     lines = [json.dumps([seed, *row, letters]) for (seed, row), letters in rows.items()]
@@ -96,34 +96,37 @@ def recorded(found: Verdicts, seeds: int) -> str:
 
 
 def read(text: str) -> tuple[Verdicts, int]:
-    told = json.loads(text)
+    document = json.loads(text)
     verdicts = {letter: verdict for verdict, letter in LETTERS.items()}
-    ways = [WayThrough(way) for way in told["ways"]]
-    found = {
+    ways = [WayThrough(way) for way in document["ways"]]
+    cell_verdicts = {
         Cell(tuple(row), way, seed): verdicts[letter]
-        for seed, *row, letters in told["rows"]
+        for seed, *row, letters in document["rows"]
         for way, letter in zip(ways, letters, strict=True)
     }
-    return found, int(told["seeds"])
+    return cell_verdicts, int(document["seeds"])
 
 
-def page(found: Verdicts, seeds: int) -> str:
-    shown = {pair for cell in found for pair in pairs_of(cell.row)}
-    counts = Counter(found.values())
+def page(verdicts: Verdicts, seeds: int) -> str:
+    shown = {pair for cell in verdicts for pair in pairs_of(cell.row)}
+    counts = Counter(verdicts.values())
     total = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict if counts[verdict] or verdict in GOOD)
-    lines = [HEAD, f"{len(found):,} cells of {seeds} seeds: {total}. {len(shown):,} of {len(all_pairs()):,} pairs.\n"]
+    lines = [
+        HEAD,
+        f"{len(verdicts):,} cells of {seeds} seeds: {total}. {len(shown):,} of {len(all_pairs()):,} pairs.\n",
+    ]
     lines.append("A cell of the table says how many were equal, and before an `r` how many were refused.\n")
     lines.append("| feature | value | " + " | ".join(way.value for way in WayThrough) + " |")
     lines.append("|---|---|" + "---|" * len(WayThrough))
     for feature, values in FEATURES.items():
         for value in values:
-            cells_of = [_shown(found, feature, value, way) for way in WayThrough]
+            cells_of = [_shown(verdicts, feature, value, way) for way in WayThrough]
             lines.append(f"| {feature} | {value} | {' | '.join(cells_of)} |")
     return "\n".join(lines) + "\n"
 
 
-def _shown(found: Verdicts, feature: str, value: str, way: WayThrough) -> str:
-    counts = Counter(verdict for cell, verdict in found.items() if cell.way is way and cell.has(feature, value))
+def _shown(verdicts: Verdicts, feature: str, value: str, way: WayThrough) -> str:
+    counts = Counter(verdict for cell, verdict in verdicts.items() if cell.way is way and cell.has(feature, value))
     parts = [str(counts[Verdict.EQUAL])] if counts[Verdict.EQUAL] else []
     parts += [f"{counts[Verdict.REFUSED]} r"] if counts[Verdict.REFUSED] else []
     parts += [f"**{counts[bad]} {bad}**" for bad in Verdict if bad not in GOOD and counts[bad]]

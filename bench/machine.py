@@ -1,4 +1,4 @@
-"""What a measurement ran on, as one line and as JSON: no number is reported without it."""
+"""The machine that a measurement ran on, as one line and as JSON: no number is reported without it."""
 
 from __future__ import annotations
 

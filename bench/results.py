@@ -94,7 +94,7 @@ def as_text(record: Mapping[str, object]) -> str:
         if isinstance(held, list | tuple) and held:
             return "[\n  " + ",\n  ".join(map(line, held)) + "\n ]"
         if isinstance(held, dict) and held:
-            return "{\n  " + ",\n  ".join(f"{line(key)}: {line(each)}" for key, each in held.items()) + "\n }"
+            return "{\n  " + ",\n  ".join(f"{line(key)}: {line(entry)}" for key, entry in held.items()) + "\n }"
         return line(held)
 
     return "{\n " + ",\n ".join(f"{line(key)}: {value(held)}" for key, held in record.items()) + "\n}\n"

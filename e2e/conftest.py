@@ -47,17 +47,17 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         pytest.fail(HOW_PLANE)
     if programs is None:
         pytest.skip(HOW_PLANE)
-    with control_plane(programs, tmp_path_factory.mktemp("plane")) as made:
-        _define(made.api)
-        made.api.until_defined()
-        yield made
+    with control_plane(programs, tmp_path_factory.mktemp("plane")) as own_plane:
+        _define(own_plane.api)
+        own_plane.api.until_defined()
+        yield own_plane
 
 
 @pytest.fixture
 def stage(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
-    made = Stage(plane, f"t{secrets.token_hex(4)}")
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": made.space}}
+    new_stage = Stage(plane, f"t{secrets.token_hex(4)}")
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": new_stage.space}}
     assert plane.api.send("POST", "/api/v1/namespaces", body).status == 201
-    yield made
-    plane.api.send("DELETE", f"/api/v1/namespaces/{made.space}")
+    yield new_stage
+    plane.api.send("DELETE", f"/api/v1/namespaces/{new_stage.space}")

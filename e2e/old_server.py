@@ -36,23 +36,23 @@ _OLD = {BUDGETS: OLD_BUDGETS, AUTOSCALERS: OLD_AUTOSCALERS}
 
 
 def outward(value: object) -> object:
-    """What that server takes."""
+    """The value in the form that the old server takes."""
     if isinstance(value, dict):
         if set(value) == {"sleep"} and isinstance(value["sleep"], dict):
             seconds = value["sleep"]["seconds"]
             return {"exec": {"command": ["python", "-c", f"import time; time.sleep({seconds})"]}}
-        return {name: outward(each) for name, each in value.items()}
-    return [outward(each) for each in value] if isinstance(value, list) else value
+        return {name: outward(field) for name, field in value.items()}
+    return [outward(item) for item in value] if isinstance(value, list) else value
 
 
 def inward(value: object) -> object:
-    """What was meant."""
+    """The value as it was before `outward`."""
     if isinstance(value, dict):
         command = value["exec"].get("command") if set(value) == {"exec"} and isinstance(value["exec"], dict) else None
         if command and str(command[-1]).startswith("import time; time.sleep("):
             return {"sleep": {"seconds": int(str(command[-1])[24:-1])}}
-        return {name: inward(each) for name, each in value.items()}
-    return [inward(each) for each in value] if isinstance(value, list) else value
+        return {name: inward(field) for name, field in value.items()}
+    return [inward(item) for item in value] if isinstance(value, list) else value
 
 
 def gone(stored: Manifest, applied: Manifest) -> Manifest:
@@ -80,9 +80,9 @@ def _sent(manifest: Manifest) -> Manifest:
         return {**manifest, "apiVersion": OLD_AUTOSCALERS.api_version}
     if manifest.get("kind") == "Job":
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "podFailurePolicy"}}
-    found = outward(manifest) if manifest.get("kind") == "Deployment" else manifest
-    assert isinstance(found, dict)
-    return found
+    converted = outward(manifest) if manifest.get("kind") == "Deployment" else manifest
+    assert isinstance(converted, dict)
+    return converted
 
 
 def _got(manifest: Manifest) -> Manifest:
@@ -91,9 +91,9 @@ def _got(manifest: Manifest) -> Manifest:
         return {**manifest, "apiVersion": BUDGETS.api_version, "spec": spec}
     if manifest.get("apiVersion") == OLD_AUTOSCALERS.api_version:
         return {**manifest, "apiVersion": AUTOSCALERS.api_version}
-    found = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
-    assert isinstance(found, dict)
-    return found
+    converted = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
+    assert isinstance(converted, dict)
+    return converted
 
 
 class OldServer:
@@ -130,7 +130,7 @@ class OldServer:
         is_status = resource == DEPLOYMENTS and subresource == "status"
         for is_second in (False, True):
             try:
-                found = await self._api.apply(
+                stored = await self._api.apply(
                     *(there(resource), _sent(manifest)),
                     manager=manager,
                     force=force,
@@ -142,7 +142,7 @@ class OldServer:
                 if is_second or not is_status:
                     raise
                 await self._take_out(manifest)
-        return _got(found)
+        return _got(stored)
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         return _got(await self._api.create(there(resource), _sent(manifest), manager=manager))
@@ -162,7 +162,7 @@ class OldServer:
         await self._api.delete(there(resource), namespace, name, uid=uid, resource_version=resource_version)
 
     async def _take_out(self, applied: Manifest) -> None:
-        """Of the stored status, what `applied` is without. Raises KubeError."""
+        """Take out of the stored status what `applied` is without. Raises KubeError."""
         metadata = mapping(applied["metadata"])
         namespace, name = str(metadata["namespace"]), str(metadata["name"])
         stored = mapping((await self._api.get(DEPLOYMENTS, namespace, name)).get("status"))
@@ -177,7 +177,7 @@ class OldServer:
                 raise error_of(answer.status, await answer.read(), answer.headers)
 
     async def served(self, group: str, version: str) -> frozenset[str]:
-        old = {(new.group, new.version): each.version for new, each in _OLD.items()}
+        old = {(new.group, new.version): old_resource.version for new, old_resource in _OLD.items()}
         return await self._api.served(group, old.get((group, version), version))
 
 

@@ -51,8 +51,8 @@ def played(cause: PodsAfflicted) -> Callable[[Stage], Awaitable[None]]:
     return plant
 
 
-def made(path: str, body: dict[str, Any], why: str) -> Callable[[Stage], Awaitable[None]]:
-    """Something in the namespace that refuses Pods, and how it says so."""
+def plant_object(path: str, body: dict[str, Any], why: str) -> Callable[[Stage], Awaitable[None]]:
+    """A step that creates an object in the namespace which refuses Pods with `why`."""
 
     async def plant(stage: Stage) -> None:
         reply = stage.api.send("POST", path.format(space=stage.space), body)
@@ -122,8 +122,8 @@ LIMITS = {
 SPACED = "/api/v1/namespaces/{space}"
 ON_SERVER = (
     *(OnServer(c.name, c.reason, played(c.plant), c.says) for c in CAUSES if isinstance(c.plant, PodsAfflicted)),
-    OnServer("quota", "QuotaExceeded", made(f"{SPACED}/resourcequotas", QUOTA, "exceeded quota"), "none"),
-    OnServer("LimitRange", "OutsideLimitRange", made(f"{SPACED}/limitranges", LIMITS, "maximum memory")),
+    OnServer("quota", "QuotaExceeded", plant_object(f"{SPACED}/resourcequotas", QUOTA, "exceeded quota"), "none"),
+    OnServer("LimitRange", "OutsideLimitRange", plant_object(f"{SPACED}/limitranges", LIMITS, "maximum memory")),
     OnServer("webhook for Pods", "WebhookDown", webhook(PODS, POD)),
     OnServer("webhook for our objects", "WebhookDown", webhook(POLICIES, POLICY)),
     OnServer("unsupported", "Unsupported", unsupported, "spec.model.source"),
@@ -131,8 +131,8 @@ ON_SERVER = (
 )
 
 
-async def told(plane: ControlPlane, cause: OnServer) -> str:
-    """What is wrong with the status; empty: nothing."""
+async def find_fault(plane: ControlPlane, cause: OnServer) -> str:
+    """Plant the cause and return what is wrong with the status; empty: nothing."""
     stage = Stage(plane, f"c{secrets.token_hex(4)}")
     body = {
         "apiVersion": "v1",
@@ -145,19 +145,21 @@ async def told(plane: ControlPlane, cause: OnServer) -> str:
         async with stage.operator(by_kopf=False):
             began, status = clock(), {}
             await cause.plant(stage)
-            while clock() - began < LONG_S:  # how soon it is told is tested on virtual time
+            while clock() - began < LONG_S:  # how soon it is reported is tested on virtual time
                 status = stage.read(DEPLOYMENTS, "chat").get("status", {})
                 if status.get("summary", "").split(" ")[0] == cause.reason:
                     break
                 await asyncio.sleep(0.3)
             took = clock() - began
-            ready: dict[str, str] = next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+            ready: dict[str, str] = next(
+                (condition for condition in status.get("conditions", ()) if condition["type"] == "Ready"), {}
+            )
             print(f"{cause.name}: {status.get('summary')} after {took:.1f} s")
             is_right = status.get("summary", "").split(" ")[0] == cause.reason
             if not is_right or ready.get("status") != "False" or cause.says not in ready.get("message", ""):
                 return f"{cause.name}: {status.get('summary')}: {ready}"
-            ours = [each for each in stage.all(EVENTS) if each["source"].get("component") == "baton-operator"]
-            return "" if all(each["count"] >= 1 for each in ours) else f"{cause.name}: {ours}"
+            ours = [event for event in stage.all(EVENTS) if event["source"].get("component") == "baton-operator"]
+            return "" if all(event["count"] >= 1 for event in ours) else f"{cause.name}: {ours}"
     finally:
         plane.api.send("DELETE", f"/api/v1/namespaces/{stage.space}")
 
@@ -170,5 +172,5 @@ async def test_the_top_line_names_the_cause_on_a_real_api_server(
     wrong: list[str] = []
     for start in range(0, len(ON_SERVER), AT_ONCE):
         batch = ON_SERVER[start : start + AT_ONCE]
-        wrong += await asyncio.gather(*(told(plane, cause) for cause in batch))
-    assert [each for each in wrong if each] == []
+        wrong += await asyncio.gather(*(find_fault(plane, cause) for cause in batch))
+    assert [fault for fault in wrong if fault] == []

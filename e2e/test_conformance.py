@@ -1,7 +1,7 @@
 """The cases of the API server in memory (`baton_testing.kube.conformance`) on a real one.
 
-That is the one in KUBECONFIG, which has the definitions of Baton, or else one of these tests' own. Every case gets a
-namespace of its own, which is deleted after it.
+The server is the one in KUBECONFIG, which has the definitions of Baton, or else one of these tests' own. Every case
+gets a namespace of its own, which is deleted after it.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def connection(request: pytest.FixtureRequest) -> Iterator[KubeConnection]:
 @pytest.fixture
 def space(connection: KubeConnection) -> Iterator[str]:
     name, raw = f"conformance-{secrets.token_hex(4)}", Raw(connection)
-    made = raw.send("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    assert made == 201
+    status = raw.send(
+        "POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    )
+    assert status == 201
     yield name
     assert raw.send("DELETE", f"/api/v1/namespaces/{name}") == 200
 

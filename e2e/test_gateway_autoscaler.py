@@ -22,12 +22,12 @@ GATEWAY = "chat-gateway"
 SCALED: Json = {"gateway__autoscaling": {"min": 1, "max": 4}}
 """At 70 % of a CPU for each, as by default."""
 ONE, TWO, THREE = 300, 1300, 1900
-"""Loads in thousandths of a CPU, for so many Pods at 700 each."""
+"""Loads in thousandths of a CPU, for one, two and three Pods at 700 each."""
 
 
 class Seen:
-    """How many gateways were wanted, one after the other. A watch tells of each size: looks now and then would miss one
-    while this process stands still."""
+    """The numbers of gateways that were wanted, in order. A watch reports each size: looks now and then would miss one
+    while this process is paused."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage, self.sizes = stage, list[int]()
@@ -55,14 +55,14 @@ class Seen:
             self.sizes.append(body["spec"]["replicas"])
 
     def is_at(self, wanted: int) -> bool:
-        found = self._stage.read(WORKERS, GATEWAY)
-        return bool(found["spec"]["replicas"] == wanted == found["status"].get("readyReplicas"))
+        gateway = self._stage.read(WORKERS, GATEWAY)
+        return bool(gateway["spec"]["replicas"] == wanted == gateway["status"].get("readyReplicas"))
 
 
 def scaler_writes(stage: Stage) -> list[str]:
     """When the operator itself wrote the number, as the server has noted it."""
     entries = stage.read(WORKERS, GATEWAY)["metadata"]["managedFields"]
-    return [each["time"] for each in entries if each["manager"] == SCALER]
+    return [entry["time"] for entry in entries if entry["manager"] == SCALER]
 
 
 async def test_gateways_follow_their_load_and_an_edit_keeps_their_number(
@@ -94,13 +94,13 @@ async def test_gateways_follow_their_load_and_an_edit_keeps_their_number(
                 metrics.load = ONE
                 await stage.until("one gateway", lambda: seen.is_at(1))
                 await stage.serves()
-                # An edit of the template keeps the number, one Pod goes at a time, and nobody is in between.
-                await stage.until(f"all sizes told: {seen.sizes}", lambda: seen.sizes == [2, 1, 3, 2, 1])
+                # An edit of the template keeps the number, one Pod goes at a time, and no size in between is wanted.
+                await stage.until(f"all sizes seen: {seen.sizes}", lambda: seen.sizes == [2, 1, 3, 2, 1])
 
             assert len(handed) <= 1
             assert stage.condition("Degraded")[:2] == ("False", "AsExpected")
-            told = [each["reason"] for each in stage.all(EVENTS) if each["involvedObject"]["name"] == "chat"]
-            assert "Restored" not in told, "the operator took nothing back"
+            reasons = [event["reason"] for event in stage.all(EVENTS) if event["involvedObject"]["name"] == "chat"]
+            assert "Restored" not in reasons, "the operator took nothing back"
 
             stage.patch(DEPLOYMENTS, "chat", "spec.gateway", {"autoscaling": None, "replicas": 2})
             await stage.until("the spec's number again", lambda: seen.is_at(2))

@@ -27,24 +27,28 @@ OWNER = Owner("6f1c2f0e-8f57-4f7a-9a55-1d3b1c0f7a10")
 def wanted(**fields: Any) -> DesiredObject:
     """The gateway's Deployment, without its owner: the API server's collector would take it away."""
     objects = standing_objects(deployment(**fields), PLATFORM, OWNER, MASTERS)
-    found = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", "chat-gateway"))  # type: ignore[index]
-    return desired_object(found)
+    gateway = next(
+        candidate
+        for candidate in objects
+        if (candidate["kind"], candidate["metadata"]["name"]) == ("Deployment", "chat-gateway")  # type: ignore[index]
+    )
+    return desired_object(gateway)
 
 
 def bare(body: Json) -> Json:
     """Without what an old server does not know."""
-    found: Json = copy.deepcopy(body)
-    found["metadata"].pop("ownerReferences", None)
-    for container in found["spec"].get("template", {}).get("spec", {}).get("containers", ()):
+    stripped: Json = copy.deepcopy(body)
+    stripped["metadata"].pop("ownerReferences", None)
+    for container in stripped["spec"].get("template", {}).get("spec", {}).get("containers", ()):
         container.pop("lifecycle", None)
-    return found
+    return stripped
 
 
 def live_gateway(plane: ControlPlane) -> Json:
     """As a deployment of ours would see it."""
-    found: Any = plane.api.send("GET", PATH).body
-    found["metadata"]["ownerReferences"] = [{"uid": OWNER.uid, "controller": True}]
-    body: Json = found
+    gateway: Any = plane.api.send("GET", PATH).body
+    gateway["metadata"]["ownerReferences"] = [{"uid": OWNER.uid, "controller": True}]
+    body: Json = gateway
     return body
 
 
@@ -60,8 +64,8 @@ def applied(plane: ControlPlane, body: Json) -> int:
 
 
 def replicas(reply: Reply) -> int:
-    found: Any = reply.body
-    return int(found["spec"]["replicas"])
+    scale: Any = reply.body
+    return int(scale["spec"]["replicas"])
 
 
 def hand_over(plane: ControlPlane, scaled: DesiredObject, gateway: GatewaySpec) -> int:

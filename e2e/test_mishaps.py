@@ -1,10 +1,11 @@
-"""Mishaps on a real control plane that nobody plans for: the deployment comes through, and its top line stays true."""
+"""Unplanned mishaps on a real control plane: the deployment comes through, and its top line stays true."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
+import functools
 import ssl
 import subprocess
 import threading
@@ -39,6 +40,10 @@ def pods(stage: Stage) -> set[str]:
     return {pod["metadata"]["uid"] for pod in stage.all(PODS)}
 
 
+def is_created(stage: Stage, definition: Json) -> bool:
+    return stage.api.send("POST", DEFINITIONS, definition).status == 201
+
+
 async def test_a_status_that_somebody_wipes_is_the_same_again(stage: Stage) -> None:
     async with stage.operator():
         stage.apply()
@@ -47,12 +52,14 @@ async def test_a_status_that_somebody_wipes_is_the_same_again(stage: Stage) -> N
         before = stage.read(DEPLOYMENTS, "chat")["status"]
         path = stage.path(DEPLOYMENTS, "chat") + "/status"
         assert stage.api.send("PATCH", path, {"status": None}, kind="merge-patch+json").status == 200
-        await stage.until("told again", lambda: summary(stage) == "Serving")
+        await stage.until("reported again", lambda: summary(stage) == "Serving")
         after = stage.read(DEPLOYMENTS, "chat")["status"]
         assert {name: value for name, value in after.items() if name != "conditions"} == {
             name: value for name, value in before.items() if name != "conditions"
         }
-        assert [each["reason"] for each in after["conditions"]] == [each["reason"] for each in before["conditions"]]
+        assert [condition["reason"] for condition in after["conditions"]] == [
+            condition["reason"] for condition in before["conditions"]
+        ]
 
 
 @pytest.mark.parametrize(
@@ -68,29 +75,29 @@ async def test_marks_that_somebody_takes_from_every_child_are_back_and_nothing_r
         await stage.serves()
         await stage.settled()
         workers, running = stage.workers(), pods(stage)
-        before = {(each, name): body for each in CHILDREN for name, body in children(stage, each).items()}
+        before = {(resource, name): body for resource in CHILDREN for name, body in children(stage, resource).items()}
         for resource, name in before:
             reply = stage.api.send("PATCH", stage.path(resource, name), {"metadata": marks}, kind="merge-patch+json")
             assert reply.status == 200, reply.message
         if "ownerReferences" in marks:  # that could as well be a deployment of another operator
-            await stage.until("told", lambda: summary(stage) == "NameTaken")
+            await stage.until("NameTaken", lambda: summary(stage) == "NameTaken")
             stage.patch(DEPLOYMENTS, "chat", "metadata.annotations", {"baton.dev/adopt": "true"})
         [field] = marks
         if field != "managedFields":
             await stage.until("back", lambda: all(is_back(stage, *place, was, field) for place, was in before.items()))
         await stage.serves()
         assert (stage.workers(), pods(stage)) == (workers, running)
-        # Of an annotation no generation tells: the status that says so may be of the pass before.
+        # An annotation changes no generation: the status that says so may be of the pass before.
         await stage.until("ready", lambda: stage.condition("Ready")[0] == "True")
 
 
 def children(stage: Stage, resource: Resource) -> dict[str, Json]:
-    named = {each["metadata"]["name"]: each for each in stage.all(resource)}
-    return {name: each for name, each in named.items() if name.startswith("chat")}
+    named = {child["metadata"]["name"]: child for child in stage.all(resource)}
+    return {name: child for name, child in named.items() if name.startswith("chat")}
 
 
 def is_back(stage: Stage, resource: Resource, name: str, was: Json, field: str) -> bool:
-    """Whether what counts of a field is there again; what controllers of Kubernetes note is theirs."""
+    """True if the part of a field that counts is back; what controllers of Kubernetes note is theirs."""
     before, now = was["metadata"].get(field, {}), stage.read(resource, name)["metadata"].get(field, {})
     if field == "annotations":
         return "baton.dev/applied" in now or name == "chat-keys"
@@ -107,11 +114,11 @@ async def test_edits_ten_times_a_second_end_at_the_last_and_never_take_all_worke
             await asyncio.sleep(0.1)
             assert any("-decode-" in name and count for name, count in stage.workers().items())
         await stage.serves(2, 2)
-        live = next(each for each in stage.all(WORKERS) if "-decode-" in each["metadata"]["name"])
+        live = next(worker_set for worker_set in stage.all(WORKERS) if "-decode-" in worker_set["metadata"]["name"])
         assert live["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "2Gi"
         await stage.until(
             "records go again",
-            lambda: sum("-templates-" in each["metadata"]["name"] for each in stage.all(RECORDS)) <= 4,
+            lambda: sum("-templates-" in record["metadata"]["name"] for record in stage.all(RECORDS)) <= 4,
         )
 
 
@@ -128,20 +135,20 @@ async def test_one_that_is_deleted_in_a_rollout_and_made_again_serves(stage: Sta
         assert stage.read(DEPLOYMENTS, "chat")["metadata"]["uid"] != first
 
 
-async def test_a_service_that_a_finalizer_keeps_on_its_way_out_is_told_and_holds_no_worker_up(stage: Stage) -> None:
+async def test_a_service_that_a_finalizer_keeps_on_its_way_out_is_reported_and_holds_no_worker_up(stage: Stage) -> None:
     bounds = {"prefill__replicas": {"min": 1, "max": 3}, "decode__replicas": {"min": 1, "max": 3}}
     async with stage.operator():
         stage.apply(**bounds)
         await stage.serves()
         stage.patch(SERVICES, "chat-gateway", "metadata.finalizers", ["example.com/hold"])
         stage.delete(SERVICES, "chat-gateway")
-        await stage.until("told", lambda: summary(stage) == "Replacing")
+        await stage.until("Replacing", lambda: summary(stage) == "Replacing")
         assert stage.condition("Ready")[:2] == ("True", "Serving"), "until it is gone, it works"
         stage.patch(POOLS, "chat-decode", "spec.replicas", 2, "/scale")
         await stage.serves(1, 2)
         stage.patch(SERVICES, "chat-gateway", "metadata.finalizers", None)
         await stage.until("a new one", lambda: "finalizers" not in stage.read(SERVICES, "chat-gateway")["metadata"])
-        await stage.until("told", lambda: summary(stage) == "Serving")
+        await stage.until("Serving", lambda: summary(stage) == "Serving")
 
 
 async def test_a_service_that_somebody_else_took_is_no_way_to_the_gateways(stage: Stage) -> None:
@@ -153,7 +160,7 @@ async def test_a_service_that_somebody_else_took_is_no_way_to_the_gateways(stage
             stage.api.send("DELETE", stage.path(SERVICES, "chat-gateway"))
             if stage.api.send("POST", stage.path(SERVICES), theirs | {"spec": {"ports": [{"port": 80}]}}).status == 201:
                 break
-        await stage.until("told", lambda: summary(stage) == "NameTaken")
+        await stage.until("NameTaken", lambda: summary(stage) == "NameTaken")
         await stage.until("not ready", lambda: stage.condition("Ready")[:2] == ("False", "NameTaken"))
         assert stage.condition("Available")[1] == "NoService"
         stage.delete(SERVICES, "chat-gateway")
@@ -166,11 +173,11 @@ async def test_definitions_that_are_deleted_and_come_back_are_served_again(stage
     async with stage.operator():
         stage.apply()
         await stage.serves()
-        for each in bodies:
-            assert stage.api.send("DELETE", f"{DEFINITIONS}/{each['metadata']['name']}").status == 200
+        for definition in bodies:
+            assert stage.api.send("DELETE", f"{DEFINITIONS}/{definition['metadata']['name']}").status == 200
         await stage.until("collected", lambda: not stage.workers())
-        for each in bodies:
-            await stage.until("taken", lambda each=each: stage.api.send("POST", DEFINITIONS, each).status == 201)  # type: ignore[misc]
+        for definition in bodies:
+            await stage.until("taken", functools.partial(is_created, stage, definition))
         stage.api.until_defined()
         stage.apply()
         await stage.serves()
@@ -195,16 +202,16 @@ async def test_a_namespace_that_ends_while_a_deployment_is_made_is_named_and_end
     async with stage.operator(by_kopf=False) as runtime:
         stage.apply()
         stage.api.send("DELETE", space)
-        said = set()
+        summaries = set()
         for _ in range(int(LONG_S / 0.05)):
             reply = stage.api.send("GET", stage.path(DEPLOYMENTS, "chat"))
             if reply.status == 404:
                 break
-            found: Json = reply.body
-            said.add(found.get("status", {}).get("summary", ""))
+            live: Json = reply.body
+            summaries.add(live.get("status", {}).get("summary", ""))
             await asyncio.sleep(0.05)
         assert reply.status == 404
-        assert said <= {"", "NamespaceTerminating", "NoGateway", "StartingWorkers"}
+        assert summaries <= {"", "NamespaceTerminating", "NoGateway", "StartingWorkers"}
         await stage.until("nothing left", lambda: not stage.workers() and runtime.is_idle)
         assert runtime.stalled() is None
         free = {"metadata": {"finalizers": None}}
@@ -230,16 +237,16 @@ async def test_a_clock_that_is_off_hides_no_cause_and_makes_nothing_look_old(sta
         return Affliction(creating, event) if pod["metadata"]["labels"].get(ROLE_LABEL) == "decode" else None
 
     stage.afflicts = afflicts
-    said: list[str] = []
+    summaries: list[str] = []
     async with stage.operator(by_kopf=False, clock_off_s=clock_off_s):
         stage.apply()
         for _ in range(int(LONG_S / 0.2)):
-            said.append(stage.read(DEPLOYMENTS, "chat").get("status", {}).get("summary", ""))
-            if said[-1] == "MissingSecret":
+            summaries.append(stage.read(DEPLOYMENTS, "chat").get("status", {}).get("summary", ""))
+            if summaries[-1] == "MissingSecret":
                 break
             await asyncio.sleep(0.2)
-    assert said[-1] == "MissingSecret"
-    assert "ContainerCreating" not in said, "which is told of Pods that are a minute old"
+    assert summaries[-1] == "MissingSecret"
+    assert "ContainerCreating" not in summaries, "which is reported for Pods that are a minute old"
 
 
 @contextlib.contextmanager
@@ -266,7 +273,7 @@ def expired_webhook(plane: ControlPlane) -> Iterator[str]:
             thread.join()
 
 
-async def test_a_webhook_whose_certificate_has_expired_is_told_as_down(plane: ControlPlane, stage: Stage) -> None:
+async def test_a_webhook_whose_certificate_has_expired_is_reported_as_down(plane: ControlPlane, stage: Stage) -> None:
     name = f"{stage.space}.example.com"
     with expired_webhook(plane) as url:
         authority = base64.b64encode((plane.folder / "ca.crt").read_bytes()).decode()
@@ -280,7 +287,7 @@ async def test_a_webhook_whose_certificate_has_expired_is_told_as_down(plane: Co
             await stage.refuses(SERVICES, probe | {"spec": {"ports": [{"port": 80}]}}, "expired")
             async with stage.operator(by_kopf=False):
                 stage.apply()
-                await stage.until("told", lambda: summary(stage) == "WebhookDown")
+                await stage.until("WebhookDown", lambda: summary(stage) == "WebhookDown")
                 assert "expired" in stage.condition("Ready")[2]
                 stage.api.send("DELETE", f"{HOOKS}/{name}")
                 await stage.serves()

@@ -1,6 +1,6 @@
-"""The way to `v1beta1` on a real API server: two versions of one schema, one of them stored, and nothing is lost.
+"""Migration to `v1beta1` on a real API server: two versions of one schema, one of them stored, and nothing is lost.
 
-The definition of the LLMDeployment stands here under a group of its own, so that other tests keep theirs.
+The definition of the LLMDeployment has a group of its own here, so that other tests keep theirs.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def path(version: str, name: str = "") -> str:
 
 def definition(stored: str, *versions: str) -> Json:
     """With these versions, of which one is stored."""
-    made: Json = deployment_definition()
-    made["metadata"]["name"], made["spec"]["group"] = NAME, OWN
-    made["spec"]["names"]["categories"] = []
-    (only,) = made["spec"]["versions"]
-    made["spec"]["versions"] = [{**only, "name": each, "storage": each == stored} for each in versions]
-    return made
+    body: Json = deployment_definition()
+    body["metadata"]["name"], body["spec"]["group"] = NAME, OWN
+    body["spec"]["names"]["categories"] = []
+    (only,) = body["spec"]["versions"]
+    body["spec"]["versions"] = [{**only, "name": version, "storage": version == stored} for version in versions]
+    return body
 
 
 def define(api: ApiServer, wanted: Json) -> None:
@@ -57,11 +57,11 @@ def define(api: ApiServer, wanted: Json) -> None:
 def read(api: ApiServer, version: str, name: str) -> Json:
     """As a client of that version sees it, without the version and what belongs to a write."""
     reply = api.until("GET", path(version, name))
-    found: Json = copy.deepcopy(reply.body)
-    assert found.pop("apiVersion") == f"{OWN}/{version}"
-    for each in ("resourceVersion", "managedFields"):
-        found["metadata"].pop(each, None)
-    return found
+    body: Json = copy.deepcopy(reply.body)
+    assert body.pop("apiVersion") == f"{OWN}/{version}"
+    for name_of_write in ("resourceVersion", "managedFields"):
+        body["metadata"].pop(name_of_write, None)
+    return body
 
 
 def beside(field: str) -> Json:
@@ -78,18 +78,21 @@ def objects(api: ApiServer) -> Iterator[dict[str, Json]]:
     """By name, one object for each value that a field may have, made while there is but one version."""
     assert api.send("POST", DEFINITION.rpartition("/")[0], definition(VERSION, VERSION)).status == 201
     api.until("GET", path(VERSION))
-    made: dict[str, Json] = {}
-    for number, each in enumerate(mutations()):
-        body = each.on(beside(each.path)) | {"apiVersion": f"{OWN}/{VERSION}", "metadata": {"name": f"m{number}"}}
+    stored_objects: dict[str, Json] = {}
+    for number, mutation in enumerate(mutations()):
+        body = mutation.on(beside(mutation.path)) | {
+            "apiVersion": f"{OWN}/{VERSION}",
+            "metadata": {"name": f"m{number}"},
+        }
         if api.send("POST", path(VERSION), body).status == 201:
-            made[f"m{number}"] = read(api, VERSION, f"m{number}")
-    yield made
+            stored_objects[f"m{number}"] = read(api, VERSION, f"m{number}")
+    yield stored_objects
     api.send("DELETE", DEFINITION)
 
 
 def test_a_second_version_is_stored_without_loss_and_the_first_can_go(api: ApiServer, objects: dict[str, Json]) -> None:
-    set_fields = {each.path for number, each in enumerate(mutations()) if f"m{number}" in objects}
-    assert set_fields == set(paths()), "every field is there with a value that it may have"
+    set_fields = {mutation.path for number, mutation in enumerate(mutations()) if f"m{number}" in objects}
+    assert set_fields == set(paths()), "every field is set to a value that it may have"
 
     define(api, definition(VERSION, VERSION, NEXT))  # both are served, the first is stored
     api.until("GET", path(NEXT))
@@ -119,5 +122,5 @@ def test_a_second_version_is_stored_without_loss_and_the_first_can_go(api: ApiSe
 
 
 def live(api: ApiServer) -> Json:
-    found: Json = api.send("GET", DEFINITION).body
-    return found
+    body: Json = api.send("GET", DEFINITION).body
+    return body

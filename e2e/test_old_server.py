@@ -37,5 +37,5 @@ async def test_a_status_that_loses_its_parts_and_gets_them_back_is_stored(
             applied: Manifest = {**named, "status": status}
             await api.apply(DEPLOYMENTS, applied, manager="test-status", force=True, subresource="status")
             assert (await session.get(DEPLOYMENTS, "default", "sleeper"))["status"] == status
-        made = mapping((await session.get(DEPLOYMENTS, "default", "sleeper"))["metadata"])
-        await session.delete(DEPLOYMENTS, "default", "sleeper", uid=str(made["uid"]))
+        metadata = mapping((await session.get(DEPLOYMENTS, "default", "sleeper"))["metadata"])
+        await session.delete(DEPLOYMENTS, "default", "sleeper", uid=str(metadata["uid"]))

@@ -1,6 +1,6 @@
 """The operator on a real control plane: what users and colleagues do to a deployment, and what becomes of it.
 
-No node runs Pods here: the test plays the kubelet, and a stand-in for gateways calls every ready worker routable.
+No node runs Pods here: the test plays the kubelet, and a fake of the gateways calls every ready worker routable.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ Json = dict[str, Any]
 
 
 def records(stage: Stage) -> list[str]:
-    return [each["metadata"]["name"] for each in stage.all(RECORDS)]
+    return [record["metadata"]["name"] for record in stage.all(RECORDS)]
 
 
 def owned(stage: Stage) -> list[str]:
     """Names of everything that carries the deployment's name, by kind."""
-    found = []
+    names = []
     for resource in (SERVICES, SECRETS, WORKERS, RECORDS, POOLS, PODS):
-        found += [f"{resource.kind} {e['metadata']['name']}" for e in stage.all(resource)]
+        names += [f"{resource.kind} {e['metadata']['name']}" for e in stage.all(resource)]
     for path in ("/apis/networking.k8s.io/v1", "/api/v1"):
         plural = "networkpolicies" if "networking" in path else "serviceaccounts"
         items = stage.api.send("GET", f"{path}/namespaces/{stage.space}/{plural}").body["items"]
-        found += [f"{plural} {each['metadata']['name']}" for each in items]  # type: ignore[attr-defined]
-    return sorted(each for each in found if each.split()[1].startswith("chat") and "-token-" not in each)
+        names += [f"{plural} {item['metadata']['name']}" for item in items]  # type: ignore[attr-defined]
+    return sorted(name for name in names if name.split()[1].startswith("chat") and "-token-" not in name)
 
 
 async def test_apply_makes_everything_a_restart_writes_nothing_and_delete_leaves_nothing(stage: Stage) -> None:
     async with stage.operator():
         stage.apply()
         await stage.serves()
-        made = owned(stage)
-        for each in ("Service chat-gateway", "Secret chat-keys", "LLMPool chat-decode", "networkpolicies chat-default"):
-            assert each in made
+        created = owned(stage)
+        for name in ("Service chat-gateway", "Secret chat-keys", "LLMPool chat-decode", "networkpolicies chat-default"):
+            assert name in created
         first = dict(stage.writes())
-        # Two as a rule; six where Pods get ready one by one, seconds apart.
+        # Usually two; six where Pods get ready one by one, seconds apart.
         assert first["patch", "llmdeployments"] <= 12, "status writes"
         await stage.settled()
         before = dict(stage.writes())
@@ -94,13 +94,14 @@ async def test_a_restart_of_a_deployment_and_a_foreign_edit_of_its_template_neve
             for pod in pods
             if "deletionTimestamp" not in pod["metadata"]
             and any(
-                each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ())
+                condition["type"] == "Ready" and condition["status"] == "True"
+                for condition in pod["status"].get("conditions", ())
             )
         ]
 
     def are_others(role: str, count: int, before: set[str]) -> bool:
-        for each in fewest:
-            fewest[each] = min(fewest[each], len(ready(each)))
+        for role in fewest:
+            fewest[role] = min(fewest[role], len(ready(role)))
         return len(ready(role)) == count and before.isdisjoint(ready(role))
 
     async with stage.operator():
@@ -130,7 +131,7 @@ async def test_what_others_change_or_delete_is_put_back(stage: Stage) -> None:
     async with stage.operator():
         stage.apply()
         await stage.serves()
-        before, made = stage.workers(), owned(stage)
+        before, created = stage.workers(), owned(stage)
         stage.patch(SERVICES, "chat-decode", "spec.selector", {"baton.dev/deployment": "other"})
         stage.patch(WORKERS, next(iter(before)), "spec.replicas", 0)
         stage.delete(POOLS, "chat-prefill")
@@ -139,7 +140,9 @@ async def test_what_others_change_or_delete_is_put_back(stage: Stage) -> None:
         keys = stage.read(SECRETS, "chat-keys")
         stage.delete(SECRETS, "chat-keys")
         await stage.until("the keys again", lambda: stage.read(SECRETS, "chat-keys")["data"] == keys["data"])
-        await stage.until("all there again", lambda: stage.workers() == before and len(owned(stage)) >= len(made) - 2)
+        await stage.until(
+            "all there again", lambda: stage.workers() == before and len(owned(stage)) >= len(created) - 2
+        )
         await stage.until(
             "the selector again",
             lambda: stage.read(SERVICES, "chat-decode")["spec"]["selector"]["baton.dev/deployment"] == "chat",
@@ -153,7 +156,7 @@ async def test_somebody_elses_objects_are_left_alone(stage: Stage) -> None:
     before = copy.deepcopy(stage.read(SECRETS, "chat-keys"))
     async with stage.operator():
         stage.apply()
-        await stage.until("told", lambda: stage.condition("Degraded")[:2] == ("True", "NameTaken"))
+        await stage.until("NameTaken", lambda: stage.condition("Degraded")[:2] == ("True", "NameTaken"))
         assert "chat-keys" in stage.condition("Degraded")[2]
         assert stage.read(SECRETS, "chat-keys") == before
         assert stage.workers() == {}, "no Pod without its keys"
@@ -177,14 +180,14 @@ async def test_pools_are_scaled_by_whom_the_mode_says(stage: Stage) -> None:
         await stage.until("taken over", lambda: stage.read(POOLS, "chat-prefill")["spec"]["replicas"] == 3)
         await stage.serves(3, 2)
         stage.patch(POOLS, "chat-decode", "spec.replicas", 1, "/scale")
-        await stage.until("told", lambda: stage.condition("ScalingLimited")[:2] == ("True", "ForeignWriter"))
+        await stage.until("ForeignWriter", lambda: stage.condition("ScalingLimited")[:2] == ("True", "ForeignWriter"))
         await asyncio.sleep(3.0)
-        assert stage.read(POOLS, "chat-decode")["spec"]["replicas"] == 1, "nobody fights over it"
+        assert stage.read(POOLS, "chat-decode")["spec"]["replicas"] == 1, "the operator does not fight over it"
         await stage.serves(3, 2)
 
 
 async def test_workers_flip_by_their_pods_labels_and_services_follow(stage: Stage) -> None:
-    """Nobody is started or stopped for it; a Pod that is lost comes back in the role that it had."""
+    """No worker is started or stopped for a flip; a Pod that is lost comes back in the role that it had."""
 
     def sizes(prefill: int, decode: int) -> dict[str, object]:
         pools = {"prefill__replicas": prefill, "decode__replicas": decode}
@@ -198,13 +201,13 @@ async def test_workers_flip_by_their_pods_labels_and_services_follow(stage: Stag
     def are(prefill: int, decode: int) -> bool:
         status = stage.read(DEPLOYMENTS, "chat").get("status", {})
         routable = tuple(status.get(role, {}).get("routable") for role in ("prefill", "decode"))
-        found = []
+        selected_pods = []
         for role in ("prefill", "decode"):
             selected = stage.read(SERVICES, f"chat-{role}")["spec"]["selector"].items()
-            found.append(sum(selected <= pod["metadata"]["labels"].items() for pod in stage.all(PODS)))
+            selected_pods.append(sum(selected <= pod["metadata"]["labels"].items() for pod in stage.all(PODS)))
         labelled = Counter(roles().values())
         counts = (labelled["prefill"], labelled["decode"])
-        return counts == routable == tuple(found) == (prefill, decode) and list(stage.workers().values()) == [
+        return counts == routable == tuple(selected_pods) == (prefill, decode) and list(stage.workers().values()) == [
             prefill + decode
         ]
 
@@ -231,7 +234,7 @@ async def test_workers_flip_by_their_pods_labels_and_services_follow(stage: Stag
         await asyncio.sleep(4.0)
         assert stage.writes() == {}, "an operator that comes after it finds nothing to do"
         stage.apply(**flexible, **sizes(1, 1), decode__engine={"maxSequences": 9})
-        await stage.until("told", lambda: stage.condition("Degraded")[:2] == ("True", "Unsupported"))
+        await stage.until("Unsupported", lambda: stage.condition("Degraded")[:2] == ("True", "Unsupported"))
         assert "spec.autoscaling.flips: prefill and decode have unequal `engine`" in stage.condition("Degraded")[2]
 
 
@@ -272,7 +275,7 @@ async def test_a_real_autoscaler_owns_the_pool_in_mode_external(stage: Stage) ->
             assert stage.api.send("DELETE", f"{path}/chat-decode").status == 200
 
 
-async def test_what_was_deleted_without_its_objects_is_told_and_taken_over(stage: Stage) -> None:
+async def test_what_was_deleted_without_its_objects_is_reported_and_taken_over(stage: Stage) -> None:
     async with stage.operator():
         stage.apply()
         await stage.serves()
@@ -281,9 +284,9 @@ async def test_what_was_deleted_without_its_objects_is_told_and_taken_over(stage
         assert stage.api.send("DELETE", stage.path(DEPLOYMENTS, "chat"), orphan).status == 200
         await stage.until("gone", lambda: stage.api.send("GET", stage.path(DEPLOYMENTS, "chat")).status == 404)
         stage.apply()
-        await stage.until("told", lambda: stage.condition("Degraded")[:2] == ("True", "NameTaken"))
+        await stage.until("NameTaken", lambda: stage.condition("Degraded")[:2] == ("True", "NameTaken"))
         # An Event follows the status that it belongs to.
-        await stage.until("an Event", lambda: "NameTaken" in {each["reason"] for each in stage.all(EVENTS)})
+        await stage.until("an Event", lambda: "NameTaken" in {event["reason"] for event in stage.all(EVENTS)})
         stage.patch(DEPLOYMENTS, "chat", "metadata.annotations", {"baton.dev/adopt": "true"})
         await stage.serves()
         assert {pod["metadata"]["uid"] for pod in stage.all(PODS)} == pods, "nothing restarted"

@@ -1,6 +1,6 @@
 """etcd restored from a backup under an operator that goes on: versions begin anew below those that it knows.
 
-No watch tells that, and what is known looks newer than all that comes. The Lease tells it: the process ends, as all
+No watch reports that, and what is known looks newer than all that comes. The Lease shows it: the process ends, as all
 components of Kubernetes have to be restarted then, and the next one works with what there is.
 """
 
@@ -26,34 +26,38 @@ def own_stage(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """With a control plane of its own, which goes down and comes back."""
     programs = find_programs()
     assert programs is not None, "the other one runs"
-    with control_plane(programs, tmp_path) as made:
-        for each in ("llmdeployments", "llmpools"):
-            found = plane.api.send("GET", f"{DEFINITIONS}/{each}.baton.dev").body
-            kept = {name: found[name] for name in ("apiVersion", "kind", "spec")}
-            assert made.api.send("POST", DEFINITIONS, kept | {"metadata": {"name": f"{each}.baton.dev"}}).status == 201
-        made.api.until_defined()
-        monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
+    with control_plane(programs, tmp_path) as own_plane:
+        for plural in ("llmdeployments", "llmpools"):
+            definition = plane.api.send("GET", f"{DEFINITIONS}/{plural}.baton.dev").body
+            body = {name: definition[name] for name in ("apiVersion", "kind", "spec")}
+            assert (
+                own_plane.api.send("POST", DEFINITIONS, body | {"metadata": {"name": f"{plural}.baton.dev"}}).status
+                == 201
+            )
+        own_plane.api.until_defined()
+        monkeypatch.setenv("KUBECONFIG", str(own_plane.kubeconfig))
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}}
-        assert made.api.send("POST", "/api/v1/namespaces", namespace).status == 201
-        yield Stage(made, "team")
+        assert own_plane.api.send("POST", "/api/v1/namespaces", namespace).status == 201
+        yield Stage(own_plane, "team")
 
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 PATIENT = Times(renew_s=1.0, give_up_s=LONG_S, retry_s=1.0)
-"""A server that has just come back may be slow; what is lost for that alone would be told apart from nothing."""
+"""A server that has just come back may be slow; a Lease lost for that alone would look like one lost for the restored
+store."""
 
 
 async def renewed_twice(stage: Stage, lease: Lease) -> None:
     """Until the answer to one renewal has been read for certain, as the next has reached the server."""
 
-    def said() -> str:
+    def renew_time() -> str:
         return str(stage.read(LEASES, "baton-operator")["spec"]["renewTime"])
 
     keeping = asyncio.create_task(lease.keep())
     try:
         for _ in range(2):
-            before = said()
-            await stage.until("renewed", lambda before=before: said() != before)  # type: ignore[misc]
+            before = renew_time()
+            await stage.until("renewed", lambda before=before: renew_time() != before)  # type: ignore[misc]
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)

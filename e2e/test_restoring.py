@@ -34,22 +34,22 @@ def is_of_baton(body: Json) -> bool:
     return DEPLOYMENT_LABEL in (body["metadata"].get("labels") or {})
 
 
-def backed_up(stage: Stage, *, owners: bool) -> list[tuple[str, Json]]:
-    """What `kubectl get -o yaml` shows of everything, or with no owners: what Velero keeps; with the path to send it
+def back_up(stage: Stage, *, owners: bool) -> list[tuple[str, Json]]:
+    """Everything as `kubectl get -o yaml` shows it, or with no owners: as Velero keeps it; with the path to send it
     to, the LLMDeployment last."""
-    found = []
+    backup = []
     for kind in (*KINDS, DEPLOYMENTS):
-        for each in stage.all(kind):
-            if kind is not DEPLOYMENTS and not is_of_baton(each):
+        for child in stage.all(kind):
+            if kind is not DEPLOYMENTS and not is_of_baton(child):
                 continue
             gone = (*IDENTITY, *(() if owners else ("ownerReferences",)))
-            metadata = {name: value for name, value in each["metadata"].items() if name not in gone}
-            body = {"apiVersion": kind.api_version, "kind": kind.kind, **each, "metadata": metadata}
+            metadata = {name: value for name, value in child["metadata"].items() if name not in gone}
+            body = {"apiVersion": kind.api_version, "kind": kind.kind, **child, "metadata": metadata}
             body.pop("status", None)
             if kind is SERVICES and body["spec"].get("clusterIP") != "None":
                 body["spec"] = {k: v for k, v in body["spec"].items() if k not in ("clusterIP", "clusterIPs")}
-            found.append((stage.path(kind), body))
-    return found
+            backup.append((stage.path(kind), body))
+    return backup
 
 
 async def lose(stage: Stage) -> None:
@@ -62,22 +62,24 @@ async def lose(stage: Stage) -> None:
 
 
 def strangers(stage: Stage) -> list[str]:
-    """What is Baton's by its label, and not controlled by the LLMDeployment that there is."""
+    """Objects that are Baton's by their label, and not controlled by the present LLMDeployment."""
     uid = stage.read(DEPLOYMENTS, "chat")["metadata"]["uid"]
     marker = keys_name("chat")
     return [
-        f"{kind.kind} {each['metadata']['name']}: {each['metadata'].get('ownerReferences')}"
+        f"{kind.kind} {child['metadata']['name']}: {child['metadata'].get('ownerReferences')}"
         for kind in KINDS
-        for each in stage.all(kind)
-        if is_of_baton(each)
-        and not is_controlled(each, uid)
-        and not is_leaving(each)
-        and (kind is not RECORDS or each["metadata"]["name"] != marker)
+        for child in stage.all(kind)
+        if is_of_baton(child)
+        and not is_controlled(child, uid)
+        and not is_leaving(child)
+        and (kind is not RECORDS or child["metadata"]["name"] != marker)
     ]
 
 
 def uids(stage: Stage) -> dict[str, str]:
-    return {kind.kind + each["metadata"]["name"]: each["metadata"]["uid"] for kind in KINDS for each in stage.all(kind)}
+    return {
+        kind.kind + child["metadata"]["name"]: child["metadata"]["uid"] for kind in KINDS for child in stage.all(kind)
+    }
 
 
 @pytest.mark.parametrize("owners", [True, False], ids=["kubectl get -o yaml", "Velero"])
@@ -87,7 +89,7 @@ async def test_a_lost_namespace_is_restored_and_serves_the_same(stage: Stage, ow
         stage.apply()
         await stage.serves()
         before = stage.workers()
-    backup = backed_up(stage, owners=owners)
+    backup = back_up(stage, owners=owners)
     kinds = {body["kind"] for _, body in backup}
     assert {"Secret", "ControllerRevision", "Deployment", "LLMPool", "LLMDeployment"} <= kinds
     await lose(stage)
@@ -98,7 +100,7 @@ async def test_a_lost_namespace_is_restored_and_serves_the_same(stage: Stage, ow
             reply = stage.api.send("POST", path, body)
             assert reply.status in (201, 409), (path, reply.message)
         if adopts == "later" and not owners:
-            await stage.until("told", lambda: stage.condition("Degraded")[:2] == ("True", "NameTaken"))
+            await stage.until("NameTaken", lambda: stage.condition("Degraded")[:2] == ("True", "NameTaken"))
         if adopts == "later":
             stage.patch(DEPLOYMENTS, "chat", "metadata.annotations", {ADOPT_ANNOTATION: "true"})
         await stage.until("all ours", lambda: strangers(stage) == [])

@@ -291,7 +291,7 @@ def test_a_rule_about_a_change_lets_pass_what_keeps_it_and_refuses_what_breaks_i
 
 
 def rules_of(schema: Json, path: str = "") -> Iterator[tuple[str, str]]:
-    """Where in a schema each rule stands, and its message."""
+    """The path of each rule in a schema, and its message."""
     rules = schema.get("x-kubernetes-validations", [])
     assert isinstance(rules, list)
     yield from ((path, str(rule["message"])) for rule in rules)

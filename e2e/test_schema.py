@@ -87,12 +87,12 @@ def is_accepted(api: ApiServer, raw: Json) -> bool:
 
 
 def differing(api: ApiServer, path: str, objects: Iterator[tuple[object, Json]]) -> list[str]:
-    found = []
+    differences = []
     for value, raw in objects:
         read, accepted = is_read(raw), is_accepted(api, raw)
         if read != accepted:
-            found.append(f"{path} = {str(value)[:40]!r}: file {read}, server {accepted}")
-    return found
+            differences.append(f"{path} = {str(value)[:40]!r}: file {read}, server {accepted}")
+    return differences
 
 
 @pytest.mark.parametrize("path", sorted(leaves()))
@@ -126,7 +126,7 @@ def test_an_example_is_accepted_and_reads_the_same_with_the_servers_defaults(api
     place = f"/apis/baton.dev/v1alpha1/namespaces/{namespace}/llmdeployments?fieldValidation=Strict&dryRun=All"
     reply = api.send("POST", place, raw)
     if raw["spec"]["model"]["source"].startswith("file://tiny"):
-        assert "one in the image" in reply.message, "an example for laptops, beside its model"
+        assert "one in the image" in reply.message, "an example for laptops, next to its model"
         return
     assert reply.status == 201, reply.message
     live, unknown = parse_live(reply.body)

@@ -19,16 +19,18 @@ async def test_the_second_operator_of_a_class_says_so_and_writes_nothing_else(st
         await stage.serves()
         before = stage.workers()
         async with stage.operator(OTHER, by_kopf=False, identity="two/baton-operator", with_kubelet=False):
-            await stage.until("told", lambda: "ClaimedElsewhere" in {each["reason"] for each in stage.all(EVENTS)})
+            await stage.until(
+                "an Event", lambda: "ClaimedElsewhere" in {event["reason"] for event in stage.all(EVENTS)}
+            )
             stage.apply(decode__resources={"memory": "2Gi"})
             await stage.until("rolled", lambda: set(stage.workers()) != before.keys())
             await stage.serves()
             assert stage.writes().keys() <= {("patch", "events"), ("create", "leases")}, "of the second one"
             images = {
                 container["image"]
-                for each in stage.all(WORKERS)
-                if TEMPLATE_LABEL in each["metadata"]["labels"]
-                for container in each["spec"]["template"]["spec"]["containers"]
+                for worker_set in stage.all(WORKERS)
+                if TEMPLATE_LABEL in worker_set["metadata"]["labels"]
+                for container in worker_set["spec"]["template"]["spec"]["containers"]
             }
             assert images == {PLATFORM.worker_image}
             line = f'namespace_claimed_elsewhere{{holder="one/baton-operator",namespace="{stage.space}"}} 1.0'
@@ -42,7 +44,7 @@ async def test_a_class_works_on_its_own_alone_and_hands_over_without_a_restart(s
     ):
         stage.apply(operatorClass="silver")
         await asyncio.sleep(4.0)
-        assert "status" not in stage.read(DEPLOYMENTS, "chat"), "nobody's class"
+        assert "status" not in stage.read(DEPLOYMENTS, "chat"), "a class without an operator"
         stage.apply(operatorClass="gold")
         await stage.serves()
         before = stage.workers()

@@ -65,7 +65,7 @@ OUTPUTS: dict[str, Schema] = {
         "minItems": 1,
         "maxItems": output_format.MAX_CHOICES,
         "items": {"type": "string", "minLength": 1},
-        "description": "The answer is one of them.",
+        "description": "The answer is one of these strings.",
     },
     "grammar": DEFINITION | {"description": "In Lark."},
 }
@@ -304,7 +304,7 @@ BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, An
 """By path: the body's name, its parser, and bodies that together take every branch."""
 
 IGNORED: Schema = {
-    "description": "Fields of the body that this gateway does not know, where it is told to ignore them.",
+    "description": "Fields of the body that this gateway does not know, where it is configured to ignore them.",
     "schema": {"type": "string"},
 }
 NAMES_IGNORED = ("/v1/chat/completions", "/v1/completions", *openapi_apis.BODIES)

@@ -1,4 +1,4 @@
-"""The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
+"""The engine on one GPU against its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
 `python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, expert_layers, windows,
 models, offloading, loading; all without arguments; each takes a minute or two) builds models of random bf16 weights on
@@ -9,7 +9,7 @@ the device, fills pools with random KV and times real runner steps, one step ahe
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 from typing import Final
 
@@ -173,7 +173,7 @@ def experts() -> Iterator[Row]:
 
 
 def windows() -> Iterator[Row]:
-    """Half of gpt-oss-20b's layers look back 128 tokens; beside the same model whose layers look at everything."""
+    """Half of gpt-oss-20b's layers look back 128 tokens; compared with the same model with full attention."""
     for name in ("gpt-oss-20b", "gpt-oss-20b without windows"):
         bench = Bench(name, 20_000, 32, weights="mxfp4")
         for context in (1_024, 8_192, 32_000):
@@ -260,7 +260,19 @@ PARTS: Final = (
 )
 
 
-def main() -> None:  # noqa: C901
+WHOLE_PARTS: Final[dict[str, Callable[[], Iterable[Row]]]] = {
+    "weights": quantised,
+    "experts": experts,
+    "expert_layers": expert_layers,
+    "windows": windows,
+    "models": models,
+    "offloading": offloading,
+    "loading": loading,
+}
+"""The parts that load what they measure themselves."""
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=PARTS, metavar="|".join(PARTS))
     parts = parser.parse_args().parts
@@ -288,20 +300,9 @@ def main() -> None:  # noqa: C901
                 gpu_kernels.kv_stream,
             ):
                 rows += kernels()
-        if "weights" in parts:
-            rows += quantised()
-        if "experts" in parts:
-            rows += experts()
-        if "expert_layers" in parts:
-            rows += expert_layers()
-        if "windows" in parts:
-            rows += windows()
-        if "models" in parts:
-            rows += models()
-        if "offloading" in parts:
-            rows += offloading()
-        if "loading" in parts:
-            rows += loading()
+        for name, whole_part in WHOLE_PARTS.items():
+            if name in parts:
+                rows += whole_part()
     publish("gpu", this_machine(), gpu_facts(), ["what", "size", "measured", "unit", "goal", "beside"], rows)
 
 

@@ -139,7 +139,7 @@ class StepTimes:
 class Bench:
     """Slot s holds blocks s · n … of the pool, whose contents are random."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913 - a bench of one model: each part names the few it changes
         self,
         shape: str,
         blocks: int,
@@ -252,7 +252,7 @@ class Bench:
 
 
 def graph_us(work: Callable[[], object], calls: int, rounds: int = 7) -> float:
-    """Median time of a replay of the work, which makes so many calls, per call."""
+    """Median time of a replay of the work, which makes `calls` calls, per call."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""What keeping KV in float8 (e4m3) costs in quality: the trained model of `examples/tiny-llama` in bfloat16 on a GPU.
+"""Quality lost by keeping KV in float8 (e4m3): the trained model of `examples/tiny-llama` in bfloat16 on a GPU.
 
 `python -m bench kv_precision`: greedy answers to 30 questions with a bfloat16 pool; the same tokens forced
 with a float8 pool, decode step by decode step, give logit errors, agreement of the greatest logit and perplexity;
@@ -28,7 +28,7 @@ class Answers:
     tokens: Tensor
     """[questions, STEPS], those that went in."""
     logits: Tensor
-    """[STEPS, questions, vocab] float32: of the token behind each."""
+    """[STEPS, questions, vocab] float32: logits for the token after each."""
 
 
 def answer(loaded: LoadedModel, dtype: torch.dtype, forced: Tensor | None) -> Answers:
@@ -46,7 +46,7 @@ def answer(loaded: LoadedModel, dtype: torch.dtype, forced: Tensor | None) -> An
 
 
 def perplexity(answers: Answers) -> float:
-    """Of the tokens that went in."""
+    """Perplexity of the tokens that went in."""
     chosen = answers.logits.log_softmax(-1).gather(-1, answers.tokens.t()[:, :, None])
     return float((-chosen.mean()).exp())
 

@@ -118,7 +118,7 @@ class BatonEngine:
             if first_s is None and not without_first:
                 first_s = time.perf_counter()
         assert first_s is not None
-        ids = tuple(tuple(found) for found in answers.values())
+        ids = tuple(tuple(answer_ids) for answer_ids in answers.values())
         return Timing(first_s - began, time.perf_counter() - first_s, ids)
 
 

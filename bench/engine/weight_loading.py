@@ -34,7 +34,7 @@ FILE_BYTES: Final = 4 << 30
 CONTEXT: Final = 8_192
 
 
-def written(folder: Path, config: DecoderSpec) -> float:
+def write_checkpoint(folder: Path, config: DecoderSpec) -> float:
     """Writes the files. GB of weights."""
     source = RandomWeights(config, 0, GPU)
     places: dict[str, str] = {}
@@ -54,7 +54,7 @@ def written(folder: Path, config: DecoderSpec) -> float:
 
 
 def loaded_s(folder: Path, config: DecoderSpec, is_looked_at: bool) -> float:
-    """Seconds until the decoder stands and the GPU is idle."""
+    """Seconds until the decoder is built and the GPU is idle."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     with open_safetensors(find_checkpoint(folder)) as opened:
@@ -71,7 +71,7 @@ def loaded_s(folder: Path, config: DecoderSpec, is_looked_at: bool) -> float:
 
 
 def looks_ms(folder: Path) -> tuple[float, float]:
-    """Of weights that are on the GPU: ms of the device for all looks, and ms of the host to launch them."""
+    """Time to look at all weights that are on the GPU: ms of the device, and ms of the host to launch the looks."""
     with open_safetensors(find_checkpoint(folder)) as opened, staged(opened, GPU) as moved:
         held = [moved.read(name) for name in moved.headers]
     device, host = [], []
@@ -93,7 +93,7 @@ def loading() -> Iterator[Row]:
     config = parse_spec(SHAPES[SHAPE])
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        size = written(folder, config)
+        size = write_checkpoint(folder, config)
         torch.cuda.empty_cache()
         times: dict[bool, list[float]] = {False: [], True: []}
         loaded_s(folder, config, True)  # kernels are loaded, files are in the page cache

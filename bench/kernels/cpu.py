@@ -1,7 +1,7 @@
-"""Times of the kernels' CPU paths on one core, beside what they replace: `python -m bench kernels`.
+"""Times of the kernels' CPU paths on one core, compared with what they replace: `python -m bench kernels`.
 
-Decode attention stands beside one step of a contiguous cache as `transformers` keeps it (append, then
-scaled_dot_product_attention); prefill attention beside scaled_dot_product_attention on contiguous K and V.
+Decode attention is compared with one step of a contiguous cache as `transformers` keeps it (append, then
+scaled_dot_product_attention); prefill attention with scaled_dot_product_attention on contiguous K and V.
 """
 
 from __future__ import annotations

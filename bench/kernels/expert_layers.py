@@ -1,4 +1,4 @@
-"""One layer's experts in CUDA graphs, weights in 16 and in 8 bits: rows as they are beside rows rounded to 8 bits.
+"""One layer's experts in CUDA graphs, weights in 16 and in 8 bits: unrounded rows against rows rounded to 8 bits.
 
 Two shapes, balanced random routing, which is not counted. A layer's weights are larger than the L2 cache.
 """
@@ -59,13 +59,13 @@ def _stack(form: str, count: int, features: int, columns: int) -> QuantisedStack
 
 
 def expert_layers() -> Iterator[Row]:
-    """µs a layer: bfloat16, and each form with rows of 16 bits and of 8; beside it which of the two is served."""
+    """µs a layer: bfloat16, and each form with rows of 16 bits and of 8, and which of the two is served."""
     for shape in SHAPES:
         gate_up = torch.randn(shape.count, 2 * shape.inner, shape.hidden, dtype=torch.bfloat16, device=GPU)
         down = torch.randn(shape.count, shape.hidden, shape.inner, dtype=torch.bfloat16, device=GPU)
         gate_up.mul_(shape.hidden**-0.5)
         down.mul_(shape.inner**-0.5)
-        yield from _timed(shape, "bf16", partial(_served, PlainStacks(gate_up, down)), None)
+        yield from _timed(shape, "bf16", partial(_run_served, PlainStacks(gate_up, down)), None)
         del gate_up, down
         torch.cuda.empty_cache()
         for form in FORMS:
@@ -79,7 +79,7 @@ def expert_layers() -> Iterator[Row]:
             torch.cuda.empty_cache()
 
 
-def _served(stacks: PlainStacks, x: Tensor, routing: Routing) -> Tensor:
+def _run_served(stacks: PlainStacks, x: Tensor, routing: Routing) -> Tensor:
     return experts(x, stacks, routing)
 
 

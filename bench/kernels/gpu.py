@@ -1,4 +1,4 @@
-"""The GPU kernels alone, in CUDA graphs over data larger than the L2 cache, beside the libraries and their goals."""
+"""The GPU kernels alone, in CUDA graphs over data larger than the L2 cache, with the libraries' times and the goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts in MXFP4 in CUDA graphs: ways that are not served beside those that are, compared with the formula.
+"""Experts in MXFP4 in CUDA graphs: ways that are not served against those that are, compared with the formula.
 
 The shape of gpt-oss-20b, experts drawn at random, routing not counted. A graph goes through several layers, which are
 more bytes than the L2 cache holds.
@@ -36,7 +36,7 @@ ALONE: Final = (
     SERVED,
     *(replace(SERVED, down_warps=warps, down_registers=most) for warps, most in ((4, 128), (8, 80))),
 )
-"""Beside each other a configuration stands twice, once as what is served: that shows how steady times are."""
+"""One configuration appears twice, once as what is served: the difference shows how steady times are."""
 FEW: Final = (1, 2, 4, 8)
 TILES: Final = ((64, 2, 128), (256, 1, 96))
 """Features, programs on a multiprocessor, and registers."""
@@ -55,7 +55,7 @@ class Chosen:
 Way = Callable[[Mxfp4Stacks, Chosen], Tensor]
 
 
-def _chosen(tokens: int, seed: int) -> Chosen:
+def _choose_experts(tokens: int, seed: int) -> Chosen:
     generator = torch.Generator(GPU).manual_seed(seed)
     shares, chosen = torch.rand(tokens, COUNT, device=GPU, generator=generator).topk(PER_TOKEN, 1)
     x = torch.randn(tokens, HIDDEN, device=GPU, generator=generator).bfloat16()
@@ -84,7 +84,7 @@ def _layer() -> Mxfp4Stacks:
     return Mxfp4Stacks(_stack(2 * INNER, HIDDEN), biases[0], _stack(HIDDEN, INNER), biases[1], LIMIT, ALPHA)
 
 
-def _served(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
+def _run_served(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
     return experts(chosen.x, stacks, chosen.routing)
 
 
@@ -101,14 +101,14 @@ def _in_tiles(config: Mxfp4Config, stacks: Mxfp4Stacks, chosen: Chosen) -> Tenso
 
 
 def mxfp4_experts_of_gpt_oss() -> Iterator[Row]:
-    """µs a layer; beside it how far from the formula. What differs between two runs, or is far from it, says WRONG."""
+    """µs a layer, and the distance from the formula. A way that differs between two runs, or is far off, says WRONG."""
     layers = [_layer() for _ in range(LAYERS)]
     alone: dict[str, Way] = {
         f"alone, {c.gate_warps} x {c.gate_registers}, {c.down_warps} x {c.down_registers}": partial(_alone, c)
         for c in ALONE
     }
     for tokens in FEW:
-        yield from _timed(layers, tokens, {"served": _served, "sorted": _sorted, **alone})
+        yield from _timed(layers, tokens, {"served": _run_served, "sorted": _sorted, **alone})
     for tokens, rows in MANY.items():
         tiles: dict[str, Way] = {
             f"{rows} x {features}, {programs} programs of {registers}": partial(
@@ -116,12 +116,12 @@ def mxfp4_experts_of_gpt_oss() -> Iterator[Row]:
             )
             for features, programs, registers in TILES
         }
-        yield from _timed(layers, tokens, {"served": _served, **tiles})
+        yield from _timed(layers, tokens, {"served": _run_served, **tiles})
 
 
 def _timed(layers: list[Mxfp4Stacks], tokens: int, ways: Mapping[str, Way]) -> Iterator[Row]:
     """Each way goes through the layers; one that cannot be compiled says so and is passed over."""
-    calls = [(layer, _chosen(tokens, 100 * tokens + draw)) for draw in range(DRAWS) for layer in layers]
+    calls = [(layer, _choose_experts(tokens, 100 * tokens + draw)) for draw in range(DRAWS) for layer in layers]
     expected = _formula(*calls[0])
     _compile_together([partial(way, *calls[0]) for way in ways.values()])
     for name, way in ways.items():
@@ -145,7 +145,7 @@ def _run(calls: Sequence[Callable[[], Tensor]]) -> None:
 
 
 def _compile_together(works: list[Callable[[], Tensor]]) -> None:
-    """Compile all of them; one that fails here fails again where it is run, and is reported there."""
+    """Compile all kernels; one that fails here fails again where it is run, and is reported there."""
     with suppress(TritonError, RuntimeError, ValueError), compiled_together():
         for work in works:
             with suppress(TritonError, RuntimeError, ValueError):

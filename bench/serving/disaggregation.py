@@ -106,7 +106,7 @@ def main() -> None:
     options = parser.parse_args()
     machine = this_machine()
     subjects = {"tiny": tiny, "100m": random_100m}
-    rows = [found for name in options.models for found in compare(subjects[name](), TRAFFIC[name], options.rounds)]
+    rows = [row for name in options.models for row in compare(subjects[name](), TRAFFIC[name], options.rounds)]
     notes = [
         f"Median (least–greatest) of {options.rounds} rounds after one warm-up; fresh random prompts; one torch thread "
         "a worker; client, gateway and workers share the cores."

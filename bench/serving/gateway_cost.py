@@ -1,4 +1,4 @@
-"""What the gateway costs: processor time per streamed token and requests per second, beside a bare aiohttp server.
+"""The gateway's cost: processor time per streamed token and requests per second, against a bare aiohttp server.
 
 The gateway is linked to null workers in one other process; the client is this process. All four share the machine, so
 that requests per second say what fits on it together; processor time per token is the gateway's own.
@@ -104,8 +104,8 @@ def main() -> None:
                     if round_number:  # the first round warms up
                         rounds[server.name].append(figures)
             for server in both:
-                found = rounds[server.name]
-                cells: dict[str, Cell] = {key: str(spread([f[key] for f in found])) for key in found[0]}
+                server_rounds = rounds[server.name]
+                cells: dict[str, Cell] = {key: str(spread([f[key] for f in server_rounds])) for key in server_rounds[0]}
                 rows.append({"server": server.name, "load": name, **cells})
     notes = [
         f"Median (least–greatest) of {rounds_asked} interleaved rounds; null workers step every {STEP_MS:.0f} ms; "

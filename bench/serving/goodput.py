@@ -46,9 +46,9 @@ CLIENTS: Final = 4
 PATIENCE_S: Final = 30.0
 SAMPLE_S: Final = 0.2
 WARM_RATE, WARM_S = 8.0, 2.0
-"""What a fresh gateway sees before it is measured: it knows no step times yet."""
+"""The load that a fresh gateway sees before it is measured: it knows no step times yet."""
 AROUND_S: Final = 20.0
-"""Of a point besides its arrivals: a gateway's start, the warm load, and the last answers."""
+"""Time that a point takes besides its arrivals: a gateway's start, the warm load, and the last answers."""
 COLUMNS: Final = (
     *("mix", "mode", "target", "req/s", "requests", "failed", "% at 10", "% at 15", "% at 25", "% TTFT"),
     *(
@@ -115,17 +115,17 @@ class PlacedWorkers(Deployment):
         return next((worker for worker in self.workers if worker.child.name == name), None)
 
 
-def answered(url: str, model: str, workload: Workload, seed: int, salt: int) -> list[tuple[Served, float, str]]:
+def serve_requests(url: str, model: str, workload: Workload, seed: int, salt: int) -> list[tuple[Served, float, str]]:
     """One client's requests: what became of each, and how late it was sent. Runs in a process of its own."""
     answers: list[Answer] = []
     began = time.monotonic()
     asyncio.run(offered(url, model, workload, PATIENCE_S + workload.duration_s, answers.append, seed, salt))
-    found = []
+    outcomes = []
     for answer in answers:
         second_s = answer.times_s[1] - answer.times_s[0] if len(answer.times_s) > 1 else float("inf")
         served = Served(answer.due_s - began, answer.ttft_s, answer.tpot_s, second_s)
-        found.append((served, answer.sent_s - answer.due_s, answer.failure))
-    return found
+        outcomes.append((served, answer.sent_s - answer.due_s, answer.failure))
+    return outcomes
 
 
 def dealt(workload: Workload, clients: int) -> list[Workload]:
@@ -141,32 +141,32 @@ def dealt(workload: Workload, clients: int) -> list[Workload]:
     ]
 
 
-def counted(worker: Worker) -> dict[str, float]:
+def scrape_series(worker: Worker) -> dict[str, float]:
     """The worker's series, labels and all."""
     return {name + labels: float(value) for name, labels, value in SERIES.findall(worker.metrics())}
 
 
 def increase(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float:
-    """Of all series of this name together."""
+    """The increase of all series of this name together."""
     return sum(value - before.get(key, 0.0) for key, value in after.items() if key.partition("{")[0] == name)
 
 
 @contextmanager
-def sampled(workers: Mapping[str, Worker]) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """What each worker's `/state` says, again and again."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
+def sample_states(workers: Mapping[str, Worker]) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """Samples of each worker's `/state`, taken until the context ends."""
+    states: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     over = threading.Event()
 
     def sample() -> None:
         while not over.wait(SAMPLE_S):
             for name, worker in workers.items():
                 if (state := worker.state()) is not None:
-                    found[name].append(state)
+                    states[name].append(state)
 
     thread = threading.Thread(target=sample)
     thread.start()
     try:
-        yield found
+        yield states
     finally:
         over.set()
         thread.join()
@@ -175,20 +175,20 @@ def sampled(workers: Mapping[str, Worker]) -> Iterator[dict[str, list[dict[str, 
 def offer(
     urls: Sequence[str], model: str, clients: ProcessPoolExecutor, workload: Workload, seed: int, salt: int
 ) -> list[tuple[Served, float, str]]:
-    """What became of each request, as `answered` tells it. Several servers take turns. `salt`: as for `offered`."""
+    """The outcome of each request, as of `serve_requests`. Several servers take turns. `salt`: as for `offered`."""
     tasks = [
-        clients.submit(answered, urls[place % len(urls)], model, part, 100 * seed + place, salt)
+        clients.submit(serve_requests, urls[place % len(urls)], model, part, 100 * seed + place, salt)
         for place, part in enumerate(dealt(workload, CLIENTS))
     ]
     return [answer for task in tasks for answer in task.result()]
 
 
-def seen(point: Point, mode: str, found: Sequence[tuple[Served, float, str]]) -> dict[str, Cell]:
-    """What clients saw of a point. Times are ms."""
+def client_figures(point: Point, mode: str, outcomes: Sequence[tuple[Served, float, str]]) -> dict[str, Cell]:
+    """A point's figures as its clients saw them. Times are ms."""
     row: dict[str, Cell] = {"mix": point.mix, "mode": mode, "target": point.tpot_ms, "req/s": point.rate}
-    row |= shares([served for served, _, _ in found])
-    row["client late ms"] = round(1e3 * float(np.percentile([late_s for _, late_s, _ in found], 99)), 2)
-    if failures := sorted({failure for _, _, failure in found if failure}):
+    row |= shares([served for served, _, _ in outcomes])
+    row["client late ms"] = round(1e3 * float(np.percentile([late_s for _, late_s, _ in outcomes], 99)), 2)
+    if failures := sorted({failure for _, _, failure in outcomes if failure}):
         row["failures"] = ", ".join(failures)[:200]
     return row
 
@@ -199,16 +199,16 @@ def measure(
     """The point's row. Times are ms."""
     letters = {"P": "decode-1" if point.mode == "never" else "prefill-0", "D": "decode-0"}
     workers = {letter: there for letter, name in letters.items() if (there := service.worker(name)) is not None}
-    before = {letter: counted(worker) for letter, worker in workers.items()}
+    before = {letter: scrape_series(worker) for letter, worker in workers.items()}
     cpu_s, began = service.gateway.cpu_s(), time.monotonic()
-    with sampled(workers) as states:
-        found = offer([service.base_url], MODEL, clients, workload, seed, salt)
+    with sample_states(workers) as states:
+        outcomes = offer([service.base_url], MODEL, clients, workload, seed, salt)
     wall_s = time.monotonic() - began
-    row = seen(point, point.mode, found)
+    row = client_figures(point, point.mode, outcomes)
     row["gateway CPU %"] = round(100 * (service.gateway.cpu_s() - cpu_s) / wall_s, 1)
     row["wall s"] = round(wall_s, 1)
     for letter, worker in workers.items():
-        after = counted(worker)
+        after = scrape_series(worker)
         steps = increase(before[letter], after, "baton_step_seconds_count")
         step_s = increase(before[letter], after, "baton_step_seconds_sum")
         inside = states[letter][int(3 / SAMPLE_S) : max(1, int(workload.duration_s / SAMPLE_S))]
@@ -224,8 +224,8 @@ def measure(
 
 
 def _routes(service: PlacedWorkers) -> dict[str, Cell]:
-    """Of this point's prompts, those computed at the decode worker, and answers kept by the prefill worker, by the
-    gateway's own count; nothing when none was told."""
+    """The shares of this point's prompts computed at the decode worker and of answers kept by the prefill worker, by
+    the gateway's own count; empty if no admin port was given."""
     if service.admin_port is None:
         return {}
     page = get_text(f"http://127.0.0.1:{service.admin_port}/metrics")
@@ -256,7 +256,7 @@ def main() -> None:
     options = parser.parse_args()
     points = [point for several in options.points for point in several]
     if options.one_gpu and any(point.mode != "never" for point in points):
-        parser.error("--one-gpu: nobody is there to hand over to; each point's mode has to be never")
+        parser.error("--one-gpu: there is no worker to hand over to; each point's mode has to be never")
     sequences = (f"--max-sequences={options.max_sequences}",)
     is_gpu = torch.cuda.is_available()
     worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
@@ -304,23 +304,23 @@ def main() -> None:
 
 
 def _kv_gib(shape: Shape) -> dict[str, int]:
-    """Of each worker: what its GPU has beside weights, graphs and libraries. Two share the first where `never` runs."""
+    """GiB by worker that its GPU has besides weights, graphs and libraries. Two share the first where `never` runs."""
     free = torch.cuda.get_device_properties(0).total_memory // GIB - BESIDE_KV_GIB
     first = (free - BESIDE_KV_GIB) // 2 if shape.decode > 1 else free
     return {"prefill-0": first, "decode-0": free, "decode-1": first}
 
 
 def compiled_here(worker: Worker) -> str:
-    """Kernels that nobody had compiled before it, by name if they are few."""
-    found = COMPILED.findall(worker.child.output())
-    named = sorted({each for before, later in found for each in (*before.split(", "), later) if each})
-    return ", ".join(named) if len(named) <= FEW else f"{len(named)} of them"
+    """Kernels that this worker was the first to compile, by name if they are few."""
+    compilations = COMPILED.findall(worker.child.output())
+    named = sorted({kernel for before, later in compilations for kernel in (*before.split(", "), later) if kernel})
+    return ", ".join(named) if len(named) <= FEW else f"{len(named)} kernels"
 
 
 def _stages(worker: Worker) -> str:
     """Parts of its start in seconds."""
-    found = STAGE.findall(worker.metrics())
-    return ", ".join(f"{stage} {float(seconds):.1f} s" for stage, seconds in found)
+    stages = STAGE.findall(worker.metrics())
+    return ", ".join(f"{stage} {float(seconds):.1f} s" for stage, seconds in stages)
 
 
 if __name__ == "__main__":

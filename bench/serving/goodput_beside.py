@@ -1,4 +1,4 @@
-"""Another server's goodput under the loads of `goodput`, by the same clients: a rival beside Baton.
+"""Another server's goodput under the loads of `goodput`, by the same clients: a rival to compare with Baton.
 
     python -m bench goodput_beside --as "vLLM x2" --model NAME --trace azure_llm_2023_conv.csv \\
         --endpoint http://127.0.0.1:8001 http://127.0.0.1:8002 --points conv:25:40 conv:10:21 …
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.machine import this_machine
 from bench.results import FOLDER, Cell, publish, write
-from bench.serving.goodput import CLIENTS, COLUMNS, WARM_RATE, WARM_S, offer, seen
+from bench.serving.goodput import CLIENTS, COLUMNS, WARM_RATE, WARM_S, client_figures, offer
 from bench.serving.mixes import MIXES, Point
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER / "goodput_beside.json")
     options = parser.parse_args()
     if CLIENTS % len(options.endpoint):
-        parser.error(f"--endpoint: {len(options.endpoint)} of them; {CLIENTS} clients can be shared out to 1, 2 or 4")
+        parser.error(f"--endpoint: {len(options.endpoint)} servers; {CLIENTS} clients can be shared out to 1, 2 or 4")
     notes = [f"{options.label}; {options.seconds:g} s of arrivals a point, seeds {options.seeds}"]
     rows: list[dict[str, Cell]] = []
     with ProcessPoolExecutor(CLIENTS, mp_context=multiprocessing.get_context("spawn")) as clients:
@@ -53,12 +53,12 @@ def main() -> None:
             warm = replace(point, rate=min(WARM_RATE, point.rate)).workload(options.trace, WARM_S, 0)
             offer(options.endpoint, options.model, clients, warm, 0, number)
             workload = point.workload(options.trace, options.seconds, seed)
-            found = offer(options.endpoint, options.model, clients, workload, seed, number)
-            rows.append(seen(point, options.label, found) | {"seed": seed})
+            outcomes = offer(options.endpoint, options.model, clients, workload, seed, number)
+            rows.append(client_figures(point, options.label, outcomes) | {"seed": seed})
             print(json.dumps(rows[-1]), flush=True)
             write(options.out, {"notes": notes, "rows": rows})
-    told = [name for name in COLUMNS if any(name in row for row in rows)]
-    publish("goodput_beside", this_machine(), notes, told, rows)
+    columns = [name for name in COLUMNS if any(name in row for row in rows)]
+    publish("goodput_beside", this_machine(), notes, columns, rows)
 
 
 if __name__ == "__main__":

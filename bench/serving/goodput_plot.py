@@ -27,29 +27,29 @@ def curves(rows: Sequence[Row], mix: str, tpot_ms: int) -> Curves:
     What has no TPOT target of its own, `always` and other servers, counts at every target; the others where theirs is
     this one.
     """
-    found: dict[tuple[str, float], list[float]] = defaultdict(list)
+    share_lists: dict[tuple[str, float], list[float]] = defaultdict(list)
     for row in rows:
         mode, rate, share = str(row["mode"]), row["req/s"], row[f"% at {tpot_ms}"]
         is_of_target = mode not in ("never", "auto") or row["target"] == tpot_ms
         if row["mix"] == mix and is_of_target and isinstance(rate, float | int) and isinstance(share, float | int):
-            found[mode, float(rate)].append(float(share))
+            share_lists[mode, float(rate)].append(float(share))
     by_mode: Curves = {mode: [] for mode in COLOURS}
-    for (mode, rate), shares in sorted(found.items()):
+    for (mode, rate), shares in sorted(share_lists.items()):
         by_mode.setdefault(mode, []).append((rate, mean(shares)))
     return by_mode
 
 
 def shortfalls(rows: Sequence[Row]) -> list[tuple[str, int, float, float]]:
     """(mix, target, rate, points that `auto` has less than the better of the others) where all that is known."""
-    found = []
+    losses = []
     for mix in MIXES:
         for tpot_ms in TPOTS_MS:
             by_mode = {mode: dict(points) for mode, points in curves(rows, mix, tpot_ms).items()}
             for rate, share in by_mode["auto"].items():
                 others = [by_mode[mode][rate] for mode in ("always", "never") if rate in by_mode[mode]]
                 if others:
-                    found.append((mix, tpot_ms, rate, max(others) - share))
-    return found
+                    losses.append((mix, tpot_ms, rate, max(others) - share))
+    return losses
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path, help="of `goodput`")
     parser.add_argument("plot", type=Path)
-    parser.add_argument("--builds", nargs="+", metavar="B", help="only rows of these (default: all there are)")
+    parser.add_argument("--builds", nargs="+", metavar="B", help="only rows of these builds (default: all)")
     options = parser.parse_args()
     rows = json.loads(options.result.read_text())["rows"]
     if unknown := set(options.builds or ()) - {row.get("build") for row in rows}:

@@ -44,8 +44,8 @@ MESSAGE_S: Final = 0.001
 REQUEST_S: Final = 0.0005
 PROMPT_TOKEN_S: Final = 2.2e-6
 TOKEN_S: Final = 40e-6
-"""Of a gateway process, which does one thing after another: to read a request, and for each token of its answer. From
-the CPU time that gateways took (lab/goodput.md)."""
+"""Times of a gateway process, which does one thing after another: to read a request, and for each token of its answer.
+From the CPU time that gateways took (lab/goodput.md)."""
 HAND_OVER_S: Final = 0.0035
 """From the first token until the KV is verified at the decode worker."""
 PRINT: Final = PairFingerprint(1, "a" * 64, "bfloat16", "bfloat16", 32, 8, 128, "b" * 64, "c" * 64)
@@ -155,14 +155,14 @@ class World:
     # Between gateways and workers -------------------------------------------------------------------------------------
 
     def _report(self, machine: Machine) -> None:
-        """Workers hear of themselves ten times a second; with several gateways sooner, as `GatewayLinks` does it."""
+        """Workers report ten times a second; with several gateways more often, as `GatewayLinks` does it."""
         machine.told_s = self.now
         state, turns = machine.report(), machine.holders.turns(list(range(len(self.gateways))))
         machine.came.reported(state.waiting_tokens + state.computing_tokens)
         delay_s = MESSAGE_S if len(self.gateways) > 1 else 0.0
         for place, gateway in enumerate(self.gateways):
-            told = HeldTurn(*turns[place]) if place in turns else None
-            message = msgspec.structs.replace(state, turn=told, gateways=len(self.gateways))
+            turn = HeldTurn(*turns[place]) if place in turns else None
+            message = msgspec.structs.replace(state, turn=turn, gateways=len(self.gateways))
             if delay_s:
                 self.at(self.now + delay_s, partial(gateway.reported, machine.hello.epoch, message))
             else:
@@ -254,8 +254,8 @@ class World:
             elif isinstance(event, Failed):
                 if event.reason is not Reason.NO_CAPACITY:
                     raise RuntimeError(str(event))
-                for each in self.machines:  # nobody answers it; a gateway would ask again, in vain for as long
-                    each.scheduler.cancel(event.key, None, self.now)
+                for worker in self.machines:  # the request stays unanswered; a gateway would retry, in vain for as long
+                    worker.scheduler.cancel(event.key, None, self.now)
 
     def _land(self, request: int) -> None:
         if request in self._reserved and request in self._first_tokens:
@@ -278,7 +278,7 @@ class World:
             self._last_s.setdefault(request, at_s)
 
 
-def predicted(
+def predict_point(
     point: Point,
     workload: Workload,
     max_sequences: int,
@@ -292,9 +292,9 @@ def predicted(
     served = world.run()
     row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
     row |= shares(served) | {"% within": within(served, point.tpot_ms)}
-    row["local %"] = round(100 * sum(each.local for each in world.gateways) / len(workload), 1)
-    row["kept %"] = round(100 * sum(each.kept for each in world.gateways) / len(workload), 1)
-    row["held %"] = round(100 * sum(each.held for each in world.gateways) / len(workload), 1)
+    row["local %"] = round(100 * sum(gateway.local for gateway in world.gateways) / len(workload), 1)
+    row["kept %"] = round(100 * sum(gateway.kept for gateway in world.gateways) / len(workload), 1)
+    row["held %"] = round(100 * sum(gateway.held for gateway in world.gateways) / len(workload), 1)
     for letter, machine in zip("PD", world.machines, strict=True):
         row[f"{letter} busy %"] = round(100 * machine.busy_s / max(world.now, 1e-9), 1)
         row[f"{letter} step ms"] = round(1e3 * machine.busy_s / max(1, machine.steps), 2)
@@ -324,7 +324,7 @@ def main() -> None:
         for seed in options.seeds:
             workload = point.workload(options.trace, options.seconds, seed)
             rows.append(
-                predicted(
+                predict_point(
                     *(point, workload, options.max_sequences, options.prefill_step_tokens),
                     STEP_TIMES[options.machine],
                     *(schedulers, options.gateways),

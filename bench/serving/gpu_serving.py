@@ -1,4 +1,4 @@
-"""Serving on GPUs through gateway and separate workers: TTFT, the gap behind the first token, TPOT, and exact answers.
+"""Serving on GPUs through gateway and separate workers: TTFT, the gap after the first token, TPOT, and exact answers.
 
 `python -m bench gpu_serving [check] [alone] [streams] [--transport tcp ucx]`. The prefill worker has the
 first GPU, the decode worker the last one (the same, where there is one). Llama-3.1-8B's shape with random bf16
@@ -83,8 +83,8 @@ def service(model: str, dtype: str, device: str, transport: str, apart: bool, fo
 
 
 @contextmanager
-def told(running: Deployment) -> Iterator[Deployment]:
-    """The logs' ends where it goes wrong."""
+def print_logs_on_failure(running: Deployment) -> Iterator[Deployment]:
+    """Print the ends of the logs if a request fails."""
     try:
         yield running
     except (AnswerError, OSError):
@@ -116,21 +116,21 @@ def check(device: str, transport: str, dtypes: Sequence[str]) -> list[str]:
         with (
             tempfile.TemporaryDirectory() as place,
             service(str(TINY), dtype, device, transport, True, place) as running,
-            told(running),
+            print_logs_on_failure(running),
         ):
             print(_links(running), flush=True)
             requests = [completion(MODEL, prompt, CHECKED_TOKENS, stream=False) for prompt in prompts[:CHECKED_PROMPTS]]
-            found = [ask(running.base_url, request).texts[0] for request in requests]
+            served = [ask(running.base_url, request).texts[0] for request in requests]
             together = asyncio.run(_texts(running.base_url, requests))
-        equal = sum(one.strip() == other.strip() for one, other in zip(found, wanted, strict=True))
-        same = sum(one == other for one, other in zip(found, together, strict=True))
+        equal = sum(one.strip() == other.strip() for one, other in zip(served, wanted, strict=True))
+        same = sum(one == other for one, other in zip(served, together, strict=True))
         lines.append(
             f"{dtype} over {transport}: {equal} of {len(wanted)} answers of {CHECKED_TOKENS} tokens equal those of "
             f"transformers; {same} the same alone and among the others"
         )
         parted = [
             _lead(model, tokenizer, prompt, ids, other)
-            for prompt, ids, other, one in zip(prompts, drawn, found, wanted, strict=False)
+            for prompt, ids, other, one in zip(prompts, drawn, served, wanted, strict=False)
             if one.strip() != other.strip()
         ]
         if parted:
@@ -162,7 +162,7 @@ def alone(
 ) -> list[dict[str, Cell]]:
     """One request at a time with fresh prompts, after two that warm up."""
     rows: list[dict[str, Cell]] = []
-    for name, transport in (("1P+1D", each) for each in transports):
+    for name, transport in (("1P+1D", transport) for transport in transports):
         rows += _alone(model, device, name, transport, True, lengths)
     return rows + (_alone(model, device, "1 mixed", "tcp", False, lengths) if mixed else [])
 
@@ -176,7 +176,7 @@ def _alone(
     with (
         tempfile.TemporaryDirectory() as place,
         service(model, dtype, device, transport, apart, place) as running,
-        told(running),
+        print_logs_on_failure(running),
     ):
         if apart:
             print(_links(running), flush=True)
@@ -205,7 +205,7 @@ def _alone(
 
 
 def _links(running: Deployment) -> str:
-    """What the prefill worker says of its links to decode workers, once there is one that it has measured."""
+    """The prefill worker's report on its links to decode workers, once it has measured one."""
     (worker,) = running.of_role("prefill")
 
     def measured() -> str | None:
@@ -220,11 +220,11 @@ def timeline(folder: Path, since_s: float) -> str:
 
     `since_s` is on CLOCK_MONOTONIC; `folder` has the logs of the workers, all of this machine.
     """
-    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    handovers: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for path in folder.glob("*.log"):
         for key, at_s, step in STEP.findall(path.read_text(errors="replace")):
-            found[key][step] = float(at_s)
-    whole = [steps for steps in found.values() if ORIGIN in steps and steps.get("opened", 0.0) >= since_s]
+            handovers[key][step] = float(at_s)
+    whole = [steps for steps in handovers.values() if ORIGIN in steps and steps.get("opened", 0.0) >= since_s]
     texts = []
     for step, name in NAMES.items():
         times = [1e3 * (steps[step] - steps[ORIGIN]) for steps in whole if step in steps]
@@ -235,7 +235,7 @@ def timeline(folder: Path, since_s: float) -> str:
 
 def streams(model: str, device: str, transport: str, count: int) -> list[str]:
     """Many streams at once: output tokens per second, processor time by process, and the share of the time in which the
-    decode worker's device worked while all of them ran: what is missing, it waited for the host or the network."""
+    decode worker's device worked while all streams ran: the rest of the time it waited for the host or the network."""
     draw = random.Random(9)
     dtype = "bfloat16" if device == "cuda" else "float32"
     prompt, output = STREAM_ASK
@@ -243,7 +243,7 @@ def streams(model: str, device: str, transport: str, count: int) -> list[str]:
     with (
         tempfile.TemporaryDirectory() as place,
         service(model, dtype, device, transport, True, place) as running,
-        told(running),
+        print_logs_on_failure(running),
     ):
         children = [*(worker.child for worker in running.workers), running.gateway]
         for streams_now in (count // 8, count):
@@ -273,18 +273,18 @@ def streams(model: str, device: str, transport: str, count: int) -> list[str]:
 @contextmanager
 def sampled_busy_s(worker: Worker) -> Iterator[list[tuple[float, float]]]:
     """(clock, seconds that the worker's device has worked so far), every `SAMPLE_S` until the context ends."""
-    found: list[tuple[float, float]] = []
+    samples: list[tuple[float, float]] = []
     over = threading.Event()
 
     def sample() -> None:
         while not over.wait(SAMPLE_S):
             if (busy := BUSY.search(worker.metrics())) is not None:
-                found.append((time.monotonic(), float(busy[1])))
+                samples.append((time.monotonic(), float(busy[1])))
 
     thread = threading.Thread(target=sample)
     thread.start()
     try:
-        yield found
+        yield samples
     finally:
         over.set()
         thread.join()

@@ -1,4 +1,4 @@
-"""What the hand-over costs a client: `python -m bench handover`.
+"""The cost of the hand-over to a client: `python -m bench handover`.
 
 The same prompts, one after another and in turn, to one prefill and one decode worker and to one worker that does both.
 Cost in TTFT: time to the first token apart less the same time together. Cost in the gap: time from token 1 to token 2
@@ -55,11 +55,11 @@ class Timing:
     """One request, as its client and the prefilling worker saw it."""
 
     arrivals_s: tuple[float, ...]
-    """Of each token, from when the request was sent."""
+    """When each token arrived, from when the request was sent."""
     prefiller_cpu_s: float
     bytes_sent: float
     bytes_early: float
-    """Of them, those that stood at the decode worker when the prefill ended."""
+    """Bytes of `bytes_sent` that were at the decode worker when the prefill ended."""
 
     @property
     def ttft_s(self) -> float:
@@ -103,17 +103,17 @@ class Service(Deployment):
         return self.of_role(self._prefills)[0]
 
 
-def moved(service: Service) -> dict[str, float]:
+def read_counters(service: Service) -> dict[str, float]:
     return {name: float(value) for name, value in EARLY.findall(service.prefiller.metrics())}
 
 
 async def ask(session: aiohttp.ClientSession, service: Service, prompt: Sequence[int]) -> Timing:
-    before_s, before = service.prefiller.child.cpu_s(), moved(service)
+    before_s, before = service.prefiller.child.cpu_s(), read_counters(service)
     answer = (await send(session, service.base_url, completion(MODEL, prompt, OUTPUT_TOKENS))).checked()
     if len(answer.times_s) < 3:
         raise RuntimeError(f"{len(answer.times_s)} pieces of text came for {OUTPUT_TOKENS} tokens")
     await asyncio.sleep(0.15)  # the worker's counters are looked at every 50 ms
-    after = moved(service)
+    after = read_counters(service)
     spent_s = service.prefiller.child.cpu_s() - before_s
     sent, early = (after.get(name, 0.0) - before.get(name, 0.0) for name in ("sent", "early"))
     return Timing(tuple(at_s - answer.sent_s for at_s in answer.times_s), spent_s, sent, early)
@@ -123,10 +123,10 @@ async def compare(
     apart: Service, together: Service, prompts: Sequence[int], vocab_size: int, rounds: int | None, draw: random.Random
 ) -> dict[int, list[tuple[Timing, Timing]]]:
     """By prompt length: (apart, together) of each round, in an order that alternates; the first round warms up."""
-    found: dict[int, list[tuple[Timing, Timing]]] = {}
+    timings: dict[int, list[tuple[Timing, Timing]]] = {}
     async with open_session(300) as session:
         for length in prompts:
-            pairs = found.setdefault(length, [])
+            pairs = timings.setdefault(length, [])
             for number in range((rounds or ROUNDS.get(length, 8)) + 1):
                 prompt = random_prompt(length, vocab_size, draw)
                 if number % 2:
@@ -136,12 +136,13 @@ async def compare(
                     one = await ask(session, apart, prompt)
                 if number:
                     pairs.append((one, other))
-            print(f"{length} tokens: {', '.join(_told(*pair) for pair in pairs)}", flush=True)
-    return found
+            print(f"{length} tokens: {', '.join(_format_round(*pair) for pair in pairs)}", flush=True)
+    return timings
 
 
-def _told(apart: Timing, together: Timing) -> str:
-    """One round in milliseconds, apart/together: TTFT, processor time of who prefills, gap between tokens 1 and 2."""
+def _format_round(apart: Timing, together: Timing) -> str:
+    """One round in milliseconds, apart/together: TTFT, processor time of the prefilling worker, gap between tokens 1
+    and 2."""
     ways = [(way.ttft_s, way.prefiller_cpu_s, way.first_gap_s) for way in (apart, together)]
     return " ".join(f"{1e3 * one:.0f}/{1e3 * other:.0f}" for one, other in zip(*ways, strict=True))
 
@@ -149,25 +150,25 @@ def _told(apart: Timing, together: Timing) -> str:
 def row(verify: str, length: int, pairs: Sequence[tuple[Timing, Timing]]) -> dict[str, Cell]:
     apart, together = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     cost = [1e3 * (one.ttft_s - other.ttft_s) for one, other in pairs]
-    base_ms = statistics.median(1e3 * each.ttft_s for each in together)
-    sent = statistics.median(each.bytes_sent for each in apart)
-    early = [100 * each.bytes_early / each.bytes_sent for each in apart if each.bytes_sent]
+    base_ms = statistics.median(1e3 * timing.ttft_s for timing in together)
+    sent = statistics.median(timing.bytes_sent for timing in apart)
+    early = [100 * timing.bytes_early / timing.bytes_sent for timing in apart if timing.bytes_sent]
     return {
         "verify": verify,
         "prompt": length,
         "KV MB": figure(sent / 1e6),
-        "TTFT together ms": str(spread([1e3 * each.ttft_s for each in together])),
-        "TTFT apart ms": str(spread([1e3 * each.ttft_s for each in apart])),
+        "TTFT together ms": str(spread([1e3 * timing.ttft_s for timing in together])),
+        "TTFT apart ms": str(spread([1e3 * timing.ttft_s for timing in apart])),
         "TTFT cost ms": str(spread(cost)),
         "TTFT cost %": figure(100 * statistics.median(cost) / base_ms),
-        "gap 1-2 apart ms": str(spread([1e3 * each.first_gap_s for each in apart])),
-        "later gaps apart ms": str(spread([1e3 * each.later_gap_s for each in apart])),
-        "gap cost ms": str(spread([1e3 * (each.first_gap_s - each.later_gap_s) for each in apart])),
-        "gap 1-2 together ms": str(spread([1e3 * each.first_gap_s for each in together])),
+        "gap 1-2 apart ms": str(spread([1e3 * timing.first_gap_s for timing in apart])),
+        "later gaps apart ms": str(spread([1e3 * timing.later_gap_s for timing in apart])),
+        "gap cost ms": str(spread([1e3 * (timing.first_gap_s - timing.later_gap_s) for timing in apart])),
+        "gap 1-2 together ms": str(spread([1e3 * timing.first_gap_s for timing in together])),
         "against together ms": str(spread([1e3 * (one.first_gap_s - other.first_gap_s) for one, other in pairs])),
         "sent at prefill's end %": str(spread(early)) if early else None,
-        "P cpu ms": str(spread([1e3 * each.prefiller_cpu_s for each in apart])),
-        "alone cpu ms": str(spread([1e3 * each.prefiller_cpu_s for each in together])),
+        "P cpu ms": str(spread([1e3 * timing.prefiller_cpu_s for timing in apart])),
+        "alone cpu ms": str(spread([1e3 * timing.prefiller_cpu_s for timing in together])),
     }
 
 
@@ -185,8 +186,8 @@ def run(model: str, prompts: Sequence[int], modes: Sequence[str], rounds: int | 
         for verify in modes:
             with Service(Path(folder) / verify, ("prefill", "decode"), subject, verify, context) as apart:
                 draw = random.Random(1)
-                found = asyncio.run(compare(apart, together, prompts, subject.vocab_size, rounds, draw))
-                rows += [row(verify, length, pairs) for length, pairs in found.items()]
+                timings = asyncio.run(compare(apart, together, prompts, subject.vocab_size, rounds, draw))
+                rows += [row(verify, length, pairs) for length, pairs in timings.items()]
     notes = [
         f"{subject.name}; median (least–greatest) of the rounds after one warm-up, {OUTPUT_TOKENS} tokens out, one "
         f"client; load {os.getloadavg()[0]:.1f} at the end. The prefilling worker on core {PREFILL_CORE}, everything "

@@ -21,7 +21,7 @@ FIRST_TOKEN, LAST_TOKEN = 16, 499
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a run of requests amounted to."""
+    """Totals of a run of requests."""
 
     requests: int
     tokens: int
@@ -55,7 +55,7 @@ def summary(answers: Sequence[Answer]) -> Load:
 
 
 def random_prompt(tokens: int, vocab_size: int, draw: random.Random) -> list[int]:
-    """Fresh ids, so that no prefix of them is cached."""
+    """Fresh ids, so that no prefix of the prompt is cached."""
     return draw.choices(range(5, vocab_size), k=tokens)
 
 

@@ -22,7 +22,7 @@ MIXES: Final[Mapping[str, str]] = {
     "decode": "500 in, 800 out",
 }
 LOG_MEAN, LOG_SIGMA = 7.408, 0.6217
-"""Of prompts of `long`: their mean is 2,000, their 99th percentile 7,000."""
+"""Mean and sigma of the logarithm of prompt lengths in `long`: the mean length is 2,000, the 99th percentile 7,000."""
 SETTLING_S: Final = 3.0
 """Requests of the first seconds count as load only: the batch is still growing."""
 
@@ -52,7 +52,7 @@ class Point:
         return [cls.parse(f"{mix}:{mode}:{tpot_ms}:{rate}") for rate in rates.split(",") for mode in modes.split(",")]
 
     def workload(self, trace: Path, seconds: float, seed: int) -> Workload:
-        """Poisson arrivals over so many seconds."""
+        """Poisson arrivals over `seconds`."""
         draw = np.random.default_rng((seed, int(self.rate * 100)))
         gaps = draw.exponential(1 / self.rate, int(2 * self.rate * seconds) + 20)
         arrivals = np.cumsum(gaps)
@@ -63,8 +63,8 @@ class Point:
         if self.mix == "conv":
             lengths = read_trace(trace)
             chosen = draw.integers(0, len(lengths), count)
-            found = zip(lengths.prompt_tokens[chosen], lengths.output_tokens[chosen], strict=True)
-            return [RequestShape(int(prompt), int(output)) for prompt, output in found]
+            pairs = zip(lengths.prompt_tokens[chosen], lengths.output_tokens[chosen], strict=True)
+            return [RequestShape(int(prompt), int(output)) for prompt, output in pairs]
         if self.mix == "long":
             prompts = np.clip(draw.lognormal(LOG_MEAN, LOG_SIGMA, count), 16, 16_000)
             return [RequestShape(int(prompt), 28) for prompt in prompts]
@@ -85,15 +85,18 @@ class Served:
 
 def shares(served: Sequence[Served]) -> dict[str, Cell]:
     """Percentiles, and the percentage of requests within the TTFT target and each TPOT target."""
-    counted = _counted(served)
-    row: dict[str, Cell] = {"requests": len(counted), "failed": sum(each.ttft_s == float("inf") for each in counted)}
+    counted = _after_settling(served)
+    row: dict[str, Cell] = {
+        "requests": len(counted),
+        "failed": sum(request.ttft_s == float("inf") for request in counted),
+    }
     for tpot_ms in TPOTS_MS:
         row[f"% at {tpot_ms}"] = within(served, tpot_ms)
-    row["% TTFT"] = round(100 * sum(each.ttft_s <= TTFT_S for each in counted) / len(counted), 1)
+    row["% TTFT"] = round(100 * sum(request.ttft_s <= TTFT_S for request in counted) / len(counted), 1)
     for name, values in (
-        ("TTFT", [each.ttft_s for each in counted]),
-        ("TPOT", [each.tpot_s for each in counted]),
-        ("1→2", [each.second_s for each in counted]),
+        ("TTFT", [request.ttft_s for request in counted]),
+        ("TPOT", [request.tpot_s for request in counted]),
+        ("1→2", [request.second_s for request in counted]),
     ):
         for percent in (50, 95, 99):
             row[f"{name} p{percent}"] = round(1e3 * percentile(values, percent), 2)
@@ -102,10 +105,10 @@ def shares(served: Sequence[Served]) -> dict[str, Cell]:
 
 def within(served: Sequence[Served], tpot_ms: float) -> float:
     """The percentage of requests within the TTFT target and this TPOT target."""
-    counted = _counted(served)
-    kept = sum(each.ttft_s <= TTFT_S and 1e3 * each.tpot_s <= tpot_ms for each in counted)
-    return round(100 * kept / len(counted), 1)
+    counted = _after_settling(served)
+    within_targets = sum(request.ttft_s <= TTFT_S and 1e3 * request.tpot_s <= tpot_ms for request in counted)
+    return round(100 * within_targets / len(counted), 1)
 
 
-def _counted(served: Sequence[Served]) -> list[Served]:
-    return [each for each in served if each.due_s >= SETTLING_S]
+def _after_settling(served: Sequence[Served]) -> list[Served]:
+    return [request for request in served if request.due_s >= SETTLING_S]

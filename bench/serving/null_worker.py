@@ -17,7 +17,7 @@ from baton_wire.messages.values import Role
 SERVED_NAME = "null"
 REPORT_S = 0.1
 FIRST_ID, IDS = 270, 120
-"""Token ids that stand for pieces of words."""
+"""Token ids of pieces of words."""
 
 
 def words(request: FakeRequest) -> list[int]:

@@ -76,7 +76,7 @@ def _scaled(weights: Sequence[float], total: int) -> list[int]:
 
 @dataclass(slots=True)
 class Steps:
-    """What the engine's steps took."""
+    """Time and tokens of the engine's steps."""
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -85,13 +85,13 @@ class Steps:
     held: int = 0
     """Token places in blocks that sequences held, summed over steps that only decode, …"""
     filled: int = 0
-    """… and how many of them had a token's KV."""
+    """… and how many places had a token's KV."""
     fullest: tuple[int, int] = (0, 0)
     """Both in the step that held most."""
 
 
 class Meter:
-    """Told by the stepper of every step."""
+    """A meter that the stepper reports every step to."""
 
     pool: BlockPool
     block_tokens: int
@@ -119,9 +119,15 @@ class Meter:
 
 
 def lines(lengths: Sequence[Lengths], vocab_size: int, draw: random.Random, tag: str) -> Iterator[BatchLine]:
-    for number, each in enumerate(lengths):
-        prompt = draw.choices(range(10, vocab_size), k=each.prompt)
-        body = {"model": NAME, "prompt": prompt, "max_tokens": each.output, "ignore_eos": True, "temperature": 0}
+    for number, request_lengths in enumerate(lengths):
+        prompt = draw.choices(range(10, vocab_size), k=request_lengths.prompt)
+        body = {
+            "model": NAME,
+            "prompt": prompt,
+            "max_tokens": request_lengths.output,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
         yield BatchLine(f"{tag}-{number}", "/v1/completions", body)
 
 
@@ -145,7 +151,7 @@ class _Sink(io.RawIOBase):
 
 
 def model_folder(config: dict[str, object], folder: Path) -> str:
-    """A config with a tokenizer of as many ids beside it, as a random model's source."""
+    """A folder with the config and a tokenizer of as many ids, as a random model's source."""
     (folder / "config.json").write_text(json.dumps(config))
     size = int(str(config["vocab_size"]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -200,12 +206,12 @@ def unused(held: int, filled: int) -> str:
 
 
 def row(name: str, lengths: Sequence[Lengths], seconds: float, note: str) -> dict[str, Cell]:
-    outputs = sum(each.output for each in lengths)
+    outputs = sum(request_lengths.output for request_lengths in lengths)
     return {
         "set": name,
         "engine": "baton",
         "requests": len(lengths),
-        "prompt tokens": sum(each.prompt for each in lengths),
+        "prompt tokens": sum(request_lengths.prompt for request_lengths in lengths),
         "output tokens": outputs,
         "seconds": round(seconds, 3),
         "output tokens/s": round(outputs / seconds, 1),

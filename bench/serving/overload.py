@@ -2,7 +2,7 @@
 
     python -m bench overload [--seconds 60]
 
-A request of 64 prompts × n 16 beside requests of 20 tokens, one after the other. Then a few loads, of which the best
+A request of 64 prompts × n 16 next to requests of 20 tokens, one after the other. Then a few loads, of which the best
 goodput is the peak, and five times as much. Workers keep time instead of computing,
 so that the figures are not the machine's; TTFT counts from when a request was due.
 """
@@ -65,12 +65,12 @@ def workload(rate: float, seconds: float) -> Workload:
 
 
 def row(name: str, answers: Sequence[Answer], seconds: float) -> dict[str, Cell]:
-    served = [each for each in answers if each.end is AnswerEnd.WHOLE]
-    refused = [each for each in answers if each.end is not AnswerEnd.WHOLE]
-    good = [each for each in served if is_good(each)]
-    ttft = [each.ttft_s for each in served]
-    took = [1e3 * (each.ended_s - each.sent_s) for each in refused]
-    reasons = Counter(f"{each.failure} {each.detail.split(' of ')[0][:40]}" for each in refused)
+    served = [answer for answer in answers if answer.end is AnswerEnd.WHOLE]
+    refused = [answer for answer in answers if answer.end is not AnswerEnd.WHOLE]
+    good = [answer for answer in served if is_good(answer)]
+    ttft = [answer.ttft_s for answer in served]
+    took_ms = [1e3 * (answer.ended_s - answer.sent_s) for answer in refused]
+    reasons = Counter(f"{answer.failure} {answer.detail.split(' of ')[0][:40]}" for answer in refused)
     return {
         "load": name,
         "offered": len(answers),
@@ -79,7 +79,7 @@ def row(name: str, answers: Sequence[Answer], seconds: float) -> dict[str, Cell]
         "ttft_p50_s": percentile(ttft, 50) if ttft else None,
         "ttft_p95_s": percentile(ttft, 95) if ttft else None,
         "refused": len(refused),
-        "refusal_p95_ms": percentile(took, 95) if took else None,
+        "refusal_p95_ms": percentile(took_ms, 95) if took_ms else None,
         "reasons": "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common(3)) or None,
     }
 
@@ -92,7 +92,7 @@ async def overload(endpoint: str, seconds: float) -> list[dict[str, Cell]]:
     for rate in RATES:
         answers = await offered(endpoint, NAME, workload(rate, SWEEP_S), PATIENCE_S, lambda answer: None)
         rows.append(row(f"{rate:g}/s, {SWEEP_S:g} s", answers, SWEEP_S))
-        peak = max(peak, sum(is_good(each) for each in answers) / SWEEP_S)
+        peak = max(peak, sum(is_good(answer) for answer in answers) / SWEEP_S)
     answers = await offered(endpoint, NAME, workload(TIMES * peak, seconds), PATIENCE_S, lambda answer: None)
     rows.append(row(f"{TIMES:g} × the peak ({TIMES * peak:.1f}/s), {seconds:g} s", answers, seconds))
     return rows
@@ -103,7 +103,7 @@ def is_good(answer: Answer) -> bool:
 
 
 async def afterwards(endpoint: str) -> dict[str, Cell]:
-    """Requests from one second behind an overload on: it is over, and its last answers still run."""
+    """Requests from one second after an overload on: its arrivals are over, and its last answers still run."""
     flood = asyncio.create_task(offered(endpoint, NAME, workload(12.0, 10.0), PATIENCE_S, lambda answer: None))
     await asyncio.sleep(11.0)
     answers = await offered(endpoint, NAME, workload(1.0, 10.0), PATIENCE_S, lambda answer: None, seed=9)
@@ -112,7 +112,7 @@ async def afterwards(endpoint: str) -> dict[str, Cell]:
 
 
 async def beside(endpoint: str) -> list[dict[str, Cell]]:
-    """The small requests' time to their last token, alone and beside the large one."""
+    """The small requests' time to their last token, alone and next to the large one."""
     dice = random.Random(2)
     prompts = [random_prompt(16, 500, dice) for _ in range(PROMPTS)]
     body = completion(NAME, [], LONG_TOKENS).body
@@ -131,12 +131,12 @@ async def beside(endpoint: str) -> list[dict[str, Cell]]:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert not is_over, "the large request ended before the small ones had run"
-    return [took("20 tokens, alone", alone), took("20 tokens beside 64 prompts × n 16", near)]
+    return [latency_row("20 tokens, alone", alone), latency_row("20 tokens beside 64 prompts × n 16", near)]
 
 
-def took(name: str, answers: Sequence[Answer]) -> dict[str, Cell]:
-    seconds = [each.ended_s - each.sent_s for each in answers]
-    first = [each.ttft_s for each in answers]
+def latency_row(name: str, answers: Sequence[Answer]) -> dict[str, Cell]:
+    seconds = [answer.ended_s - answer.sent_s for answer in answers]
+    first = [answer.ttft_s for answer in answers]
     return {
         "load": name,
         "median_s": percentile(seconds, 50),

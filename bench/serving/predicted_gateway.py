@@ -27,7 +27,7 @@ LOOK_S: Final = 0.05
 class PredictedGateway:
     """One process; `World` has the clock and the workers."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913 - one call site: the simulated world hands over its clock, network and dice
         self,
         point: Point,
         workload: Workload,
@@ -103,8 +103,8 @@ class PredictedGateway:
     def _tell(self, urgency: Urgency | None) -> None:
         if urgency != self._told:
             self._told = urgency
-            told = Holding(None) if urgency is None else holding_message(urgency, self._clock())
-            self._tell_holding(self._keeper, told)
+            holding = Holding(None) if urgency is None else holding_message(urgency, self._clock())
+            self._tell_holding(self._keeper, holding)
 
     def _look_at(self, at_s: float) -> None:
         """Once more, unless it is to look sooner."""

@@ -18,7 +18,8 @@ from baton_worker.serving.gateway_links import CameSince
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Of one kind of GPU. Products are bound by weights to `knee` rows, then by computing. All in seconds."""
+    """Step times of one kind of GPU. Products are bound by weights to `knee` rows, then by computing. All in
+    seconds."""
 
     weights_s: float
     row_s: float
@@ -28,11 +29,11 @@ class StepTimes:
     knee: int
     kv_token_s: float
     prompts_s: float
-    """What a step with prompts has besides."""
+    """Extra time of a step with prompts."""
     pair_s: float
     """Each pair of a prompt token and a position that it attends to."""
     launch_s: float
-    """Of a step of prompts alone that finds the device idle: it waits for the host. Others are launched ahead."""
+    """Launch time of a step of prompts alone on an idle device: it waits for the host. Others are launched ahead."""
 
     def seconds(self, load: StepLoad) -> float:
         rows = load.decode_rows + load.prefill_tokens
@@ -47,7 +48,7 @@ STEP_TIMES: Final = {
     "h200": StepTimes(4.15e-3, 6.5e-6, 22.4e-6, 144, 38.9e-9, 0.9e-3, 0.63e-9, 2.5e-3),
     "h100": StepTimes(5.53e-3, 8e-6, 20e-6, 176, 48.5e-9, 0.8e-3, 1.25e-9, 3.5e-3),
 }
-"""Of two workers under load (lab/goodput.md). Alone a step of few rows takes an H200 3.95 ms."""
+"""Measured on two workers under load (lab/goodput.md). Alone a step of few rows takes an H200 3.95 ms."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +71,7 @@ class Machine:
     holders: GatewayRounds[int] = field(default_factory=GatewayRounds)
     came: CameSince = field(default_factory=CameSince)
     told_s: float = float("-inf")
-    """When gateways were told of it, and when they will be."""
+    """When the worker last reported to gateways, and when it will next."""
     reports_s: float = 0.0
 
     def spare_s(self, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Whether `auto` keeps as much as the better of `always` and `never` on mixes that nobody chose, as predicted.
+"""Random mixes: does `auto` keep as much as the better of `always` and `never`, as predicted?
 
     python -m bench random_mixes --mixes 40
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from bench.machine import this_machine
 from bench.results import Cell, publish
-from bench.serving.goodput_predicted import predicted
+from bench.serving.goodput_predicted import predict_point
 from bench.serving.mixes import Point
 from bench.serving.predicted_worker import STEP_TIMES, StepTimes
 
@@ -28,14 +28,14 @@ PROMPTS: Final = (150, 8_000)
 ANSWERS: Final = (10, 1_000)
 """Means of tokens, drawn evenly on a logarithmic scale."""
 SIGMAS: Final = (0.1, 1.2)
-"""Of the lengths' logarithms: all but equal, and of a heavy tail."""
+"""Standard deviations of the lengths' logarithms: nearly equal lengths, and a heavy tail."""
 TPOTS_MS: Final = (10, 15, 25, 40)
 SHARES: Final = (0.6, 0.75, 0.9, 1.0)
 LENGTHS: Final = 4_000
 MAX_SEQUENCES: Final = 256
 STEP_TOKENS: Final = 8_192
 FULL: Final = 0.9
-"""Of the TPOT target, what a step takes at most where capacity is reckoned."""
+"""The share of the TPOT target that a step takes at most where capacity is estimated."""
 COLUMNS: Final = (
     *("mix", "prompt", "its sigma", "answer", "sigma", "TPOT ms", "share", "req/s"),
     *(*MODES, "auto less the better", "local %", "kept %"),
@@ -67,7 +67,7 @@ class RandomMix:
         return cls(number, prompt, prompt_sigma, answer, answer_sigma, tpot_ms, share)
 
     def workload(self, seconds: float, times: StepTimes) -> tuple[Workload, float]:
-        """Poisson arrivals over so many seconds, and their rate."""
+        """Poisson arrivals over `seconds`, and their rate."""
         draw = np.random.default_rng(1_000 + self.number)
         prompts = _lengths(draw, self.prompt_tokens, self.prompt_sigma, 8, 16_000)
         answers = _lengths(draw, self.answer_tokens, self.answer_sigma, 2, 3_000)
@@ -83,8 +83,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _lengths(draw: np.random.Generator, mean: float, sigma: float, least: int, most: int) -> Ints:
-    found = draw.lognormal(np.log(mean) - sigma * sigma / 2, sigma, LENGTHS)
-    return np.clip(found, least, most).astype(np.int64)
+    drawn_lengths = draw.lognormal(np.log(mean) - sigma * sigma / 2, sigma, LENGTHS)
+    return np.clip(drawn_lengths, least, most).astype(np.int64)
 
 
 def most_requests(prompts: Ints, answers: Ints, tpot_s: float, times: StepTimes) -> float:
@@ -96,7 +96,7 @@ def most_requests(prompts: Ints, answers: Ints, tpot_s: float, times: StepTimes)
     return 2 / (prompt_s + float(answers.mean()) * FULL * tpot_s / min(MAX_SEQUENCES, rows))
 
 
-def played(mix: RandomMix, seconds: float, times: StepTimes) -> dict[str, Cell]:
+def play_mix(mix: RandomMix, seconds: float, times: StepTimes) -> dict[str, Cell]:
     """The mix's row: % of requests within both targets by mode."""
     workload, rate = mix.workload(seconds, times)
     row: dict[str, Cell] = {
@@ -109,13 +109,15 @@ def played(mix: RandomMix, seconds: float, times: StepTimes) -> dict[str, Cell]:
         "share": mix.share,
         "req/s": round(rate, 2),
     }
-    kept: dict[str, float] = {}
+    within_targets: dict[str, float] = {}
     for mode in MODES:
-        found = predicted(Point("conv", mode, mix.tpot_ms, rate), workload, MAX_SEQUENCES, STEP_TOKENS, times)
-        row[mode] = kept[mode] = float(found["% within"] or 0)
+        prediction = predict_point(Point("conv", mode, mix.tpot_ms, rate), workload, MAX_SEQUENCES, STEP_TOKENS, times)
+        row[mode] = within_targets[mode] = float(prediction["% within"] or 0)
         if mode == "auto":
-            row |= {name: found[name] for name in ("local %", "kept %")}
-    row["auto less the better"] = round(kept["auto"] - max(kept["always"], kept["never"]), 1)
+            row |= {name: prediction[name] for name in ("local %", "kept %")}
+    row["auto less the better"] = round(
+        within_targets["auto"] - max(within_targets["always"], within_targets["never"]), 1
+    )
     return row
 
 
@@ -127,13 +129,13 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for number in range(options.first, options.first + options.mixes):
-        rows.append(played(RandomMix.drawn(number), options.seconds, STEP_TIMES["h200"]))
+        rows.append(play_mix(RandomMix.drawn(number), options.seconds, STEP_TIMES["h200"]))
         print(json.dumps(rows[-1]), flush=True)
-    behind = [float(row["auto less the better"] or 0) for row in rows]
+    differences = [float(row["auto less the better"] or 0) for row in rows]
     notes = [
         f"{options.seconds:g} s of Poisson arrivals a mix, times of two H200, one gateway; % within both targets",
-        f"auto is more than 3 points behind on {sum(each < -3 for each in behind)} of {len(behind)}, "
-        f"{min(behind)} at worst, {sum(behind) / len(behind):+.1f} in the mean",
+        f"auto is more than 3 points lower on {sum(points < -3 for points in differences)} of {len(differences)}, "
+        f"{min(differences)} at worst, {sum(differences) / len(differences):+.1f} in the mean",
     ]
     publish("random_mixes", this_machine(), notes, COLUMNS, rows)
 

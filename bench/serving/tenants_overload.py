@@ -1,9 +1,9 @@
-"""Many tenants in an overload, and one at its worst beside another: the relay on virtual time.
+"""Many tenants in an overload, and one at its worst next to another: the relay on virtual time.
 
     python -m bench tenants_overload [--tenants 200] [--times 3] [--seconds 60] [--seeds 3]
 
 Goodput is answers whose first token came within the target, in percent of what the workers can do. A few of the
-requests that are refused are let in all the same: what they wait tells whether what was predicted is honest. The
+requests that are refused are let in all the same: their waits show whether the predicted waits are honest. The
 figures are the rules' and not the machine's: the workers only keep time.
 """
 
@@ -26,7 +26,7 @@ TTFT_S: Final = 0.5
 TOKEN_S: Final = 5e-5
 SETTLING_S: Final = 5.0
 LET_IN: Final = 0.03
-"""Of the refused."""
+"""The share of refused requests that is let in."""
 PROMPTS: Final = {"prompts of one length": (1_000, 0.0), "mixed prompts": (1_000, 0.8)}
 """Median and sigma (log-normal) of their tokens."""
 OUTPUT_TOKENS: Final = {"": 20, ", long answers": 300}
@@ -39,11 +39,11 @@ BESIDE_COLUMNS: Final = ("the other one", "asked", "refused", "ttft_p50_s", "ttf
 
 @dataclass(slots=True)
 class LetIn:
-    """Refusals that are not carried out: what was told, by the client that was let in all the same."""
+    """Refusals that are not carried out: the predicted wait, by the client that was let in all the same."""
 
     pool: VirtualPool
     dice: random.Random
-    told: list[tuple[float, Client]] = field(default_factory=list)
+    predicted: list[tuple[float, Client]] = field(default_factory=list)
     _wait_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -60,10 +60,10 @@ class LetIn:
         lines.overload = overload
 
     def asked(self, client: Client) -> bool:
-        """Whether the client would have been refused."""
+        """True if the client would have been refused."""
         wait_s, self._wait_s = self._wait_s, None
         if wait_s is not None and client.live is not None:
-            self.told.append((wait_s, client))
+            self.predicted.append((wait_s, client))
             return True
         return False
 
@@ -95,7 +95,7 @@ def overload(name: str, tenants: int, times: float, seconds: float, seed: int, o
     counted = [client for client in clients if client.asked_s >= SETTLING_S]
     served = [client for client in counted if client.problem is None]
     good = [client for client in served if client.ttft_s <= TTFT_S]
-    told = [(wait_s, client.ttft_s) for wait_s, client in let_in.told if client.first_s is not None]
+    waits = [(wait_s, client.ttft_s) for wait_s, client in let_in.predicted if client.first_s is not None]
     by_tenant = [sum(client.tenant is owner for client in good) for owner in owners]
     return {
         "offered/s": round(times * capacity, 1),
@@ -104,9 +104,9 @@ def overload(name: str, tenants: int, times: float, seconds: float, seed: int, o
         "refused %": 100 * (len(counted) - len(served)) / len(counted),
         "most MB held": pool.most_bytes / 1e6,
         "least/most served": percentile(by_tenant, 5) / max(1, percentile(by_tenant, 95)),
-        "told wait s": statistics.fmean(wait_s for wait_s, _ in told) if told else None,
-        "real wait s": statistics.fmean(ttft_s for _, ttft_s in told) if told else None,
-        "told / real": statistics.median(wait_s / max(0.05, ttft_s) for wait_s, ttft_s in told) if told else None,
+        "told wait s": statistics.fmean(wait_s for wait_s, _ in waits) if waits else None,
+        "real wait s": statistics.fmean(ttft_s for _, ttft_s in waits) if waits else None,
+        "told / real": statistics.median(wait_s / max(0.05, ttft_s) for wait_s, ttft_s in waits) if waits else None,
     }
 
 
@@ -120,7 +120,7 @@ def mean_of(rows: list[dict[str, Cell]]) -> dict[str, Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """What the other tenant does, from its connections again and again."""
+    """The requests that the other tenant repeats on each of its connections."""
 
     connections: int
     prompt_tokens: int
@@ -140,7 +140,7 @@ FLOODS: Final = {
 
 
 def beside(name: str) -> dict[str, Cell]:
-    """A tenant that asks for five tokens three times a second, beside another one."""
+    """A tenant that asks for five tokens three times a second, next to another one."""
     flood, pool = FLOODS[name], VirtualPool(token_s=TOKEN_S)
     calm, other = Tenant("calm"), Tenant("other", max_running=flood.max_running)
     calms: list[Client] = []

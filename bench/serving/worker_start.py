@@ -42,7 +42,7 @@ STARTS: Final[Mapping[str, tuple[str, bool]]] = {
     "ahead": ("b", True),
     "ahead, warm": ("b", True),
 }
-"""Triton's cache, and whether workers are told of the folder."""
+"""Triton's cache, and whether workers get the folder."""
 COLUMNS: Final = (
     *(
         "start",

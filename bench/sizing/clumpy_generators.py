@@ -24,7 +24,7 @@ def reviews(random: np.random.Generator, rate: float, hours: float) -> Workload:
 
 
 def auctions(random: np.random.Generator, rate: float, hours: float) -> Workload:
-    """Auctions of eight to 20 minutes, one behind the other: who bids asks more and more often, the rate doubles each
+    """Auctions of eight to 20 minutes, one after the other: bidders ask more and more often, the rate doubles each
     two minutes up to the end, and is gone then. Some draw three times as many as others."""
     seconds = np.arange(0.0, hours * HOUR_S)
     ends = np.cumsum(random.uniform(480.0, 1200.0, int(hours * HOUR_S / 480.0) + 2)) - random.uniform(0.0, 400.0)
@@ -35,7 +35,7 @@ def auctions(random: np.random.Generator, rate: float, hours: float) -> Workload
 
 
 def tickets(random: np.random.Generator, rate: float, hours: float) -> Workload:
-    """Calm chat, and three sales. Before the shop stands a waiting room that lets in 60 to 150 people each 20 s until
+    """Calm chat, and three sales. The shop has a waiting room that lets in 60 to 150 people each 20 s until
     1,500 to 4,500 are in; each asks once or twice within the minute."""
     duration_s = hours * HOUR_S
     chat = with_lengths(by_second(random, np.full(int(duration_s), rate)), random, *CHAT_LENGTHS)
@@ -76,7 +76,7 @@ def few_tenants(random: np.random.Generator, rate: float, hours: float) -> Workl
 
 
 def evaluations(random: np.random.Generator, rate: float, hours: float) -> Workload:
-    """Chat, and evaluations of somebody's prompts, about one in nine minutes: 300 to 4,000 questions of 400 tokens at
+    """Chat, and evaluations of a set of prompts, about one in nine minutes: 300 to 4,000 questions of 400 tokens at
     ten to 40 a second, with answers of 60."""
     duration_s = hours * HOUR_S
     chat = with_lengths(by_second(random, np.full(int(duration_s), rate)), random, *CHAT_LENGTHS)

@@ -43,7 +43,7 @@ class TimedSlo(Slo):
         return sizes
 
 
-def played(load: Load, seed: int, flips: bool, traces: Path) -> str:
+def play_load(load: Load, seed: int, flips: bool, traces: Path) -> str:
     case = load.case(traces, seed)
     spec = replace(case.spec, flip_s=FLIP_S) if flips else case.spec
     needs = needs_of(case.workload, case.spec, SimulatedSizer(case.true, case.spec.targets))
@@ -67,7 +67,7 @@ def main() -> int:
     for load in split(options.split):
         for seed in options.seeds if options.only in load.name else ():
             for flips in (False, True) if load.name in TURNING else (False,):
-                print(played(load, seed, flips, options.traces), flush=True)
+                print(play_load(load, seed, flips, options.traces), flush=True)
     return 0
 
 

@@ -3,8 +3,8 @@
     python -m bench flipping --flips 24
 
 Workers keep time instead of computing (`--emulate`); gateway, links, hand-over and flips are the real ones. Pools get
-other sizes by turns, one worker more here and one fewer there. Told is how long each flip took from its order until the
-gateway had heard that it was carried out, what the worker had to do just then, and what became of every request.
+other sizes by turns, one worker more here and one fewer there. Reported are how long each flip took from its order
+until the gateway knew that it was carried out, the worker's load at that time, and the outcome of every request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Flip:
     worker: str
     to: str
     seconds: float
-    """From the order until the gateway had heard."""
+    """From the order until the gateway knew of the new role."""
     running: int
     """Sequences that it decoded or prefilled when the order was written."""
     waiting: int
@@ -79,7 +79,7 @@ def arrivals(rate: float, seconds: float) -> Workload:
 
 
 async def flips(up: Up, sizes: Path, count: int, every_s: float) -> list[Flip]:
-    """So many, `every_s` after each other. Raises NotReadyError when one does not come."""
+    """`count` flips, `every_s` after each other. Raises NotReadyError when one does not come."""
     measured: list[Flip] = []
     while len(measured) < count:
         before = await asyncio.to_thread(states, up)

@@ -1,7 +1,7 @@
 """The fronts as numbers. Pure: rows go in.
 
 A point is a policy at one value of its knob: means over the seeds of a load. A front is the points that no cheaper one
-of the same policy keeps as well. Between two of them the logarithm of misses is a line over GPU-hours. More GPU-hours
+of the same policy keeps as well. Between two points the logarithm of misses is a line over GPU-hours. More GPU-hours
 than the dearest point of a front buy nothing more, and with fewer than the cheapest there is no answer.
 """
 
@@ -50,7 +50,7 @@ class Case:
 
     @property
     def ours(self) -> Point | None:
-        """Mode SLO as it is, with its default."""
+        """Mode SLO with its default knob."""
         return next((point for point in self.points.get(SLO, ()) if not point.knob), None)
 
 
@@ -208,7 +208,7 @@ def _geometric(ratio: Callable[[Case], float | None], of: Iterable[Case]) -> flo
 
 
 def kept_where_possible(rows: Iterable[Row]) -> tuple[int, int]:
-    """Runs of mode SLO that keep both percentiles, of those in which the oracle does."""
+    """Counts of runs in which mode SLO keeps both percentiles, and in which the oracle does."""
     keeps = {
         (row.load, row.seed, row.startup_s, row.policy): max(row.ttft, row.tpot) <= KEPT
         for row in rows

@@ -1,4 +1,4 @@
-"""The runs behind the fronts: every policy at every value of its knob on one load, one seed and one start-up."""
+"""The runs that make up the fronts: every policy at every value of its knob on one load, one seed and one start-up."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ TURNING = (
 )
 """Loads whose ratio of pools turns: flips are played on them alone."""
 MOST_FIXED, MORE_FIXED, FEW = 24, 4, 0.002
-"""Fixed pools have so many prefill workers at most, and so many more than the load keeps busy; more are not tried once
-so small a share misses TTFT."""
+"""Fixed pools have at most `MOST_FIXED` prefill workers, and at most `MORE_FIXED` more than the load keeps busy; more
+are not tried once no more than the share `FEW` misses TTFT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Cell:
 Done = frozenset[tuple[str, int, float, str, str]]
 
 
-def played(cell: Cell, traces: Path, done: Done) -> list[Row]:
+def play_cell(cell: Cell, traces: Path, done: Done) -> list[Row]:
     """The rows that are missing; none when its trace is not there."""
     load = next(candidate for candidate in split(cell.split) if candidate.name == cell.load)
     missing = [(policy, knob) for policy, knob in cell.runs() if _run(cell, policy, knob) not in done]
@@ -82,7 +82,7 @@ def played(cell: Cell, traces: Path, done: Done) -> list[Row]:
         rows += (
             _fixed(cell, case)
             if policy == FIXED
-            else [_row(cell, case, _played(cell, case, needs, policy, knob), knob)]
+            else [_row(cell, case, _play_case(cell, case, needs, policy, knob), knob)]
         )
     return rows
 
@@ -95,7 +95,7 @@ def _row_like(cell: Cell, policy: str, knob: str) -> Row:
     return Row(cell.split, cell.load, 0.0, cell.seed, cell.startup_s, policy, knob, 0.0, 0.0, 0.0, 0.0, 0)
 
 
-def _played(cell: Cell, case: Case, needs: Needs, policy: str, knob: float | None) -> ReplayOutcome:
+def _play_case(cell: Cell, case: Case, needs: Needs, policy: str, knob: float | None) -> ReplayOutcome:
     spec, name = (replace(case.spec, flip_s=FLIP_S), "slo") if policy == FLIPPING else (case.spec, policy)
     run = player(name, spec, case.believed, needs, cell.startup_s, knob)
     initial = needs.between(0.0, 30.0)

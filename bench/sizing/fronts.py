@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.sizing import front_report
 from bench.sizing.front_numbers import FLIPPING
 from bench.sizing.front_rows import append, read
-from bench.sizing.front_runs import VALUES, Cell, played
+from bench.sizing.front_runs import VALUES, Cell, play_cell
 from bench.sizing.loads import SPLITS, split
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -25,7 +25,7 @@ TABLE = RESULTS / "sizing_fronts.csv"
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
-    """Seed by seed, so that whoever stops early has whole seeds."""
+    """The cells seed by seed, so that a run that is stopped early has whole seeds."""
     return [
         Cell(options.split, load.name, seed, startup_s, options.policies)
         for seed in options.seeds
@@ -39,7 +39,7 @@ def run(wanted: list[Cell], traces: Path, table: Path, cores: int) -> None:
     done = frozenset(row.run for row in read(table))
     started = time.monotonic()
     with ProcessPoolExecutor(cores) as pool:
-        futures = [pool.submit(played, cell, traces, done) for cell in wanted]
+        futures = [pool.submit(play_cell, cell, traces, done) for cell in wanted]
         for number, future in enumerate(as_completed(futures), start=1):
             append(table, future.result())
             spent = time.monotonic() - started

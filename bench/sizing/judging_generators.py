@@ -9,8 +9,9 @@ from baton_control.sizing.inputs.workload import Workload
 
 
 def match(random: np.random.Generator, rate: float, hours: float) -> Workload:
-    """People who watch a match: they come within ten minutes and stay but for a break in the middle, when half of them
-    ask. Each of about seven goals brings one to three times as many on top for a minute, then half as many each 50 s.
+    """People who watch a match: they come within ten minutes and stay but for a break in the middle, when half the
+    crowd ask. Each of about seven goals brings one to three times as many on top for a minute, then half as many each
+    50 s.
     """
     duration_s = hours * HOUR_S
     seconds = np.arange(0.0, duration_s)
@@ -76,8 +77,9 @@ def thinking(random: np.random.Generator, rate: float, hours: float) -> Workload
 
 
 def day_and_batches(random: np.random.Generator, rate: float, hours: float) -> Workload:
-    """From midnight on: nearly nobody at night, then people until the evening, fewer at noon, and a batch of reports at
-    two and at five o'clock, for 40 to 80 minutes at a third of the day's rate, with answers of 900 tokens."""
+    """A day from midnight on: nearly no requests at night, then people until the evening, fewer at noon, and a batch of
+    reports at two and at five o'clock, for 40 to 80 minutes at a third of the day's rate, with answers of 900
+    tokens."""
     seconds = np.arange(0.0, hours * HOUR_S)
     hour = seconds / HOUR_S
     level = 0.04 + 0.96 * np.clip(np.minimum((hour - 7.0) / 2.0, (19.0 - hour) / 2.0), 0.0, 1.0)

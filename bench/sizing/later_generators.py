@@ -78,7 +78,7 @@ def contracts(random: np.random.Generator, first: float, last: float, hours: flo
 
 
 def shop_days(random: np.random.Generator, rate: float, days: float) -> Workload:
-    """Days with two tops, before noon and in the evening, of a height of their own, and a quiet night; on top of them
+    """Days with two tops, before noon and in the evening, of a height of their own, and a quiet night; on top of that
     the rate wanders by a tenth within half an hour."""
     seconds = np.arange(0.0, days * 24 * HOUR_S)
     hour, level = seconds / HOUR_S % 24, np.full(len(seconds), 0.08)

@@ -1,4 +1,4 @@
-"""Generators of the test loads that were written before the twin set prompts aside: each draws anew from the random
+"""Generators of the test loads that were written before the simulator deferred prompts: each draws anew from the random
 numbers it is given."""
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def relays(random: np.random.Generator, rate: float, hours: float) -> Workload:
 
 def outages(random: np.random.Generator, rate: float, hours: float) -> Workload:
     """A network before us that fails about every ten minutes for 15 to 60 s. Two of three who would have come in it
-    come in the five seconds behind it."""
+    come in the five seconds after it."""
     times = by_second(random, np.full(int(hours * HOUR_S), rate))
     for start in np.cumsum(random.exponential(600.0, int(hours * HOUR_S / 150.0))):
         end = start + random.uniform(15.0, 60.0)

@@ -182,11 +182,11 @@ FORMER_TEST = (
     Load("launches", lambda traces, random: launches(random, 5.0, 0.9)),
     Load("renderings", lambda traces, random: renderings(random, 18.0, 0.75), is_long=True),
 )
-"""Looked at on 2026-11-23, with two candidates that lost; eight of them, from the afternoon on, with the rule of
+"""Looked at on 2026-11-23, with two candidates that lost; eight loads, from the afternoon on, with the rule of
 2026-11-25, four with a candidate of that day that lost, three with the rule of 2026-11-26; nine with that rule and
 tuned peers; the next with the rule that followed it that day; nine with the rule of 2026-11-27, eight
-with the twin that sets prompts aside, nine with the half hour that is filled with the forecast, nine with clients that
-cap the twin."""
+with the simulator that defers prompts, nine with the half hour that is filled with the forecast, nine with clients that
+cap the simulator."""
 TEST: tuple[Load, ...] = ()
 """Some are to be written before the next rule is chosen. Of the two days' trace 24 minutes are in no set."""
 SPLITS = {"development": DEVELOPMENT, "former-test": FORMER_TEST, "test": TEST}

@@ -3,8 +3,8 @@
     python -m bench paced /path/to/azure_llm_2023_conv.csv
 
 Gateway, workers, scheduler, hand-over, sizing and rollout are the real processes; only steps are emulated. Arrivals are
-low, high and low again, cut from the trace; attainment is measured at the client and compared with what the twin says
-about the same arrivals: on the pools as they really were, and in a closed loop of its own.
+low, high and low again, cut from the trace; attainment is measured at the client and compared with what the simulator
+says about the same arrivals: on the pools as they really were, and in a closed loop of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def document(asked: Asked) -> dict[str, Any]:
         },
         prefill=pool,
         decode=pool,
-        # Everybody waits, however long: attainment is measured, and the twin refuses nobody.
+        # Every request waits, however long: attainment is measured, and the simulator refuses none.
         gateway={"limits": {"maxRequestDuration": f"{PATIENCE_S:g}s", "maxQueueDuration": f"{PATIENCE_S:g}s"}},
     )
 

@@ -2,7 +2,7 @@
 
     python -m bench paced_fixed /path/to/azure_llm_2023_conv.csv
 
-For each load: the same arrivals through `baton up` with paced workers and through the twin; percentiles of both.
+For each load: the same arrivals through `baton up` with paced workers and through the simulator; percentiles of both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from bench.results import FOLDER, write
 from bench.serving.load import offered
 from bench.sizing.paced import PATIENCE_S, Asked, current, document
-from bench.sizing.paced_report import measured, shares
+from bench.sizing.paced_report import measured_latencies, shares
 
 from baton_control.sizing.inputs.workload import Workload
 from baton_control.sizing.simulator.simulator import Simulator
@@ -50,13 +50,13 @@ async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[
         return answers
 
 
-def predicted(emulation: Emulation, pools: tuple[int, int], workload: Workload, ttft_s: float) -> Simulator:
-    twin = Simulator(emulation.model, workload, ttft_s=ttft_s)
+def simulate_pools(emulation: Emulation, pools: tuple[int, int], workload: Workload, ttft_s: float) -> Simulator:
+    simulator = Simulator(emulation.model, workload, ttft_s=ttft_s)
     for role, count in zip(POOL_ROLES, pools, strict=True):
         for _ in range(count):
-            twin.add(role, 0.0)
-    twin.run_out()
-    return twin
+            simulator.add(role, 0.0)
+    simulator.run_out()
+    return simulator
 
 
 def main() -> int:
@@ -75,13 +75,13 @@ def main() -> int:
         part = trace.between(START_S, START_S + 60.0 * asked.minutes)
         workload = part.rate_scaled(rate, np.random.default_rng(3))
         answers = asyncio.run(run(asked, pools, workload))
-        twin = predicted(emulation, pools, workload, asked.ttft_s)
-        busy = sum(worker.seconds_batched for worker in twin.prefill) / pools[0] / workload.duration_s
+        simulator = simulate_pools(emulation, pools, workload, asked.ttft_s)
+        busy = sum(worker.seconds_batched for worker in simulator.prefill) / pools[0] / workload.duration_s
         row = {
             "rate_per_s": round(len(workload) / workload.duration_s, 2),
             "prefill_busy": round(busy, 2),
-            "measured": shares(*measured(answers), asked.ttft_s, asked.tpot_s),
-            "twin": shares(*twin.latencies(), asked.ttft_s, asked.tpot_s),
+            "measured": shares(*measured_latencies(answers), asked.ttft_s, asked.tpot_s),
+            "twin": shares(*simulator.latencies(), asked.ttft_s, asked.tpot_s),
         }
         rows.append(row)
         print(json.dumps(row), flush=True)

@@ -66,7 +66,7 @@ def shares(ttft_s: Floats, tpot_s: Floats, ttft_limit_s: float, tpot_limit_s: fl
 
 def report(ttft_s: float, tpot_s: float, answers: Sequence[Answer], samples: Sequence[Sample]) -> dict[str, object]:
     """The run as its clients saw it, and what its pools did."""
-    ttft, tpot = measured(answers)
+    ttft, tpot = measured_latencies(answers)
     failures: dict[str, int] = {}
     for answer in answers:
         if answer.failure:
@@ -100,23 +100,24 @@ def prediction(
     most: int,
     startup_s: float,
 ) -> dict[str, Predicted]:
-    """`same pools`: the twin's latencies on the pools as they really were; `closed loop`: its own decisions too."""
-    twin = Simulator(emulation.model, workload, ttft_s=ttft_s)
+    """`same pools`: the simulator's latencies on the pools as they really were; `closed loop`: its own decisions
+    too."""
+    simulator = Simulator(emulation.model, workload, ttft_s=ttft_s)
     points = []
     for role in POOL_ROLES:
         for _ in range(samples[0].ready[role.value]):
-            twin.add(role, 0.0)
+            simulator.add(role, 0.0)
     for sample in samples:
-        twin.run_until(max(twin.now, sample.at_s))
+        simulator.run_until(max(simulator.now, sample.at_s))
         for role in POOL_ROLES:
-            missing = sample.ready[role.value] - twin.workers(role)
+            missing = sample.ready[role.value] - simulator.workers(role)
             for _ in range(missing):
-                twin.add(role, twin.now)
+                simulator.add(role, simulator.now)
             for _ in range(-missing):
-                twin.remove(role)
-        points.append((sample.at_s, twin.routable(Role.PREFILL), twin.routable(Role.DECODE)))
-    twin.run_out()
-    ttft, tpot = twin.latencies()
+                simulator.remove(role)
+        points.append((sample.at_s, simulator.routable(Role.PREFILL), simulator.routable(Role.DECODE)))
+    simulator.run_out()
+    ttft, tpot = simulator.latencies()
     same = Predicted(ttft, tpot, tuple(points), shares(ttft, tpot, ttft_s, tpot_s))
     bounds, targets = Bounds(1, most), Targets(ttft_s, tpot_s)
     spec = SizingSpec(bounds, bounds, targets)
@@ -140,7 +141,7 @@ def write_plot(
     ttft_s: float,
     tpot_s: float,
 ) -> None:
-    """Arrivals, pools, TTFT and TPOT over time, and the distributions beside the predicted ones."""
+    """Arrivals, pools, TTFT and TPOT over time, and the measured and the predicted distributions."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -157,7 +158,7 @@ def write_plot(
         top.step(at, [sample.ready[role.value] for sample in samples], color=colour, label=f"{role.value}, ready")
         top.step(at, [sample.wanted[role.value] for sample in samples], color=colour, ls=":", lw=1)
     top.legend(fontsize=7)
-    ttft, tpot = measured(answers)
+    ttft, tpot = measured_latencies(answers)
     times.plot(due, np.minimum(ttft, 10 * ttft_s), ".", ms=2, color="tab:green", label="TTFT, s")
     times.axhline(ttft_s, color="tab:red", lw=0.8)
     times.set_yscale("log")
@@ -165,7 +166,7 @@ def write_plot(
     for panel, values, limit, name in ((ttft_axes, ttft, ttft_s, "ttft_s"), (tpot_axes, tpot, tpot_s, "tpot_s")):
         _ecdf(panel, values, "measured", "black")
         for (label, predicted), colour in zip(predictions.items(), ("tab:purple", "tab:cyan"), strict=True):
-            _ecdf(panel, getattr(predicted, name), f"twin, {label}", colour)
+            _ecdf(panel, getattr(predicted, name), f"simulator, {label}", colour)
         panel.axvline(limit, color="tab:red", lw=0.8)
         panel.set_xlabel(name.replace("_", ", "))
         panel.set_xlim(0, 2 * limit)
@@ -180,7 +181,7 @@ def _ecdf(panel: object, values: Floats, label: str, colour: str) -> None:
     panel.plot(ordered, np.arange(1, len(ordered) + 1) / len(values), label=label, color=colour, lw=1)  # type: ignore[attr-defined]
 
 
-def measured(answers: Sequence[Answer]) -> tuple[Floats, Floats]:
+def measured_latencies(answers: Sequence[Answer]) -> tuple[Floats, Floats]:
     return (
         np.array([answer.ttft_s for answer in answers], dtype=np.float64),
         np.array([answer.tpot_s for answer in answers], dtype=np.float64),

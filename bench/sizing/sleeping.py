@@ -69,7 +69,7 @@ def main() -> int:
     options = parser.parse_args()
     print(f"| load | a miss | {' | '.join(QUIET_S)} |\n|{'---|' * (len(QUIET_S) + 2)}")
     for name, loads in _loads(options.traces, options.seeds):
-        played = [_played(loads, options.startup, quiet_s) for quiet_s in QUIET_S.values()]
+        played = [_play_loads(loads, options.startup, quiet_s) for quiet_s in QUIET_S.values()]
         for miss in MISSES:
             cells = [f"{hours * PRICE + late * miss:.1f} ({hours:.1f} h, {late:.0f})" for hours, late in played]
             print(f"| {name} | {miss} | {' | '.join(cells)} |", flush=True)
@@ -83,7 +83,7 @@ def _loads(traces: Path | None, seeds: int) -> Iterator[tuple[str, list[Workload
         yield "two days / 1000", [thinned(np.random.default_rng(seed), traces / DAYS) for seed in range(1, seeds + 1)]
 
 
-def _played(loads: list[Workload], startup_s: float, quiet_s: float | None) -> tuple[float, float]:
+def _play_loads(loads: list[Workload], startup_s: float, quiet_s: float | None) -> tuple[float, float]:
     """Hours of accelerators, and requests outside a target, in the mean."""
     bounds = Bounds(1 if quiet_s is None else 0, 8, cost_per_hour=PRICE)
     spec = SizingSpec(bounds, bounds, Targets(1.0, 0.05), scale_to_zero_after_s=quiet_s)

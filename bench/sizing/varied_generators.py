@@ -13,8 +13,9 @@ PREAMBLE_TOKENS = 6000
 
 
 def cold_caches(random: np.random.Generator, rate: float, hours: float) -> Workload:
-    """Questions behind a preamble that is cached. About every twelve minutes it is a new one: nobody finds it at first,
-    and half as many miss it each 40 s. As many requests come all the time; their work is up to ten times as much."""
+    """Questions after a preamble that is cached. About every twelve minutes it is a new one: all requests miss it at
+    first, and half as many miss it each 40 s. As many requests come all the time; their work is up to ten times as
+    much."""
     times = by_second(random, np.full(int(hours * HOUR_S), rate))
     missing = np.full(len(times), 0.02)
     for start in np.cumsum(random.uniform(300.0, 1140.0, int(hours * HOUR_S / 300.0) + 1)):

@@ -1,8 +1,8 @@
-"""What answers that follow a grammar cost: `python -m bench structured_cost [--gpu]`.
+"""The cost of answers that follow a grammar: `python -m bench structured_cost [--gpu]`.
 
 On a CPU a whole engine over `examples/tiny-llama`, batches of 8. On a GPU decode steps of the shape of Llama-3.1-8B,
-one ahead, with a vocabulary of 128,256: words of Python's standard library, and pairs of them, as byte-level BPE.
-Three kinds of batch in turn: no row follows a grammar, all rows do, one of them does. The grammar is what a gateway
+one ahead, with a vocabulary of 128,256: words of Python's standard library, and pairs of words, as byte-level BPE.
+Three kinds of batch in turn: no row follows a grammar, all rows do, one row does. The grammar is what a gateway
 makes of a schema. That asks for more items than fit, so no answer ends.
 """
 
@@ -73,7 +73,7 @@ class MaskTimes:
         masks.observe_masks = self.seconds.append
 
     def take_us(self) -> list[float]:
-        """Of each draw since the last call."""
+        """Microseconds of each draw since the last call."""
         taken = [seconds * 1e6 for seconds in self.seconds]
         self.seconds.clear()
         return taken
@@ -83,7 +83,7 @@ class MaskTimes:
 class Kind:
     name: str
     bound: Callable[[int], int]
-    """Of a batch's rows, how many follow the grammar."""
+    """The number of a batch's rows that follow the grammar."""
 
 
 KINDS: Final = (
@@ -111,7 +111,7 @@ class TinyEngine:
         self._requests = 0
 
     def tpot_ms(self, bound: int, chance: random.Random) -> float:
-        """Processor time of a step, from the last first token to the end; so many rows follow the grammar."""
+        """Processor time of a step, from the last first token to the end; `bound` rows follow the grammar."""
         began = time.perf_counter()
         for row in range(BATCH):
             self._requests += 1
@@ -138,10 +138,10 @@ def on_cpu(rounds: int) -> list[dict[str, Cell]]:
     masks: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
     for number in range(rounds + 1):
         for kind in KINDS if number % 2 else KINDS[::-1]:
-            found = engine.tpot_ms(kind.bound(BATCH), chance)
+            step_ms = engine.tpot_ms(kind.bound(BATCH), chance)
             mask_us = engine.mask_times.take_us()
             if number:
-                times[kind.name].append(found)
+                times[kind.name].append(step_ms)
                 masks[kind.name] += mask_us
     return rows_of("tiny-llama, CPU", BATCH, times, masks)
 
@@ -156,13 +156,13 @@ def rows_of(
             "subject": subject,
             "batch": batch,
             "with a grammar": name,
-            "step ms": str(spread(found)),
-            "times no row": str(spread([one / other for one, other in zip(found, plain, strict=True)])),
+            "step ms": str(spread(steps_ms)),
+            "times no row": str(spread([one / other for one, other in zip(steps_ms, plain, strict=True)])),
             "masks µs": statistics.median(masks[name]) if masks[name] else None,
             "of 100, slowest": percentile(masks[name], 99) if masks[name] else None,
             "slowest": max(masks[name]) if masks[name] else None,
         }
-        for name, found in times.items()
+        for name, steps_ms in times.items()
     ]
 
 
@@ -170,7 +170,7 @@ def rows_of(
 
 
 def large_vocabulary(size: int) -> str:
-    """A tokenizer.json of `size` ids: bytes, then beginnings of the commonest words, longer ones behind shorter."""
+    """A tokenizer.json of `size` ids: bytes, then beginnings of the commonest words, longer ones after shorter."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = sorted(set(range(0x100)) - printable)
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
@@ -217,7 +217,7 @@ class GpuDecode:
         self.runner = self._bench.runner
 
     def step_ms(self, batch: int, bound: int, warm: int = 10) -> float:
-        """Wall time of a step, one ahead, behind a few that are not counted."""
+        """Wall time of a step, one ahead, after a few that are not counted."""
         opens = tuple(
             OpenSlot(slot, BOUND if slot < bound else PLAIN, 0, (1, 2), (), self._context, 7 * slot + 3)
             for slot in range(batch)
@@ -233,9 +233,9 @@ class GpuDecode:
             self.runner.launch(plan)
             if failures := self.runner.collect().failures:
                 raise RuntimeError(failures[0].detail)
-        found = (time.perf_counter() - start) / self._steps * 1e3
+        step_ms = (time.perf_counter() - start) / self._steps * 1e3
         self.runner.collect()
-        return found
+        return step_ms
 
 
 def on_gpu(rounds: int) -> tuple[list[str], list[dict[str, Cell]]]:
@@ -247,7 +247,7 @@ def on_gpu(rounds: int) -> tuple[list[str], list[dict[str, Cell]]]:
         times: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
         mask_us: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
         for number in range(rounds):
-            for kind in KINDS if number % 2 else KINDS[::-1]:  # of one row, "one row" is all of them
+            for kind in KINDS if number % 2 else KINDS[::-1]:  # in a batch of one row, "one row" is the whole batch
                 times[kind.name].append(decode.step_ms(batch, kind.bound(batch)))
                 mask_us[kind.name] += decode.mask_times.take_us()
         rows += rows_of(f"{shape}, context 1024", batch, times, mask_us)

@@ -1,7 +1,7 @@
-"""What a schema costs until the first token: `python -m bench structured_first_token [--device cuda] [--shape NAME]`.
+"""The cost of a schema until the first token: `python -m bench structured_first_token [--device cuda] [--shape NAME]`.
 
 Gateway, prefill worker and decode worker as processes of their own. A request without a schema, one whose schema was
-sent before, and one with a schema that nobody has seen take turns, so that a busy machine hits all alike. The prompt is
+sent before, and one with a schema that is new take turns, so that a busy machine hits all alike. The prompt is
 the same. Differences are of one round's requests: the same second, the same state of the caches.
 
 A new schema has about 10 kB: twenty-five properties, each an object of four, with bounds and enumerations, under names
@@ -94,28 +94,30 @@ async def first_token_s(port: int, data: bytes) -> float:
         writer.close()
 
 
-async def measured(port: int, rounds: int, seed: int) -> dict[str, list[float]]:
+async def measure_first_tokens(port: int, rounds: int, seed: int) -> dict[str, list[float]]:
     dice = random.Random(seed)
     known = body(schema(dice))
-    found: dict[str, list[float]] = {PLAIN: [], KNOWN: [], NEW: []}
+    seconds_by_way: dict[str, list[float]] = {PLAIN: [], KNOWN: [], NEW: []}
     for number in range(rounds + WARM_ROUNDS):
         ways = [(PLAIN, body(None)), (KNOWN, known), (NEW, body(schema(dice)))]
         dice.shuffle(ways)
         for way, data in ways:
             seconds = await first_token_s(port, data)
             if number >= WARM_ROUNDS:
-                found[way].append(seconds)
+                seconds_by_way[way].append(seconds)
         if number % 50 == 49:
             print(f"{number + 1} rounds of {rounds + WARM_ROUNDS}", flush=True)
-    return found
+    return seconds_by_way
 
 
-def rows_of(found: dict[str, list[float]]) -> Iterator[dict[str, Cell]]:
-    for way, seconds in found.items():
+def rows_of(seconds_by_way: dict[str, list[float]]) -> Iterator[dict[str, Cell]]:
+    for way, seconds in seconds_by_way.items():
         row: dict[str, Cell] = {"request": way}
         row |= {f"p{percent} ms": round(1e3 * percentile(seconds, percent), 2) for percent in (50, 95)}
         if way != PLAIN:
-            more = [1e3 * (each - plain) for each, plain in zip(seconds, found[PLAIN], strict=True)]
+            more = [
+                1e3 * (with_schema - plain) for with_schema, plain in zip(seconds, seconds_by_way[PLAIN], strict=True)
+            ]
             row |= {"more, median ms": round(spread(more).median, 2), "more, p95 ms": round(percentile(more, 95), 2)}
             row["goal ms"] = GOALS[way]
         yield row
@@ -145,10 +147,10 @@ def main() -> None:
     options = parser.parse_args()
     size = len(json.dumps(schema(random.Random(options.seed))))
     with deployment(options) as running:
-        found = asyncio.run(measured(running.port, options.rounds, options.seed))
+        seconds_by_way = asyncio.run(measure_first_tokens(running.port, options.rounds, options.seed))
     columns = ["request", "p50 ms", "p95 ms", "more, median ms", "more, p95 ms", "goal ms"]
     notes = [f"{options.rounds} rounds, schemas of {size} bytes, {options.shape or 'tiny-llama'} on {options.device}"]
-    publish("structured_first_token", this_machine(), notes, columns, list(rows_of(found)))
+    publish("structured_first_token", this_machine(), notes, columns, list(rows_of(seconds_by_way)))
 
 
 if __name__ == "__main__":

@@ -34,15 +34,15 @@ def suite_cases(package: Path | None = None) -> list[SuiteCase]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", folder]
         subprocess.run([*command, SOURCE], check=True, timeout=300)
-        [found] = Path(folder).glob("*.tar.gz")
-        return list(_read(found))
+        [archive] = Path(folder).glob("*.tar.gz")
+        return list(_read(archive))
 
 
 def _read(package: Path) -> Iterator[SuiteCase]:
     with tarfile.open(package) as archive:
-        for member in sorted(archive.getmembers(), key=lambda each: each.name):
-            _, found, name = member.name.partition(_INSIDE)
-            if not found or not name.endswith(".json") or name.startswith(_ABROAD):
+        for member in sorted(archive.getmembers(), key=lambda member: member.name):
+            _, separator, name = member.name.partition(_INSIDE)
+            if not separator or not name.endswith(".json") or name.startswith(_ABROAD):
                 continue
             content = archive.extractfile(member)
             assert content is not None
@@ -52,7 +52,7 @@ def _read(package: Path) -> Iterator[SuiteCase]:
 
 
 def keywords(schema: Any) -> set[str]:
-    """Every key that stands anywhere in a schema."""
+    """Every key that appears anywhere in a schema."""
     if isinstance(schema, dict):
         return set(schema).union(*map(keywords, schema.values()))
     return set().union(*map(keywords, schema)) if isinstance(schema, list) else set()

@@ -94,5 +94,5 @@ def _both(chance: random.Random, depth: int) -> Made:
     shared = set(one["properties"]) & set(other["properties"])
     for name in shared:
         other["properties"].pop(name)
-        other["required"] = [each for each in other["required"] if each != name]
+        other["required"] = [key for key in other["required"] if key != name]
     return {"allOf": [one, other], "maxProperties": 9} if chance.random() < 0.2 else {"allOf": [one, other]}

@@ -1,8 +1,8 @@
-"""What becomes of each keyword of JSON Schema: the Test Suite through the gateway's own check, and docs/structured.md.
+"""Support of each keyword of JSON Schema: the Test Suite through the gateway's own check, and docs/structured.md.
 
     python -m bench structured_support [--suite jsonschema-4.26.0.tar.gz]
 
-A case counts for every keyword that stands in its schema. Of a schema that is followed each instance of the suite is
+A case counts for every keyword in its schema. Of a schema that is followed each instance of the suite is
 written as JSON and shown to the grammar: an invalid one must never be followed. Unknown formats are refused (`strict`).
 """
 
@@ -29,7 +29,7 @@ BEGIN, END = "<!-- support: written by `python -m bench structured_support` -->"
 ONLY = {
     "uniqueItems": "false only",
     "oneOf": "enforced where the cases exclude each other",
-    "nullable": "OpenAPI's: beside `type` null is allowed too",
+    "nullable": "OpenAPI's: next to `type` null is allowed too",
 }
 _BYTES = LLTokenizer("byte")
 
@@ -50,20 +50,20 @@ def _outcome(case: SuiteCase, wrong: list[str]) -> Counter[str]:
         definition = build_grammar(json_format(case.schema, "schema", is_strict=True))
     except RefusedError:
         return Counter(refused=1)
-    found = Counter(followed=1)
+    outcomes = Counter(followed=1)
     for instance, is_valid in case.instances:
         text = json.dumps(instance, ensure_ascii=False)
         if follows(definition, text):
-            found["valid" if is_valid else "invalid"] += 1
+            outcomes["valid" if is_valid else "invalid"] += 1
             if not is_valid:
                 wrong.append(f"{case.place}: {text}")
         elif is_valid:
-            found["missed"] += 1
-    return found
+            outcomes["missed"] += 1
+    return outcomes
 
 
 def follows(definition: str, text: str) -> bool:
-    """Whether `text` is a whole answer. Text that is no Unicode is none."""
+    """True if `text` is a whole answer. Text that is no Unicode is none."""
     matcher = LLMatcher(_BYTES, definition, log_level=0)
     ids = list(text.encode(errors="replace"))
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -75,9 +75,9 @@ def table(counts: dict[str, Counter[str]]) -> str:
     rows.append("|---|---|---|---|---|---|")
     for keyword in sorted(ENFORCED) + sorted(REFUSED):
         count = counts.get(keyword, Counter())
-        told = f"refused: {REFUSED[keyword]}" if keyword in REFUSED else ONLY.get(keyword, "enforced")
-        figures: list[Any] = [count[each] for each in ("followed", "refused", "valid", "missed")]
-        rows.append(f"| `{keyword}` | {told} | {' | '.join(map(str, figures))} |")
+        treatment = f"refused: {REFUSED[keyword]}" if keyword in REFUSED else ONLY.get(keyword, "enforced")
+        figures: list[Any] = [count[outcome] for outcome in ("followed", "refused", "valid", "missed")]
+        rows.append(f"| `{keyword}` | {treatment} | {' | '.join(map(str, figures))} |")
     return "\n".join(rows)
 
 
@@ -91,8 +91,8 @@ def main(arguments: list[str]) -> int:
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n\n{table(counts)}\n\n{END}{after}", encoding="utf-8")
     print(f"{PAGE.name}: {len(counts)} keywords; invalid and followed: {len(wrong)}")
-    for each in wrong:
-        print(f"  {each}")
+    for problem in wrong:
+        print(f"  {problem}")
     return 0
 
 

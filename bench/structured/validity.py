@@ -66,7 +66,7 @@ def schemas(wanted: int, seed: int, package: Path | None) -> Iterator[Any]:
         yield made_schema(chance)
 
 
-def judged(answer: Sequence[int], schema: Any) -> str:
+def judge_answer(answer: Sequence[int], schema: Any) -> str:
     """`valid`, `cut` for what was ended by its length, or what is wrong."""
     if answer[-1] != END:
         return "cut"
@@ -79,7 +79,7 @@ def judged(answer: Sequence[int], schema: Any) -> str:
 
 
 def _exact(number: str) -> Decimal | float:
-    """Exponents that nobody can count with become infinities, as for any other reader."""
+    """Exponents beyond arithmetic become infinities, as for any other reader."""
     try:
         exact = Decimal(number)
     except InvalidOperation:
@@ -91,7 +91,7 @@ def answers(
     model: LoadedModel, asked: Sequence[tuple[Followed, SamplingParams, Sequence[int]]], blocks: int
 ) -> list[list[int] | None]:
     """Whole answers, forced beginnings included; None for what the engine gave up."""
-    found: list[list[int] | None] = []
+    whole_answers: list[list[int] | None] = []
     for start in range(0, len(asked), AT_ONCE):
         some = asked[start : start + AT_ONCE]
         with structured_engine(blocks=blocks, model=model) as engine:
@@ -100,13 +100,13 @@ def answers(
             ]
             got = engine.run(*specs)
             for number, (_, _, forced) in enumerate(some, 1):
-                found.append(None if number in engine.failures else [*forced, *got.get((number, 0), [])])
-    return found
+                whole_answers.append(None if number in engine.failures else [*forced, *got.get((number, 0), [])])
+    return whole_answers
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="structured_validity", description=__doc__.splitlines()[0])
-    parser.add_argument("--schemas", type=int, default=3_300, help="made from the seed, beside the Test Suite's")
+    parser.add_argument("--schemas", type=int, default=3_300, help="made from the seed, besides the Test Suite's")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--continued", type=int, default=600, help="answers that are continued elsewhere")
     parser.add_argument("--suite", type=Path, help="the source package of jsonschema; else it is fetched")
@@ -178,27 +178,27 @@ def measure(
     began = time.monotonic()
     chance = random.Random(seed)
     asked = [
-        (each, sampling_of(each.grammar, temperature=temperature, seed=number, max_tokens=MAX_TOKENS), ())
-        for number, each in part
+        (followed, sampling_of(followed.grammar, temperature=temperature, seed=number, max_tokens=MAX_TOKENS), ())
+        for number, followed in part
     ]
     whole = answers(model, asked, blocks=1_000)
     counts: Counter[str] = Counter()
-    for (_, each), answer in zip(part, whole, strict=True):
-        verdict = "gave up" if answer is None else judged(answer, each.schema)
+    for (_, followed), answer in zip(part, whole, strict=True):
+        verdict = "gave up" if answer is None else judge_answer(answer, followed.schema)
         if verdict not in ("valid", "cut", "gave up"):
-            print(f"INVALID {json.dumps(each.schema)[:600]}\n  {verdict}", flush=True)
+            print(f"INVALID {json.dumps(followed.schema)[:600]}\n  {verdict}", flush=True)
             verdict = "invalid"
         counts[verdict] += 1
     cuts = []
     for place in chance.sample(range(len(asked)), min(continued, len(asked))):
         answer = whole[place]
         if answer is not None and len(answer) > 1:
-            each, sampling, _ = asked[place]
-            cuts.append((place, (each, sampling, tuple(answer[: chance.randrange(1, len(answer))]))))
+            followed, sampling, _ = asked[place]
+            cuts.append((place, (followed, sampling, tuple(answer[: chance.randrange(1, len(answer))]))))
     again = answers(model, [cut for _, cut in cuts], blocks=SMALL_POOL)
     differ = sum(answer != whole[place] for (place, _), answer in zip(cuts, again, strict=True))
-    found = (*(counts[name] for name in COUNTS[:4]), len(cuts), differ, round(time.monotonic() - began))
-    return dict(zip(COUNTS, found, strict=True))
+    figures = (*(counts[name] for name in COUNTS[:4]), len(cuts), differ, round(time.monotonic() - began))
+    return dict(zip(COUNTS, figures, strict=True))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from typing import Any, Final
 import torch
 from bench.machine import this_machine
 from bench.results import write
-from bench.transfer.gpu_landing import BLOCK_TOKENS, EPOCH, STAMPS, WORD, Place, decode, receive, receive_message
+from bench.transfer.gpu_landing import BLOCK_TOKENS, EPOCH, MESSAGE, STAMPS, Place, decode, receive, receive_message
 
 from baton_kernels.kv.kv_checksum import kv_checksums
 from baton_kernels.kv.kv_units import UnitRange
@@ -55,11 +55,11 @@ class Kind:
     """One way to hand over. Sizes in blocks, 8 MiB on a GPU."""
 
     halves: int
-    """Of the pool: 1 or 2 GiB."""
+    """The pool's halves in use: 1 or 2 GiB."""
     batched: bool = True
-    """Whether UCX, and through it CUDA, get a write's pieces as one list."""
+    """True if UCX, and through it CUDA, get a write's pieces as one list."""
     piece: float = 1.0
-    """Contiguous blocks, a descriptor each; a fraction: blocks in so many parts, as of layer groups."""
+    """Contiguous blocks, a descriptor each; a fraction: blocks in parts, as of layer groups."""
     put: int = 4
     """Blocks a request."""
     in_flight: int = 8
@@ -161,19 +161,19 @@ class Way:
 
 async def open_way(place: Place, target: UcxDescriptor, batched: bool) -> Way:
     """Raises UcxError."""
-    made: list[Watched] = []
+    agents: list[Watched] = []
 
     def make() -> UcxAgent:
         place.enter()
-        made.append(Watched(f"prefill-{secrets.token_hex(8)}", progress=False, batched=batched))
-        made[0].register(place.memory(place.pool))
-        return made[0]
+        agents.append(Watched(f"prefill-{secrets.token_hex(8)}", progress=False, batched=batched))
+        agents[0].register(place.memory(place.pool))
+        return agents[0]
 
     thread = UcxThread(make)
     await thread.start(120.0)
     lane = await thread.run(connect(target), 60.0)
     here, there = socket.socketpair()
-    return Way(thread, made[0], UcxWriter(thread, target, SocketConnection(here), lambda _: True, print, lane), there)
+    return Way(thread, agents[0], UcxWriter(thread, target, SocketConnection(here), lambda _: True, print, lane), there)
 
 
 def blocks_of(place: Place, kind: Kind) -> torch.Tensor:
@@ -186,15 +186,15 @@ def blocks_of(place: Place, kind: Kind) -> torch.Tensor:
 async def hand_over(
     place: Place, way: Way, sock: socket.socket, kind: Kind, order: list[int]
 ) -> tuple[list[float], torch.Tensor]:
-    """One hand-over of these blocks: its times as above, in seconds, and D's checksums."""
+    """One hand-over of the blocks of `order`: its times as above, in seconds, and D's checksums."""
     ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     done, posted, contiguous, count = set[int](), 0, 0, len(order)
     size, pool = place.block_bytes, place.memory(place.pool)
     part = int(size * kind.piece)
 
     def sources(first: int) -> list[Extent]:
-        extents = joined([Extent(each * size, size) for each in order[first : first + kind.put]])
-        return [Extent(at, part) for each in extents for at in range(each.offset, each.end, part)]
+        extents = joined([Extent(block * size, size) for block in order[first : first + kind.put]])
+        return [Extent(at, part) for extent in extents for at in range(extent.offset, extent.end, part)]
 
     def post() -> None:
         nonlocal posted
@@ -217,11 +217,11 @@ async def hand_over(
             ended.set_result(time.perf_counter())
         post()
         if contiguous != before:
-            sock.sendall(WORD.pack(contiguous, 0))
+            sock.sendall(MESSAGE.pack(contiguous, 0))
 
     way.agent.posted_s = 0.0
     begin_s = time.perf_counter()
-    sock.sendall(WORD.pack(count, kind.portion))
+    sock.sendall(MESSAGE.pack(count, kind.portion))
     for _ in range(kind.in_flight):
         post()
     told_s = await ended
@@ -248,15 +248,15 @@ async def in_turn(place: Place, way: Way, sock: socket.socket, kinds: list[Kind]
     """A row of each kind: medians over rounds in which each has its turn, so that what changes changes for all."""
     times: dict[Kind, list[list[float]]] = {kind: [] for kind in kinds}
     for number in range(place.rounds + 2):
-        for kind, found in times.items():
+        for kind, samples in times.items():
             steps = await one(place, way, sock, kind)
             if number >= 2:
-                found.append(steps)
+                samples.append(steps)
     rows = []
-    for kind, found in times.items():
+    for kind, samples in times.items():
         payload = place.blocks * kind.halves // 2 * place.block_bytes
-        steps_ms = [round(median(column) * 1e3, 3) for column in zip(*found, strict=True)]
-        rate = payload / median(sum(steps) for steps in found) / 1e9
+        steps_ms = [round(median(column) * 1e3, 3) for column in zip(*samples, strict=True)]
+        rate = payload / median(sum(steps) for steps in samples) / 1e9
         rows.append([*astuple(kind), round(rate, 1), *steps_ms])
     return rows
 
@@ -282,7 +282,7 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
             print(*row, flush=True)
         lane = way.writer.lane
         await way.close()
-    sock.sendall(WORD.pack(0, 0))
+    sock.sendall(MESSAGE.pack(0, 0))
     result = {
         "machine": this_machine().as_json(),
         "device": "cpu" if place.device.type == "cpu" else torch.cuda.get_device_name(place.device),

@@ -19,10 +19,10 @@ from baton_kv_transfer.transports.ucx.landing import describe
 
 EPOCH: Final = b"gpu-transfer-run"
 LAYERS, KV_HEADS, BLOCK_TOKENS, HEAD_DIM = 32, 8, 64, 128
-WORD: Final = struct.Struct("!II")
-"""What P tells: blocks of the hand-over (0: no more) and how many D scatters at once, then, blocks that stand and 0."""
+MESSAGE: Final = struct.Struct("!II")
+"""P's message: blocks of the hand-over (0: no more) and how many D scatters at once; then blocks in place and 0."""
 STAMPS: Final = struct.Struct("!dd")
-"""What D tells at last: when it heard of the last bytes, and when all was scattered; the processes share the clock."""
+"""D's last message: when it heard of the last bytes and when all was scattered; the processes share the clock."""
 
 
 class Place:
@@ -72,7 +72,7 @@ def decode(place: Place, sock: socket.socket) -> None:
     send(sock, describe(name, EPOCH, region, MemoryRange(0, 0), agent.metadata()))
     send(sock, json.dumps({"register_ms": registered_s * 1e3, "gib": region.length / 2**30}).encode())
     while True:
-        count, portion = WORD.unpack(receive(sock, WORD.size))
+        count, portion = MESSAGE.unpack(receive(sock, MESSAGE.size))
         if not count:
             break
         heard_s = scatter_arrivals(place, count, portion, sock, landing, blocks, sums)
@@ -101,18 +101,19 @@ def scatter_arrivals(
     blocks: torch.Tensor,
     sums: torch.Tensor,
 ) -> float:
-    """Scatter whatever has arrived, as often as `portion` new blocks have, until `count` have; when these stood."""
+    """Scatter whatever has arrived, as often as `portion` new blocks have, until `count` have; returns when the last
+    had arrived."""
     per_block, done, pending = place.pool[0].numel(), 0, bytearray()
     while True:
         more = sock.recv(1 << 16)
         if not more:
             raise SystemExit("the other side is gone")
         pending += more
-        whole = len(pending) // WORD.size * WORD.size
+        whole = len(pending) // MESSAGE.size * MESSAGE.size
         if not whole:
             continue
         heard_s = time.perf_counter()
-        arrived, _ = WORD.unpack(pending[whole - WORD.size : whole])
+        arrived, _ = MESSAGE.unpack(pending[whole - MESSAGE.size : whole])
         del pending[:whole]
         if arrived - done < portion and arrived < count:
             continue

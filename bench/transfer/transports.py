@@ -1,4 +1,4 @@
-"""What the `tcp` transport carries here beside a plain socket: `python -m bench transfer`.
+"""The `tcp` transport's throughput on this machine, against a plain socket: `python -m bench transfer`.
 
 The receiver is a process of its own: a real `TcpLanding` that asks a real `LandingRegion` about every PUT, and a thread
 that reads messages from a plain socket into a buffer. The sender moves the same bytes through a real `TcpWriter`, or
@@ -33,13 +33,13 @@ SIZES = tuple(1 << bits for bits in (14, 18, 20, 22, 24, 26))
 REGION_BYTES = SIZES[-1]
 CONFIG = TransferConfig()
 LANES = 4
-"""Beside the one that is the default."""
+"""Measured besides one lane, the default."""
 KEY = b"k" * 32
 PEER = b"bench-prefill-01"
 COLUMNS = ("bytes", "plain socket GB/s", "tcp, 1 lane GB/s", f"tcp, {LANES} lanes GB/s")
 RATIO = "tcp, 1 lane / plain"
 ROUND_BYTES, MAX_REPEATS = 16 << 20, 50
-"""A round repeats a transfer until it moved so much, but not more often than that."""
+"""A round repeats a transfer until it has moved `ROUND_BYTES`, at most `MAX_REPEATS` times."""
 
 Transfer = Callable[[int], Awaitable[None]]
 
@@ -187,15 +187,15 @@ async def measure(lanes_port: int, plain_port: int, rounds: int) -> list[dict[st
         ways.append(through_lanes(connections, source, numbers))
     rows: list[dict[str, Cell]] = []
     for size in SIZES:
-        found: list[list[float]] = [[] for _ in ways]
+        rates: list[list[float]] = [[] for _ in ways]
         for round_number in range(rounds + 1):
             order = range(len(ways)) if round_number % 2 else reversed(range(len(ways)))
             for way in order:
                 reached = await rate(ways[way], size)
                 if round_number:  # the first round warms up
-                    found[way].append(reached)
-        ratio = spread([lane / plain for plain, lane in zip(found[0], found[1], strict=True)])
-        cells = [f"{size:,}", *(str(spread(each)) for each in found), str(ratio)]
+                    rates[way].append(reached)
+        ratio = spread([lane / plain for plain, lane in zip(rates[0], rates[1], strict=True)])
+        cells = [f"{size:,}", *(str(spread(way_rates)) for way_rates in rates), str(ratio)]
         rows.append(dict(zip((*COLUMNS, RATIO), cells, strict=True)))
     return rows
 

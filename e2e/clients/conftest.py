@@ -24,8 +24,8 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
 
 
 @pytest.fixture(scope="session")
-def told_of_tools(clients: Clients) -> Iterator[Clients]:
-    """The same model with a template that has a place for tools; its weights were never told of any."""
+def with_tool_template(clients: Clients) -> Iterator[Clients]:
+    """The same model with a template that has a place for tools; its weights were never trained on any."""
     folder = clients.folder / "tools"
     model = tiny_llama.with_template(folder / "model", TOOL_TEMPLATE)
     served = {"source": f"file://{model}", "servedName": "tiny", "maxContextTokens": 2048}

@@ -26,15 +26,15 @@ def folder() -> Path:
     return Path(os.environ.get("BATON_CLIENTS") or cache / "baton" / "clients")
 
 
-def wanted() -> str:
-    """What stands in the stamp of an environment that is complete."""
+def requirements_stamp() -> str:
+    """The content of a complete environment's stamp: a hash of what it requires."""
     return hashlib.sha256(REQUIREMENTS.read_bytes() + VLLM.encode()).hexdigest()
 
 
 def interpreter() -> Path | None:
-    """Of a complete environment; None: it has to be made."""
+    """The interpreter of a complete environment; None: it has to be made."""
     stamp = folder() / "complete"
-    return folder() / "bin" / "python" if stamp.exists() and stamp.read_text() == wanted() else None
+    return folder() / "bin" / "python" if stamp.exists() and stamp.read_text() == requirements_stamp() else None
 
 
 def make() -> Path:
@@ -47,7 +47,7 @@ def make() -> Path:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "--requirement", str(REQUIREMENTS)])
     _run([*pip, "--no-deps", VLLM])
-    (folder() / "complete").write_text(wanted())
+    (folder() / "complete").write_text(requirements_stamp())
     return python
 
 

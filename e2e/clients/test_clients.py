@@ -35,31 +35,31 @@ def answer() -> str:
     ],
 )
 def test_a_library_reads_the_same_answer_whole_and_streamed(clients: Clients, name: str) -> None:
-    found = clients.program(name, QUESTION)
-    assert found["whole"] == found["streamed"] == answer()
-    others = {key: value for key, value in found.items() if key not in ("whole", "streamed")}
+    outcome = clients.program(name, QUESTION)
+    assert outcome["whole"] == outcome["streamed"] == answer()
+    others = {key: value for key, value in outcome.items() if key not in ("whole", "streamed")}
     assert all(others.values()), others
 
 
 def test_libraries_get_answers_in_the_shape_of_a_type(clients: Clients) -> None:
-    found = clients.program("structured_clients", QUESTION)
-    assert found == dict.fromkeys(("parsed", "streamed", "responses", "langchain", "with_instructor"), True)
+    outcome = clients.program("structured_clients", QUESTION)
+    assert outcome == dict.fromkeys(("parsed", "streamed", "responses", "langchain", "with_instructor"), True)
 
 
-def test_libraries_get_the_calls_that_they_demand(told_of_tools: Clients) -> None:
-    found = told_of_tools.program("tool_clients", QUESTION)
+def test_libraries_get_the_calls_that_they_demand(with_tool_template: Clients) -> None:
+    outcome = with_tool_template.program("tool_clients", QUESTION)
     ways = ("langchain", "langchain_structured", "with_instructor", "parsed", "streamed", "responses")
-    assert found == dict.fromkeys(ways, True)
+    assert outcome == dict.fromkeys(ways, True)
 
 
-def test_anthropics_client_calls_tools_and_goes_on_with_what_it_began(told_of_tools: Clients) -> None:
-    found = told_of_tools.program("anthropic_tools", QUESTION)
+def test_anthropics_client_calls_tools_and_goes_on_with_what_it_began(with_tool_template: Clients) -> None:
+    outcome = with_tool_template.program("anthropic_tools", QUESTION)
     ways = ("named", "any_of_them", "none", "auto", "streamed", "answered", "begun")
-    assert found == dict.fromkeys(ways, True)
+    assert outcome == dict.fromkeys(ways, True)
 
 
-def test_twenty_rounds_of_calls_come_to_their_end(told_of_tools: Clients) -> None:
-    assert told_of_tools.program("tool_rounds", QUESTION, "20") == {"openai": 20, "anthropic": 20}
+def test_twenty_rounds_of_calls_come_to_their_end(with_tool_template: Clients) -> None:
+    assert with_tool_template.program("tool_rounds", QUESTION, "20") == {"openai": 20, "anthropic": 20}
 
 
 def test_guidellm_measures_with_its_own_probe_and_streams(clients: Clients) -> None:
@@ -79,12 +79,12 @@ def test_guidellm_measures_with_its_own_probe_and_streams(clients: Clients) -> N
 
 @pytest.mark.parametrize(("backend", "path"), [("openai-chat", "/v1/chat/completions"), ("openai", "/v1/completions")])
 def test_vllms_benchmark_completes_every_request(clients: Clients, backend: str, path: str) -> None:
-    found = clients.program(
+    outcome = clients.program(
         "vllm_benchmark", "--backend", backend, "--endpoint", path, "--model", "tiny",
         "--tokenizer", str(tiny_llama.FOLDER), "--dataset-name", "random", "--random-input-len", "32",
         "--random-output-len", "16", "--num-prompts", "12", "--ignore-eos",
     )  # fmt: skip
-    assert found == {"completed": 12, "total_output_tokens": 12 * 16, "failed": 0}
+    assert outcome == {"completed": 12, "total_output_tokens": 12 * 16, "failed": 0}
 
 
 def test_lm_eval_scores_and_generates_as_transformers_would(clients: Clients) -> None:

@@ -67,17 +67,17 @@ def parse(message: bytes) -> Asked:
 def answer(asked: Asked, code: int, addresses: tuple[str, ...], limit: int) -> bytes:
     """The reply to a question; truncated, and marked so, where it is longer than `limit` bytes."""
     records = [
-        struct.pack("!HHHIH", 0xC00C, TYPE_A, CLASS_IN, TTL_S, 4) + ipaddress.IPv4Address(each).packed
-        for each in addresses
+        struct.pack("!HHHIH", 0xC00C, TYPE_A, CLASS_IN, TTL_S, 4) + ipaddress.IPv4Address(address).packed
+        for address in addresses
     ]
     fitting = max(0, (limit - _HEADER.size - len(asked.raw)) // 16)
     flags = 0x8580 | code | (0x0200 if len(records) > fitting else 0)
-    kept = records[:fitting]
-    return _HEADER.pack(asked.ident, flags, 1, len(kept), 0, 0) + asked.raw + b"".join(kept)
+    fitting_records = records[:fitting]
+    return _HEADER.pack(asked.ident, flags, 1, len(fitting_records), 0, 0) + asked.raw + b"".join(fitting_records)
 
 
 class Cluster:
-    """What the API server says about Services, at most `FRESH_S` old."""
+    """Addresses of Services as the API server reports them, at most `FRESH_S` old."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
@@ -103,12 +103,12 @@ class Cluster:
             return self._found.get((namespace, name))
 
     def _read(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        endpoints = {_key(each): _endpoints(each) for each in self._list("endpoints")}
-        found = {}
+        endpoints = {_key(endpoint): _endpoints(endpoint) for endpoint in self._list("endpoints")}
+        addresses = {}
         for service in self._list("services"):
             address = service["spec"].get("clusterIP", "None")
-            found[_key(service)] = endpoints.get(_key(service), ()) if address == "None" else (address,)
-        return found
+            addresses[_key(service)] = endpoints.get(_key(service), ()) if address == "None" else (address,)
+        return addresses
 
     def _list(self, plural: str) -> list[dict[str, dict[str, str]]]:
         host, port = self._server.hostname or "", self._server.port
@@ -152,12 +152,12 @@ class Names:
         if len(parts) != 2:
             return answer(asked, NO_NAME, (), limit)
         try:
-            found = self.cluster.addresses(*parts)
+            addresses = self.cluster.addresses(*parts)
         except OSError:
             return answer(asked, SERVER_FAILURE, (), limit)
-        if found is None:
+        if addresses is None:
             return answer(asked, NO_NAME, (), limit)
-        return answer(asked, NO_ERROR, found if asked.type == TYPE_A else (), limit)
+        return answer(asked, NO_ERROR, addresses if asked.type == TYPE_A else (), limit)
 
 
 def serve(names: Names, address: str, port: int) -> None:

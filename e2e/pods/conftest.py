@@ -45,8 +45,8 @@ def world(pytestconfig: pytest.Config) -> Iterator[World]:
     if not image or not second or helm is None:
         pytest.fail("run these tests with `make e2e`: they need a cluster, two images and Helm")
     local = os.environ.get("BATON_E2E_LOCAL")
-    kept = os.environ.get("BATON_E2E_NAMES")
-    token = kept or secrets.token_hex(3)
+    kept_token = os.environ.get("BATON_E2E_NAMES")
+    token = kept_token or secrets.token_hex(3)
     kubectl, own = Kubectl(f"e2e-{token}"), Kubectl(f"e2e-{token}-system")
     folder = Path(local) if local else None
     release = Release(own, kubectl.namespace, helm, image, image, image, is_old=folder is not None, local=folder)
@@ -61,13 +61,13 @@ def world(pytestconfig: pytest.Config) -> Iterator[World]:
     say("its Pods are ready; its Lease")
     release.wait_until_active()
     say("done")
-    made = World(kubectl, release, image, second, folder)
+    new_world = World(kubectl, release, image, second, folder)
     try:
-        yield made
+        yield new_world
     finally:
-        if not kept:
-            for each in (kubectl, own):
-                each.run("delete", "namespace", each.namespace, "--wait=false")
+        if not kept_token:
+            for client in (kubectl, own):
+                client.run("delete", "namespace", client.namespace, "--wait=false")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -1,6 +1,6 @@
 """A pool changes its type of accelerator under load: mode SLO chooses it, and new workers come before old ones go.
 
-Labels of the two nodes and a resource that they are said to have stand for accelerators; workers keep a GPU's time
+Accelerators are represented by labels of the two nodes and by a resource added to them; workers keep a GPU's time
 instead of computing (`paced/`), the same on both. A choice asks for half an hour of load. The status has it from the
 beginning, as one of an operator that ended has, and an operator that starts goes on from there. All else is real.
 """
@@ -33,7 +33,7 @@ LABEL, RESOURCE = "e2e.baton.dev/accelerator", "e2e.baton.dev/gpu"
 FIRST, OTHER = "H200", "H100"
 PRICES = {FIRST: 5, OTHER: 3}
 WORKERS = 2
-"""Of each pool, before and behind the change."""
+"""Workers of each pool, before and after the change."""
 SURGE = 1
 """A rollout's default."""
 LAG_S = 15.0
@@ -45,12 +45,12 @@ def nodes(world: World) -> Iterator[dict[str, str]]:
     """Which node has which type."""
     if world.local is None:
         pytest.skip("only nodes of the local cluster are said to have accelerators")
-    names = [each["metadata"]["name"] for each in world.kubectl.all("nodes")]
-    made = dict(zip((FIRST, OTHER), names, strict=True))
-    for kind, name in made.items():
+    names = [node["metadata"]["name"] for node in world.kubectl.all("nodes")]
+    name_by_type = dict(zip((FIRST, OTHER), names, strict=True))
+    for kind, name in name_by_type.items():
         world.kubectl.run("label", "node", name, f"{LABEL}={kind.lower()}", "--overwrite")
         have(world, name, "8")
-    yield made
+    yield name_by_type
     for name in names:
         world.kubectl.run("label", "node", name, f"{LABEL}-")
         have(world, name, None)
@@ -71,7 +71,7 @@ def wanted(world: World) -> Json:
         "resources": {"cpu": "50m", "memory": "2Gi"},
         "engine": {"kvCacheMemory": "64Mi"},
     }
-    made = world.deployment(
+    manifest = world.deployment(
         model__servedName="paced",
         model__aliases=["tiny-llama"],  # the load's word for whatever it asks
         model__source="file:///models/paced",
@@ -80,8 +80,8 @@ def wanted(world: World) -> Json:
         prefill=pool,
         decode=pool,
     )
-    made["metadata"]["name"] = NAME
-    return made
+    manifest["metadata"]["name"] = NAME
+    return manifest
 
 
 @pytest.fixture
@@ -89,15 +89,15 @@ def load(world: World, nodes: dict[str, str]) -> Iterator[Load]:
     """Clients that ask all the time, of workers on the first type."""
     world.kubectl.apply(wanted(world))
     until("workers on the first type", lambda: is_whole(world, nodes[FIRST]), 180, every_s=1.0)
-    made = Load(world.kubectl, "types-load", world.image, f"http://{NAME}-gateway.{world.kubectl.namespace}.svc", 6)
-    made.start()
-    made.wait_for(5)
-    yield made
+    new_load = Load(world.kubectl, "types-load", world.image, f"http://{NAME}-gateway.{world.kubectl.namespace}.svc", 6)
+    new_load.start()
+    new_load.wait_for(5)
+    yield new_load
     world.kubectl.run("delete", "llm", NAME, "--wait=true", timeout_s=120)
 
 
 def half_an_hour(deployment: Json) -> str:
-    """What an operator keeps of half an hour in which each pool had 0.6 of a worker's work."""
+    """The sizing memory that an operator keeps after half an hour in which each pool had 0.6 of a worker's work."""
     parsed = parse_object(deployment)
     spec = sizing_spec(parsed)
     config = (ROOT / "e2e" / "pods" / "paced" / "config.json").read_bytes()
@@ -125,7 +125,7 @@ class Seen:
 
     node: str
     ready_s: float | None = None
-    told_to_stop_s: float | None = None
+    stopping_s: float | None = None
 
 
 def moment(text: str) -> float:
@@ -148,7 +148,7 @@ def look(world: World, seen: dict[str, dict[str, Seen]]) -> dict[str, tuple[int,
                 if known.ready_s is None and condition["type"] == "Ready" and condition["status"] == "True":
                     known.ready_s = moment(condition["lastTransitionTime"])
             if "deletionTimestamp" in meta:
-                known.told_to_stop_s = moment(meta["deletionTimestamp"]) - meta["deletionGracePeriodSeconds"]
+                known.stopping_s = moment(meta["deletionTimestamp"]) - meta["deletionGracePeriodSeconds"]
             else:
                 staying.append(pod)
         counts[role.value] = (sum(map(is_ready, staying)), len(staying))
@@ -158,7 +158,7 @@ def look(world: World, seen: dict[str, dict[str, Seen]]) -> dict[str, tuple[int,
 def is_whole(world: World, node: str) -> bool:
     """Both pools are complete, ready and on that node alone, and no rollout goes on."""
     status = world.status(NAME)
-    conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
+    conditions = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
     for role in POOL_ROLES:
         pods = workers(world, role)
         if len(pods) < WORKERS or not all(is_ready(pod) and pod["spec"].get("nodeName") == node for pod in pods):
@@ -202,9 +202,9 @@ def test_pools_change_their_type_of_accelerator_under_load_and_no_request_is_los
         operator_to_all_on_the_other_s=round(took_s, 1),
         looks=len(counts),
         routable_fewest={role: min(routable[role]) for role in POOL_ROLES},
-        ready_fewest={role: min(each[role][0] for each in counts) for role in POOL_ROLES},
+        ready_fewest={role: min(count[role][0] for count in counts) for role in POOL_ROLES},
         lead_s={role: lead_s(seen[role]) for role in POOL_ROLES},
-        most={role: max(each[role][1] for each in counts) for role in POOL_ROLES},
+        most={role: max(count[role][1] for count in counts) for role in POOL_ROLES},
         ok=ended["ok"],
         failed=ended["failed"],
         said=[world.status(NAME)[role]["choice"] for role in POOL_ROLES],
@@ -212,7 +212,7 @@ def test_pools_change_their_type_of_accelerator_under_load_and_no_request_is_los
     assert ended["failed"] == 0, ended["failures"]
     for role in POOL_ROLES:
         assert min(routable[role]) >= WORKERS, (role, routable[role])
-        assert max(each[role][1] for each in counts) <= WORKERS + 1 + SURGE, (role, counts)
+        assert max(count[role][1] for count in counts) <= WORKERS + 1 + SURGE, (role, counts)
         assert lead_s(seen[role]) >= -LAG_S, (role, seen[role])
     try:
         until("objects that say the same", lambda: not unlike(world, nodes[OTHER]), 120, every_s=2.0)
@@ -221,46 +221,50 @@ def test_pools_change_their_type_of_accelerator_under_load_and_no_request_is_los
 
 
 def lead_s(pods: dict[str, Seen]) -> float:
-    """How long n of the other type had been ready when the n-th of the first was told to stop, the least of it.
-    Negative: it was told sooner.
+    """The shortest time that n of the other type had been ready when the n-th of the first began to stop.
+    Negative: it began sooner.
     """
-    ready = sorted(each.ready_s for each in pods.values() if each.node == OTHER.lower() and each.ready_s is not None)
-    stopped = [each.told_to_stop_s for each in pods.values() if each.node == FIRST.lower()]
-    known = sorted(each for each in stopped if each is not None)
+    ready = sorted(pod.ready_s for pod in pods.values() if pod.node == OTHER.lower() and pod.ready_s is not None)
+    stopped = [pod.stopping_s for pod in pods.values() if pod.node == FIRST.lower()]
+    known = sorted(stopping_s for stopping_s in stopped if stopping_s is not None)
     assert len(known) == len(stopped) >= WORKERS, "none of the first type is left"
     assert len(ready) >= WORKERS
     return min(at_s - since_s for at_s, since_s in zip(known[-WORKERS:], ready[:WORKERS], strict=True))
 
 
 def unlike(world: World, node: str) -> list[str]:
-    """What stands in different objects about the pools and is not so yet."""
+    """Facts about the pools, in different objects, that are not true yet."""
     kubectl, status = world.kubectl, world.status(NAME)
-    events = [each["reason"] for each in kubectl.all("events") if each["involvedObject"]["name"] == NAME]
+    events = [event["reason"] for event in kubectl.all("events") if event["involvedObject"]["name"] == NAME]
     facts = {
         "the status follows the spec": status["observedGeneration"] == status["generation"],
         "events": {"AcceleratorChosen", "RolloutComplete"} <= set(events),
     }
     for role in POOL_ROLES:
-        pods, said = workers(world, role), status[role]
-        own = [each for each in kubectl.all("deployments", f"{OURS},baton.dev/role={role}") if each["spec"]["replicas"]]
+        pods, pool_status = workers(world, role), status[role]
+        own = [
+            deployment
+            for deployment in kubectl.all("deployments", f"{OURS},baton.dev/role={role}")
+            if deployment["spec"]["replicas"]
+        ]
         subsets = (kubectl.get("endpoints", f"{NAME}-{role}") or {}).get("subsets", [])
-        found = {each["ip"] for subset in subsets for each in subset.get("addresses", [])}
+        addresses = {address["ip"] for subset in subsets for address in subset.get("addresses", [])}
         limits = [pod["spec"]["containers"][0]["resources"]["limits"][RESOURCE] for pod in pods]
         facts |= {
             f"{role}: one Deployment, on the other type's nodes": [
-                each["spec"]["template"]["spec"]["nodeSelector"][LABEL] for each in own
+                deployment["spec"]["template"]["spec"]["nodeSelector"][LABEL] for deployment in own
             ]
             == [OTHER.lower()],
-            f"{role}: its replicas": {each["spec"]["replicas"] for each in own}
-            == {each["status"].get("readyReplicas") for each in own}
+            f"{role}: its replicas": {deployment["spec"]["replicas"] for deployment in own}
+            == {deployment["status"].get("readyReplicas") for deployment in own}
             == {len(pods)},
             f"{role}: Pods": [(pod["spec"].get("nodeName"), is_ready(pod)) for pod in pods]
             == [(node, True)] * len(pods),
             f"{role}: accelerators": limits == ["1"] * len(pods),
-            f"{role}: endpoints": found == {pod["status"].get("podIP") for pod in pods},
+            f"{role}: endpoints": addresses == {pod["status"].get("podIP") for pod in pods},
             f"{role}: LLMPool": (kubectl.get("llmpool", f"{NAME}-{role}") or {})["status"]["replicas"] == len(pods),
-            f"{role}: the status": said["accelerator"] == OTHER
-            and said["choice"].startswith(f"{role} on {OTHER}: ")
-            and said["ready"] == said["desired"] == said["routable"] == len(pods),
+            f"{role}: the status": pool_status["accelerator"] == OTHER
+            and pool_status["choice"].startswith(f"{role} on {OTHER}: ")
+            and pool_status["ready"] == pool_status["desired"] == pool_status["routable"] == len(pods),
         }
     return [fact for fact, is_so in facts.items() if not is_so]

@@ -1,4 +1,4 @@
-"""A model that a Job fetches from a hub in the cluster, with a token that nobody else has."""
+"""A model that a Job fetches from a hub in the cluster, with a token that no other Pod has."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ def test_a_fetched_model_is_served_and_its_token_stays_with_the_job(world: World
     kubectl = world.kubectl
     _hub(world)
     kubectl.apply(_secret("hub", "wrong"))
-    made = world.deployment(model__source=f"hf://org/tiny@{COMMIT}", model__credentialsSecret="hub")
-    made["metadata"]["name"] = NAME
-    made["spec"]["model"]["cache"] = {"size": "1Gi", **({"storageClassName": _volume(world)} if world.local else {})}
-    kubectl.apply(made)
+    manifest = world.deployment(model__source=f"hf://org/tiny@{COMMIT}", model__credentialsSecret="hub")
+    manifest["metadata"]["name"] = NAME
+    manifest["spec"]["model"]["cache"] = {
+        "size": "1Gi",
+        **({"storageClassName": _volume(world)} if world.local else {}),
+    }
+    kubectl.apply(manifest)
     selector = f"baton.dev/deployment={NAME},baton.dev/role"
     until("a Pod that was refused", lambda: "Error" in phases(world, f"{selector}=fetch"), 120)
     assert kubectl.pods(f"{selector}=decode") == []
     kubectl.apply(_secret("hub", TOKEN))
-    took = until("the model is there", lambda: _is_done(world, selector), 240)
+    took = until("the fetched model", lambda: _is_done(world, selector), 240)
     took += until("two workers", lambda: len(kubectl.ready(f"{selector} in (prefill, decode)")) == 2, 240)
     world.note("model fetched and served", seconds=round(took, 1))
     for role in ("prefill", "decode", "gateway"):
@@ -43,9 +46,9 @@ def test_a_fetched_model_is_served_and_its_token_stays_with_the_job(world: World
 
 
 def phases(world: World, selector: str) -> set[str]:
-    """How containers of these Pods ended."""
+    """Reasons for which containers of the selected Pods ended."""
     pods = world.kubectl.all("pods", selector)
-    states = [each.get("state", {}) for pod in pods for each in pod["status"].get("containerStatuses", [])]
+    states = [container.get("state", {}) for pod in pods for container in pod["status"].get("containerStatuses", [])]
     return {str(state.get("terminated", {}).get("reason")) for state in states}
 
 

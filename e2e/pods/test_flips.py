@@ -32,13 +32,13 @@ def wanted(world: World, prefill: int, decode: int) -> Json:
     pools = {role: {"replicas": {"min": count, "max": count}} for role, count in sizes.items()}
     resources = {"resources": {"cpu": "100m", "memory": "2Gi"}, "engine": {"kvCacheMemory": "64Mi"}}
     fields = {"prefill": pools["prefill"] | resources, "decode": pools["decode"] | resources}
-    made = world.deployment(autoscaling={"mode": "Off", "flips": True}, **fields)
-    made["metadata"]["name"] = NAME
-    return made
+    manifest = world.deployment(autoscaling={"mode": "Off", "flips": True}, **fields)
+    manifest["metadata"]["name"] = NAME
+    return manifest
 
 
 def roles(world: World) -> dict[str, str]:
-    """What the Pods that stay are labelled as, by uid."""
+    """Role labels of the Pods that stay, by uid."""
     staying = [pod for pod in world.kubectl.all("pods", WORKERS) if "deletionTimestamp" not in pod["metadata"]]
     return {pod["metadata"]["uid"]: pod["metadata"]["labels"]["baton.dev/role"] for pod in staying}
 
@@ -51,46 +51,46 @@ def processes(world: World) -> dict[str, int]:
 
 @dataclass
 class Objects:
-    """What stands in different objects about the same thing, by role."""
+    """Counts of workers by role, as different objects have them."""
 
     labelled: dict[str, int]
     ready: dict[str, int]
-    found: dict[str, int]
-    """Addresses behind the pool's Service."""
+    in_service: dict[str, int]
+    """Addresses of the pool's Service."""
     pools: dict[str, int]
-    """Of the LLMPool's status."""
+    """Replicas in the LLMPool's status."""
     routable: dict[str, int | None]
     asked: str
-    """On the Deployment."""
+    """The roles that the Deployment's annotation asks for."""
     must_stay: dict[str, int]
-    """Of the PodDisruptionBudget."""
+    """`minAvailable` of the PodDisruptionBudget."""
 
     @property
     def alike(self) -> tuple[dict[str, int] | dict[str, int | None], ...]:
-        return self.labelled, self.ready, self.found, self.pools, self.routable
+        return self.labelled, self.ready, self.in_service, self.pools, self.routable
 
 
 def objects(world: World) -> Objects:
     kubectl, status, both = world.kubectl, world.status(NAME), ("prefill", "decode")
     labelled = list(roles(world).values())
-    found, pools, must_stay = {}, {}, {}
+    in_service, pools, must_stay = {}, {}, {}
     for role in both:
         subsets = (kubectl.get("endpoints", f"{NAME}-{role}") or {}).get("subsets", [])
         addresses = {
-            each["ip"] for s in subsets for kind in ("addresses", "notReadyAddresses") for each in s.get(kind, [])
+            address["ip"] for s in subsets for kind in ("addresses", "notReadyAddresses") for address in s.get(kind, [])
         }
-        found[role] = len(addresses)
+        in_service[role] = len(addresses)
         pools[role] = (kubectl.get("llmpool", f"{NAME}-{role}") or {}).get("status", {}).get("replicas", -1)
         must_stay[role] = (kubectl.get("pdb", f"{NAME}-{role}") or {}).get("spec", {}).get("minAvailable", -1)
     deployments = kubectl.all("deployments", OURS)
-    asked = [each["metadata"].get("annotations", {}).get("baton.dev/roles") for each in deployments]
+    asked = [deployment["metadata"].get("annotations", {}).get("baton.dev/roles") for deployment in deployments]
     return Objects(
         {role: labelled.count(role) for role in both},
         {role: len(kubectl.ready(f"{OURS},baton.dev/role={role}")) for role in both},
-        found,
+        in_service,
         pools,
         {role: status.get(role, {}).get("routable") for role in both},
-        ";".join(sorted(each for each in asked if each)),
+        ";".join(sorted(roles_text for roles_text in asked if roles_text)),
         must_stay,
     )
 
@@ -100,7 +100,7 @@ def wait_until_right(world: World, prefill: int, decode: int, deadline_s: float 
 
     def is_right() -> bool:
         seen = objects(world)
-        return all(each == sizes for each in seen.alike) and seen.asked == f"prefill={prefill},decode={decode}"
+        return all(counts == sizes for counts in seen.alike) and seen.asked == f"prefill={prefill},decode={decode}"
 
     try:
         return until(f"objects say {sizes}", is_right, deadline_s, every_s=0.2)
@@ -108,8 +108,8 @@ def wait_until_right(world: World, prefill: int, decode: int, deadline_s: float 
         pytest.fail(f"{sizes}: {objects(world)}")
 
 
-def told(world: World) -> list[tuple[str, float]]:
-    """What the operator logged: the new role, and seconds from the order until a gateway told of it."""
+def logged_flips(world: World) -> list[tuple[str, float]]:
+    """Flips in the operator's log: the new role, and seconds from the order until a gateway reported it."""
     text = world.release.kubectl.run("logs", world.release.holder(), "--tail=-1")
     return [(role, float(seconds)) for role, seconds in TOOK.findall(text)]
 
@@ -119,28 +119,28 @@ def load(world: World) -> Iterator[Load]:
     """Clients that ask all the time, of a deployment with two prefill workers and one decode worker."""
     world.kubectl.apply(wanted(world, 2, 1))
     wait_until_right(world, 2, 1, 300)
-    made = Load(world.kubectl, "flips-load", world.image, f"http://{NAME}-gateway.{world.kubectl.namespace}.svc")
-    made.start()
-    made.wait_for(5)
-    yield made
+    new_load = Load(world.kubectl, "flips-load", world.image, f"http://{NAME}-gateway.{world.kubectl.namespace}.svc")
+    new_load.start()
+    new_load.wait_for(5)
+    yield new_load
     world.kubectl.run("delete", "llm", NAME, "--wait=true", timeout_s=120)
 
 
 def flip(world: World, load: Load, prefill: int, decode: int) -> str:
     """Have pools of other sizes; gives the uid of the Pod that flipped."""
-    before, running, known = roles(world), processes(world), len(told(world))
+    before, running, known = roles(world), processes(world), len(logged_flips(world))
     applied = time.monotonic()
     world.kubectl.apply(wanted(world, prefill, decode))
     until("another label", lambda: roles(world) != before, 30, every_s=0.05)
     labelled = time.monotonic()
     wait_until_right(world, prefill, decode)
     right = time.monotonic()
-    until("the operator's word", lambda: len(told(world)) > known, 20)
+    until("the operator's word", lambda: len(logged_flips(world)) > known, 20)
     load.wait_for(5)
     after = roles(world)
-    assert processes(world) == running, "nobody was started, stopped or begun again"
+    assert processes(world) == running, "no process was started, stopped or restarted"
     [flipped] = [uid for uid, role in after.items() if before[uid] != role]
-    role, seconds = told(world)[-1]
+    role, seconds = logged_flips(world)[-1]
     assert role == after[flipped]
     world.note(
         f"flip to {role}: {prefill} and {decode}",
@@ -173,18 +173,18 @@ def test_a_process_that_ends_begins_again_as_what_its_pod_says(world: World, loa
     if world.local is None:
         pytest.skip("only processes of the local cluster can be killed here")
     flip(world, load, 2, 1)
-    flipped, known = flip(world, load, 1, 2), len(told(world))
-    for each in Path("/proc").glob("[0-9]*"):
+    flipped, known = flip(world, load, 1, 2), len(logged_flips(world))
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            is_its = flipped in (each / "cgroup").read_text(encoding="ascii")
-            if is_its and b"python" in (each / "cmdline").read_bytes():
-                os.kill(int(each.name), signal.SIGKILL)
+            is_its = flipped in (process / "cgroup").read_text(encoding="ascii")
+            if is_its and b"python" in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
         except OSError:
             continue  # it has ended
     until("another process", lambda: processes(world).get(flipped) == 1, 180)
     wait_until_right(world, 1, 2)
     load.wait_for(5)
-    assert len(told(world)) == known, "it needed no order"
+    assert len(logged_flips(world)) == known, "it needed no order"
     assert not load.lines("FAIL"), load.lines("FAIL")
 
 
@@ -205,8 +205,10 @@ def test_a_pool_that_shrinks_loses_one_of_its_own_and_no_request_is_lost(world: 
     before = roles(world)
     world.kubectl.apply(wanted(world, 1, 1))
     wait_until_right(world, 1, 1)
-    kept = roles(world)
-    world.note("one of two prefill workers stopped", kept_their_role=all(before[uid] == kept[uid] for uid in kept))
+    remaining = roles(world)
+    world.note(
+        "one of two prefill workers stopped", kept_their_role=all(before[uid] == remaining[uid] for uid in remaining)
+    )
     load.wait_for(5)
     ended = load.stop()
     world.note("flips: the load", ok=ended["ok"], failed=ended["failed"])

@@ -51,8 +51,8 @@ def test_helm_installs_upgrades_the_definitions_and_leaves_them(world: World, re
     assert secret_data(kubectl) == master  # other ones would cut every link
 
     unwatched = world.release.kubectl
-    made: Json = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text(encoding="utf-8"))
-    unwatched.apply({**made, "metadata": {"name": "kept"}})
+    manifest: Json = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text(encoding="utf-8"))
+    unwatched.apply({**manifest, "metadata": {"name": "kept"}})
     helm(release, "uninstall")
     until("the operator is gone", lambda: not kubectl.pods("app.kubernetes.io/name=baton-operator"), 60)
     assert column_names(kubectl) == wanted
@@ -92,7 +92,7 @@ def column_names(kubectl: Kubectl) -> list[str]:
 
 
 def secret_data(kubectl: Kubectl) -> dict[str, Any]:
-    found = kubectl.get("secret", MASTER)
-    assert found is not None
-    data: dict[str, Any] = found["data"]
+    secret = kubectl.get("secret", MASTER)
+    assert secret is not None
+    data: dict[str, Any] = secret["data"]
     return data

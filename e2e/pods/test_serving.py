@@ -1,6 +1,6 @@
 """From `kubectl apply` to answers, and everything that happens to a deployment while it answers, in this order.
 
-Each test leaves a serving deployment behind for the next. What is asserted is what users see (no failed request, whole
+Each test leaves a serving deployment for the next. What is asserted is what users see (no failed request, whole
 answers of one model) and what Kubernetes has (Pods, owners, the Lease); times are noted, never asserted.
 """
 
@@ -48,7 +48,7 @@ def test_apply_gives_a_first_token_over_the_service(world: World) -> None:
 def test_a_drain_of_each_node_costs_no_request(world: World) -> None:
     """With one worker in each pool and one gateway: each has a successor before it is evicted."""
     kubectl = world.kubectl
-    nodes = [each["metadata"]["name"] for each in kubectl.all("nodes") if not each["spec"].get("unschedulable")]
+    nodes = [node["metadata"]["name"] for node in kubectl.all("nodes") if not node["spec"].get("unschedulable")]
     if len(nodes) < 2:
         pytest.skip("one node: what runs there has nowhere to go")
     ours = f"baton.dev/deployment={NAME}"
@@ -92,17 +92,21 @@ def test_a_refused_spec_and_lost_objects_leave_what_ran_running(world: World) ->
     """The key Secret, a worker Deployment and a Service are deleted by hand, while the newest spec is refused."""
     kubectl = world.kubectl
     kubectl.apply(world.deployment(model__source="file://relative"))
-    until("told", lambda: world.status().get("summary") == "Unsupported", 60)
-    made = [each for each in kubectl.all("deployments", workers("decode")) if each["spec"]["replicas"]]
-    [workers_of_decode] = [each["metadata"]["name"] for each in made]
+    until("refused", lambda: world.status().get("summary") == "Unsupported", 60)
+    deployments = [
+        deployment for deployment in kubectl.all("deployments", workers("decode")) if deployment["spec"]["replicas"]
+    ]
+    [workers_of_decode] = [deployment["metadata"]["name"] for deployment in deployments]
     lost = (("secret", f"{NAME}-keys"), ("service", f"{NAME}-decode"), ("deployment", workers_of_decode))
-    uids = {each: uid_of(kubectl.get(*each) or {}) for each in lost}
-    for each in lost:
-        kubectl.run("delete", *each)
-    until("back", lambda: all(uid_of(kubectl.get(*each) or {}) not in ("", uids[each]) for each in lost), 60)
+    uids = {place: uid_of(kubectl.get(*place) or {}) for place in lost}
+    for place in lost:
+        kubectl.run("delete", *place)
+    until("back", lambda: all(uid_of(kubectl.get(*place) or {}) not in ("", uids[place]) for place in lost), 60)
     kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=2")
     world.note("lost objects: back, and scaled", seconds=round(world.wait_until_settled(1, 2), 1))
-    conditions = {each["type"]: (each["status"], each["reason"]) for each in world.status()["conditions"]}
+    conditions = {
+        condition["type"]: (condition["status"], condition["reason"]) for condition in world.status()["conditions"]
+    }
     assert conditions["Ready"] == ("True", "Serving")
     assert conditions["Stalled"] == ("True", "Unsupported")
     with serving(world, "refused-spec"):
@@ -185,14 +189,14 @@ def test_an_operator_that_stands_still_is_followed_by_the_other(world: World) ->
         processes = processes_of(uid_of(pod))
         assert processes
         try:
-            for each in processes:
-                os.kill(each, signal.SIGSTOP)
+            for process in processes:
+                os.kill(process, signal.SIGSTOP)
             stopped = time.monotonic()
             world.release.wait_until_active(other_than=holder)
             world.note("operator stopped dead: Lease taken over", seconds=round(time.monotonic() - stopped, 1))
         finally:
-            for each in processes:
-                os.kill(each, signal.SIGCONT)
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
         # It wakes up, finds the Lease with another process, and ends: its container starts anew.
         until(
             "the first one ends", lambda: restarts(world.release.kubectl.get("pod", holder) or pod) > restarts(pod), 60
@@ -248,7 +252,7 @@ def test_the_api_server_is_away_for_two_minutes(world: World) -> None:
         world.wait_until_settled(1, 2)
         world.note("API server back: scaled as asked", seconds=round(time.monotonic() - returned, 1))
         load.wait_for(20)
-    assert {uid: each for uid, each in pods_of(world).items() if uid in before}.items() <= before.items()
+    assert {uid: started for uid, started in pods_of(world).items() if uid in before}.items() <= before.items()
     assert len(set(pods_of(world)) & set(before)) == len(before) - 1
     world.kubectl.run("scale", f"llmpool/{NAME}-prefill", "--replicas=2")
     world.wait_until_settled(2, 2)
@@ -264,21 +268,21 @@ def test_deleting_it_leaves_nothing(world: World) -> None:
 
 @contextmanager
 def serving(world: World, name: str, is_ready_throughout: bool = False) -> Iterator[Load]:
-    """Load while the block runs: no request fails, and every answer is one of what that model says to that prompt. What
-    the status says meanwhile is noted, and with `is_ready_throughout` it may say nothing but Ready."""
+    """Load while the block runs: no request fails, and every answer is one that the model gives to that prompt. The
+    status' top lines are noted, and with `is_ready_throughout` they may be nothing but Ready."""
     load = world.load(name)
     load.start()
     try:
         load.wait_for(5)
-        with top_line(world, name) as said:
+        with top_line(world, name) as top_lines:
             yield load
             load.wait_for(5)
     finally:
-        found = load.stop()
-        world.note(f"load: {name}", ok=found["ok"], failed=found["failed"], failures=found["failures"][:10])
-    assert found["failed"] == 0, found["failures"][:10]
-    assert not is_ready_throughout or said.keys() == {"True"}, said
-    assert all(len(texts) == 1 for texts in found["answers"].values()), found["answers"]
+        outcome = load.stop()
+        world.note(f"load: {name}", ok=outcome["ok"], failed=outcome["failed"], failures=outcome["failures"][:10])
+    assert outcome["failed"] == 0, outcome["failures"][:10]
+    assert not is_ready_throughout or top_lines.keys() == {"True"}, top_lines
+    assert all(len(texts) == 1 for texts in outcome["answers"].values()), outcome["answers"]
 
 
 def pods_of(world: World) -> dict[str, int]:
@@ -289,8 +293,10 @@ def pods_of(world: World) -> dict[str, int]:
 
 def running(world: World) -> list[str]:
     """Deployments of gateways and workers; that of a former template has no Pods, and goes when it is cleaned up."""
-    made = world.kubectl.all("deployments", f"baton.dev/deployment={NAME}")
-    return [f"deployment/{each['metadata']['name']}" for each in made if each["spec"]["replicas"]]
+    deployments = world.kubectl.all("deployments", f"baton.dev/deployment={NAME}")
+    return [
+        f"deployment/{deployment['metadata']['name']}" for deployment in deployments if deployment["spec"]["replicas"]
+    ]
 
 
 def templates(world: World, role: str) -> set[str]:
@@ -305,21 +311,21 @@ def keys_read(world: World) -> list[list[str]]:
     """The different sets of key files that Pods of the deployment see: one, when the kubelet has written everywhere."""
     look = f"import os, json; print(json.dumps(sorted(n for n in os.listdir('{KEYS_PATH}') if n[0] != '.')))"
     pods = world.kubectl.pods(f"baton.dev/deployment={NAME}")
-    found = {world.kubectl.run("exec", pod["metadata"]["name"], "--", "python", "-c", look) for pod in pods}
-    return [json.loads(each) for each in sorted(found)]
+    listings = {world.kubectl.run("exec", pod["metadata"]["name"], "--", "python", "-c", look) for pod in pods}
+    return [json.loads(listing) for listing in sorted(listings)]
 
 
 def processes_of(pod: str) -> list[int]:
     """Python processes of a Pod on this machine, by the Pod's uid."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*"):
+    pids = []
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            is_its = pod in (each / "cgroup").read_text(encoding="ascii")
-            if is_its and b"python" in (each / "cmdline").read_bytes():
-                found.append(int(each.name))
+            is_its = pod in (process / "cgroup").read_text(encoding="ascii")
+            if is_its and b"python" in (process / "cmdline").read_bytes():
+                pids.append(int(process.name))
         except OSError:
             continue  # it has ended
-    return found
+    return pids
 
 
 def cluster(world: World, *arguments: str) -> None:

@@ -4,7 +4,7 @@ Workers keep time instead of computing (`paced/`): what is tried is who is sized
 computes for six workers. Everything else is real: Pods, gateway, links, hand-over, sizing, rollout. Nothing is set
 about queues. A gateway that is too small for the moment answers 429 with Retry-After, and the client asks again when it
 says, as clients of the API do. That no request is lost is asserted, and that pools grow, sleep and wake. Latencies are
-told.
+reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def asleep(world: World) -> Iterator[None]:
         "resources": {"cpu": "50m", "memory": "2Gi"},
         "engine": {"kvCacheMemory": "64Mi"},
     }
-    made = world.deployment(
+    manifest = world.deployment(
         model__servedName=NAME,
         model__source="file:///models/paced",
         autoscaling={"scaleToZeroAfter": "60s"},
@@ -44,8 +44,8 @@ def asleep(world: World) -> Iterator[None]:
         prefill=pool,
         decode=pool,
     )
-    made["metadata"]["name"] = NAME
-    world.kubectl.apply(made)
+    manifest["metadata"]["name"] = NAME
+    world.kubectl.apply(manifest)
     gateway = f"baton.dev/deployment={NAME},baton.dev/role=gateway"
     until("a gateway", lambda: world.kubectl.ready(gateway), 120)
     yield
@@ -55,22 +55,24 @@ def asleep(world: World) -> Iterator[None]:
 @pytest.mark.usefixtures("asleep")
 def test_pools_follow_the_load_from_zero_and_back(world: World) -> None:
     assert workers(world) == []
-    answers = sent(world, "rise-and-fall", ",".join(f"{seconds}@{rate}" for _, seconds, rate in PHASES))
+    answers = run_load(world, "rise-and-fall", ",".join(f"{seconds}@{rate}" for _, seconds, rate in PHASES))
     until("both pools sleep", lambda: desired(world) == (0, 0), 150, every_s=2.0)
     until("no worker is left", lambda: not workers(world), 180)  # a busy kubelet takes over a minute to remove a Pod
-    again = sent(world, "again", "1@2")
+    again = run_load(world, "again", "1@2")
     report(world, answers, again)
     decisions: list[Json] = world.status(NAME)["scalingDecisions"]
-    sizes = {pool: [each["to"] for each in decisions if each["pool"] == pool] for pool in ("prefill", "decode")}
-    world.note("mode SLO: decisions", said=[f"{each['time']} {each['reason']}" for each in decisions])
-    lost = [each for each in (*answers, *again) if "lost" in each]
+    sizes = {
+        pool: [decision["to"] for decision in decisions if decision["pool"] == pool] for pool in ("prefill", "decode")
+    }
+    world.note("mode SLO: decisions", said=[f"{decision['time']} {decision['reason']}" for decision in decisions])
+    lost = [request for request in (*answers, *again) if "lost" in request]
     assert not lost, lost[:10]
     assert all(pool[0] >= 1 and 0 in pool and pool[-1] >= 1 for pool in sizes.values()), sizes
     assert max(*sizes["prefill"], *sizes["decode"]) >= 2, "at the highest rate one worker of each is not enough"
 
 
-def sent(world: World, name: str, rates: str) -> list[Json]:
-    """What came of every request."""
+def run_load(world: World, name: str, rates: str) -> list[Json]:
+    """The outcome of every request of a load."""
     url = f"http://{NAME}-gateway.{world.kubectl.namespace}.svc"
     load = ChangingLoad(world.kubectl, name, world.image, url, rates=rates)
     load.start()
@@ -82,7 +84,7 @@ def report(world: World, answers: list[Json], again: list[Json]) -> None:
     """Attainment as the clients saw it, for each part of the load."""
     begins_s = 0.0
     for name, seconds, _ in PHASES:
-        part = [each for each in answers if begins_s <= each["at_s"] < begins_s + seconds]
+        part = [request for request in answers if begins_s <= request["at_s"] < begins_s + seconds]
         world.note(f"mode SLO: {name}", **attainment(part))
         begins_s += seconds
     world.note("mode SLO: all", **attainment(answers))
@@ -91,14 +93,14 @@ def report(world: World, answers: list[Json], again: list[Json]) -> None:
 
 def attainment(answers: list[Json]) -> Json:
     """Shares within the targets, of all that were sent. TTFT counts from the first try."""
-    whole = [each for each in answers if "lost" not in each]
+    whole = [request for request in answers if "lost" not in request]
     return {
         "requests": len(answers),
         "lost": len(answers) - len(whole),
-        "refused_before": sum(each["refused"] for each in answers),
-        "within_ttft": round(sum(each["ttft_s"] <= TTFT_S for each in whole) / len(answers), 3),
-        "within_tpot": round(sum(each["tpot_s"] <= TPOT_S for each in whole) / len(answers), 3),
-        "slowest_ttft_s": max((each["ttft_s"] for each in whole), default=None),
+        "refused_before": sum(request["refused"] for request in answers),
+        "within_ttft": round(sum(request["ttft_s"] <= TTFT_S for request in whole) / len(answers), 3),
+        "within_tpot": round(sum(request["tpot_s"] <= TPOT_S for request in whole) / len(answers), 3),
+        "slowest_ttft_s": max((request["ttft_s"] for request in whole), default=None),
     }
 
 

@@ -1,4 +1,4 @@
-"""Reads the training text: questions with their answers, and what is generated beside them.
+"""Reads the training text: questions with their answers, and what is generated to go with them.
 
 A corpus file is a row of entries: one or more `Q: question` lines, then `A: answer`, which runs to the next `Q:` line
 or the end of the file. All of it was written for this repository.

@@ -1,9 +1,9 @@
-"""What bad definitions cost whoever else is served: `make campaign RUN=beside_definitions`.
+"""The cost of bad definitions to other tenants: `make campaign RUN=beside_definitions`.
 
-Short streams of innocents on null workers, with and without ten kinds of bad schemas, patterns and tools beside them:
-some a second, or one after the other without a pause. The ways take turns, so that a busy machine hits all alike. In
-each round they are alone twice: how far both are apart is what the machine itself does to these figures.
-Exits with 1 where the 99th percentile of a first token or of a gap is more than 5 % above that without (some a second).
+Short streams of innocents on null workers, with and without ten kinds of bad schemas, patterns and tools at the same
+time: some a second, or one after the other without a pause. The ways take turns, so that a busy machine hits all alike.
+In each round they are alone twice: how far both are apart is what the machine itself does to these figures. Exits with
+1 where the 99th percentile of a first token or of a gap is more than 5 % above that without (some a second).
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ async def attack(at: Target, seen: Seen, pause_s: float) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
-    """Tasks that have no end. Raises what one of them raised."""
+async def run_beside(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
+    """Run endless tasks while the context lasts. Raises what one task raised."""
     try:
         yield
     finally:
@@ -99,12 +99,12 @@ async def running(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
             raise error
 
 
-async def measured(at: Target, way: str, pause_s: float, seconds: float, into: Seen) -> None:
+async def measure(at: Target, way: str, pause_s: float, seconds: float, into: Seen) -> None:
     seen = Seen()
     tasks = [asyncio.create_task(innocent(at, seen)) for _ in range(STREAMS)]
     if way in (PACED, UNPACED):
         tasks.append(asyncio.create_task(attack(at, seen, pause_s if way == PACED else 0.0)))
-    async with running(*tasks):
+    async with run_beside(*tasks):
         await asyncio.sleep(SETTLING_S)
         seen.first.clear()
         seen.gaps.clear()
@@ -118,14 +118,14 @@ async def measured(at: Target, way: str, pause_s: float, seconds: float, into: S
 
 
 async def campaign(at: Target, options: argparse.Namespace) -> dict[str, Seen]:
-    found = {way: Seen() for way in (ALONE, PACED, AGAIN, UNPACED)}
+    seen_by_way = {way: Seen() for way in (ALONE, PACED, AGAIN, UNPACED)}
     for _ in range(options.rounds):
-        for way, seen in found.items():
-            await measured(at, way, 1.0 / options.rate, options.seconds, seen)
-    return found
+        for way, seen in seen_by_way.items():
+            await measure(at, way, 1.0 / options.rate, options.seconds, seen)
+    return seen_by_way
 
 
-def _told(ratios: dict[str, float]) -> str:
+def _format_ratios(ratios: dict[str, float]) -> str:
     return ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
 
 
@@ -137,8 +137,8 @@ def main() -> int:
     options = parser.parse_args()
     machine = this_machine()
     with tempfile.TemporaryDirectory() as folder, target(Path(folder), 2_048) as at:
-        found = asyncio.run(campaign(at, options))
-    rows = [seen.row(way) for way, seen in found.items()]
+        seen_by_way = asyncio.run(campaign(at, options))
+    rows = [seen.row(way) for way, seen in seen_by_way.items()]
     alone, paced, again, _ = rows
     ratios, noise = (
         {name: float(row[name] or 0) / float(alone[name] or 1) for name in ("TTFT p99 ms", "gap p99 ms")}
@@ -146,7 +146,7 @@ def main() -> int:
     )
     notes = [
         f"{STREAMS} innocent streams of {TOKENS} tokens, {STEP_MS:.0f} ms each; paced: {options.rate:g} a second.",
-        f"Paced to alone: {_told(ratios)}. Alone again to alone: {_told(noise)}.",
+        f"Paced to alone: {_format_ratios(ratios)}. Alone again to alone: {_format_ratios(noise)}.",
     ]
     publish("beside_definitions", machine, notes, tuple(rows[0]), rows)
     return 0 if max(ratios.values()) <= MOST else 1

@@ -1,9 +1,9 @@
 """Single bits flipped on every internal link: `make campaign RUN="flips --count 1000"`.
 
 A service of real processes, all links through proxies. Each direction of each link has `count` bits flipped while
-clients ask what has known answers. Nobody may get another text: right, a beginning of it and an error, or an error.
-What is altered on a control link must end that link within 5 s, but for header lines of an HTTP upgrade that nobody
-reads: behind those the handshake and signed frames go both ways. Exits with 1 when a bar is missed.
+clients ask what has known answers. No client may get another text: right, a beginning of it and an error, or an error.
+A flip on a control link must end that link within 5 s, but for unread header lines of an HTTP upgrade: after those the
+handshake and signed frames go both ways. Exits with 1 when a bar is missed.
 
 Several runs side by side make one: each with its own `--seed` and `--write FILE`, then `--merge FILE …`.
 """
@@ -28,31 +28,31 @@ from baton_testing.engine import tiny_llama
 from baton_testing.processes.deployment import Shape
 from baton_testing.processes.tampered_deployment import LINKS, TamperedDeployment
 from baton_testing.processes.tampering_proxy import Flip, TamperingProxy, Way
-from campaigns.faults.load import Ask, Judged, question_of, sent
+from campaigns.faults.load import Ask, Judged, question_of, send_and_judge
 
 MAX_TOKENS = 48
 NOTICED_S = 5.0
 DATA = "prefill-decode data"
 """Has no deadline. KV bytes have no MAC: their checksums end the hand-over instead."""
 SLOW = "gateway-operator"
-"""Has some frames a second: beside others it has as many flips as fit into their time."""
+"""A link with some frames a second: next to others it has as many flips as fit into their time."""
 
 
 def asks() -> list[Ask]:
     """Streamed and whole, short enough to end between two flips."""
-    found = []
+    choices = []
     for question in tiny_llama.LONG_ANSWERS:
         greedy = tiny_llama.greedy(tiny_llama.chat_ids(question), MAX_TOKENS)
         if greedy.safe_tokens() == len(greedy.ids):
             text = tiny_llama.text_of(greedy.ids)
             for stream in (True, True, False):
                 request = question_of(question, stream=stream, max_tokens=MAX_TOKENS)
-                found.append(Ask("streamed" if stream else "whole", request, (text,)))
-    return found
+                choices.append(Ask("streamed" if stream else "whole", request, (text,)))
+    return choices
 
 
 class Tally:
-    """What became of requests and flips."""
+    """Counts of requests and flips by their outcome."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
@@ -61,14 +61,14 @@ class Tally:
         self.altered = 0
         """Frames that the metrics count."""
 
-    def judged(self, judged: Judged) -> None:
-        verdict = judged.verdict
+    def count(self, outcome: Judged) -> None:
+        verdict = outcome.verdict
         if verdict in ("failed", "broken"):
-            begins = (judged.ask.expected[index].startswith(text) for index, text in judged.answer.texts.items())
+            begins = (outcome.ask.expected[index].startswith(text) for index, text in outcome.answer.texts.items())
             verdict = verdict if all(begins) else "wrong"
         self.requests[verdict] += 1
         if verdict == "wrong":
-            self.problems.append(f"{judged.ask.request.body}: {judged.detail} {judged.answer.texts}")
+            self.problems.append(f"{outcome.ask.request.body}: {outcome.detail} {outcome.answer.texts}")
             print(self.problems[-1], flush=True)
 
     def as_json(self) -> str:
@@ -79,7 +79,7 @@ class Tally:
         return json.dumps([self.requests, ends, self.problems, self.altered])
 
     def add(self, text: str) -> None:
-        """What `as_json` of another run gave."""
+        """Add the counts that `as_json` of another run gave."""
         requests, ways, problems, altered = json.loads(text)
         self.requests.update(requests)
         for link, is_back, ends in ways:
@@ -128,13 +128,13 @@ async def tamper(
                 await flip.judged.wait()
         except TimeoutError:
             if way.link != DATA:
-                print(f"{way}: a link stands {NOTICED_S} s after a flip", flush=True)
+                print(f"{way}: a link is still up {NOTICED_S} s after a flip", flush=True)
 
 
 async def ask_on(host: str, port: int, choices: list[Ask], tally: Tally, draw: random.Random) -> None:
     while True:
-        judged = await sent(host, port, draw.choice(choices))
-        tally.judged(judged)
+        outcome = await send_and_judge(host, port, draw.choice(choices))
+        tally.count(outcome)
         await asyncio.sleep(draw.uniform(0.0, 0.1))
 
 
@@ -163,9 +163,9 @@ async def campaign(arguments: argparse.Namespace, folder: Path, choices: list[As
         await asyncio.gather(*tasks, *clients, return_exceptions=True)
         await asyncio.sleep(3.0)
         for _ in range(5):  # nothing is broken for good
-            judged = await sent("127.0.0.1", port, draw.choice(choices))
-            if judged.verdict != "exact":
-                tally.problems.append(f"after the last flip: {judged.verdict} {judged.detail}")
+            outcome = await send_and_judge("127.0.0.1", port, draw.choice(choices))
+            if outcome.verdict != "exact":
+                tally.problems.append(f"after the last flip: {outcome.verdict} {outcome.detail}")
         tally.altered = await asyncio.to_thread(tampered.altered_frames)
         return tally
 

@@ -1,9 +1,9 @@
 """Campaigns against the hand-over in one process: `make campaign RUN="fuzz CAMPAIGN"`.
 
 `corruption` spoils the data of hand-overs and looks for wrong bytes that were admitted; `wire` decodes frames that no
-honest peer sends; `links` alters frames on their way, and signs bad ones; `machines` tells both machines anything at
+honest peer sends; `links` alters frames on their way, and signs bad ones; `machines` gives both machines any event at
 any time; `forgeries` tries forged and replayed keys, grants and seals; `cancels` cancels after every event of a
-hand-over; `transfers` hands over again and again over one link of real sockets. Memory is watched in all of them.
+hand-over; `transfers` hands over again and again over one link of real sockets. Memory is watched in all campaigns.
 Exits with 1 when a bar is missed.
 """
 
@@ -30,7 +30,7 @@ from baton_testing.wire.link_fuzz import LinkFuzz
 from campaigns.long_link import transfers
 
 Rows = list[dict[str, Cell]]
-TOLD_S = 20.0
+REPORT_EVERY_S = 20.0
 FUZZ_STEPS = 120
 POINTS = 24
 TRACED_STEPS = 20_000
@@ -44,15 +44,15 @@ class Progress:
 
     def __init__(self, what: str, count: int) -> None:
         self._what, self._count = what, count
-        self._told_s = self._began_s = time.monotonic()
+        self._reported_s = self._began_s = time.monotonic()
         self._process = psutil.Process()
         self._first_bytes = 0
 
     def at(self, done: int, note: str = "") -> None:
         if not self._first_bytes and done >= self._count // 10:
             self._first_bytes = self._process.memory_info().rss  # after the warm-up
-        if time.monotonic() - self._told_s > TOLD_S or done == self._count:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._reported_s > REPORT_EVERY_S or done == self._count:
+            self._reported_s = time.monotonic()
             print(f"{self._what}: {done:,} of {self._count:,} {note}", flush=True)
 
     def rows(self) -> Rows:
@@ -68,7 +68,7 @@ def _counted(counts: Mapping[str, int]) -> Rows:
 
 
 def corruption(count: int, seed: int) -> tuple[Rows, bool]:
-    """At least `count` injected defects, half of them with a one-sided transport."""
+    """At least `count` injected defects, half with a one-sided transport."""
     progress, tally = Progress("corruption", count), Tally()
     defects = [defect for defect in Defect if defect is not Defect.NONE]
     pairs = [SpoiltPair(seed + side, one_sided=bool(side)) for side in range(2)]

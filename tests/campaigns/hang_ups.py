@@ -1,10 +1,10 @@
 """Clients that hang up at random instants: `make campaign RUN="hang_ups --count 100000"`.
 
 Many at once, on every surface of one gateway with null workers: within heads and bodies, while a prompt is rendered,
-tokenised or its grammar compiled, while it waits and while it is answered. A steady client beside them must get every
+tokenised or its grammar compiled, while it waits and while it is answered. A steady client next to them must get every
 answer, and now and then each surface is asked for a whole one. At the end nothing may be left: no request, no sequence
 at a worker, no byte of the budget, no task, descriptor or process, and at most a tenth more memory than after the first
-tenth. Exits with 1 when something is left, nobody answers, or a request was answered 500.
+tenth. Exits with 1 when something is left, a surface is silent, or a request was answered 500.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from baton_testing.gateway.three_tenants import BAD, GOOD, key_file
 
 CONTEXT = 16_384
 FIRST_SHARE, FIRST_LEAST = 10, 3_000
-"""What is held counts from the end of the first tenth: a process that has served nothing has not loaded everything."""
+"""Growth counts from the end of the first tenth: a process that has served nothing has not loaded everything."""
 QUIET_S = 40.0
 """How long the end is waited for."""
 MEMORY_RATIO = 1.1
@@ -43,7 +43,7 @@ WHOLE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a gateway holds."""
+    """The resources that a gateway holds."""
 
     requests: int
     sequences_at_workers: int
@@ -54,8 +54,8 @@ class Held:
     mib: float
 
     def more_than(self, before: Held) -> list[str]:
-        """What is left over, where `before` nothing was at work."""
-        found = [
+        """The resources that are left over, compared with `before`, when nothing was at work."""
+        leftovers = [
             f"{name}: {value}"
             for name, value in (
                 ("requests", self.requests),
@@ -66,10 +66,10 @@ class Held:
         ]
         for name in ("tasks", "descriptors", "processes"):
             if getattr(self, name) > getattr(before, name):
-                found.append(f"{name}: {getattr(self, name)}, before {getattr(before, name)}")
+                leftovers.append(f"{name}: {getattr(self, name)}, before {getattr(before, name)}")
         if self.mib > MEMORY_RATIO * before.mib:
-            found.append(f"memory: {self.mib:.0f} MiB, before {before.mib:.0f}")
-        return found
+            leftovers.append(f"memory: {self.mib:.0f} MiB, before {before.mib:.0f}")
+        return leftovers
 
 
 def held(at: Target) -> Held | None:
@@ -87,7 +87,7 @@ def held(at: Target) -> Held | None:
 
 
 async def calm(at: Target, before: Held | None, within_s: float) -> tuple[Held | None, list[str]]:
-    """What is held once nothing is left over any more, or in the end."""
+    """Wait until nothing is left over, or for `within_s`: what is held then, and what is left over."""
     until_s = time.monotonic() + within_s
     while True:
         now = await asyncio.to_thread(held, at)
@@ -98,7 +98,7 @@ async def calm(at: Target, before: Held | None, within_s: float) -> tuple[Held |
 
 
 async def silent_surfaces(at: Target, key: str, seed: int) -> list[str]:
-    """Those that give no whole answer. Each is asked at once."""
+    """The surfaces that give no whole answer. All are asked at once."""
     hang_ups, draw = HangUps(at.port, MODEL, key, seed), random.Random(seed)
 
     async def ask(name: str, sent: bytes) -> list[str]:
@@ -138,7 +138,7 @@ async def campaign(at: Target, count: int, seed: int, lanes: int) -> tuple[HangU
     problems += [f"the steady client: {problem}" for problem in client.seen.problems()]
     problems += await silent_surfaces(at, GOOD, seed)
     after, left = await calm(at, before, QUIET_S)
-    problems += [f"left: {each}" for each in left]
+    problems += [f"left: {leftover}" for leftover in left]
     problems += [f"{number} answers of 500: {surface}" for surface, number in hang_ups.errors.items() if number]
     log = at.gateway.log.read_text(errors="replace")
     problems += [f"the log: {word}" for word in ("Traceback", "was destroyed but it is pending") if word in log]

@@ -1,6 +1,6 @@
 """Attacks on one gateway: `make campaign RUN="hostile --count 5000"`.
 
-First the largest legal and the smallest illegal request of every kind, one at a time beside streams of innocents: how
+First the largest legal and the smallest illegal request of every kind, one at a time next to streams of innocents: how
 long `/health/live` takes, the widest gap of an innocent stream, the longest lag of the gateway's event loop, and its
 memory two seconds later. Then random hostile requests from a seed. Null workers in a process of their own; a long
 context or a short one.
@@ -90,7 +90,7 @@ def bombs(context: int) -> list[tuple[str, str, bytes]]:
 
 @dataclass
 class Watch:
-    """What others see meanwhile."""
+    """Measurements of the gateway meanwhile, as other clients see it."""
 
     port: int
     health_s: float = 0.0
@@ -137,7 +137,7 @@ def longest(before: dict[float, float], after: dict[float, float]) -> float:
     return min(bound for bound in after if after[bound] - before[bound] == total)
 
 
-async def bombed(at: Target, context: int) -> list[dict[str, Cell]]:
+async def send_bombs(at: Target, context: int) -> list[dict[str, Cell]]:
     rows: list[dict[str, Cell]] = []
     first_mib = 0.0
     for name, path, body in bombs(context):
@@ -188,7 +188,7 @@ async def refusals(at: Target) -> list[dict[str, Cell]]:
 
 @contextlib.contextmanager
 def other_workers(at: Target, vocabulary: int) -> Iterator[None]:
-    """Workers of a model whose tokenizer the gateway has not seen; it does not know of them yet."""
+    """Workers of a model whose tokenizer the gateway has not seen; it does not know these workers yet."""
     folder = at.folder / LARGE
     folder.mkdir()
     shutil.copytree(at.folder / "keys", folder / "keys")
@@ -256,7 +256,7 @@ async def new_tokenizer(at: Target, vocabulary: int) -> list[dict[str, Cell]]:
 # Many at once --------------------------------------------------------------------------------------------------------
 
 
-async def flooded(at: Target, count: int, seed: int) -> tuple[list[dict[str, Cell]], list[str]]:
+async def send_flood(at: Target, count: int, seed: int) -> tuple[list[dict[str, Cell]], list[str]]:
     requests, verdicts = HostileRequests(seed, MODEL), Verdicts()
     before_fds = at.process.num_fds()
     first = count // FIRST_SHARE
@@ -306,7 +306,7 @@ def main() -> int:
         notes = [f"Context of {options.context_tokens} tokens, {STREAMS} innocent streams of {STEP_MS:.0f} ms a token."]
         notes += [options.label] if options.label else []
         if options.one_by_one:
-            rows = asyncio.run(bombed(at, options.context_tokens))
+            rows = asyncio.run(send_bombs(at, options.context_tokens))
             columns = ("request", "bytes", "answer", "s", "health ms", "gap ms", "lag ms, at most", "RSS %")
             publish("hostile_one_by_one", machine, notes, columns, rows)
         if options.vocabulary:
@@ -317,7 +317,7 @@ def main() -> int:
             publish("hostile_refusals", machine, notes, tuple(refused[0]), refused)
         wrong: list[str] = []
         if options.count:
-            counted, wrong = asyncio.run(flooded(at, options.count, options.seed))
+            counted, wrong = asyncio.run(send_flood(at, options.count, options.seed))
             publish(
                 "hostile_flood",
                 machine,

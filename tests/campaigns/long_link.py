@@ -20,7 +20,7 @@ from baton_wire.messages.values import Reason
 Rows = list[dict[str, Cell]]
 AT_ONCE = 9
 CANCEL_EVERY = 50
-TOLD_S = 20.0
+REPORT_EVERY_S = 20.0
 FORGET_S = 125.0
 """Ended attempts are remembered for 120 s: only after that has the ledger reached its steady size."""
 MAX_SLOPE_BYTES = 64
@@ -36,7 +36,7 @@ def transfers(count: int, seed: int) -> tuple[Rows, bool]:
 async def _run(count: int, folder: Path) -> tuple[Rows, bool]:
     process, began = psutil.Process(), time.monotonic()
     samples: list[tuple[float, int, int]] = []  # seconds, hand-overs, resident bytes
-    done, told = 0, began
+    done, reported_s = 0, began
     async with pairs(key_directory(folder / "keys"))({"config": CONFIG}, {"config": CONFIG}) as (prefill, decode):
         landed = 0
         links = prefill.transfer.stats().links
@@ -44,9 +44,9 @@ async def _run(count: int, folder: Path) -> tuple[Rows, bool]:
             landed += sum(await asyncio.gather(*(_one(prefill, decode, n, done + n) for n in range(AT_ONCE))))
             done += AT_ONCE
             _forget(prefill, decode)
-            if time.monotonic() - told > TOLD_S or done >= count:
-                told = time.monotonic()
-                samples.append((told - began, done, process.memory_info().rss))
+            if time.monotonic() - reported_s > REPORT_EVERY_S or done >= count:
+                reported_s = time.monotonic()
+                samples.append((reported_s - began, done, process.memory_info().rss))
                 print(f"transfers: {done:,} of {count:,}, {samples[-1][2] >> 20} MiB resident", flush=True)
         await asyncio.sleep(2 * CONFIG.tick_s)
         sent, seen = prefill.transfer.stats(), decode.transfer.stats()
@@ -79,12 +79,12 @@ async def _one(prefill: Prefill, decode: Decode, lane: int, number: int) -> bool
         decode.transfer.cancelled(request.key, Reason.CANCELLED)
     else:
         request.draw()
-    await _ended(request, prefill, decode)
+    await _await_end(request, prefill, decode)
     return any(entry[0] == request.key for entry in decode.record.landed)
 
 
-async def _ended(request: Request, prefill: Prefill, decode: Decode) -> None:
-    """Both ends told their workers. Raises TimeoutError."""
+async def _await_end(request: Request, prefill: Prefill, decode: Decode) -> None:
+    """Wait until both ends reported to their workers. Raises TimeoutError."""
     ended = decode.record.landed, decode.record.failed
     async with asyncio.timeout(60):
         while request.key not in prefill.record.released:  # noqa: ASYNC110 - a listener, no event

@@ -27,7 +27,7 @@ QUESTION = "Tell me the fable of the fox and the lantern."
 _REQUEST_S = 60.0
 
 
-def unpacked(revision: str, folder: Path) -> str:
+def unpack(revision: str, folder: Path) -> str:
     """Puts the tree of `revision` into `folder`; the module path that runs it. Raises CalledProcessError."""
     archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
@@ -46,7 +46,7 @@ def answer(base_url: str) -> str:
 
 
 def outcome(folder: Path, path: str, others: tuple[str, ...]) -> str:
-    """What a service says whose roles `others` run from `path`, or the line in which it refuses."""
+    """The answer of a service whose roles `others` run from `path`, or the line in which it refuses."""
     environment = {role: {"PYTHONPATH": path} for role in others}
     flags = ("--disaggregation=always",)
     service = Deployment(folder, Shape(environment=environment, gateway_flags=flags))
@@ -64,15 +64,15 @@ def main() -> int:
     revision = parser.parse_args().revision
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        path = unpacked(revision, folder / "other")
+        path = unpack(revision, folder / "other")
         expected = outcome(folder / "own", path, ())
         print(f"this tree alone: {expected!r}")
         bad = 0
         for others in (("prefill",), ("decode",), ("gateway",), ("prefill", "decode")):
-            found = outcome(folder / "-".join(others), path, others)
-            is_right = found == expected or "version: " in found
+            answer = outcome(folder / "-".join(others), path, others)
+            is_right = answer == expected or "version: " in answer
             bad += not is_right
-            print(f"{' and '.join(others)} from {revision}: {'equal answer' if found == expected else found}")
+            print(f"{' and '.join(others)} from {revision}: {'equal answer' if answer == expected else answer}")
     return 1 if bad else 0
 
 

@@ -1,13 +1,13 @@
-"""One tenant at its worst beside another: `make campaign RUN=neighbours`.
+"""One tenant at its worst next to another: `make campaign RUN=neighbours`.
 
-Two tenants of one gateway. One behaves badly in each of some twenty ways, then in all of them together. The other asks
+Two tenants of one gateway. One behaves badly in each of some twenty ways, then in all ways together. The other asks
 short things at a steady pace and probes `/health/live`. Between two ways it is alone, which is what it compares with.
 The bad tenant is a process of its own at low priority: only what it does to the gateway counts.
 
-Nobody may refuse, lose or change an answer of the other tenant. The 95th percentile of its TTFT is at most 1.5 times
+No answer to the other tenant may be refused, lost or changed. The 95th percentile of its TTFT is at most 1.5 times
 that alone and 50 ms, `/health/live` answers within 200 ms, and the gateway's memory is back within 10 %. No request may
 be answered 500. Exits with 1 when a bar is missed. `--workers tiny` serves the tiny model instead of null workers: its
-engine computes for both tenants, so TTFT is told there and not judged.
+engine computes for both tenants, so TTFT is reported there and not judged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOGETHER = "all together"
 TTFT_RATIO, TTFT_MORE_S = 1.5, 0.05
 LIVE_S = 0.2
 MEMORY_RATIO = 1.1
-"""Back to so much of what it was just before a way began."""
+"""Memory must come back to this ratio of what it was just before a way began."""
 WHOLE_MEMORY_RATIO = 1.25
 """In the end, of what it was in the beginning: what is kept for the next request has its bounds."""
 BACK_S = 20.0
@@ -55,35 +55,35 @@ CONTEXT = {"null": 16_384, "tiny": 1_024}
 
 @dataclass(slots=True)
 class Window:
-    """What the good tenant saw of one way, and what the gateway was like afterwards."""
+    """The good tenant's measurements during one way, and the gateway's state afterwards."""
 
     way: str
     seen: Seen
     after: Seen = field(default_factory=Seen)
     """Alone again, once the bad tenant has stopped."""
     memory: float = 1.0
-    """Of what it was just before."""
+    """Ratio to the gateway's memory just before."""
     whole_memory: float = 1.0
-    """Of what it was before the first way; of the last one alone."""
+    """Ratio to the memory before the first way; for the last way alone."""
     back_s: float | None = 0.0
     answers: Counter[str] = field(default_factory=Counter)
     """To the bad tenant."""
 
     def problems(self, alone_s: float, live_s: float, judges_ttft: bool) -> list[str]:
         """`alone_s`: TTFT p95 alone; `live_s`: a probe alone, p99: a machine may be slower than the bar by itself."""
-        found = [*self.seen.problems(), *(f"afterwards {problem}" for problem in self.after.problems())]
+        problems = [*self.seen.problems(), *(f"afterwards {problem}" for problem in self.after.problems())]
         most_s = TTFT_RATIO * alone_s + TTFT_MORE_S
         if judges_ttft and self.ttft_s(95) > most_s:
-            found.append(f"TTFT p95 {1e3 * self.ttft_s(95):.0f} ms is over {1e3 * most_s:.0f} ms")
+            problems.append(f"TTFT p95 {1e3 * self.ttft_s(95):.0f} ms is over {1e3 * most_s:.0f} ms")
         if self.live_s > max(LIVE_S, live_s):
-            found.append(f"/health/live took {1e3 * self.live_s:.0f} ms")
+            problems.append(f"/health/live took {1e3 * self.live_s:.0f} ms")
         if self.back_s is None:
-            found.append(f"memory stays at {100 * self.memory:.0f} %")
+            problems.append(f"memory stays at {100 * self.memory:.0f} %")
         if self.whole_memory > WHOLE_MEMORY_RATIO:
-            found.append(f"memory is {100 * self.whole_memory:.0f} % of what it was before the first way")
+            problems.append(f"memory is {100 * self.whole_memory:.0f} % of what it was before the first way")
         if errors := server_errors(self.answers):
-            found.append(f"{errors} answers were 500")
-        return found
+            problems.append(f"{errors} answers were 500")
+        return problems
 
     def ttft_s(self, percent: float) -> float:
         return percentile(self.seen.ttft_s, percent) if self.seen.ttft_s else 0.0
@@ -123,7 +123,7 @@ class Attacker:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, *argv, stdin=pipe, stdout=pipe, env=environment
         )
-        await self._told()
+        await self._read_line()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -135,15 +135,15 @@ class Attacker:
         """For so long. The answers to it."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([names, seconds, self._share]).encode() + b"\n")
-        return Counter(json.loads(await self._told(seconds)))
+        return Counter(json.loads(await self._read_line(seconds)))
 
-    async def _told(self, seconds: float = 0.0) -> bytes:
+    async def _read_line(self, seconds: float = 0.0) -> bytes:
         assert self._process.stdout is not None
         async with asyncio.timeout(seconds + 60.0):
             return await self._process.stdout.readline()
 
 
-async def attack_as_told(victim: Victim, seed: int) -> None:
+async def serve_attacks(victim: Victim, seed: int) -> None:
     """The other side of `Attacker`: a line for each attack, until they end."""
     os.nice(10)
     print("{}", flush=True)
@@ -183,7 +183,7 @@ async def memory_back(at: Target, before_mib: float) -> tuple[float, float | Non
 
 
 def _held_mib(at: Target) -> float:
-    """Of the gateway and its helper processes; one that ended meanwhile holds nothing."""
+    """Memory of the gateway and its helper processes; one that ended meanwhile holds nothing."""
     total = 0.0
     for process in at.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -239,7 +239,7 @@ def main() -> int:
         print("\n".join(BY_NAME))
         return 0
     if options.attack:
-        asyncio.run(attack_as_told(Victim(**json.loads(options.attack)), options.seed))
+        asyncio.run(serve_attacks(Victim(**json.loads(options.attack)), options.seed))
         return 0
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="baton-neighbours-") as temporary:
@@ -247,22 +247,25 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with served(options.workers, folder) as at:
             windows, alone = asyncio.run(campaign(at, options))
-    return 0 if published(windows, alone, options, machine) else 1
+    return 0 if publish_windows(windows, alone, options, machine) else 1
 
 
-def published(windows: list[Window], alone: Seen, options: argparse.Namespace, machine: Machine) -> bool:
-    """Whether all bars held."""
+def publish_windows(windows: list[Window], alone: Seen, options: argparse.Namespace, machine: Machine) -> bool:
+    """Publish the results; True if all bars held."""
     alone_s, live_s = percentile(alone.ttft_s, 95), percentile(alone.live_s, 99)
-    judged = [(window, window.problems(alone_s, live_s, options.workers == "null")) for window in windows]
-    rows = [Window("nothing (alone)", alone).row(alone.problems()), *(window.row(found) for window, found in judged)]
+    problems_by_window = [(window, window.problems(alone_s, live_s, options.workers == "null")) for window in windows]
+    rows = [
+        Window("nothing (alone)", alone).row(alone.problems()),
+        *(window.row(problems) for window, problems in problems_by_window),
+    ]
     notes = [
         f"{options.workers} workers, seed {options.seed}, {options.seconds:g} s of each way, {options.rate:g} short "
         "requests a second of the good tenant.",
         f"Alone: TTFT p95 {1e3 * alone_s:.1f} ms, /health/live p99 {1e3 * live_s:.0f} ms.",
     ]
-    notes += [f"{window.way}: {problem}" for window, found in judged for problem in found]
+    notes += [f"{window.way}: {problem}" for window, problems in problems_by_window for problem in problems]
     publish(f"neighbours_{options.workers}", machine, notes, tuple(rows[0]), rows)
-    return not any(found for _, found in judged) and not alone.problems()
+    return not any(problems for _, problems in problems_by_window) and not alone.problems()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Long runs of the deterministic simulation: many seeds, the faults that took effect by kind, every violation.
 
 `make campaign RUN="simulation --seeds 20000 --jobs 2"`. Exits with 1 when a seed fails; each failing seed is printed.
-With `--journal FILE` every 50 seeds leave a line there, and what stands in it is not run again: a long run can be ended
+With `--journal FILE` every 50 seeds leave a line there, and journaled seeds are not run again: a long run can be ended
 and gone on with, at the same commit of code without changes.
 """
 
@@ -31,7 +31,7 @@ Chunk = tuple[int, int]
 
 @dataclass(slots=True)
 class Tally:
-    """What some seeds came to."""
+    """Counts of some seeds."""
 
     seeds: int = 0
     events: int = 0
@@ -50,7 +50,7 @@ class Tally:
 
 
 class Journal:
-    """What chunks of this commit came to, in a file or only for this run."""
+    """The tallies of this commit's chunks, in a file or only for this run."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -67,7 +67,7 @@ class Journal:
     def add(self, chunk: Chunk, tally: Tally) -> None:
         if self._path is not None:
             with self._path.open("a") as file:
-                counts = {each.name: getattr(tally, each.name) for each in fields(tally)}
+                counts = {field.name: getattr(tally, field.name) for field in fields(tally)}
                 file.write(json.dumps({"commit": self.commit, "chunk": chunk, "tally": counts}) + "\n")
 
 
@@ -75,7 +75,7 @@ def commit() -> str:
     """The checkout's commit, with a plus sign when tracked files were changed."""
     words = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
     name, changes = (
-        subprocess.run(["git", *each], capture_output=True, text=True, check=True).stdout for each in words
+        subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout for arguments in words
     )
     return name.strip() + ("+" if changes.strip() else "")
 
@@ -104,15 +104,15 @@ def run_chunk(first: int, end: int) -> Tally:
 
 def run(chunks: list[Chunk], journal: Journal, jobs: int) -> Tally:
     """All seeds, with a line of progress now and then."""
-    total, told = Tally(), 0
+    total, reported = Tally(), 0
     for tally in _tallies(chunks, journal, jobs):
         total.add(tally)
         for seed, text in tally.failures:
             print(f"seed {seed}: {text}", flush=True)
-        if total.seeds - told >= 1_000 or total.seeds == chunks[-1][1] - chunks[0][0]:
-            told = total.seeds
+        if total.seeds - reported >= 1_000 or total.seeds == chunks[-1][1] - chunks[0][0]:
+            reported = total.seeds
             faults = sum(total.faults.values())
-            print(f"{told:>7,} seeds  {faults:>9,} faults  {len(total.failures)} violations", flush=True)
+            print(f"{reported:>7,} seeds  {faults:>9,} faults  {len(total.failures)} violations", flush=True)
     return total
 
 

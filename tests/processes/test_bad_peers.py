@@ -1,4 +1,4 @@
-"""Bad input over the internal links: no peer can hurt a worker or leave a block behind, with or without the key."""
+"""Bad input over the internal links: no peer can hurt a worker or leak a block, with or without the key."""
 
 from __future__ import annotations
 

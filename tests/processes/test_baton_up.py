@@ -1,4 +1,4 @@
-"""`baton up` and its sister commands as a user runs them: one file in, a service out, nothing left behind.
+"""`baton up` and its sister commands as a user runs them: one file in, a service out, nothing left over.
 
 Where it ends by a signal or with its parent, all processes are started; elsewhere they are forked (`prepared`).
 """
@@ -203,7 +203,7 @@ subprocess.run([sys.executable, *sys.argv[1:]], env={**os.environ, "BATON_PARENT
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "starting"])
 def test_up_that_is_tied_to_a_parent_ends_with_it(tmp_path: Path, is_ready: bool) -> None:
-    """A bench that was killed left its service behind."""
+    """The regression: a bench that was killed left its service running."""
     with Up(tmp_path, manifest("chat"), program=("-c", TIED, *BATON)) as running:
         if is_ready:
             running.await_ready()

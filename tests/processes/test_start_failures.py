@@ -1,4 +1,4 @@
-"""A process that cannot start gives the reason in one line, exits with 2 and leaves nothing behind. All cases run side
+"""A process that cannot start gives the reason in one line, exits with 2 and leaves nothing over. All cases run side
 by side, once.
 
 One case of each program is started anew. The others have their imports done (`baton_testing.processes.prepared`) and

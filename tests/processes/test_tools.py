@@ -1,4 +1,4 @@
-"""Tools through real processes: calls that must come, and twenty rounds of them, by the official client."""
+"""Tools through real processes: calls that must come, and twenty rounds of calls, by the official client."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from bench.sizing.front_numbers import (
 )
 from bench.sizing.front_report import document, tables
 from bench.sizing.front_rows import FIXED, Row, append, read
-from bench.sizing.front_runs import VALUES, Cell, fixed_pools, played
+from bench.sizing.front_runs import VALUES, Cell, fixed_pools, play_cell
 
 from baton_simulate.policies import KNOBS, PEERS
 
@@ -146,7 +146,7 @@ def test_rows_come_back_from_the_table_and_what_is_there_is_not_played_again(tmp
     cell = Cell("development", "heavy tails", 1, 60.0)
     done = {(cell.load, 1, 60.0, policy, "" if knob is None else f"{knob:g}") for policy, knob in cell.runs()}
     done.add((cell.load, 1, 0.0, FIXED, ""))
-    assert played(cell, tmp_path, frozenset(done)) == []
+    assert play_cell(cell, tmp_path, frozenset(done)) == []
 
 
 def test_fixed_pools_are_tried_around_the_fewest_decode_workers_and_until_nobody_is_late() -> None:

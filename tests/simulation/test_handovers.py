@@ -135,7 +135,7 @@ class WaitsForTheOtherRanks(DecodeGroup):
 
 
 class ReleasesWithTheFirstRank(PrefillGroup):
-    """Blocks are free when one rank has no more use of them (vllm#55470 for one of several ranks)."""
+    """vllm#55470 for one of several ranks: blocks are free when one rank has no more use of its part."""
 
     _early: frozenset[HandoverKey] = frozenset()
 

@@ -16,5 +16,5 @@ with client.messages.stream(**asked) as stream:
 counted = client.messages.count_tokens(model="tiny", messages=messages).input_tokens
 [block] = whole.content
 prompt_tokens = whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
-found = {"whole": block.text if block.type == "text" else None, "streamed": "".join(pieces)}
-print(json.dumps(found | {"ended": ended == whole.stop_reason, "counted": counted == prompt_tokens}))
+texts = {"whole": block.text if block.type == "text" else None, "streamed": "".join(pieces)}
+print(json.dumps(texts | {"ended": ended == whole.stop_reason, "counted": counted == prompt_tokens}))

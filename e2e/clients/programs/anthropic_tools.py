@@ -45,7 +45,7 @@ def none() -> bool:
 
 
 def auto() -> bool:
-    """The model was never told of tools: any answer will do, if it ends as its blocks say."""
+    """The model was never trained on tools: any answer will do, if it ends as its blocks say."""
     message = client.messages.create(**ASKED | {"max_tokens": 40}, tool_choice={"type": "auto"})
     return bool(message.stop_reason != "tool_use") or any(block.type == "tool_use" for block in message.content)
 
@@ -60,16 +60,16 @@ def streamed() -> bool:
             if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
                 pieces += event.delta.partial_json
         final = stream.get_final_message()
-    [block], [told] = final.content, whole.content
-    assert block.type == told.type == "tool_use"
+    [block], [whole_block] = final.content, whole.content
+    assert block.type == whole_block.type == "tool_use"
     assert (final.stop_reason, final.usage.output_tokens) == ("tool_use", whole.usage.output_tokens)
     assert kinds[0] == "message_start"
     assert kinds[-2:] == ["message_delta", "message_stop"]
-    return bool(json.loads(pieces) == block.input == told.input)
+    return bool(json.loads(pieces) == block.input == whole_block.input)
 
 
 def answered() -> bool:
-    """What the tool said, in both forms, and as a failure."""
+    """The tool's result in both forms, and as a failure, is accepted."""
     message = client.messages.create(**ASKED, tool_choice=ONE)
     [block] = message.content
     assert block.type == "tool_use"

@@ -14,5 +14,5 @@ pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choi
 messages += [whole.choices[0].message.model_dump(), {"role": "user", "content": "And then?"}]
 again = client.chat.completions.create(model="tiny", messages=messages, max_tokens=4)
 models = [model.id for model in client.models.list()]
-found = {"whole": whole.choices[0].message.content, "streamed": "".join(pieces), "models": models}
-print(json.dumps(found | {"again": again.choices[0].finish_reason}))
+outcome = {"whole": whole.choices[0].message.content, "streamed": "".join(pieces), "models": models}
+print(json.dumps(outcome | {"again": again.choices[0].finish_reason}))

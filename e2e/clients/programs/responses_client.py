@@ -13,5 +13,5 @@ with client.responses.stream(model="tiny", input=sys.argv[2], temperature=0) as 
     ended = stream.get_final_response().status
 items: Any = [{"role": "user", "content": sys.argv[2]}, *whole.output, {"role": "user", "content": "And then?"}]
 again = client.responses.create(model="tiny", input=items, max_output_tokens=4)
-found = {"whole": whole.output_text, "streamed": "".join(pieces), "ended": ended}
-print(json.dumps(found | {"again": again.incomplete_details is not None}))
+outcome = {"whole": whole.output_text, "streamed": "".join(pieces), "ended": ended}
+print(json.dumps(outcome | {"again": again.incomplete_details is not None}))

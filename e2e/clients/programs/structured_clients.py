@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Verdict(BaseModel):
-    """What is to be told of an animal. Nothing else: the model was never told when to stop."""
+    """The answer about an animal. No further fields: the model was never trained to stop."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,8 +50,8 @@ def langchain() -> Any:
 
 
 def with_instructor() -> Any:
-    found = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
-    return found.create(model="tiny", temperature=0, messages=messages, response_model=Verdict, max_retries=0)
+    patched = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
+    return patched.create(model="tiny", temperature=0, messages=messages, response_model=Verdict, max_retries=0)
 
 
 ways: tuple[Callable[[], Any], ...] = (parsed, streamed, responses, langchain, with_instructor)

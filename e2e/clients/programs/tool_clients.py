@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Verdict(BaseModel):
-    """What is to be told of an animal. Nothing else: the model was never told when to stop."""
+    """The answer about an animal. No further fields: the model was never trained to stop."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -26,7 +26,7 @@ client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
 chat = ChatOpenAI(model="tiny", base_url=url, api_key="unused", max_retries=0, temperature=0)
 messages: Any = [{"role": "user", "content": question}]
 SCHEMA: Any = Verdict.model_json_schema()
-TOOL: Any = {"name": "Verdict", "description": "Tells of an animal."}
+TOOL: Any = {"name": "Verdict", "description": "Describes an animal."}
 ASKED: Any = {
     "model": "tiny", "temperature": 0, "messages": messages, "tools": [openai.pydantic_function_tool(Verdict)],
     "tool_choice": "required",
@@ -42,7 +42,7 @@ def langchain() -> Any:
     for piece in bound.stream(question):
         assert isinstance(piece, AIMessageChunk)
         pieces += piece
-    assert [each["args"] for each in pieces.tool_calls] == [call["args"]]
+    assert [tool_call["args"] for tool_call in pieces.tool_calls] == [call["args"]]
     chat.bind(max_tokens=4).invoke([HumanMessage(question), whole, ToolMessage("It is.", tool_call_id=call["id"])])
     return Verdict(**call["args"])
 
@@ -52,8 +52,8 @@ def langchain_structured() -> Any:
 
 
 def with_instructor() -> Any:
-    found = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
-    return found.create(model="tiny", messages=messages, response_model=Verdict, max_retries=0, temperature=0)
+    patched = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
+    return patched.create(model="tiny", messages=messages, response_model=Verdict, max_retries=0, temperature=0)
 
 
 def parsed() -> Any:
@@ -66,7 +66,7 @@ def parsed() -> Any:
 
 
 def streamed() -> Any:
-    """The stream's helper tells each call when it is complete."""
+    """The stream's helper reports each call when it is complete."""
     done: list[Any] = []
     with client.chat.completions.stream(**ASKED, parallel_tool_calls=False) as stream:
         for event in stream:

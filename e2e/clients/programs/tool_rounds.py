@@ -34,10 +34,10 @@ def with_openai() -> int:
             choice = client.chat.completions.create(**asked).choices[0]
         [call] = choice.message.tool_calls
         assert choice.finish_reason == "tool_calls"
-        said = {"role": "tool", "tool_call_id": call.id, "content": total(json.loads(call.function.arguments))}
-        messages += [choice.message.model_dump(exclude_none=True), said]
-        for each in messages[-2]["tool_calls"]:
-            each["function"].pop("parsed_arguments", None)
+        result = {"role": "tool", "tool_call_id": call.id, "content": total(json.loads(call.function.arguments))}
+        messages += [choice.message.model_dump(exclude_none=True), result]
+        for tool_call in messages[-2]["tool_calls"]:
+            tool_call["function"].pop("parsed_arguments", None)
     return len(messages) // 2
 
 

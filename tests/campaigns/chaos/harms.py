@@ -1,4 +1,4 @@
-"""Carries out the faults of a plan: each begins at its time, lasts, and is undone, whoever died meanwhile."""
+"""Carries out the faults of a plan: each begins at its time, lasts, and is undone, whichever process died meanwhile."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from campaigns.chaos.stage import Stage
 T = TypeVar("T")
 HOUR_S = 3_600
 PULSE_S = (0.02, 0.08)
-"""How long a slow process stands, and goes on: it gets from 4/5 down to 1/5 of its time."""
+"""How long a slow process is stopped, and runs: it gets from 4/5 down to 1/5 of its time."""
 FREE_DESCRIPTORS = 2
 HANG_UP_LANES = 12
 MODEL = "tiny"
 
 
 class Harms:
-    """What was done is in `done`; what is being done, or has just been, in `windows`."""
+    """The faults of a plan: those carried out are in `done`, those under way or just over in `windows`."""
 
     def __init__(self, stage: Stage, seed: int) -> None:
         self._stage, self._seed, self._limits = stage, seed, SoftLimits()
@@ -42,13 +42,13 @@ class Harms:
         """From when to when a fault was there, in seconds of the loop's clock; infinite: it still is."""
 
     async def carry_out(self, faults: Sequence[Fault], began: float) -> None:
-        """All of them, each in its time since `began`. Raises what went wrong with the carrying out."""
+        """Carry out all faults, each at its time since `began`. Raises what went wrong with the carrying out."""
         async with asyncio.TaskGroup() as tasks:
             for fault in faults:
                 tasks.create_task(self._in_time(fault, began))
 
     def since(self, start_s: float, kinds: Sequence[Kind] = tuple(Kind)) -> bool:
-        """Whether a fault of these kinds was there at any time since then."""
+        """True if a fault of these kinds was under way at any time since then."""
         return any(ended_s >= start_s and fault.kind in kinds for _, ended_s, fault in self.windows)
 
     async def _in_time(self, fault: Fault, began: float) -> None:
@@ -72,7 +72,7 @@ class Harms:
             try:
                 reason = await self._begin(fault, undo)
             except (psutil.NoSuchProcess, aiohttp.ClientError, OSError, EOFError, TimeoutError) as error:
-                reason = f"nobody there ({type(error).__name__})"
+                reason = f"no process ({type(error).__name__})"
             yield reason
 
     async def _begin(self, fault: Fault, undo: contextlib.AsyncExitStack) -> str:
@@ -90,19 +90,19 @@ class Harms:
             case Kind.HANG_UPS:
                 return self._hang_up(fault, undo)
         process = self._process(fault)
-        return "nobody there" if process is None else self._hurt(process, fault, undo)
+        return "no process" if process is None else self._hurt(process, fault, undo)
 
     def _process(self, fault: Fault) -> psutil.Process | None:
         match fault.whom:
             case Whom.GATEWAY:
                 return self._stage.gateway()
             case Whom.HELPER:
-                return _chosen(self._stage.helpers(), fault)
+                return _choose(self._stage.helpers(), fault)
         worker = self._worker(fault)
         return None if worker is None else psutil.Process(worker.child.pid)
 
     def _worker(self, fault: Fault) -> Worker | None:
-        return _chosen(self._stage.workers(), fault)
+        return _choose(self._stage.workers(), fault)
 
     def _hurt(self, process: psutil.Process, fault: Fault, undo: contextlib.AsyncExitStack) -> str:
         match fault.kind:
@@ -130,9 +130,9 @@ class Harms:
 
     def _hurt_link(self, fault: Fault, undo: contextlib.AsyncExitStack) -> str:
         worker = self._worker(fault)
-        proxy = None if worker is None else _chosen(self._stage.proxies_of(worker), fault)
+        proxy = None if worker is None else _choose(self._stage.proxies_of(worker), fault)
         if proxy is None:
-            return "nobody there"
+            return "no proxy"
         match fault.kind:
             case Kind.CUT:
                 proxy.cut()
@@ -155,7 +155,7 @@ class Harms:
         return ""
 
 
-def _chosen(choices: Sequence[T], fault: Fault) -> T | None:
+def _choose(choices: Sequence[T], fault: Fault) -> T | None:
     return choices[int(fault.place * len(choices))] if choices else None
 
 
@@ -165,7 +165,7 @@ def _resume(process: psutil.Process) -> None:
 
 
 async def _pulse(process: psutil.Process, share: float) -> None:
-    """It stands for this share of its time."""
+    """Stop the process for this share of its time."""
     while process.is_running():
         process.suspend()
         await asyncio.sleep(PULSE_S[1] * share)

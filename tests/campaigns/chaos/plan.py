@@ -1,4 +1,4 @@
-"""What one seed does to a service of real processes: faults and turns of the hostile tenant, drawn ahead. Pure."""
+"""The plan of one seed for a service of real processes: faults and turns of the hostile tenant, drawn ahead. Pure."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ LASTS_S: dict[Kind, tuple[float, float]] = {
     Kind.HANG_UPS: (1.0, 4.0),
 }
 LONGEST_STOP_S = 2.0
-"""Of the gateway: longer, and nobody could be served anyway."""
+"""Longest stop of the gateway: beyond that no client could be served anyway."""
 
 
 @dataclass(frozen=True, slots=True)

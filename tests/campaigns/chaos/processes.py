@@ -37,11 +37,11 @@ from campaigns.chaos.harms import MODEL, Harms
 from campaigns.chaos.plan import Plan, plan
 from campaigns.chaos.stage import Stage
 from campaigns.chaos.tenants import Traffic
-from campaigns.faults.load import Ask, asks, sent
+from campaigns.faults.load import Ask, asks, send_and_judge
 from campaigns.neighbours import Attacker
 
 SHARE = 0.15
-"""Of the lanes of a behaviour: workers are small here, and share two cores with everybody."""
+"""Share of the lanes of a behaviour: workers are small here, and share two cores with all other processes."""
 WARM_S = 4.0
 WHOLE_S = 60.0
 IDLE_S = 60.0
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     if arguments.plan:
         for seed in seeds:
-            print(f"seed {seed}\n  " + "\n  ".join(map(str, _told(plan(seed, 60 * arguments.minutes)))))
+            print(f"seed {seed}\n  " + "\n  ".join(map(str, _format_plan(plan(seed, 60 * arguments.minutes)))))
         return 0
     if arguments.row is not None:
         row = asyncio.run(_while_wanted(one_seed(seeds[0], 60 * arguments.minutes, arguments.keep)))
@@ -109,7 +109,7 @@ def _apart(seed: int, arguments: argparse.Namespace, folder: Path) -> dict[str, 
 
 
 async def _while_wanted(seed: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Ends with whoever started this process, and stops everything then."""
+    """Run the seed until it ends or the parent process does, and stop everything then."""
     task, parent = asyncio.create_task(seed), os.getppid()
     while not task.done() and os.getppid() == parent:
         await asyncio.wait([task], timeout=1.0)
@@ -118,19 +118,19 @@ async def _while_wanted(seed: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, 
 
 
 async def one_seed(seed: int, seconds: float, keep: Path | None = None) -> dict[str, Any]:
-    """What came of it."""
+    """Run one seed and return its record."""
     known, planned = asks(), plan(seed, seconds)
     with tempfile.TemporaryDirectory(prefix=f"baton-chaos-{seed}-") as temporary:
         folder = Path(temporary) if keep is None else keep / str(seed)
         folder.mkdir(parents=True, exist_ok=True)
         async with Stage(folder, random.Random(f"stage {seed}")) as stage:
-            return await _played(stage, planned, known, seconds)
+            return await _play(stage, planned, known, seconds)
 
 
-async def _played(stage: Stage, planned: Plan, known: Sequence[Ask], seconds: float) -> dict[str, Any]:
+async def _play(stage: Stage, planned: Plan, known: Sequence[Ask], seconds: float) -> dict[str, Any]:
     harms = Harms(stage, planned.seed)
     traffic = Traffic(stage, harms, known, planned.seed)
-    alone = [(await sent("127.0.0.1", stage.port, known[0], api_key=BAD)).answer.ttft_s for _ in range(5)]
+    alone = [(await send_and_judge("127.0.0.1", stage.port, known[0], api_key=BAD)).answer.ttft_s for _ in range(5)]
     victim = Victim(stage.port, MODEL, 1_024, 1_000, BAD, LIMITED)
     attacks: Counter[str] = Counter()
     loop, began_s = asyncio.get_running_loop(), time.monotonic()
@@ -181,9 +181,9 @@ async def _check_the_end(stage: Stage, traffic: Traffic, before_mib: float, alon
         occupied = await asyncio.to_thread(stage.service.occupied)
         failures = dict(stage.repairs.failures)
         books.violated(f"the fleet is not whole and idle: {error!r}, blocks held {occupied}, restarts {failures}")
-    judged = await sent("127.0.0.1", stage.port, ask, api_key=BAD)
-    if judged.verdict != "exact":
-        books.violated(f"after the last fault: {judged.verdict} {judged.detail}")
+    verdict = await send_and_judge("127.0.0.1", stage.port, ask, api_key=BAD)
+    if verdict.verdict != "exact":
+        books.violated(f"after the last fault: {verdict.verdict} {verdict.detail}")
     state = await asyncio.to_thread(stage.gateway_state)
     held = None if state is None else {name: state[name] for name in HELD}
     if held is None or any(held.values()):
@@ -239,7 +239,7 @@ def _notes(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> lis
     return notes + [f"Seed {row['seed']}: {what}" for row in rows for what in row["violations"][:5]]
 
 
-def _told(planned: Plan) -> list[str]:
+def _format_plan(planned: Plan) -> list[str]:
     events = [(fault.at_s, str(fault)) for fault in planned.faults]
     events += [(turn.at_s, f"{turn.at_s:.1f} s: the hostile tenant: {turn.behaviour}") for turn in planned.turns]
     return [text for _, text in sorted(events)]

@@ -30,7 +30,7 @@ WHAT = {"I4": "wrong texts", "I7": "wrong texts", "I16": "requests of the innoce
 
 @dataclass(slots=True)
 class Tally:
-    """What one seed came to, or several."""
+    """Counts of one seed, or of several."""
 
     weathers: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)

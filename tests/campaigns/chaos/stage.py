@@ -1,6 +1,6 @@
 """The service that chaos hits: two workers of each role behind proxies, one gateway for three tenants, a stepped clock.
 
-What dies is started again. Everything ends with the context.
+Processes that die are restarted. Everything ends with the context.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from baton_wire.messages.values import Role
 
 KV_BYTES = 16 << 20
 QUEUE_S = 20.0
-"""Refusals are judged: not so long that nobody is ever refused."""
+"""Short enough that some requests are refused: refusals are judged."""
 REVIVE_S = 0.2
 
 
@@ -51,7 +51,7 @@ class _Service(BehindProxies):
     def discovery_rows(self, role: str) -> list[dict[str, str | int]]:
         rows = super().discovery_rows(role)
         pair_port = next((w.pair_port for w in self.of_role("decode") if w.pair_port), None)
-        for liar in [each for each in self.liars if each.role.value == role]:
+        for liar in [worker for worker in self.liars if worker.role.value == role]:
             pair = {"pair_port": pair_port} if liar.role is Role.DECODE and pair_port else {}
             rows.append({"host": PROXIES_HOST, "port": liar.port, **pair})
         return rows
@@ -147,15 +147,17 @@ class Stage:
                 if process.status() == psutil.STATUS_STOPPED:
                     yield process
 
-    # Who is there -----------------------------------------------------------------------------------------------------
+    # Present processes ------------------------------------------------------------------------------------------------
 
     @property
     def port(self) -> int:
         return self.service.port
 
     def workers(self) -> list[Worker]:
-        """Those that run, by name."""
-        return sorted((each for each in self.service.workers if each.child.is_running()), key=lambda w: w.child.name)
+        """The workers that run, by name."""
+        return sorted(
+            (worker for worker in self.service.workers if worker.child.is_running()), key=lambda w: w.child.name
+        )
 
     def gateway(self) -> psutil.Process | None:
         child: Child = self.service.gateway
@@ -180,7 +182,7 @@ class Stage:
         return None if page is None else page["processes"][0]
 
     def gateway_logs(self) -> str:
-        """Of all gateways so far."""
+        """The logs of all gateways so far."""
         files = sorted(self.service.folder.glob("gateway*.log"))
         return "\n".join(file.read_text(errors="replace") for file in files)
 

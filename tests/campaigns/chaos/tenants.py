@@ -20,7 +20,7 @@ from baton_testing.gateway.raw_client import exchange, got
 from baton_testing.gateway.three_tenants import GOOD, LIMITED
 from campaigns.chaos.harms import Harms
 from campaigns.chaos.stage import Stage
-from campaigns.faults.load import Ask, Judged, sent
+from campaigns.faults.load import Ask, Judged, send_and_judge
 
 ATTEMPT_S = 60.0
 LOST_S = 120.0
@@ -30,9 +30,9 @@ GRACE_S = 20.0
 PROBE_S = 0.25
 PROBE_WITHIN_S = 5.0
 LIE_S = 30.0
-"""A probe lies if it calls a gateway live for so long while nobody is served, and no fault is there."""
+"""A probe lies if it calls a gateway live for `LIE_S` while no client is served, and no fault is under way."""
 DEAD_LIE_S = 3.0
-"""Or if it calls one dead for so long that serves."""
+"""A probe also lies if it calls a serving gateway dead for `DEAD_LIE_S`."""
 INNOCENT, QUOTA = "innocent", "at its quota"
 LANES = {INNOCENT: 3, QUOTA: 5}
 KEYS = {INNOCENT: GOOD, QUOTA: LIMITED}
@@ -40,12 +40,12 @@ KEYS = {INNOCENT: GOOD, QUOTA: LIMITED}
 
 @dataclass(slots=True)
 class Books:
-    """What came of a seed."""
+    """The outcomes of a seed."""
 
     seed: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     ttft_s: list[float] = field(default_factory=list)
-    """Of the innocent's streams without a fault in their time."""
+    """TTFT of the innocent's streams without a fault in their time."""
     violations: list[str] = field(default_factory=list)
     probes: Counter[str] = field(default_factory=Counter)
     last_answer_s: float = 0.0
@@ -99,45 +99,45 @@ class Traffic:
         began = time.monotonic()
         while True:
             attempt_s = asyncio.get_running_loop().time()
-            judged = await sent("127.0.0.1", self._stage.port, ask, api_key=KEYS[who], within_s=ATTEMPT_S)
-            if self._is_over(who, judged, attempt_s):
+            outcome = await send_and_judge("127.0.0.1", self._stage.port, ask, api_key=KEYS[who], within_s=ATTEMPT_S)
+            if self._is_over(who, outcome, attempt_s):
                 return
             if time.monotonic() - began > LOST_S:
                 if who == INNOCENT:
-                    self.books.violated(f"lost: {ask.kind}, {LOST_S:g} s, at last {judged.verdict} {judged.detail}")
+                    self.books.violated(f"lost: {ask.kind}, {LOST_S:g} s, at last {outcome.verdict} {outcome.detail}")
                 return
-            await asyncio.sleep(min(judged.answer.retry_after_s or RETRY_S, 2.0))
+            await asyncio.sleep(min(outcome.answer.retry_after_s or RETRY_S, 2.0))
 
-    def _is_over(self, who: str, judged: Judged, attempt_s: float) -> bool:
-        books, answer = self.books, judged.answer
-        books.answers[f"{who}: {judged.verdict}"] += 1
-        if judged.verdict == "exact":
+    def _is_over(self, who: str, outcome: Judged, attempt_s: float) -> bool:
+        books, answer = self.books, outcome.answer
+        books.answers[f"{who}: {outcome.verdict}"] += 1
+        if outcome.verdict == "exact":
             books.last_answer_s = time.monotonic()
-            if who == INNOCENT and judged.ask.kind == "streamed" and not self._harms.since(attempt_s - 2.0):
+            if who == INNOCENT and outcome.ask.kind == "streamed" and not self._harms.since(attempt_s - 2.0):
                 books.ttft_s.append(answer.ttft_s)
             return True
-        told = f"{who}: {judged.ask.kind} {judged.verdict}: {answer.failure} {judged.detail}"[:400]
-        if judged.verdict == "wrong":
-            books.violated(told)
+        text = f"{who}: {outcome.ask.kind} {outcome.verdict}: {answer.failure} {outcome.detail}"[:400]
+        if outcome.verdict == "wrong":
+            books.violated(text)
             return True
-        if judged.verdict == "failed":
+        if outcome.verdict == "failed":
             books.answers[f"{who}: {answer.failure}"] += 1
             if answer.failure == "HTTP 429" and who == QUOTA:
                 return True
             if answer.failure == "HTTP 503" and self._harms.since(attempt_s - GRACE_S):
                 return False
-            books.violated(told)
+            books.violated(text)
             return True
         died = any(death_s >= attempt_s - PROBE_S for death_s in self._stage.gateway_deaths)
         if not died and self._stage.gateway_ready_s < attempt_s:
-            books.violated(told)
+            books.violated(text)
             return True
         return False
 
     # Probes -----------------------------------------------------------------------------------------------------------
 
     async def _probe(self) -> None:
-        live_since_s, dead_since_s, told = time.monotonic(), 0.0, False
+        live_since_s, dead_since_s, is_reported = time.monotonic(), 0.0, False
         while True:
             port = self._stage.port
             live, _ = await exchange(port, got("/health/live"), PROBE_WITHIN_S)
@@ -149,9 +149,9 @@ class Traffic:
                 dead_since_s, live_since_s = dead_since_s or now, now
             silent_since_s = max(self.books.last_answer_s, live_since_s)
             if now - silent_since_s > LIE_S and not self._harms.since(loop_s - LIE_S) and self._is_open.is_set():
-                if not told:
-                    self.books.violated(f"/health/live is 200 and nobody got an answer for {LIE_S:g} s")
-                told = True
+                if not is_reported:
+                    self.books.violated(f"/health/live is 200 and no client got an answer for {LIE_S:g} s")
+                is_reported = True
             is_serving = dead_since_s and self.books.last_answer_s > dead_since_s + DEAD_LIE_S
             if is_serving and not self._harms.since(loop_s - LIE_S):
                 self.books.violated(f"/health/live is {live or 'silent'}, and requests are answered")

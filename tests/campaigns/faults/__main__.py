@@ -39,7 +39,7 @@ HARMS = {"kill": faults_rounds.Kill, "pause": faults_rounds.Pause, "cut": Cut}
 async def campaign(
     fleet: Fleet, harms: Sequence[Harm], known: Sequence[Ask], arguments: argparse.Namespace, journal: Path
 ) -> bool:
-    """So many rounds, or as many as begin in time, each with one of `harms`. Whether all went well."""
+    """Play `count` rounds, or as many as begin in time, each with one of `harms`; True if all went well."""
     until_s = time.monotonic() + arguments.minutes * 60
     draw, count = random.Random(arguments.seed), arguments.count
     load = Load(fleet.host, fleet.port, known, arguments.lanes, draw)
@@ -94,7 +94,7 @@ async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: P
 
 
 async def run_cancels(arguments: argparse.Namespace, folder: Path, journal: Path) -> None:
-    async with UpFleet(folder, each=1) as fleet:
+    async with UpFleet(folder, per_role=1) as fleet:
         until_s = time.monotonic() + arguments.minutes * 60
         await faults_cancel.points(fleet, arguments.count, journal, until_s)
         if time.monotonic() < until_s:

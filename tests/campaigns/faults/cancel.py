@@ -1,7 +1,7 @@
 """Clients that hang up: at many points of a request's life, again and again, and thousands in one tick.
 
 `points` closes 200 connections at each point and then wants every block back within 2 s; `storm` opens 2,000 streams
-and closes all of them at once.
+and closes all streams at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.results import Cell
 
 from baton_testing.engine import tiny_llama
 from campaigns.faults.fleet import POLL_S, UpFleet
-from campaigns.faults.load import REQUEST_S, Ask, question_of, sent
+from campaigns.faults.load import REQUEST_S, Ask, question_of, send_and_judge
 
 BASELINE_S = 2.0
 BASELINE_WAIT_S = 30.0
@@ -46,7 +46,7 @@ class Client:
         self.writer.write(self.head() + self.payload())
 
     async def events(self, count: int) -> None:
-        """Read so many events of the stream, fewer when it ends."""
+        """Read `count` events of the stream, fewer when it ends."""
         while count and (line := await self.reader.readline()):
             count -= line.startswith(b"data: ")
 
@@ -70,7 +70,7 @@ def _events(count: int) -> Point:
     return point
 
 
-async def _connected(client: Client) -> None:
+async def _send_nothing(client: Client) -> None:
     """Nothing was sent."""
 
 
@@ -116,7 +116,7 @@ class Spot:
 DELAYS_MS = (0, 1, 2, 4, 8, 12, 18, 25, 40)
 COUNTS = (1, 2, 3, 5, 9, 17, 40)
 SPOTS = (
-    Spot("connected, nothing sent", _connected),
+    Spot("connected, nothing sent", _send_nothing),
     Spot("inside the head", _in_head),
     Spot("before the body", _before_body),
     Spot("inside the body", _in_body),
@@ -133,20 +133,21 @@ SPOTS = (
 )
 
 
-async def points(fleet: UpFleet, each: int, journal: Path, until_s: float) -> None:
-    """`each` cancels at every spot that the journal does not have yet; no spot begins after `until_s` (monotonic)."""
+async def points(fleet: UpFleet, per_spot: int, journal: Path, until_s: float) -> None:
+    """`per_spot` cancels at every spot that the journal does not have yet; no spot begins after `until_s`
+    (monotonic)."""
     done = {row["point"] for row in load_journal(journal)}
     before = {member.pid for member in await fleet.members()}
     for spot in SPOTS:
         if spot.name in done or time.monotonic() > until_s:
             continue
         began = time.monotonic()
-        for _ in range(0, each, AT_ONCE):
-            await asyncio.gather(*(_cancel_one(fleet, spot) for _ in range(min(AT_ONCE, each))))
+        for _ in range(0, per_spot, AT_ONCE):
+            await asyncio.gather(*(_cancel_one(fleet, spot) for _ in range(min(AT_ONCE, per_spot))))
         ended = time.monotonic()
         free_s = await _until_free(fleet, ended)
         is_alive = await _answers(fleet) and before == {member.pid for member in await fleet.members()}
-        row: dict[str, Cell] = {"point": spot.name, "cancels": each, "blocks free after s": free_s}
+        row: dict[str, Cell] = {"point": spot.name, "cancels": per_spot, "blocks free after s": free_s}
         _append(journal, {**row, "alive": "yes" if is_alive else "NO", "took s": round(ended - began, 1)})
 
 
@@ -170,7 +171,7 @@ def is_good(row: dict[str, Cell]) -> bool:
 async def storm(fleet: UpFleet, clients: int, journal: Path) -> None:
     """`clients` streams that run or wait, closed in one tick."""
     before = {member.pid for member in await fleet.members()}
-    spot = Spot("storm", _connected)
+    spot = Spot("storm", _send_nothing)
     connected = [await _connect(fleet, spot) for _ in range(clients)]
     for client in connected:
         client.ask()
@@ -207,7 +208,7 @@ async def _cancel_one(fleet: UpFleet, spot: Spot) -> None:
 async def _until_free(fleet: UpFleet, since: float) -> float | None:
     while time.monotonic() - since < BASELINE_WAIT_S:
         books = await fleet.books()
-        if books and all(each.at_baseline for each in books):
+        if books and all(worker_books.at_baseline for worker_books in books):
             return round(time.monotonic() - since, 3)
         await asyncio.sleep(POLL_S)
     return None
@@ -216,5 +217,7 @@ async def _until_free(fleet: UpFleet, since: float) -> float | None:
 async def _answers(fleet: UpFleet) -> bool:
     """The engine still computes: a whole, exact answer."""
     question, text = tiny_llama.GREETING
-    judged = await sent(fleet.host, fleet.port, Ask("greeting", question_of(question, max_tokens=64), (text,)))
-    return judged.verdict == "exact"
+    outcome = await send_and_judge(
+        fleet.host, fleet.port, Ask("greeting", question_of(question, max_tokens=64), (text,))
+    )
+    return outcome.verdict == "exact"

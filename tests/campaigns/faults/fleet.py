@@ -1,5 +1,5 @@
-"""A service under a fault campaign: `baton up`, as a rule with two workers of each role and two gateway processes, and
-what its processes say of themselves.
+"""A service under a fault campaign: `baton up`, usually with two workers of each role and two gateway processes, and
+the state that its processes report.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Fleet(Protocol):
         ...
 
     async def books(self) -> list[WorkerBooks]:
-        """Of every worker that answers."""
+        """The books of every worker that answers."""
         ...
 
     async def counts(self) -> dict[str, float]:
@@ -95,7 +95,7 @@ async def wait_until(fleet: Fleet, timeout_s: float = READY_S) -> float:
 
 
 async def page(session: aiohttp.ClientSession, url: str) -> Any:
-    """A JSON page, or None while nobody answers."""
+    """A JSON page, or None while no process answers."""
     try:
         async with session.get(url) as response:
             return await response.json() if response.status == 200 else None
@@ -104,7 +104,7 @@ async def page(session: aiohttp.ClientSession, url: str) -> Any:
 
 
 async def series(session: aiohttp.ClientSession, url: str, name: str) -> float:
-    """The sum of a counter's series on a page of metrics; 0 while nobody answers: what was counted is then lost."""
+    """The sum of a counter's series on a page of metrics; 0 while no process answers: what was counted is then lost."""
     try:
         async with session.get(url) as response:
             lines = (await response.text()).splitlines()
@@ -130,17 +130,17 @@ class UpFleet:
     """`baton up` as a child process. A context."""
 
     def __init__(
-        self, folder: Path, each: int = 2, processes: int = 2, kv_memory: str = "16Mi", **spec: dict[str, Any]
+        self, folder: Path, per_role: int = 2, processes: int = 2, kv_memory: str = "16Mi", **spec: dict[str, Any]
     ) -> None:
         """`spec`: further fields of the manifest's, pools too."""
         self._folder = folder
-        self._workers = 2 * each
+        self._workers = 2 * per_role
         self._processes = processes
-        pool = {"replicas": {"min": each, "max": each}, "engine": {"kvCacheMemory": kv_memory}}
+        pool = {"replicas": {"min": per_role, "max": per_role}, "engine": {"kvCacheMemory": kv_memory}}
         pools = {"prefill": pool, "decode": pool, "gateway": {"processes": processes, "limits": QUEUE}}
         self._manifest = manifest("faults", "campaign", **pools | _with_usual(spec, pool))
         self._program: Sequence[str] = BATON
-        self._peers = each
+        self._peers = per_role
         """Links of a worker to others."""
         self._up: Up
         self._session: aiohttp.ClientSession
@@ -164,24 +164,24 @@ class UpFleet:
 
     @property
     def logs(self) -> Path:
-        """Of its processes."""
+        """The folder of the processes' logs."""
         return self._up.run_dir.logs
 
     async def members(self) -> list[Member]:
         record = self._record()
         if record is None:
             return []
-        found = []
+        members = []
         for process in record.processes:
             if process.pid is None or process.phase != "ready":
                 continue
             if process.role == "gateway":
-                found.append(Member(process.name, "gateway", process.pid))
+                members.append(Member(process.name, "gateway", process.pid))
                 pids = _gateway_children(process.pid)
-                found += [Member(f"{process.name}/{n}", "gateway process", pid) for n, pid in enumerate(pids)]
+                members += [Member(f"{process.name}/{n}", "gateway process", pid) for n, pid in enumerate(pids)]
             elif (state := await page(self._session, f"http://{process.address}/state")) is not None:
-                found.append(Member(process.name, process.role, process.pid, state["epoch"]))
-        return found
+                members.append(Member(process.name, process.role, process.pid, state["epoch"]))
+        return members
 
     async def is_complete(self) -> bool:
         record, state = self._record(), await self._gateway_state()
@@ -191,8 +191,8 @@ class UpFleet:
         if linked != [self._workers] * self._processes:
             return False
         books = await self.books()
-        is_linked = {each.epoch for each in books} == {worker["epoch"] for worker in state["workers"]}
-        return is_linked and all(each.peers == self._peers for each in books)
+        is_linked = {worker_books.epoch for worker_books in books} == {worker["epoch"] for worker in state["workers"]}
+        return is_linked and all(worker_books.peers == self._peers for worker_books in books)
 
     async def linked(self) -> set[str]:
         state = await self._gateway_state()
@@ -214,18 +214,18 @@ class UpFleet:
 
     async def counts(self) -> dict[str, float]:
         record = self._record()
-        found: dict[str, float] = {}
+        counts: dict[str, float] = {}
         for process in () if record is None else record.processes:
             if process.role == "gateway" and process.admin_port is not None:
                 page = f"http://127.0.0.1:{process.admin_port}/metrics"
                 for name in ("retries", "migrations"):
-                    found[name] = await series(self._session, page, f"baton_gateway_{name}_total")
+                    counts[name] = await series(self._session, page, f"baton_gateway_{name}_total")
             elif process.address is not None:
                 page = f"http://{process.address}/metrics"
-                found[f"preemptions {process.pid}"] = await series(self._session, page, "baton_preemptions_total")
+                counts[f"preemptions {process.pid}"] = await series(self._session, page, "baton_preemptions_total")
                 drawn = f'baton_tokens_total{{kind="drawn",role="{process.role}"}}'
-                found[f"drawn-{process.role} {process.pid}"] = await series(self._session, page, drawn)
-        return found
+                counts[f"drawn-{process.role} {process.pid}"] = await series(self._session, page, drawn)
+        return counts
 
     async def _gateway_state(self) -> Any:
         record = self._record()
@@ -255,7 +255,7 @@ def keeping_fleet(folder: Path) -> UpFleet:
 
 
 class FlippingFleet(UpFleet):
-    """Four workers that flip whenever they are told to, of pools with one to three of them."""
+    """Four workers that flip whenever they are ordered to, in pools of one to three workers."""
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
         super().__init__(folder, autoscaling={"flips": True}, prefill=FLIPPING, decode=FLIPPING)
@@ -266,12 +266,12 @@ class FlippingFleet(UpFleet):
 
     def flip(self) -> None:
         """Other sizes of the pools: one worker changes its role, or two do."""
-        self._prefill = self._draw.choice([each for each in (1, 2, 3) if each != self._prefill])
+        self._prefill = self._draw.choice([size for size in (1, 2, 3) if size != self._prefill])
         scripted_up.write(self._sizes, self._prefill, self._workers - self._prefill)
 
     def took_s(self) -> list[float]:
-        """Of each flip that was carried out, as `baton up` tells."""
-        return [float(each) for each in re.findall(r" after ([0-9.]+) s \(flip \d+\)", self._up.child.output())]
+        """Seconds of each flip that was carried out, as `baton up` reports."""
+        return [float(seconds) for seconds in re.findall(r" after ([0-9.]+) s \(flip \d+\)", self._up.child.output())]
 
 
 def _with_usual(spec: Mapping[str, dict[str, Any]], pool: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -281,10 +281,10 @@ def _with_usual(spec: Mapping[str, dict[str, Any]], pool: Mapping[str, Any]) -> 
 def connections_of(pid: int, port: int) -> set[int]:
     """The client ports of the connections that a gateway process has taken on `port`."""
     try:
-        found = psutil.Process(pid).net_connections(kind="tcp")
+        connections = psutil.Process(pid).net_connections(kind="tcp")
     except psutil.NoSuchProcess:
         return set()
-    return {each.raddr.port for each in found if each.raddr and each.laddr.port == port}
+    return {connection.raddr.port for connection in connections if connection.raddr and connection.laddr.port == port}
 
 
 def _gateway_children(pid: int) -> list[int]:

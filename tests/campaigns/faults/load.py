@@ -40,7 +40,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """How a request went. `verdict`: exact, wrong (another text), failed (an error was told), broken (no end)."""
+    """How a request went. `verdict`: exact, wrong (another text), failed (an error was returned), broken (no end)."""
 
     ask: Ask
     answer: Answer
@@ -54,18 +54,18 @@ class Judged:
 
 def asks() -> list[Ask]:
     """Requests of every kind that may be migrated: streamed and whole, n > 1, stop strings, logprobs."""
-    found = []
+    choices = []
     for question, text in _texts().items():
         words = text.split(" ")
         stop = " ".join(words[2 * len(words) // 3 :][:3])
-        found += [Ask("streamed", question_of(question), (text,))] * 5
-        found += [
+        choices += [Ask("streamed", question_of(question), (text,))] * 5
+        choices += [
             Ask("whole", question_of(question, stream=False), (text,)),
             Ask("n=2", question_of(question, n=2), (text, text)),
             Ask("logprobs", question_of(question, logprobs=True, top_logprobs=2), (text,)),
             Ask("stop string", question_of(question, stop=stop), (text[: text.index(stop)],)),
         ]
-    return found
+    return choices
 
 
 def _texts() -> dict[str, str]:
@@ -73,8 +73,8 @@ def _texts() -> dict[str, str]:
     weights = hashlib.sha256((tiny_llama.FOLDER / "model.safetensors").read_bytes()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton-bench" / f"answers-{weights}.json"
     if cache.exists():
-        kept: dict[str, str] = json.loads(cache.read_text())
-        return kept
+        cached: dict[str, str] = json.loads(cache.read_text())
+        return cached
     texts = {}
     for question in tiny_llama.LONG_ANSWERS[::2]:
         greedy = tiny_llama.greedy(tiny_llama.chat_ids(question), MAX_TOKENS)
@@ -90,34 +90,36 @@ def question_of(question: str, *, stream: bool = True, **fields: object) -> Clie
     return chat(MODEL, question, stream=stream, **{"max_tokens": MAX_TOKENS, "temperature": 0, **fields})
 
 
-async def sent(host: str, port: int, ask: Ask, *, api_key: str | None = None, within_s: float = REQUEST_S) -> Judged:
+async def send_and_judge(
+    host: str, port: int, ask: Ask, *, api_key: str | None = None, within_s: float = REQUEST_S
+) -> Judged:
     """Carry out one request and judge what came."""
     own_port, name = 0, secrets.token_hex(8)
 
     def bound(info: tuple[Any, ...]) -> socket.socket:
         """Its own port is known before it is connected, so also when nothing is ever answered."""
         nonlocal own_port
-        made = socket.socket(*info[:3])
-        made.bind((host, 0))
-        own_port = made.getsockname()[1]
-        return made
+        new_socket = socket.socket(*info[:3])
+        new_socket.bind((host, 0))
+        own_port = new_socket.getsockname()[1]
+        return new_socket
 
     async with open_session(within_s, fresh=True, socket_factory=bound, api_key=api_key) as session:
         session.headers["X-Request-Id"] = name
         answer = await send(session, f"http://{host}:{port}", ask.request)
     if answer.end is not AnswerEnd.WHOLE:
-        told = "failed" if answer.end is AnswerEnd.REFUSED else "broken"
-        return Judged(ask, answer, own_port, told, f"{answer.failure}: {answer.detail}", name)
-    got = said(answer, len(ask.expected))
+        verdict = "failed" if answer.end is AnswerEnd.REFUSED else "broken"
+        return Judged(ask, answer, own_port, verdict, f"{answer.failure}: {answer.detail}", name)
+    got = choice_texts(answer, len(ask.expected))
     if got == ask.expected and set(answer.finished) == set(range(len(got))):
         return Judged(ask, answer, own_port, "exact", id=name)
     at = [_first_difference(a, b) for a, b in zip(got, ask.expected, strict=True)]
-    detail = f"differs at characters {at} of {[len(each) for each in ask.expected]}, got {got!r}"
+    detail = f"differs at characters {at} of {[len(text) for text in ask.expected]}, got {got!r}"
     return Judged(ask, answer, own_port, "wrong", detail, name)
 
 
-def said(answer: Answer, choices: int) -> tuple[str, ...]:
-    """What each choice said: its text, then its calls."""
+def choice_texts(answer: Answer, choices: int) -> tuple[str, ...]:
+    """The output of each choice: its text, then its calls."""
     return tuple(answer.texts.get(index, "") + answer.calls.get(index, "") for index in range(choices))
 
 
@@ -138,7 +140,7 @@ class Load:
         self._idle = asyncio.Event()
         self._idle.set()
         self.answers: list[Judged] = []
-        """Ended ones that nobody has taken yet."""
+        """Ended requests that were not taken yet."""
         self.counts: Counter[str] = Counter()
 
     def begin(self) -> None:
@@ -168,11 +170,11 @@ class Load:
             self._idle.clear()
             ask = self._draw.choice(self._asks)
             try:
-                judged = await sent(self._host, self._port, ask)
-                self.answers.append(judged)
+                outcome = await send_and_judge(self._host, self._port, ask)
+                self.answers.append(outcome)
             finally:
                 self.counts[ask.kind] += 1
                 self.open.discard(number)
                 if not self.open:
                     self._idle.set()
-            await asyncio.sleep(self._draw.uniform(0.02, 0.3) if judged.verdict == "exact" else 0.5)
+            await asyncio.sleep(self._draw.uniform(0.02, 0.3) if outcome.verdict == "exact" else 0.5)

@@ -1,7 +1,7 @@
 """A service whose processes each live in a network namespace, so that a link can be cut silently, also one way only.
 
 Every process has an address of its own behind one router; a cut is a policy rule of the router that drops what goes
-from one address to another without a word. Needs root and `ip` (iproute2). The campaign itself runs beside the gateway
+from one address to another silently. Needs root and `ip` (iproute2). The campaign itself runs next to the gateway
 and asks the workers from a second address, which is never cut.
 """
 
@@ -25,10 +25,10 @@ from baton_testing.processes.child_process import Child
 from baton_testing.processes.deployment import Deployment, Shape
 from campaigns.faults.fleet import POLL_S, Fleet, Member, WorkerBooks, books_of, page, wait_until
 from campaigns.faults.load import MODEL
-from campaigns.faults.rounds import NOTICE_LIMIT_S, Round, noticed, until_unlinked
+from campaigns.faults.rounds import NOTICE_LIMIT_S, Round, note_time, until_unlinked
 
 PREFIX = os.environ.get("BATON_FAULTS_NETNS", "baton-faults")
-"""Of the names of the namespaces."""
+"""Prefix of the names of the namespaces."""
 PARTIES = ("gateway", "prefill-0", "prefill-1", "decode-0", "decode-1")
 ROUTER = f"{PREFIX}-router"
 
@@ -77,7 +77,7 @@ def _join(party: str) -> None:
 
 
 def inside(argv: Sequence[str]) -> int:
-    """Run this Python with `argv` beside the gateway, in fresh namespaces; its exit status."""
+    """Run this Python with `argv` next to the gateway, in fresh namespaces; its exit status."""
     with namespaces():
         command = ("ip", "netns", "exec", f"{PREFIX}-gateway", sys.executable, *argv)
         return subprocess.run(command, check=False).returncode
@@ -147,7 +147,7 @@ class NetworkFleet:
 
     @property
     def logs(self) -> Path:
-        """Of its processes."""
+        """The folder of the processes' logs."""
         return self._service.folder
 
     async def members(self) -> list[Member]:
@@ -160,7 +160,7 @@ class NetworkFleet:
         if any(worker["state"] != "live" for worker in state["workers"]):
             return False
         books = await self.books()
-        return len(books) == 4 and all(each.peers == 2 for each in books)
+        return len(books) == 4 and all(worker_books.peers == 2 for worker_books in books)
 
     async def linked(self) -> set[str]:
         state = await self._gateway_state()
@@ -180,7 +180,7 @@ class NetworkFleet:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """What is cut: (sender, receiver) pairs; the campaign says whose gateway links must end when it lasts."""
+    """A cut of the network: (sender, receiver) pairs, and whose gateway links must end when it lasts."""
 
     label: str
     ways: tuple[tuple[str, str], ...]
@@ -242,9 +242,9 @@ def _both(party: str, *others: str) -> list[tuple[str, str]]:
 async def _until_unpaired(fleet: Fleet, pair: tuple[str, str], round_: Round, struck: float) -> None:
     """Wait until both workers of a pair have given their link up."""
     while time.monotonic() - struck < NOTICE_LIMIT_S:
-        books = {each.name: each for each in await fleet.books()}
+        books = {worker_books.name: worker_books for worker_books in await fleet.books()}
         if all(name in books and books[name].peers < 2 for name in pair):
-            noticed(round_, time.monotonic() - struck)
+            note_time(round_, time.monotonic() - struck)
             return
         await asyncio.sleep(POLL_S)
     round_.problems.append(f"{' and '.join(pair)} did not notice within {NOTICE_LIMIT_S} s")

@@ -31,7 +31,7 @@ BASELINE_WAIT_S = 75.0
 
 @dataclass(slots=True)
 class Round:
-    """What one fault came to. Times in seconds; None: did not happen, or has no meaning for this fault."""
+    """The outcome of one fault. Times in seconds; None: did not happen, or has no meaning for this fault."""
 
     fault: str
     role: str
@@ -42,11 +42,11 @@ class Round:
     held: int = 0
     """Sequences of the victim just before."""
     counts: dict[str, float] = field(default_factory=dict)
-    """What the service counted meanwhile; a process that died takes its own with it."""
+    """The service's counts meanwhile; a process that died takes its own with it."""
     pieces: int = 0
     verdicts: dict[str, int] = field(default_factory=dict)
     moved: int | None = None
-    """Exact answers of which a worker was lost on the way: the gateway logged more than one attempt. None: not told."""
+    """Exact answers of which a worker was lost on the way: the gateway logged more than one attempt. None: unknown."""
     excepted: int = 0
     """Connections of the killed gateway process itself."""
     noticed_s: float | None = None
@@ -105,7 +105,11 @@ async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Ra
             f"before the fault: {a.ask.kind} {a.verdict}: {a.detail}"[:600] for a in before if a.verdict != "exact"
         ]
     round_.open_requests = len(load.open)
-    round_.held = sum(each.running + each.waiting for each in await fleet.books() if each.epoch == victim.epoch)
+    round_.held = sum(
+        worker_books.running + worker_books.waiting
+        for worker_books in await fleet.books()
+        if worker_books.epoch == victim.epoch
+    )
     own = connections_of(victim.pid, fleet.port) if "gateway" in victim.role else set()
     began = time.monotonic()
     await harm.strike(victim, round_)
@@ -127,13 +131,13 @@ async def until_unlinked(fleet: Fleet, epoch: str, round_: Round, struck: float)
     """Wait until no gateway process has linked the worker any more."""
     while (now := time.monotonic()) - struck < NOTICE_LIMIT_S:
         if epoch not in await fleet.linked():
-            noticed(round_, time.monotonic() - struck)
+            note_time(round_, time.monotonic() - struck)
             return
         await asyncio.sleep(max(0.0, POLL_S - (time.monotonic() - now)))
     round_.problems.append(f"not noticed within {NOTICE_LIMIT_S} s")
 
 
-def noticed(round_: Round, after_s: float) -> None:
+def note_time(round_: Round, after_s: float) -> None:
     round_.noticed_s = round(after_s, 3)
     if after_s > NOTICE_BAR_S:
         round_.problems.append(f"noticed after {after_s:.2f} s")
@@ -143,8 +147,10 @@ async def _baseline(fleet: Fleet, round_: Round, ended: float) -> None:
     """Wait until every worker that answers holds nothing."""
     while True:
         books = await fleet.books()
-        round_.quarantined_bytes = max(round_.quarantined_bytes, sum(each.quarantined_bytes for each in books))
-        if books and all(each.at_baseline for each in books):
+        round_.quarantined_bytes = max(
+            round_.quarantined_bytes, sum(worker_books.quarantined_bytes for worker_books in books)
+        )
+        if books and all(worker_books.at_baseline for worker_books in books):
             round_.baseline_s = round(time.monotonic() - ended, 3)
             break
         if time.monotonic() - ended > BASELINE_WAIT_S:
@@ -157,40 +163,40 @@ async def _baseline(fleet: Fleet, round_: Round, ended: float) -> None:
 
 def attempts_in(logs: Path) -> dict[str, int]:
     """Attempts by request, from the access log."""
-    found = {}
+    attempts = {}
     for path in sorted(logs.glob("*gateway*.log*")):
         for line in path.read_text(errors="replace").splitlines():
             if (at := line.find('{"id":')) >= 0 and '"attempts":' in line:
                 entry = json.loads(line[at:])
-                found[str(entry["id"])] = int(entry["attempts"])
-    return found
+                attempts[str(entry["id"])] = int(entry["attempts"])
+    return attempts
 
 
 def _judge(
     load: Load, round_: Round, own: set[int], victim: Member, struck: float, attempts: Mapping[str, int]
 ) -> None:
     verdicts: Counter[str] = Counter()
-    for judged in load.take():
-        round_.pieces += len(judged.answer.times_s)
-        is_own = "gateway" in victim.role and round_.fault == "kill" and judged.verdict == "broken"
-        if is_own and judged.answer.sent_s <= struck and (judged.port in own or victim.role == "gateway"):
+    for outcome in load.take():
+        round_.pieces += len(outcome.answer.times_s)
+        is_own = "gateway" in victim.role and round_.fault == "kill" and outcome.verdict == "broken"
+        if is_own and outcome.answer.sent_s <= struck and (outcome.port in own or victim.role == "gateway"):
             round_.excepted += 1
             continue
         if (
             victim.role == "gateway"
             and round_.fault == "kill"
-            and judged.verdict == "broken"
-            and not judged.answer.texts
+            and outcome.verdict == "broken"
+            and not outcome.answer.texts
         ):
-            round_.excepted += 1  # nobody listened: all processes of the one gateway were killed together
+            round_.excepted += 1  # no process listened: all processes of the one gateway were killed together
             continue
-        verdicts[judged.verdict] += 1
-        if judged.verdict == "exact" and (tried := attempts.get(judged.id)) is not None:
+        verdicts[outcome.verdict] += 1
+        if outcome.verdict == "exact" and (tried := attempts.get(outcome.id)) is not None:
             round_.moved = (round_.moved or 0) + (tried > 1)
-        if judged.verdict != "exact":
-            sent_s, ended_s = judged.answer.sent_s - struck, judged.answer.ended_s - struck
+        if outcome.verdict != "exact":
+            sent_s, ended_s = outcome.answer.sent_s - struck, outcome.answer.ended_s - struck
             when = f"sent {sent_s:+.2f} s, ended {ended_s:+.2f} s"
-            round_.problems.append(f"{judged.ask.kind} {judged.verdict} ({when}): {judged.detail}"[:600])
+            round_.problems.append(f"{outcome.ask.kind} {outcome.verdict} ({when}): {outcome.detail}"[:600])
     round_.verdicts = dict(verdicts)
     round_.requests = sum(verdicts.values()) + round_.excepted
 
@@ -277,7 +283,7 @@ class Drain:
         """Its parent starts another."""
 
     async def notice(self, fleet: Fleet, victim: Member, round_: Round, struck: float) -> None:
-        """It says so itself."""
+        """The harm notes the times itself."""
 
 
 class PauseWorker(Pause):
@@ -305,7 +311,7 @@ def append(path: Path, round_: Round) -> None:
 
 def summary(rounds: Sequence[Round]) -> list[dict[str, Cell]]:
     """One row for each kind of victim, and one for all."""
-    kinds = sorted({(each.fault, each.role) for each in rounds})
+    kinds = sorted({(round_.fault, round_.role) for round_ in rounds})
     rows = [
         _row(f"{fault}: {role}", [r for r in rounds if (r.fault, r.role) == (fault, role)]) for fault, role in kinds
     ]
@@ -333,24 +339,24 @@ COLUMNS = (
 
 def _row(what: str, rounds: Sequence[Round]) -> dict[str, Cell]:
     verdicts: Counter[str] = Counter()
-    for each in rounds:
-        verdicts.update(each.verdicts)
-    noticed = [each.noticed_s for each in rounds if each.noticed_s is not None]
-    baseline = [each.baseline_s for each in rounds if each.baseline_s is not None]
+    for round_ in rounds:
+        verdicts.update(round_.verdicts)
+    noticed = [round_.noticed_s for round_ in rounds if round_.noticed_s is not None]
+    baseline = [round_.baseline_s for round_ in rounds if round_.baseline_s is not None]
     row: dict[str, Any] = {
         "what": what,
         "faults": len(rounds),
-        "requests": sum(each.requests for each in rounds),
-        "in flight": sum(each.open_requests for each in rounds),
-        "held by the victim": sum(each.held for each in rounds),
-        "own connections": sum(each.excepted for each in rounds),
-        "quarantined bytes": max((each.quarantined_bytes for each in rounds), default=0),
-        "problems": sum(len(each.problems) for each in rounds),
+        "requests": sum(round_.requests for round_ in rounds),
+        "in flight": sum(round_.open_requests for round_ in rounds),
+        "held by the victim": sum(round_.held for round_ in rounds),
+        "own connections": sum(round_.excepted for round_ in rounds),
+        "quarantined bytes": max((round_.quarantined_bytes for round_ in rounds), default=0),
+        "problems": sum(len(round_.problems) for round_ in rounds),
     }
-    moved = [each.moved for each in rounds if each.moved is not None]
+    moved = [round_.moved for round_ in rounds if round_.moved is not None]
     row["moved"] = sum(moved) if moved else None
     for name in ("retries", "migrations", "preemptions", "drawn-prefill", "drawn-decode"):
-        counted = [each.counts[name] for each in rounds if name in each.counts]
+        counted = [round_.counts[name] for round_ in rounds if name in round_.counts]
         row[name] = round(sum(counted)) if counted else None
     row |= {verdict: verdicts[verdict] for verdict in ("exact", "wrong", "failed", "broken")}
     for name, values in (("noticed", noticed), ("baseline", baseline)):

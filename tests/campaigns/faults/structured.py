@@ -13,10 +13,10 @@ from baton_local.client import AnswerEnd, ClientRequest, open_session, send
 from baton_testing.engine import tiny_llama
 from baton_testing.gateway.made_tokenizers import TOOL_TEMPLATE
 from campaigns.faults.fleet import UpFleet
-from campaigns.faults.load import REQUEST_S, Ask, question_of, said
+from campaigns.faults.load import REQUEST_S, Ask, choice_texts, question_of
 
 KV_MEMORY = "4Mi"
-"""Of each worker: less than the answers that it has at a time need."""
+"""KV memory of each worker: less than its concurrent answers need."""
 QUESTIONS = tiny_llama.LONG_ANSWERS[20:26]
 WORD: dict[str, Any] = {"type": "string", "pattern": "^[a-z]{3,8}$"}
 ANIMALS: dict[str, Any] = {
@@ -65,13 +65,13 @@ def requests() -> dict[str, list[ClientRequest]]:
 
 async def structured_asks(fleet: UpFleet) -> list[Ask]:
     """Every request with the answer of the undisturbed service. Raises RuntimeError when it has two, or none."""
-    found = []
+    choices = []
     async with open_session(REQUEST_S, fresh=True) as session:
-        for kind, each in requests().items():
-            for request in each:
+        for kind, group in requests().items():
+            for request in group:
                 answers = [await send(session, f"http://{fleet.host}:{fleet.port}", request) for _ in range(2)]
-                texts = {said(answer, 1) for answer in answers}
+                texts = {choice_texts(answer, 1) for answer in answers}
                 if any(answer.end is not AnswerEnd.WHOLE for answer in answers) or len(texts) != 1:
                     raise RuntimeError(f"{kind}: {[(answer.failure, answer.detail) for answer in answers]}, {texts}")
-                found.append(Ask(kind, request, texts.pop()))
-    return found
+                choices.append(Ask(kind, request, texts.pop()))
+    return choices

@@ -2,7 +2,7 @@
 
 Mutants are drawn by a seed, spread evenly over the files of `targets.py`, and tried one by one against the tests that
 guard the file. A mutant that no test notices is printed with its change: it is a missing test, an equivalent mutant or
-code that nobody needs. cosmic-ray makes the mutants; it is installed into an environment of its own.
+code that is not needed. cosmic-ray makes the mutants; it is installed into an environment of its own.
 Exits with 1 where less than `--at-least` of the mutants were killed.
 """
 

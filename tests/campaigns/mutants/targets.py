@@ -1,4 +1,4 @@
-"""The files that decide most, and the tests that should notice a change in any of them."""
+"""The files that decide most, and the tests that should notice a change in any file."""
 
 from __future__ import annotations
 

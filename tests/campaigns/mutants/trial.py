@@ -50,14 +50,14 @@ class Copy:
             shutil.copy2(root / name, target, follow_symlinks=False)
 
     def run(self, source: str | None, path: str, tests: Sequence[str], limit_s: float) -> TrialResult:
-        """Run tests with `source` in place of the file at `path`; None: with the file as it is."""
+        """Run tests with `source` in place of the file at `path`; None: with the unchanged file."""
         file = self.folder / path
         original = file.read_text()
         try:
             if source is not None:
                 file.write_text(source)
                 self._drop_bytecode(file)
-            return self._forked(tests, limit_s, keeps_bytecode=source is None)
+            return self._fork_tests(tests, limit_s, keeps_bytecode=source is None)
         finally:
             file.write_text(original)
             self._drop_bytecode(file)
@@ -66,12 +66,12 @@ class Copy:
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
             compiled.unlink()
 
-    def _forked(self, tests: Sequence[str], limit_s: float, *, keeps_bytecode: bool) -> TrialResult:
+    def _fork_tests(self, tests: Sequence[str], limit_s: float, *, keeps_bytecode: bool) -> TrialResult:
         log, began = self.folder / "trial.log", time.monotonic()
         pid = os.fork()
         if pid == 0:
             self._child(tests, log, keeps_bytecode)
-        outcome = _awaited(pid, began + limit_s)
+        outcome = _await_child(pid, began + limit_s)
         return TrialResult(outcome, time.monotonic() - began, log.read_text(errors="replace")[-4_000:])
 
     def _child(self, tests: Sequence[str], log: Path, keeps_bytecode: bool) -> None:
@@ -103,7 +103,7 @@ def preload() -> None:
         importlib.import_module(name)
 
 
-def _awaited(pid: int, until_s: float) -> str:
+def _await_child(pid: int, until_s: float) -> str:
     """The outcome of the child's test run. Ends its whole session afterwards, also past the deadline."""
     try:
         while time.monotonic() < until_s:

@@ -22,7 +22,7 @@ STREAM_SEEDS = 4
 
 def crash(budget_s: float, resume: Path | None, sample: int = 0, seed: int = 0) -> int:
     """As many of the runs as fit into the budget, one scenario after the other; returns how many broke a promise.
-    `sample`: only so many, drawn by `seed` from all; 0: all."""
+    `sample`: only as many, drawn by `seed` from all; 0: all."""
     logging.disable(logging.CRITICAL)
     machine, tally = this_machine(), Tally("crash", resume, budget_s)
     serving()
@@ -34,13 +34,13 @@ def crash(budget_s: float, resume: Path | None, sample: int = 0, seed: int = 0) 
         scenario, plan, streams, stream_seed = runs[number]
         print(f"{number}: {scenario.name} | {plan} | {streams}", file=sys.stderr, flush=True)
         try:
-            found = complaint(scenario, calm[scenario.name], plan, streams, stream_seed)
+            problem = complaint(scenario, calm[scenario.name], plan, streams, stream_seed)
         except Exception as error:  # noqa: BLE001 - the outermost loop: what the operator let out is a result
-            found = f"{scenario.name} | {plan} | {streams}: {type(error).__name__}: {error}"
+            problem = f"{scenario.name} | {plan} | {streams}: {type(error).__name__}: {error}"
         tally.counts[_kind(plan)] += 1
         tally.counts[f"in {scenario.name}"] += 1
-        if found is not None:
-            tally.add(f"{found} [run {number}]")
+        if problem is not None:
+            tally.add(f"{problem} [run {number}]")
     total = Counter(_kind(plan) for _, plan, _, _ in runs)
     rows: list[dict[str, Cell]] = [
         {"fault": fault, "runs": tally.counts[fault], "of": count} for fault, count in sorted(total.items())
@@ -51,7 +51,7 @@ def crash(budget_s: float, resume: Path | None, sample: int = 0, seed: int = 0) 
     notes = [
         f"campaign: operator_proofs crash{f' --sample {sample} --seed {seed}' if sample else ''}, in {tally.slices}"
         " slices",
-        f"{len(SCENARIOS)} scenarios with {calls} calls without a fault; every run of {whole} of them",
+        f"{len(SCENARIOS)} scenarios with {calls} calls without a fault; every run of {whole} scenarios",
         f"{tally.next} of {len(runs)} runs, {tally.counts['wrong']} ended elsewhere or broke a promise on the way; "
         f"{tally.cpu_s:.0f} s of CPU",
         *tally.wrong[:20],
@@ -67,8 +67,10 @@ def _kind(plan: Plan) -> str:
 def _runs(calm: dict[str, Ended]) -> list[Run]:
     """One scenario after the other, those with the fewest calls first."""
     plans = {scenario: list(faults(calm[scenario.name], scenario.is_fresh)) for scenario in SCENARIOS}
-    found: list[Run] = []
+    ordered_runs: list[Run] = []
     for scenario in sorted(plans, key=lambda each: len(plans[each])):
-        found += [(scenario, plan, CALM, 0) for plan in plans[scenario]]
-        found += [(scenario, NO_FAULT, streams, seed) for streams in STREAMS.values() for seed in range(STREAM_SEEDS)]
-    return found
+        ordered_runs += [(scenario, plan, CALM, 0) for plan in plans[scenario]]
+        ordered_runs += [
+            (scenario, NO_FAULT, streams, seed) for streams in STREAMS.values() for seed in range(STREAM_SEEDS)
+        ]
+    return ordered_runs

@@ -21,36 +21,36 @@ def fields(sequences: int, budget_s: float, resume: Path | None) -> int:
     """All mutations, then as many sequences as asked for or as the budget allows; returns how many went wrong."""
     logging.disable(logging.CRITICAL)
     machine, tally = this_machine(), Tally("fields", resume, budget_s)
-    judged = [(mutation, refusal(mutation)) for mutation in mutations()]
-    refused = [mutation for mutation, text in judged if text is not None]
-    good = [mutation for mutation, text in judged if text is None]
-    unnamed = [mutation for mutation, text in judged if text and not names_the_path(mutation, text)]
+    refusals = [(mutation, refusal(mutation)) for mutation in mutations()]
+    refused = [mutation for mutation, text in refusals if text is not None]
+    good = [mutation for mutation, text in refusals if text is None]
+    unnamed = [mutation for mutation, text in refusals if text and not names_the_path(mutation, text)]
     chunks = [refused[first : first + CHUNK] for first in range(0, len(refused), CHUNK)]
     bench = Bench()
 
     def edits(name: str, bodies: list[tuple[float, Json]]) -> list[str]:
-        found = bench.complaint(bodies)
-        return [] if found is None else [f"{name}: {found}"]
+        problem = bench.complaint(bodies)
+        return [] if problem is None else [f"{name}: {problem}"]
 
     for number in tally.numbers(len(chunks) + len(good) + sequences):
         place = number - len(chunks)
         try:
             if place < 0:
-                kind, count, found = "slipped", len(chunks[number]), slipped(chunks[number])
+                kind, count, problems = "slipped", len(chunks[number]), slipped(chunks[number])
             elif place < len(good):
                 kind, count = "edits", 1
-                found = edits(str(good[place]), [(30.0, good[place].on(base()))])
+                problems = edits(str(good[place]), [(30.0, good[place].on(base()))])
             else:
                 seed = place - len(good)
-                kind, count, found = "sequences", 1, edits(f"sequence {seed}", sequence(random.Random(seed), good))
+                kind, count, problems = "sequences", 1, edits(f"sequence {seed}", sequence(random.Random(seed), good))
         except Exception as error:  # noqa: BLE001 - the outermost loop: what the operator let out is a result
-            found = [f"run {number}: {type(error).__name__}: {error}"]
+            problems = [f"run {number}: {type(error).__name__}: {error}"]
         tally.counts[kind] += count
-        for each in found:
-            tally.add(each)
+        for problem in problems:
+            tally.add(problem)
     rows: list[dict[str, Cell]] = [
         {"what": "leaf fields", "runs": len(paths()), "of": len(paths())},
-        {"what": "values", "runs": len(judged), "of": len(judged)},
+        {"what": "values", "runs": len(refusals), "of": len(refusals)},
         {"what": "refused by path", "runs": len(refused) - len(unnamed), "of": len(refused)},
         {
             "what": "set as a condition if they slip, old spec serving",

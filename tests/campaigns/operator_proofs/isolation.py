@@ -1,8 +1,9 @@
-"""What trouble in some namespaces costs the others: deployments are created at a steady rate, calm and trouble in turn.
+"""The cost of trouble in some namespaces to the others: deployments are created at a steady rate, calm and trouble in
+turn.
 
 The operator reaches the API server through a relay. In a troubled part the relay refuses everything in one namespace
-(its rights are revoked), lets nothing of another one through (it hangs), and a third is deleted. Each of them has
-deployments. How long the others' deployments take until all their objects are there is compared with the calm parts.
+(its rights are revoked), lets nothing of another one through (it hangs), and a third is deleted. Each troubled
+namespace has deployments. The time until all objects of the others' deployments exist is compared with the calm parts.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def _namespace_of(path: str) -> str:
 
 
 def _forbidden(namespace: str) -> web.Response:
-    said = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": f"not allowed in {namespace}"}
-    return web.json_response(said, status=403)
+    status_body = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": f"not allowed in {namespace}"}
+    return web.json_response(status_body, status=403)
 
 
 @contextlib.asynccontextmanager
@@ -143,23 +144,24 @@ async def _part(
     api: KubeApi, seen: Seen, spaces: tuple[str, ...], per_s: float, seconds: float, label: str
 ) -> list[float]:
     """Deployments created at this rate for so long: seconds until each had all its objects; infinite: never."""
-    made, began = {}, time.monotonic()
+    created_at, began = {}, time.monotonic()
     for number in range(round(per_s * seconds)):
         await asyncio.sleep(max(began + number / per_s - time.monotonic(), 0.0))
         name = f"{label}-{number}"
-        made[name] = time.monotonic()
+        created_at[name] = time.monotonic()
         await create(api, spaces[number % len(spaces)], name)
     await quiet(seen, 120)
-    whole = max((len(seen.objects[name]) for name in made), default=0)
+    whole = max((len(seen.objects[name]) for name in created_at), default=0)
     return [
-        seen.complete_at[name] - at if len(seen.objects[name]) == whole else float("inf") for name, at in made.items()
+        seen.complete_at[name] - at if len(seen.objects[name]) == whole else float("inf")
+        for name, at in created_at.items()
     ]
 
 
 async def _isolation(namespaces: int, per_s: float, seconds: float, spaces: tuple[str, ...]) -> int:
     machine, run = this_machine(), secrets.token_hex(2)
     rows: list[dict[str, Cell]] = []
-    found: dict[str, list[float]] = {"calm": [], "trouble": []}
+    delays_by_part: dict[str, list[float]] = {"calm": [], "trouble": []}
     others, troubled = spaces[: -3 * ROUNDS], list(spaces[-3 * ROUNDS :])
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
@@ -183,25 +185,25 @@ async def _isolation(namespaces: int, per_s: float, seconds: float, spaces: tupl
                         relay.cut(revoked)
                         await _delete(api, deleted)
                     delays = await _part(api, seen, others, per_s, seconds, f"p{run}-{part}")
-                    found[which] += delays
+                    delays_by_part[which] += delays
                     if which == "trouble":
                         relay.hanging.pop(hanging).set()
                         relay.refused.discard(revoked)
                     print(f"part {part + 1} of {2 * ROUNDS}, {which}: p99 {percentile(delays, 99):.2f} s", flush=True)
                 memory = process.rss_mib
-    for which, delays in found.items():
+    for which, delays in delays_by_part.items():
         cells: dict[str, Cell] = {"part": which, "deployments": len(delays)}
         cells |= {f"p{percent} s": round(percentile(delays, percent), 2) for percent in (50, 95, 99)}
         cells["without all objects"] = sum(delay == float("inf") for delay in delays)
         rows.append(cells)
-    ratio = percentile(found["trouble"], 99) / percentile(found["calm"], 99)
+    ratio = percentile(delays_by_part["trouble"], 99) / percentile(delays_by_part["calm"], 99)
     notes = [
         f"campaign: operator_proofs isolation --namespaces {namespaces} --per-s {per_s:g} --seconds {seconds:g}",
         f"p99 in trouble {ratio:.2f} times that in calm (goal: 1.20); the operator has {memory:.0f} MiB",
     ]
     columns = ["part", "deployments", "p50 s", "p95 s", "p99 s", "without all objects"]
     publish("operator-isolation", machine, notes, columns, rows)
-    return sum(delay == float("inf") for delays in found.values() for delay in delays)
+    return sum(delay == float("inf") for delays in delays_by_part.values() for delay in delays)
 
 
 async def _delete(api: HttpKubeApi, namespace: str) -> None:
@@ -209,8 +211,8 @@ async def _delete(api: HttpKubeApi, namespace: str) -> None:
     url = f"{api.server}/api/v1/namespaces/{namespace}"
     async with api.session(limit=1) as session, session.delete(url) as answer:
         assert answer.status in (200, 202), await answer.text()
-    for each in (await api.list(DEPLOYMENTS, namespace)).items:
-        await api.delete(DEPLOYMENTS, namespace, str(metadata_of(each)["name"]), uid=uid_of(each))
+    for deployment in (await api.list(DEPLOYMENTS, namespace)).items:
+        await api.delete(DEPLOYMENTS, namespace, str(metadata_of(deployment)["name"]), uid=uid_of(deployment))
 
 
 def isolation(namespaces: int, per_s: float, seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""Many LLMDeployments on a real API server: how long until all their objects are there, and what it costs.
+"""Many LLMDeployments on a real API server: how long until all their objects exist, and what it costs.
 
 On the server in KUBECONFIG, which has Baton's definitions and on which nothing runs Pods; without one, on an etcd and a
 kube-apiserver of its own. The operator is its own process; this one creates at a steady rate, watches everything and
@@ -61,18 +61,18 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Seen:
-    """What the watches told."""
+    """Objects and times that the watches reported."""
 
     objects: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     """Kinds and names of the objects of each deployment."""
     complete_at: dict[str, float] = field(default_factory=dict)
-    """When the last of them came."""
+    """When the last object of each deployment came."""
     added: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
     last_at: float = 0.0
     _before: dict[str, object] = field(default_factory=dict)
 
-    def heard(self, resource: Resource, change: Change, body: Json, now: float) -> None:
+    def note_change(self, resource: Resource, change: Change, body: Json, now: float) -> None:
         name = body["metadata"]["name"]
         self.last_at = now
         if resource == DEPLOYMENTS:
@@ -105,9 +105,9 @@ class Process:
 
 def server_cpu_s() -> float | None:
     """CPU of the API server and its etcd so far; None: they are not of this process."""
-    servers = [each for each in psutil.Process().children() if each.name() in ("kube-apiserver", "etcd")]
-    times = [each.cpu_times() for each in servers]
-    return sum(float(each.user + each.system) for each in times) if times else None
+    servers = [child for child in psutil.Process().children() if child.name() in ("kube-apiserver", "etcd")]
+    times = [server.cpu_times() for server in servers]
+    return sum(float(cpu_times.user + cpu_times.system) for cpu_times in times) if times else None
 
 
 @contextlib.contextmanager
@@ -128,14 +128,14 @@ def operator(spaces: tuple[str, ...], keys: Path, calls_per_s: float, kubeconfig
 
 def calls() -> Counter[str]:
     """The operator's calls to the API server so far, by verb; its passes under `passes`."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with urlopen(f"http://{LISTEN}/metrics", timeout=10) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("baton_operator_api_calls_total{"):
-                found[line.split('verb="')[1].split('"')[0]] += int(float(line.split()[-1]))
+                counts[line.split('verb="')[1].split('"')[0]] += int(float(line.split()[-1]))
             if line.startswith("baton_operator_passes_total{"):
-                found["passes"] += int(float(line.split()[-1]))
-    return found
+                counts["passes"] += int(float(line.split()[-1]))
+    return counts
 
 
 async def _watch(api: KubeApi, resource: Resource, seen: Seen) -> None:
@@ -146,13 +146,13 @@ async def _watch(api: KubeApi, resource: Resource, seen: Seen) -> None:
                 metadata: Any = event.object["metadata"]
                 version = str(metadata["resourceVersion"])
                 if event.change is not Change.BOOKMARK:
-                    seen.heard(resource, event.change, dict(event.object), time.monotonic())
+                    seen.note_change(resource, event.change, dict(event.object), time.monotonic())
 
 
 @contextlib.asynccontextmanager
 async def watching(api: KubeApi) -> AsyncIterator[Seen]:
     seen = Seen()
-    tasks = [asyncio.create_task(_watch(api, each, seen)) for each in (DEPLOYMENTS, *OWNED)]
+    tasks = [asyncio.create_task(_watch(api, resource, seen)) for resource in (DEPLOYMENTS, *OWNED)]
     await asyncio.sleep(2)
     try:
         yield seen
@@ -163,7 +163,7 @@ async def watching(api: KubeApi) -> AsyncIterator[Seen]:
 
 
 async def quiet(seen: Seen, longest_s: float) -> None:
-    """Until nothing has been heard for a while, from now on at the earliest."""
+    """Wait until no watch has reported for a while, from now on at the earliest."""
     began = time.monotonic()
     await _until(lambda: time.monotonic() - max(seen.last_at, began) >= QUIET_S, longest_s)
 
@@ -179,17 +179,21 @@ async def create(api: KubeApi, namespace: str, name: str) -> None:
             await asyncio.sleep(0.5)
 
 
-async def _namespaced(api: HttpKubeApi, spaces: tuple[str, ...]) -> str:
+async def _make_account(api: HttpKubeApi, spaces: tuple[str, ...]) -> str:
     """Make an account that may do all in these namespaces and nothing elsewhere; returns its token. Raises
     KubeError."""
     role: Json = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
     allowed = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
     account = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": spaces[0]}
     named = {"kind": "Role", "name": ACCOUNT, "apiGroup": "rbac.authorization.k8s.io"}
-    made: Json = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": spaces[0]}}
-    await api.create(ACCOUNTS, made, manager="bench")
-    for each in spaces:
-        metadata: Json = {"name": ACCOUNT, "namespace": each}
+    account_body: Json = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": ACCOUNT, "namespace": spaces[0]},
+    }
+    await api.create(ACCOUNTS, account_body, manager="bench")
+    for space in spaces:
+        metadata: Json = {"name": ACCOUNT, "namespace": space}
         await api.create(ROLES, {**role, "metadata": metadata, "rules": allowed}, manager="bench")
         binding = {**role, "kind": "RoleBinding", "metadata": metadata, "roleRef": named, "subjects": [account]}
         await api.create(BINDINGS, binding, manager="bench")
@@ -218,7 +222,7 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
         keys = Path(folder)
         (keys / "first").write_bytes(b"m" * 32)
         async with HttpKubeApi(load(), calls_per_s=500) as api, watching(api) as seen:
-            token = await _namespaced(api, spaces) if is_namespaced else ""
+            token = await _make_account(api, spaces) if is_namespaced else ""
             rights = _kubeconfig(token, Path(account) / "kubeconfig") if is_namespaced else None
             with operator(spaces, keys, calls_per_s, rights) as process:
                 await until_up()
@@ -229,17 +233,17 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                 await asyncio.sleep(5)
                 await quiet(seen, 120)
                 expected = len(seen.objects[f"pilot-{run}"])
-                began, made, cpu_before, own_before = time.monotonic(), {}, process.cpu_s, time.process_time()
+                began, created_at, cpu_before, own_before = time.monotonic(), {}, process.cpu_s, time.process_time()
                 before, served_before = calls(), server_cpu_s()
                 for number in range(count):
                     await asyncio.sleep(max(began + number / per_s - time.monotonic(), 0.0))
                     name = f"s{run}-{number}"
-                    made[name] = time.monotonic()
+                    created_at[name] = time.monotonic()
                     await create(api, spaces[number % len(spaces)], name)
                 created_s = time.monotonic() - began
                 await quiet(seen, 1800)
-                late = [name for name in made if len(seen.objects[name]) != expected]
-                delays = [seen.complete_at[name] - at for name, at in made.items() if name in seen.complete_at]
+                late = [name for name in created_at if len(seen.objects[name]) != expected]
+                delays = [seen.complete_at[name] - at for name, at in created_at.items() if name in seen.complete_at]
                 spent = calls() - before
                 row("namespaces", len(spaces))
                 row("deployments", count)
@@ -250,10 +254,12 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                 row("created to all objects, p99 s", percentile(delays, 99), "<= 30")
                 row("writes of the operator per deployment", (spent["patch"] + spent["create"]) / count)
                 row("reads of the operator per deployment", spent["get"] / count)
-                row("status writes per deployment, most", max(seen.statuses[name] for name in made), "<= 6")
+                row("status writes per deployment, most", max(seen.statuses[name] for name in created_at), "<= 6")
                 events = (await api.list(EVENTS, None)).items
-                told = Counter(str(_of(each)) for each in events)
-                row("Events per deployment, most", max((told[name] for name in made), default=0), "<= 2")
+                events_by_name = Counter(str(_of(event)) for event in events)
+                row(
+                    "Events per deployment, most", max((events_by_name[name] for name in created_at), default=0), "<= 2"
+                )
                 last_s = max(seen.complete_at.values()) - began
                 row("from the first create to the last object, s", last_s, "<= 60")
                 row("from the last create to the last object, s", last_s - created_s)
@@ -325,16 +331,16 @@ def api_server(spaces: tuple[str, ...]) -> Iterator[None]:
     programs = find_programs()
     if programs is None:
         raise FileNotFoundError(HOW)
-    with tempfile.TemporaryDirectory() as folder, control_plane(programs, Path(folder), controllers=False) as made:
+    with tempfile.TemporaryDirectory() as folder, control_plane(programs, Path(folder), controllers=False) as plane:
         for path in sorted((Path(__file__).resolve().parents[3] / "crds").glob("*.yaml")):
             body = yaml.safe_load(path.read_text(encoding="utf-8"))
-            reply = made.api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
+            reply = plane.api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
             assert reply.status == 201, reply.message
-        made.api.until("GET", "/apis/baton.dev/v1alpha1/namespaces/default/llmpools", deadline_s=UP_S)
-        for each in spaces:
-            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": each}}
-            assert made.api.send("POST", "/api/v1/namespaces", body).status in (201, 409)
-        os.environ["KUBECONFIG"] = str(made.kubeconfig)
+        plane.api.until("GET", "/apis/baton.dev/v1alpha1/namespaces/default/llmpools", deadline_s=UP_S)
+        for space in spaces:
+            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}}
+            assert plane.api.send("POST", "/api/v1/namespaces", body).status in (201, 409)
+        os.environ["KUBECONFIG"] = str(plane.kubeconfig)
         try:
             yield
         finally:

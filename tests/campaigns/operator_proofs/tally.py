@@ -17,7 +17,7 @@ KEPT = 200
 
 
 class Tally:
-    """What has been done so far. `path` None: nothing is kept, the campaign runs in one go."""
+    """Counts of the runs so far. `path` None: nothing is kept, the campaign runs in one go."""
 
     def __init__(self, name: str, path: Path | None, budget_s: float) -> None:
         """Raises ValueError for a file of another campaign."""
@@ -27,15 +27,15 @@ class Tally:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         if path is not None and path.exists():
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if found["name"] != name:
-                raise ValueError(f"{path}: holds {found['name']!r}, not {name!r}")
-            self.next, self.slices, self._cpu_s = found["next"], found["slices"] + 1, found["cpu_s"]
-            self.counts, self.wrong = Counter(found["counts"]), found["wrong"]
+            record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if record["name"] != name:
+                raise ValueError(f"{path}: holds {record['name']!r}, not {name!r}")
+            self.next, self.slices, self._cpu_s = record["next"], record["slices"] + 1, record["cpu_s"]
+            self.counts, self.wrong = Counter(record["counts"]), record["wrong"]
 
     @property
     def cpu_s(self) -> float:
-        """Of all slices."""
+        """CPU seconds of all slices."""
         return self._cpu_s + time.process_time() - self._began
 
     def numbers(self, end: int) -> Iterator[int]:

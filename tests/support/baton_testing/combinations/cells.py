@@ -35,13 +35,13 @@ from baton_worker.errors import ConfigError
 MAX_TOKENS: Final = 14
 GRAMMAR: Final = of_regex("[a-z ,]{40,80}")
 RIVAL_TOKENS: Final = 40
-"""Of a sequence that grows beside the one under test, until one of them has to go."""
+"""Tokens of a sequence that grows next to the one under test, until one of the two has to go."""
 PIECES, WHOLE = 24, 256
 NUMBER: Final = 1 << 64
-"""Of the request under test; others are small."""
+"""Number of the request under test; other requests have small ones."""
 MISSED: Final = "the way was not taken"
 TRIES: Final = 3
-"""On a busy machine a rival can end before the request comes that it was to stand in the way of."""
+"""On a busy machine a rival can end before the request comes that it was to preempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Matrix:
             return Result(Verdict.REFUSED if named else Verdict.SILENT, str(error))
         wanted = self._reference(cell, model)
         try:
-            result = self._runner.run(self._served(cell, model, wanted))
+            result = self._runner.run(self._serve(cell, model, wanted))
             for _ in range(TRIES - 1):
                 if not result.why.startswith(MISSED):
                     break
-                result = self._runner.run(self._served(cell, model, wanted))
+                result = self._runner.run(self._serve(cell, model, wanted))
         except HangsError:
             return Result(Verdict.HANGS)
         return result
@@ -114,7 +114,7 @@ class Matrix:
             self._references[place] = {choice: outputs[1, choice] for choice in range(choices)}
         return self._references[place]
 
-    async def _served(self, cell: Cell, model: LoadedModel, wanted: dict[int, list[int]]) -> Result:
+    async def _serve(self, cell: Cell, model: LoadedModel, wanted: dict[int, list[int]]) -> Result:
         fleet = Fleet(model, self._compiler, self._keys)
         step = PIECES if cell.has("chunks", "pieces") else WHOLE
         choices = int(cell.of("choices"))
@@ -137,7 +137,7 @@ class Matrix:
             client = fleet.ask(NUMBER, tokens, sampling, choices, alone)
             await self._disturb(cell, fleet, client)
             await fleet.until(lambda: client.end is not None and (rival is None or rival.end is not None))
-            return _judged(cell, fleet, client, wanted)
+            return _judge(cell, fleet, client, wanted)
         finally:
             await fleet.stop()
 
@@ -162,7 +162,7 @@ class Matrix:
             await fleet.kill("D1")
 
 
-def _judged(cell: Cell, fleet: Fleet, client: Client, wanted: dict[int, list[int]]) -> Result:
+def _judge(cell: Cell, fleet: Fleet, client: Client, wanted: dict[int, list[int]]) -> Result:
     end = client.end
     assert end is not None
     if end.outcome is not Outcome.FINISHED:

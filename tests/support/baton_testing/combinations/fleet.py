@@ -173,7 +173,7 @@ class Fleet:
         decodes = [self.named("D1"), self.named("D2")]
         prefill = self.named("P").transfer
         assert isinstance(prefill, PrefillTransfer)
-        prefill.discovered([Endpoint(each.address.host, each.address.port) for each in decodes])
+        prefill.discovered([Endpoint(worker.address.host, worker.address.port) for worker in decodes])
         await self.until(lambda: prefill.stats().links == len(decodes))
 
     async def stop(self) -> None:
@@ -216,8 +216,8 @@ class Fleet:
             self._feed(client, WorkerLost(worker.epoch))
 
     def _hear(self) -> None:
-        heard, self.inbox[:] = list(self.inbox), []
-        for epoch, message in heard:
+        messages, self.inbox[:] = list(self.inbox), []
+        for epoch, message in messages:
             if not self.workers[epoch].is_alive:
                 continue
             if isinstance(message, Tokens):

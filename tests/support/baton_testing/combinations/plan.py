@@ -1,4 +1,4 @@
-"""What is combined with what: features, paths, and rows of features in which every pair of values stands. Pure."""
+"""The plan of combinations: features, paths, and rows of features that cover every pair of values. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Verdict(enum.StrEnum):
     DIFFERS = "differs"
     HANGS = "hangs"
     SILENT = "silent"
-    """It ended without an answer and without a field, or the way was never taken."""
+    """The request ended without an answer and without a field, or the way was never taken."""
 
 
 GOOD: Final = frozenset({Verdict.EQUAL, Verdict.REFUSED})
@@ -71,7 +71,7 @@ Pair = tuple[tuple[int, str], tuple[int, str]]
 
 
 def pairs_of(row: Sequence[str]) -> Iterator[Pair]:
-    """What a row shows. One that has to be refused shows only that what is refused stands beside the others."""
+    """The pairs that a row covers. A row that has to be refused covers only the pairs with its refused values."""
     refused = [place for place, (name, value) in enumerate(zip(FEATURES, row, strict=True)) if (name, value) in REFUSED]
     for pair in combinations(enumerate(row), 2):
         if not refused or any(place in refused for place, _ in pair):
@@ -85,7 +85,7 @@ def all_pairs() -> set[Pair]:
 
 
 def covering_rows(seed: int) -> tuple[Row, ...]:
-    """Rows in which every pair of values of two features stands at least once; greedy, another set for each seed."""
+    """Rows that cover every pair of values of two features at least once; greedy, another set for each seed."""
     chance = random.Random(seed)
     values = list(FEATURES.values())
     left = all_pairs()

@@ -41,10 +41,10 @@ class Subjects:
                 self._held[place] = load_model(self._directory(family, weights), torch.float32, torch.device("cpu"))
             except ModelError as error:
                 self._held[place] = error
-        found = self._held[place]
-        if isinstance(found, ModelError):
-            raise found
-        return found
+        subject = self._held[place]
+        if isinstance(subject, ModelError):
+            raise subject
+        return subject
 
     def _directory(self, family: str, weights: str) -> Path:
         source = self._folder / FAMILIES[family]

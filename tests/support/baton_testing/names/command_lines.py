@@ -19,9 +19,9 @@ def parser_of(parse: Callable[[], object]) -> argparse.ArgumentParser:
     def stop(parser: argparse.ArgumentParser, *_: object) -> None:
         raise _Made(parser)
 
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", stop), pytest.raises(_Made) as made:
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", stop), pytest.raises(_Made) as caught:
         parse()
-    parser = made.value.args[0]
+    parser = caught.value.args[0]
     assert isinstance(parser, argparse.ArgumentParser)
     return parser
 

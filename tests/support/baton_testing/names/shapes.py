@@ -11,13 +11,13 @@ def fields(kind: mi.Type, path: str) -> Iterator[str]:
     """Paths of the fields of a type as they are encoded."""
     match kind:
         case mi.StructType(array_like=True, fields=inner):
-            for place, each in enumerate(inner):
-                yield f"{path}[{place}] {each.encode_name}"
-                yield from fields(each.type, f"{path}[{place}]")
+            for place, field in enumerate(inner):
+                yield f"{path}[{place}] {field.encode_name}"
+                yield from fields(field.type, f"{path}[{place}]")
         case mi.StructType(fields=inner) | mi.DataclassType(fields=inner):
-            for each in inner:
-                yield f"{path}.{each.encode_name}"
-                yield from fields(each.type, f"{path}.{each.encode_name}")
+            for field in inner:
+                yield f"{path}.{field.encode_name}"
+                yield from fields(field.type, f"{path}.{field.encode_name}")
         case mi.UnionType(types=types) | mi.TupleType(item_types=types):
             for inner_type in types:
                 yield from fields(inner_type, path)

@@ -1,4 +1,4 @@
-"""Names that stand in the product's source as string constants."""
+"""Names in the product's source that are string constants."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def keys_in(nodes: Iterable[ast.AST]) -> set[str]:
 @functools.cache
 def constants() -> Mapping[str, set[str]]:
     """String constants of one word by package, docstrings left out; those that are keys of dict literals as `key:`."""
-    found: dict[str, set[str]] = {}
+    constants_by_package: dict[str, set[str]] = {}
     for package, tree in syntax("*/baton_*/**/*.py"):
         nodes = list(ast.walk(tree))
         docs = {node.value for node in nodes if isinstance(node, ast.Expr)}
         texts = (node.value for node in nodes if isinstance(node, ast.Constant) and node not in docs)
-        words = found.setdefault(package, set())
+        words = constants_by_package.setdefault(package, set())
         words |= {text for text in texts if isinstance(text, str) and WORD.fullmatch(text)}
         words |= {f"{key}:" for key in keys_in(nodes)}
-    return found
+    return constants_by_package
 
 
 def matching(pattern: re.Pattern[str], package: str = "") -> Iterator[str]:
@@ -59,15 +59,15 @@ def matching(pattern: re.Pattern[str], package: str = "") -> Iterator[str]:
 
 def words() -> Iterator[str]:
     """Constants that no other pattern describes, each after its package."""
-    for package, found in constants().items():
-        for word in found:
+    for package, words_of_package in constants().items():
+        for word in words_of_package:
             is_elsewhere = any(pattern.fullmatch(word) for pattern in (CAPITALS, ON_OBJECTS))
             if not is_elsewhere and not (package == "baton_operator" and CAMEL_CASE.fullmatch(word)):
                 yield f"{package} {word}"
 
 
 def codes_where_raised() -> Iterator[str]:
-    """Codes of the gateway's errors that stand where an error is made."""
+    """Codes of the gateway's errors where an error is made."""
     for _, tree in syntax("gateway/baton_gateway/**/*.py"):
         for node in ast.walk(tree):
             place = PLACE_OF_CODE.get(ast.unparse(node.func).rpartition(".")[2]) if isinstance(node, ast.Call) else None
@@ -85,8 +85,8 @@ def returned_numbers(pattern: str) -> Iterator[str]:
         for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and _is_int(function.returns):
                 returns = (node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value)
-                found = (numbers.get(text, text) for text in map(ast.unparse, returns))
-                yield from (f"{package} {number}" for number in found if number.isdigit())
+                return_texts = (numbers.get(text, text) for text in map(ast.unparse, returns))
+                yield from (f"{package} {number}" for number in return_texts if number.isdigit())
 
 
 def _is_int(annotation: ast.expr | None) -> bool:

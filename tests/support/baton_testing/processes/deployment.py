@@ -72,7 +72,7 @@ class Worker:
 
 
 class Deployment:
-    """Starts everything in `start`, owns it, and leaves nothing behind after `stop`."""
+    """Starts everything in `start`, owns it, and leaves nothing over after `stop`."""
 
     def __init__(self, folder: Path, shape: Shape = Shape(), starts: Starts | None = None) -> None:
         """`starts`: of `Child`."""

@@ -21,7 +21,7 @@ from baton_local.options import parse_options
 from baton_wire import whole_file
 
 PATIENCE = Patience(start_s=60.0, silent_s=4.0, live_poll_s=0.2, live_answer_s=2.0, backoff_s=0.2, max_backoff_s=0.5)
-"""Long enough for a stand-in on a machine with other work: one that is killed for its slowness fails the test."""
+"""Long enough for a fake process on a machine with other work: one that is killed for its slowness fails the test."""
 FULL, TIRED = "full", "tired"
 
 

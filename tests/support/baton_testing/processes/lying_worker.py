@@ -57,7 +57,7 @@ class LyingWorker(FakeWorker):
 
     def __init__(self, role: Role, copied: Hello, bundle: bytes, keys: KeyDirectory, draw: random.Random) -> None:
         super().__init__(role, _Copied(bundle), keys, lambda request: [])
-        self._copied, self._draw, self._steps_told = copied, draw, 0
+        self._copied, self._draw, self._steps_reported = copied, draw, 0
         self._lying: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -78,8 +78,10 @@ class LyingWorker(FakeWorker):
         boasts = self._draw.random() < 0.9
         count = 0 if boasts else self._draw.choice((1, 10_000_000, MOST))
         free = self._copied.blocks_total if boasts else 0
-        self._steps_told += self._draw.choice((0, 1, 1 << 20))
-        return WorkerState(False, count, count, count, free, 0, self._steps_told % MOST, self._draw.choice((0.0, 9.0)))
+        self._steps_reported += self._draw.choice((0, 1, 1 << 20))
+        return WorkerState(
+            False, count, count, count, free, 0, self._steps_reported % MOST, self._draw.choice((0.0, 9.0))
+        )
 
     async def send(self, link: web.WebSocketResponse, message: ToGateway) -> None:
         """Also what its receiver refuses: a liar does not check its own fields."""
@@ -94,7 +96,7 @@ class LyingWorker(FakeWorker):
                 if self._draw.random() < 0.2:
                     cached = MOST if self._draw.random() < 0.05 else 3  # the one ends the link, the other does not
                     foreign = TokenEntry(secrets.token_bytes(16), 1, 0, 0, (5, 6, 7), None, Finish.STOP, cached)
-                    await self.send(link, Tokens(self._steps_told % MOST, (foreign,)))
+                    await self.send(link, Tokens(self._steps_reported % MOST, (foreign,)))
 
     async def _take(self, link: web.WebSocketResponse, message: ToWorker) -> None:
         if not isinstance(message, Heartbeat | Holding | Flip | Cancel):

@@ -75,9 +75,9 @@ class OrderDesk:
         return time.monotonic() - began_s
 
     def _is_reported(self, worker: bytes, number: int, role: Role) -> bool:
-        return self._in_loop(lambda: self._is_told(worker, number, role))
+        return self._in_loop(lambda: self._is_in_summaries(worker, number, role))
 
-    def _is_told(self, worker: bytes, number: int, role: Role) -> bool:
+    def _is_in_summaries(self, worker: bytes, number: int, role: Role) -> bool:
         assert self._server is not None
         summaries = list(self._server.store(KEY)._summaries())
         return bool(summaries) and all(

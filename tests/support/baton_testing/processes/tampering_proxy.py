@@ -57,9 +57,9 @@ class _Passage:
         self.flips: list[Flip] = []
         self.passed = {False: 0, True: 0}
         """Bytes so far."""
-        self.behind_head = {False: 0, True: 0}
+        self.after_head = {False: 0, True: 0}
         """Offset of the byte after the head of the HTTP upgrade, where there is one."""
-        self._is_behind_head = {False: False, True: False}
+        self._is_after_head = {False: False, True: False}
 
     def over(self) -> None:
         for flip in self.flips:
@@ -70,17 +70,17 @@ class _Passage:
 
     def is_in_head(self, is_back: bool, data: bytes, at: int) -> bool:
         """True if this byte belongs to the head."""
-        return not self._is_behind_head[is_back] and (end := data.find(HEAD_END)) != -1 and at < end
+        return not self._is_after_head[is_back] and (end := data.find(HEAD_END)) != -1 and at < end
 
     def count(self, is_back: bool, data: bytes) -> None:
         """These bytes pass. A head comes in one piece, or its flip is judged by its end alone."""
         self.passed[is_back] += len(data)
-        if self._is_behind_head[is_back]:
-            self.behind_head[is_back] += len(data)
+        if self._is_after_head[is_back]:
+            self.after_head[is_back] += len(data)
         elif (end := data.find(HEAD_END)) != -1:
-            self._is_behind_head[is_back] = True
-            self.behind_head[is_back] += len(data) - end - len(HEAD_END)
-        if all(self.behind_head[way] > HANDSHAKE_BYTES[way] + FRAME_MAC_BYTES for way in (False, True)):
+            self._is_after_head[is_back] = True
+            self.after_head[is_back] += len(data) - end - len(HEAD_END)
+        if all(self.after_head[way] > HANDSHAKE_BYTES[way] + FRAME_MAC_BYTES for way in (False, True)):
             for flip in [candidate for candidate in self.flips if candidate.in_head]:
                 self.flips.remove(flip)
                 flip.had_no_effect = True
@@ -163,7 +163,7 @@ class TamperingProxy:
 
     def _altered(self, passage: _Passage, way: Way, data: bytes) -> bytes:
         is_upgraded = len(self._links) == 1
-        so_far = passage.behind_head if is_upgraded else passage.passed
+        so_far = passage.after_head if is_upgraded else passage.passed
         is_set_up = so_far[way.is_back] >= HANDSHAKE_BYTES[way.is_back]
         if way not in self._armed or not (is_set_up or self._draw.random() < ANYWHERE):
             return data

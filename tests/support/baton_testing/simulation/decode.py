@@ -86,7 +86,7 @@ class SimDecode(SimWorker):
 
     def _altered(self, key: HandoverKey, tokens: tuple[FirstToken, ...]) -> tuple[FirstToken, ...]:
         """Other ones, when that is planned, and only where the client has the right ones: else no check notices."""
-        if not self.alter_next or any(token.finish for token in tokens) or not self.world.is_told(key):
+        if not self.alter_next or any(token.finish for token in tokens) or not self.world.is_reported(key):
             return tokens
         self.alter_next = False
         self.world.count(Fault.OTHER_TOKEN)

@@ -60,7 +60,7 @@ class LaterExecutor(Executor):
 class SimEngine:
     """Turned by events instead of a thread. Everything that comes out goes through the service's callbacks."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913 - each world replaces another part by a faulty one: one argument for each
         self,
         process: SimProcess,
         config: EngineConfig,

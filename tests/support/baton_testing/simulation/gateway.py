@@ -233,7 +233,7 @@ class SimGateway(SimProcess):
                 self.relay.worker_changed()
         self.later(PULSE_S, self._pulse)
 
-    def is_told(self, key: HandoverKey) -> bool:
+    def is_reported(self, key: HandoverKey) -> bool:
         live = self.relay._by_run.get(key.request)
         run = None if live is None else live.life._runs.get(key.request)
         if live is None or run is None or run.attempt != key.attempt:

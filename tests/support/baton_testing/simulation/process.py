@@ -12,7 +12,7 @@ from baton_testing.virtual_time.loop import EXPECTED, VirtualLoop
 from baton_wire.errors import TransferError
 
 RAISED: list[Violation] = []
-"""Violations of the world that runs: they stand also where production code catches what its callers raise."""
+"""Violations of the world that runs: they are kept also where production code catches what its callers raise."""
 
 
 class Violation(AssertionError):

@@ -73,7 +73,7 @@ class WorkerWorld(Network, Protocol):
 
     def path(self, one: str, other: str) -> Path: ...
 
-    def is_told(self, key: HandoverKey) -> bool: ...
+    def is_reported(self, key: HandoverKey) -> bool: ...
 
     def path_of(self, epoch: bytes, address: str) -> Path: ...
 
@@ -103,7 +103,7 @@ class SimWorker(SimProcess):
         self.world = world
         self.fingerprint, self.block_tokens = fingerprint, block_tokens
         self._links: dict[End, SimGatewayLink] = {}
-        self._told: WorkerState | None = None
+        self._last_report: WorkerState | None = None
         self._holders: GatewayRounds[End] = GatewayRounds()
         self.is_faulted = False
         """Something was injected here: what fails of its requests is explained."""
@@ -150,13 +150,13 @@ class SimWorker(SimProcess):
         raise NotImplementedError
 
     def _report(self) -> None:
-        if self.service.state() != self._told:
+        if self.service.state() != self._last_report:
             self._tell_all()
         if self._links:
             self.later(STATE_S, self._report)
 
     def _tell_all(self) -> None:
-        self._told = state = self.service.state()
+        self._last_report = state = self.service.state()
         turns = self._holders.turns(list(self._links))
         for end, link in self._links.items():
             turn = HeldTurn(*turns[end]) if end in turns else None

@@ -59,7 +59,7 @@ FINGERPRINT = fingerprint()
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The production machines; a faulty variant replaces one of them."""
+    """The production machines; a faulty variant replaces one machine."""
 
     prefill_service: Any = PrefillService
     decode_service: Any = DecodeService
@@ -183,9 +183,9 @@ class SimWorld:
         """From the worker of this epoch."""
         return self.path(self.by_epoch[epoch].address, address)
 
-    def is_told(self, key: HandoverKey) -> bool:
+    def is_reported(self, key: HandoverKey) -> bool:
         """Return whether the client has the first token of every choice of this attempt."""
-        return any(gateway.is_told(key) for gateway in self.gateways)
+        return any(gateway.is_reported(key) for gateway in self.gateways)
 
     def process_at(self, address: str) -> SimProcess | None:
         worker = self.workers.get(address)

@@ -251,7 +251,7 @@ class ChaosGateway(SimGateway):
         epoch = end.other.process.epoch
         if epoch in self.world.liars:
             message = codec.decode(frame, ToGateway)
-            if isinstance(message, Tokens):  # what it lies of others' legs is nothing to the books of legs
+            if isinstance(message, Tokens):  # its lies about others' legs do not enter the books of legs
                 for entry in message.entries:
                     if self.legs.has(epoch, entry):
                         self.legs.arrived(epoch, entry)

@@ -46,7 +46,7 @@ _encode = msgspec.msgpack.Encoder().encode
 """Encodes without validation: a liar does not check whether a message is possible."""
 
 
-class ToldStates:
+class ReportedStates:
     """The reports of one worker: its state with the steps that it took, and lies while a fault wants them."""
 
     def __init__(self, worker: SimWorker) -> None:
@@ -73,7 +73,7 @@ class ToldStates:
         self._timings.clear()
 
 
-def lie(worker: SimWorker, states: ToldStates, fault: FaultPlan) -> bool:
+def lie(worker: SimWorker, states: ReportedStates, fault: FaultPlan) -> bool:
     """Send a lie; False: there was no occasion."""
     links = [link for link in worker._links.values() if isinstance(link.end.other.process, ChaosGateway)]
     if not links:

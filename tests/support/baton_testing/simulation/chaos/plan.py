@@ -97,7 +97,7 @@ class Neighbour(enum.StrEnum):
 
 
 class Weather(enum.StrEnum):
-    """Which faults a world has; hostile tenants and hang-ups are in all of them."""
+    """The faults that a world has; every world also has hostile tenants and hang-ups."""
 
     CALM = "no fault"
     APART = "helper processes fail"
@@ -193,7 +193,7 @@ def _at_quota(dice: random.Random) -> list[ChaosPlan]:
 
 
 def _hostile(dice: random.Random) -> list[ChaosPlan]:
-    """Bursts of everything that is expensive, most of them hung up."""
+    """Bursts of everything that is expensive, most requests hung up."""
     plans = []
     for _ in range(dice.choice((2, 3, 4))):
         burst_s = dice.random() * (FAULTS_UNTIL_S - 0.5)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from baton_gateway.reporting.outcome import Outcome
 from baton_testing.simulation.chaos.gateway import ChaosClient, ChaosGateway
-from baton_testing.simulation.chaos.lies import LIES_S, ToldStates, lie
+from baton_testing.simulation.chaos.lies import LIES_S, ReportedStates, lie
 from baton_testing.simulation.chaos.plan import (
     APART,
     LIES,
@@ -54,7 +54,7 @@ class ChaosWorld(SimWorld):
         self.liars: set[bytes] = set()
         self.lied_s = -1e9
         """When a worker lied last, though it may go on for a while."""
-        self._states: dict[SimWorker, ToldStates] = {}
+        self._states: dict[SimWorker, ReportedStates] = {}
         self._gateways_by_loop: dict[Any, ChaosGateway] = {}
         self._faulty_s: float | None = None
         super().__init__(scenario, parts)
@@ -65,7 +65,7 @@ class ChaosWorld(SimWorld):
     def start_worker(self, role: Role, address: str, is_skewed: bool) -> None:
         super().start_worker(role, address, is_skewed)
         worker = self.workers[address]
-        self._states[worker] = ToldStates(worker)
+        self._states[worker] = ReportedStates(worker)
 
     def start_gateway(self, address: str) -> None:
         super().start_gateway(address)

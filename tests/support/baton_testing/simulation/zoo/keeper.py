@@ -50,7 +50,7 @@ class LosesFirstTokens(PrefillKeeper):
 
 
 class LosesProgress(PrefillKeeper):
-    """vllm#53095: the second hand-over believes more blocks to stand than do."""
+    """vllm#53095: the second hand-over believes more blocks to be in place than are."""
 
     def _begin(self, prompt: Any, target: Target, now: float) -> list[PrefillAction]:
         if prompt.progress.computed is not None:

@@ -1,4 +1,4 @@
-"""Faulty variants of the parts that isolate tenants, and of those that report whether a gateway serves."""
+"""Faulty variants of the parts that isolate tenants, and of the parts that report whether a gateway serves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Faulty variants of the hand-over machines: defects of the field put back, each named after its threads.
 
-Each is a subclass or wrapper that changes what goes in or comes out; the production code knows nothing of them.
+Each is a subclass or wrapper that changes what goes in or comes out; the production code knows nothing of it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class SealsBeforePutsEnd(PrefillHandovers):
         return actions
 
 
-class TellsOfOpenPuts(PrefillHandovers):
-    """vllm#50754 again, before the end: layers are said to stand while they are written."""
+class ReportsOpenPuts(PrefillHandovers):
+    """vllm#50754 again, before the end: layers are reported as in place while they are written."""
 
     def _advance(self, handover: Any, now: float) -> list[PrefillAction]:
         actions = super()._advance(handover, now)
@@ -125,7 +125,7 @@ class AbandonsWithPutsInFlight(PrefillHandovers):
 
 
 class ProvesNothingToRepeatedGrants(PrefillHandovers):
-    """Found by seed 78: a repeated grant is told that no write of a lost link can land."""
+    """Found by seed 78: a repeated grant gets the answer that no write of a lost link can land."""
 
     def message(self, peer: bytes, message: PairMessage, now: float) -> list[PrefillAction]:
         actions = super().message(peer, message, now)
@@ -137,7 +137,7 @@ class ProvesNothingToRepeatedGrants(PrefillHandovers):
 
 
 class PutsWhatIsNotComputed(PrefillHandovers):
-    """vllm#53095, TensorRT-LLM#12542: KV is sent from blocks whose content does not stand yet."""
+    """vllm#53095, TensorRT-LLM#12542: KV is sent from blocks whose content is not computed yet."""
 
     def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> list[PrefillAction]:
         handover = self._handovers.get(key)
@@ -207,19 +207,19 @@ class FreesUnderOpenWrites(DecodeHandovers):
 class FailsWhileScattering(DecodeHandovers):
     """vllm-rbln#1024, vllm#46283: blocks are given back while a scatter still writes into them."""
 
-    _told: frozenset[HandoverKey] = frozenset()
+    _reported: frozenset[HandoverKey] = frozenset()
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         actions = super().cancelled(key, reason, detail, now)
         ends = any(isinstance(action, HandoverFailed) for action in actions)
-        if key in self.open_keys() and not ends and key not in self._told:
-            self._told |= {key}
+        if key in self.open_keys() and not ends and key not in self._reported:
+            self._reported |= {key}
             return [*actions, HandoverFailed(key, reason, detail)]
         return actions
 
     def scattered(self, key: HandoverKey, first_unit: int, checksums: bytes, now: float) -> list[DecodeAction]:
         actions = super().scattered(key, first_unit, checksums, now)
-        return [a for a in actions if not (isinstance(a, HandoverFailed) and a.key in self._told)]
+        return [a for a in actions if not (isinstance(a, HandoverFailed) and a.key in self._reported)]
 
 
 class NeverEndsEmptyTransfers(DecodeHandovers):
@@ -295,7 +295,7 @@ class ScattersFirstBlocks(DecodeHandovers):
 
 
 class ForgetsTheLine(DecodeHandovers):
-    """vllm#45388, vllm#50719: room becomes free and nobody who waits for it is told."""
+    """vllm#45388, vllm#50719: room becomes free and no waiting hand-over is notified."""
 
     def message(self, peer: bytes, message: PairMessage, now: float) -> list[DecodeAction]:
         return without_grants(super().message(peer, message, now))

@@ -98,7 +98,7 @@ ONE_SIDED: dict[str, Any] = {"one_sided": True}
 ZOO = (
     _prefill("F14 F15", transfer.ReleasesUnderOpenPuts),
     _prefill("F20", transfer.SealsBeforePutsEnd),
-    _prefill("F20", transfer.TellsOfOpenPuts, shape=ONE_SIDED),
+    _prefill("F20", transfer.ReportsOpenPuts, shape=ONE_SIDED),
     _prefill("F12", transfer.KeepsBlocksWhenRejected, first=102),
     _prefill("F6", transfer.KeepsBlocksWhenPeerDies),
     _prefill("F2 F4", transfer.IgnoresDeadPeers),
