@@ -210,7 +210,7 @@ def mean_step_s(base_s: float, token_s: float, tokens_s: float) -> float:
 
 
 def is_decode_local(prefill: PrefillSide, decode: DecodeSide, targets: LatencyTargets) -> bool:
-    """True if the first token comes sooner when the decode worker computes the prompt. False where costs are unknown."""
+    """True if the first token comes sooner at the decode worker. False where costs are unknown."""
     prefill_s, decode_s = prefill_ttft_s(prefill, targets), decode_ttft_s(decode, prefill, targets)
     return prefill_s is not None and decode_s is not None and decode_s < SOONER * prefill_s
 
