@@ -170,7 +170,7 @@ class Stage:
         """The gateway's helper processes, the oldest first."""
         gateway = self.gateway()
         try:
-            return [] if gateway is None else sorted(gateway.children(recursive=True), key=lambda each: each.pid)
+            return [] if gateway is None else sorted(gateway.children(recursive=True), key=lambda process: process.pid)
         except psutil.NoSuchProcess:
             return []
 
