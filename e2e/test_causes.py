@@ -43,7 +43,7 @@ class OnServer:
     says: str = ""
 
 
-def played(cause: PodsAfflicted) -> Callable[[Stage], Awaitable[None]]:
+def afflict(cause: PodsAfflicted) -> Callable[[Stage], Awaitable[None]]:
     async def plant(stage: Stage) -> None:
         stage.afflicts = cause.of
         stage.apply(**cause.fields)
@@ -121,7 +121,7 @@ LIMITS = {
 }
 SPACED = "/api/v1/namespaces/{space}"
 ON_SERVER = (
-    *(OnServer(c.name, c.reason, played(c.plant), c.says) for c in CAUSES if isinstance(c.plant, PodsAfflicted)),
+    *(OnServer(c.name, c.reason, afflict(c.plant), c.says) for c in CAUSES if isinstance(c.plant, PodsAfflicted)),
     OnServer("quota", "QuotaExceeded", plant_object(f"{SPACED}/resourcequotas", QUOTA, "exceeded quota"), "none"),
     OnServer("LimitRange", "OutsideLimitRange", plant_object(f"{SPACED}/limitranges", LIMITS, "maximum memory")),
     OnServer("webhook for Pods", "WebhookDown", webhook(PODS, POD)),

@@ -52,13 +52,13 @@ def live_gateway(plane: ControlPlane) -> Json:
     return body
 
 
-def sent(plane: ControlPlane, body: Json, manager: str) -> Reply:
+def send(plane: ControlPlane, body: Json, manager: str) -> Reply:
     return plane.api.send("PATCH", f"{PATH}?fieldManager={manager}&force=true", bare(body), kind="apply-patch+yaml")
 
 
-def applied(plane: ControlPlane, body: Json) -> int:
+def apply(plane: ControlPlane, body: Json) -> int:
     """Apply it; how many gateways are wanted then."""
-    reply = sent(plane, body, FIELD_MANAGER)
+    reply = send(plane, body, FIELD_MANAGER)
     assert reply.status in (200, 201), reply.message
     return replicas(reply)
 
@@ -72,7 +72,7 @@ def hand_over(plane: ControlPlane, scaled: DesiredObject, gateway: GatewaySpec) 
     """As a pass does, and again where a controller was in between; how many gateways are wanted then."""
     for _ in range(50):
         size: Any = plan_handover(scaled, live_gateway(plane), gateway, OWNER)
-        reply = sent(plane, size, SCALER)
+        reply = send(plane, size, SCALER)
         if reply.status == 200:
             return replicas(reply)
         assert reply.status == 409, reply.message
@@ -82,20 +82,20 @@ def hand_over(plane: ControlPlane, scaled: DesiredObject, gateway: GatewaySpec) 
 def test_the_number_stays_where_it_is_and_then_is_the_autoscalers(plane: ControlPlane) -> None:
     fixed, scaled = wanted(**FIXED), wanted(**SCALED)
     gateway = deployment(**SCALED).spec.gateway
-    assert applied(plane, fixed.body) == 3
-    assert applied(plane, scaled.body) == 1, "what its only owner leaves out falls back to the default"
-    assert applied(plane, fixed.body) == 3
+    assert apply(plane, fixed.body) == 3
+    assert apply(plane, scaled.body) == 1, "what its only owner leaves out falls back to the default"
+    assert apply(plane, fixed.body) == 3
 
     assert hand_over(plane, scaled, gateway) == 3
-    assert applied(plane, scaled.body) == 3
+    assert apply(plane, scaled.body) == 3
     scale = {"spec": {"replicas": 5}}
     reply = plane.api.send("PATCH", f"{PATH}/scale?fieldManager=hpa", scale, kind="merge-patch+json")
     assert reply.status == 200, reply.message
     edited = wanted(**SCALED, gateway__processes=2)
-    assert applied(plane, edited.body) == 5
+    assert apply(plane, edited.body) == 5
 
     live = live_gateway(plane)
     assert plan_handover(edited, live, gateway, OWNER) is None, "as applied, and above the floor"
     again: Any = plan_handover(wanted(**SCALED, gateway__processes=3), live, gateway, OWNER)
     assert (again["spec"], again["metadata"]["uid"]) == ({"replicas": 5}, live["metadata"]["uid"])
-    assert applied(plane, fixed.body) == 3, "taken away, the number is the spec's again"
+    assert apply(plane, fixed.body) == 3, "taken away, the number is the spec's again"

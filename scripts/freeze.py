@@ -40,10 +40,10 @@ def requirements(name: str, extra: str) -> list[Requirement]:
 
 def closure(root: str, extras: tuple[str, ...]) -> set[str]:
     """Names of all packages that an installed distribution needs here, itself excluded."""
-    return needed([(canonicalize_name(root), extra) for extra in ("", *extras)]) - {canonicalize_name(root)}
+    return collect_needed([(canonicalize_name(root), extra) for extra in ("", *extras)]) - {canonicalize_name(root)}
 
 
-def needed(roots: Iterable[tuple[str, str]]) -> set[str]:
+def collect_needed(roots: Iterable[tuple[str, str]]) -> set[str]:
     """Names of distributions and of all that they need here. Each root is a distribution with an extra, or with ""."""
     seen: set[tuple[str, str]] = set()
     names: set[str] = set()
@@ -64,7 +64,7 @@ def needed_by_images() -> dict[str, set[str]]:
     """Names of all packages that each image needs here."""
     build = [(canonicalize_name(requirement.name), "") for requirement in image_requirements.top_level("build")]
     roles = {role: closure(DISTRIBUTION, extras) for role, extras in image_requirements.EXTRAS.items()}
-    return roles | {"build": needed(build)}
+    return roles | {"build": collect_needed(build)}
 
 
 def frozen(names: set[str]) -> dict[str, str]:

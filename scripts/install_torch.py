@@ -104,17 +104,17 @@ def main() -> int:
     wish = os.environ.get("TORCH") or None
     if wish not in (None, "cpu", "cuda"):
         raise InstallError(f"TORCH={wish} is not allowed: must be cpu or cuda")
-    keeps = is_kept(_installed("torch"), *_range(), wish)
+    keeps = is_kept(_find_installed("torch"), *_range(), wish)
     if options.is_kept:
         return 0 if keeps else 1
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = next(line.partition("==")[2] for line in lines if line.startswith("torch=="))
     if keeps:
-        print(f"make install: keeping PyTorch {_installed('torch')}")
+        print(f"make install: keeping PyTorch {_find_installed('torch')}")
     else:
         _install(pinned, wish == "cuda" or (wish is None and _has_driver()))
     if options.constraints:
-        constraints = constraint_lines(lines, _installed("torch") or pinned, pinned)
+        constraints = constraint_lines(lines, _find_installed("torch") or pinned, pinned)
         options.constraints.write_text("\n".join(constraints) + "\n", encoding="utf-8")
     return 0
 
@@ -164,7 +164,7 @@ def _pip(arguments: list[str], timeout_s: float | None, check: bool = True) -> s
     return result
 
 
-def _installed(name: str) -> str | None:
+def _find_installed(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

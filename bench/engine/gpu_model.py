@@ -108,7 +108,7 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = {
 _TOKENS: Final = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
 
 
-def _compressed(layout: str, inputs: dict[str, Any] | None = None, **weights: object) -> dict[str, Any]:
+def _compressed_config(layout: str, inputs: dict[str, Any] | None = None, **weights: object) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"dynamic": False, **weights}, "input_activations": inputs}
     section = {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
     return {"quantization_config": {**section, "ignore": ["lm_head"]}}
@@ -116,11 +116,11 @@ def _compressed(layout: str, inputs: dict[str, Any] | None = None, **weights: ob
 
 WEIGHTS: Final[Mapping[str, dict[str, Any]]] = {
     "bf16": {},
-    "fp8": _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+    "fp8": _compressed_config("float-quantized", num_bits=8, type="float", strategy="channel"),
     "fp8-block": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-    "int8": _compressed("int-quantized", _TOKENS, num_bits=8, type="int", strategy="channel"),
-    "int8-weights": _compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
-    "int4": _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
+    "int8": _compressed_config("int-quantized", _TOKENS, num_bits=8, type="int", strategy="channel"),
+    "int8-weights": _compressed_config("int-quantized", num_bits=8, type="int", strategy="channel"),
+    "int4": _compressed_config("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
     "mxfp4": {"quantization_config": {"quant_method": "mxfp4"}},
 }
 """Fields of config.json by form of weights; the head stays in 16 bits."""
@@ -191,9 +191,9 @@ class Bench:
     def decode(self, batch: int, context: int, sampling: SamplingParams = GREEDY, steps: int = 100) -> StepTimes:
         self.open(batch, context, sampling)
         slots = tuple(range(batch))
-        return self._timed(StepPlan(0, decode=slots), steps)
+        return self._time_steps(StepPlan(0, decode=slots), steps)
 
-    def _timed(self, plan: StepPlan, steps: int) -> StepTimes:
+    def _time_steps(self, plan: StepPlan, steps: int) -> StepTimes:
         """The same step again and again, one ahead."""
         device_ms, host_ms = [], []
         self.runner.launch(plan)
@@ -221,7 +221,7 @@ class Bench:
         ids = tuple(int(token) for token in torch.randint(5, 100_000, (piece,)))
         slots = tuple(range(rows))
         plan = StepPlan(0, prefill=(PrefillChunk(rows, 0, ids, (rows,)),), decode=slots)
-        return self._timed(plan, steps)
+        return self._time_steps(plan, steps)
 
     def gaps_us(self, batch: int, context: int, steps: int = 40) -> list[float]:
         """From CUPTI's timeline: the device's idle time between the last operation of a step and the first of the

@@ -40,16 +40,16 @@ MODEL: Final[dict[str, Any]] = {
 }
 
 
-def _compressed(layout: str, **weights: object) -> dict[str, Any]:
+def _compressed_config(layout: str, **weights: object) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"dynamic": False, **weights}}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
 
 
 FORMATS: Final[Mapping[str, dict[str, Any] | None]] = {
     "float32": None,
-    "int8": _compressed("pack-quantized", num_bits=8, type="int", strategy="channel"),
-    "fp8": _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
-    "int4 g128": _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
+    "int8": _compressed_config("pack-quantized", num_bits=8, type="int", strategy="channel"),
+    "fp8": _compressed_config("float-quantized", num_bits=8, type="float", strategy="channel"),
+    "int4 g128": _compressed_config("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
 }
 """Name to quantization_config."""
 
@@ -63,12 +63,12 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
     rows: list[dict[str, Cell]] = []
     for batch in BATCHES:
-        rows += compared(batch, options.rounds)
+        rows += compare_formats(batch, options.rounds)
     notes = [f"{PROMPT} prompt and {OUTPUT} output tokens, greedy, one core; ratios of neighbouring runs"]
     publish("engine_quantised", machine, notes, list(rows[0]), rows)
 
 
-def compared(batch: int, rounds: int) -> list[dict[str, Cell]]:
+def compare_formats(batch: int, rounds: int) -> list[dict[str, Cell]]:
     """A row for each format; the first round warms up."""
     dice = random.Random(batch)
     engines: dict[str, BatonEngine] = {}

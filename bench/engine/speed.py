@@ -131,13 +131,13 @@ class TransformersEngine:
 
     def generate(self, prompts: Prompts, output_tokens: int) -> Timing:
         inputs = torch.tensor(prompts)
-        prefill_s, _ = self._timed(inputs, 1)
-        total_s, output = self._timed(inputs, output_tokens)
+        prefill_s, _ = self._time(inputs, 1)
+        total_s, output = self._time(inputs, output_tokens)
         ids = tuple(tuple(row) for row in output[:, inputs.shape[1] :].tolist())
         return Timing(prefill_s, total_s - prefill_s, ids)
 
     @torch.inference_mode()
-    def _timed(self, inputs: torch.Tensor, tokens: int) -> tuple[float, torch.Tensor]:
+    def _time(self, inputs: torch.Tensor, tokens: int) -> tuple[float, torch.Tensor]:
         config = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0, use_cache=True)
         mask = torch.ones_like(inputs)
         began = time.perf_counter()

@@ -65,7 +65,7 @@ def expert_layers() -> Iterator[Row]:
         down = torch.randn(shape.count, shape.hidden, shape.inner, dtype=torch.bfloat16, device=GPU)
         gate_up.mul_(shape.hidden**-0.5)
         down.mul_(shape.inner**-0.5)
-        yield from _timed(shape, "bf16", partial(_run_served, PlainStacks(gate_up, down)), None)
+        yield from _time_layers(shape, "bf16", partial(_run_served, PlainStacks(gate_up, down)), None)
         del gate_up, down
         torch.cuda.empty_cache()
         for form in FORMS:
@@ -73,8 +73,10 @@ def expert_layers() -> Iterator[Row]:
                 _stack(form, shape.count, 2 * shape.inner, shape.hidden),
                 _stack(form, shape.count, shape.hidden, shape.inner),
             )
-            yield from _timed(shape, f"{form}, rows of 16 bits", partial(_as_they_are, stacks), None)
-            yield from _timed(shape, f"{form}, rows of 8 bits", partial(_rounded, stacks), partial(rounds, stacks))
+            yield from _time_layers(shape, f"{form}, rows of 16 bits", partial(_as_they_are, stacks), None)
+            yield from _time_layers(
+                shape, f"{form}, rows of 8 bits", partial(_run_rounded, stacks), partial(rounds, stacks)
+            )
             del stacks
             torch.cuda.empty_cache()
 
@@ -88,11 +90,11 @@ def _as_they_are(stacks: QuantisedStacks, x: Tensor, routing: Routing) -> Tensor
     return quantised_experts_gluon(x, stacks, routing, config)
 
 
-def _rounded(stacks: QuantisedStacks, x: Tensor, routing: Routing) -> Tensor:
+def _run_rounded(stacks: QuantisedStacks, x: Tensor, routing: Routing) -> Tensor:
     return rounded_experts_gluon(x, stacks, routing)
 
 
-def _timed(
+def _time_layers(
     shape: Shape,
     what: str,
     layer: Callable[[Tensor, Routing], Tensor],

@@ -92,7 +92,7 @@ def _alone(config: TokenConfig, stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
     return token_experts_mxfp4(chosen.x, stacks, chosen.routing, config)
 
 
-def _sorted(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
+def _run_sorted(stacks: Mxfp4Stacks, chosen: Chosen) -> Tensor:
     return _in_tiles(mxfp4_config(chosen.routing.pairs, COUNT), stacks, chosen)
 
 
@@ -108,7 +108,7 @@ def mxfp4_experts_of_gpt_oss() -> Iterator[Row]:
         for c in ALONE
     }
     for tokens in FEW:
-        yield from _timed(layers, tokens, {"served": _run_served, "sorted": _sorted, **alone})
+        yield from _time_ways(layers, tokens, {"served": _run_served, "sorted": _run_sorted, **alone})
     for tokens, rows in MANY.items():
         tiles: dict[str, Way] = {
             f"{rows} x {features}, {programs} programs of {registers}": partial(
@@ -116,10 +116,10 @@ def mxfp4_experts_of_gpt_oss() -> Iterator[Row]:
             )
             for features, programs, registers in TILES
         }
-        yield from _timed(layers, tokens, {"served": _run_served, **tiles})
+        yield from _time_ways(layers, tokens, {"served": _run_served, **tiles})
 
 
-def _timed(layers: list[Mxfp4Stacks], tokens: int, ways: Mapping[str, Way]) -> Iterator[Row]:
+def _time_ways(layers: list[Mxfp4Stacks], tokens: int, ways: Mapping[str, Way]) -> Iterator[Row]:
     """Each way goes through the layers; one that cannot be compiled says so and is passed over."""
     calls = [(layer, _choose_experts(tokens, 100 * tokens + draw)) for draw in range(DRAWS) for layer in layers]
     expected = _formula(*calls[0])

@@ -65,7 +65,7 @@ def servers(folder: Path) -> Iterator[list[Server]]:
             child.stop()
 
 
-def streamed(server: Server, streams: int) -> dict[str, float]:
+def measure_streams(server: Server, streams: int) -> dict[str, float]:
     """One round of `streams` concurrent streams, two after another on each."""
     before = server.child.cpu_s()
     load = summary(drive(server.base_url, [completion("null", PROMPT, TOKENS)] * (2 * streams), streams))
@@ -78,7 +78,7 @@ def streamed(server: Server, streams: int) -> dict[str, float]:
     }
 
 
-def single(server: Server, lanes: int) -> dict[str, float]:
+def measure_single_tokens(server: Server, lanes: int) -> dict[str, float]:
     """One round of one-token answers without streaming: what a request costs."""
     before = server.child.cpu_s()
     load = summary(drive(server.base_url, [completion("null", PROMPT, 1, stream=False)] * SINGLE_REQUESTS, lanes))
@@ -91,8 +91,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds_asked, machine = parser.parse_args().rounds, this_machine()
     loads: list[tuple[str, Callable[[Server], dict[str, float]]]] = [
-        *((f"{n} streams x {TOKENS} tokens", partial(streamed, streams=n)) for n in STREAMS),
-        (f"one token, {LANES} at a time", partial(single, lanes=LANES)),
+        *((f"{n} streams x {TOKENS} tokens", partial(measure_streams, streams=n)) for n in STREAMS),
+        (f"one token, {LANES} at a time", partial(measure_single_tokens, lanes=LANES)),
     ]
     rows: list[dict[str, Cell]] = []
     with tempfile.TemporaryDirectory() as folder, servers(Path(folder)) as both:

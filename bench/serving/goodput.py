@@ -32,7 +32,7 @@ import torch
 from bench.engine.gpu import LLAMA_8B
 from bench.machine import this_machine
 from bench.results import FOLDER, Cell, publish, write
-from bench.serving.load import offered
+from bench.serving.load import offer_load
 from bench.serving.mixes import Point, Served, shares
 from bench.serving.offline import model_folder
 
@@ -119,7 +119,7 @@ def serve_requests(url: str, model: str, workload: Workload, seed: int, salt: in
     """One client's requests: what became of each, and how late it was sent. Runs in a process of its own."""
     answers: list[Answer] = []
     began = time.monotonic()
-    asyncio.run(offered(url, model, workload, PATIENCE_S + workload.duration_s, answers.append, seed, salt))
+    asyncio.run(offer_load(url, model, workload, PATIENCE_S + workload.duration_s, answers.append, seed, salt))
     outcomes = []
     for answer in answers:
         second_s = answer.times_s[1] - answer.times_s[0] if len(answer.times_s) > 1 else float("inf")
@@ -175,7 +175,7 @@ def sample_states(workers: Mapping[str, Worker]) -> Iterator[dict[str, list[dict
 def offer(
     urls: Sequence[str], model: str, clients: ProcessPoolExecutor, workload: Workload, seed: int, salt: int
 ) -> list[tuple[Served, float, str]]:
-    """The outcome of each request, as of `serve_requests`. Several servers take turns. `salt`: as for `offered`."""
+    """The outcome of each request, as of `serve_requests`. Several servers take turns. `salt`: as for `offer_load`."""
     tasks = [
         clients.submit(serve_requests, urls[place % len(urls)], model, part, 100 * seed + place, salt)
         for place, part in enumerate(dealt(workload, CLIENTS))

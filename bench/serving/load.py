@@ -80,7 +80,7 @@ def drive(endpoint: str, requests: Sequence[ClientRequest], lanes: int) -> list[
     return asyncio.run(closed_loop(endpoint, requests, lanes))
 
 
-async def offered(
+async def offer_load(
     endpoint: str,
     model: str,
     workload: Workload,

@@ -54,8 +54,8 @@ class Lengths:
 
 def chat_like(count: int, draw: random.Random) -> list[Lengths]:
     """Log-normal lengths; a thousand of them have 226,040 prompt and 193,441 output tokens, as the rivals' set has."""
-    prompts = _scaled([draw.lognormvariate(0, 1.0) for _ in range(count)], 226_040 * count // 1000)
-    outputs = _scaled([draw.lognormvariate(0, 0.7) for _ in range(count)], 193_441 * count // 1000)
+    prompts = _scale([draw.lognormvariate(0, 1.0) for _ in range(count)], 226_040 * count // 1000)
+    outputs = _scale([draw.lognormvariate(0, 0.7) for _ in range(count)], 193_441 * count // 1000)
     return [Lengths(*pair) for pair in zip(prompts, outputs, strict=True)]
 
 
@@ -66,7 +66,7 @@ def even(count: int, draw: random.Random) -> list[Lengths]:
 SETS: Final = {"chat": (chat_like, 1000), "long": (even, 512)}
 
 
-def _scaled(weights: Sequence[float], total: int) -> list[int]:
+def _scale(weights: Sequence[float], total: int) -> list[int]:
     """Whole numbers of at least 4 in proportion to the weights, with that sum."""
     factor = total / sum(weights)
     counts = [max(4, round(weight * factor)) for weight in weights]
@@ -131,7 +131,7 @@ def lines(lengths: Sequence[Lengths], vocab_size: int, draw: random.Random, tag:
         yield BatchLine(f"{tag}-{number}", "/v1/completions", body)
 
 
-def timed(engine: EngineParts, desk: Desk, requests: Sequence[BatchLine]) -> float:
+def time_answers(engine: EngineParts, desk: Desk, requests: Sequence[BatchLine]) -> float:
     """Seconds from the first request to the last answer."""
     run = BatchRun(engine, desk, requests, _Sink())
     began = time.perf_counter()
@@ -184,24 +184,25 @@ def measure(
         desk = Desk(text, limits, (NAME,), engine.fingerprint.model_hash, engine.limits.max_choices, 0)
         draw = random.Random(SEED)
         vocab = limits.vocab_size
-        timed(engine, desk, list(lines(chat_like(max(8, int(64 * share)), draw), vocab, draw, "warm")))
+        time_answers(engine, desk, list(lines(chat_like(max(8, int(64 * share)), draw), vocab, draw, "warm")))
         for name in names:
             make, count = SETS[name]
             lengths = make(max(2, int(count * share)), draw)
             requests = list(lines(lengths, vocab, draw, name))
             steps = meter.begin()
-            seconds = timed(engine, desk, requests)
+            seconds = time_answers(engine, desk, requests)
             note = (
                 f"{steps.steps:,} steps, device {steps.prefill_s:.2f} s with prefill + {steps.decode_s:.2f} s decode, "
                 f"{steps.rows / max(1, steps.steps):.0f} decode rows a step; of held KV places, blocks of "
-                f"{block_tokens}, {unused(steps.held, steps.filled)} unused, {unused(*steps.fullest)} at most held"
+                f"{block_tokens}, {format_unused(steps.held, steps.filled)} unused, {format_unused(*steps.fullest)} "
+                f"at most held"
             )
             rows.append(row(name, lengths, seconds, note))
             print(rows[-1], flush=True)
     publish("offline", this_machine(), notes, COLUMNS, rows)
 
 
-def unused(held: int, filled: int) -> str:
+def format_unused(held: int, filled: int) -> str:
     return f"{100 * (1 - filled / max(1, held)):.1f} %"
 
 

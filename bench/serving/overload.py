@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from bench.machine import this_machine
 from bench.results import Cell, percentile, publish
-from bench.serving.load import closed_loop, offered, random_prompt
+from bench.serving.load import closed_loop, offer_load, random_prompt
 
 from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer, AnswerEnd, ClientRequest, completion, open_session, send
@@ -90,10 +90,10 @@ async def overload(endpoint: str, seconds: float) -> list[dict[str, Cell]]:
     await closed_loop(endpoint, warm, 2)  # until the gateway has seen steps of this kind
     rows, peak = [], 0.0
     for rate in RATES:
-        answers = await offered(endpoint, NAME, workload(rate, SWEEP_S), PATIENCE_S, lambda answer: None)
+        answers = await offer_load(endpoint, NAME, workload(rate, SWEEP_S), PATIENCE_S, lambda answer: None)
         rows.append(row(f"{rate:g}/s, {SWEEP_S:g} s", answers, SWEEP_S))
         peak = max(peak, sum(is_good(answer) for answer in answers) / SWEEP_S)
-    answers = await offered(endpoint, NAME, workload(TIMES * peak, seconds), PATIENCE_S, lambda answer: None)
+    answers = await offer_load(endpoint, NAME, workload(TIMES * peak, seconds), PATIENCE_S, lambda answer: None)
     rows.append(row(f"{TIMES:g} × the peak ({TIMES * peak:.1f}/s), {seconds:g} s", answers, seconds))
     return rows
 
@@ -104,9 +104,9 @@ def is_good(answer: Answer) -> bool:
 
 async def afterwards(endpoint: str) -> dict[str, Cell]:
     """Requests from one second after an overload on: its arrivals are over, and its last answers still run."""
-    flood = asyncio.create_task(offered(endpoint, NAME, workload(12.0, 10.0), PATIENCE_S, lambda answer: None))
+    flood = asyncio.create_task(offer_load(endpoint, NAME, workload(12.0, 10.0), PATIENCE_S, lambda answer: None))
     await asyncio.sleep(11.0)
-    answers = await offered(endpoint, NAME, workload(1.0, 10.0), PATIENCE_S, lambda answer: None, seed=9)
+    answers = await offer_load(endpoint, NAME, workload(1.0, 10.0), PATIENCE_S, lambda answer: None, seed=9)
     await flood
     return row("from 1 s after an overload", answers, 10.0)
 

@@ -59,7 +59,7 @@ class LetIn:
 
         lines.overload = overload
 
-    def asked(self, client: Client) -> bool:
+    def is_refused(self, client: Client) -> bool:
         """True if the client would have been refused."""
         wait_s, self._wait_s = self._wait_s, None
         if wait_s is not None and client.live is not None:
@@ -83,7 +83,7 @@ def overload(name: str, tenants: int, times: float, seconds: float, seed: int, o
     def ask() -> None:
         tokens = max(16, min(16_000, int(median * dice.lognormvariate(0.0, sigma))))
         client = pool.ask(dice.choice(owners), tokens, outputs)
-        if not let_in.asked(client):
+        if not let_in.is_refused(client):
             clients.append(client)
 
     at_s = 1.0

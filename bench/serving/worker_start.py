@@ -82,7 +82,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def compiled(model: Path, gpu: str, kernels: Path, slots: int) -> float:
+def time_compiling(model: Path, gpu: str, kernels: Path, slots: int) -> float:
     """Seconds of `baton compile`."""
     sizes = (f"--max-sequences={slots}", f"--max-context-tokens={CONTEXT}")
     command = (sys.executable, "-m", "baton_worker.compile_ahead", str(model), f"--gpu={gpu}", f"--to={kernels}")
@@ -91,7 +91,7 @@ def compiled(model: Path, gpu: str, kernels: Path, slots: int) -> float:
     return time.monotonic() - began
 
 
-def started(name: str, folder: Path, shape: Shape) -> list[dict[str, Cell]]:
+def measure_starts(name: str, folder: Path, shape: Shape) -> list[dict[str, Cell]]:
     """A row for each worker."""
     began = time.monotonic()
     rows: list[dict[str, Cell]] = []
@@ -131,7 +131,7 @@ def main() -> None:
         model: str | Path = Shape().model
         if is_gpu:
             model = model_folder({**LLAMA_8B, "max_position_embeddings": CONTEXT}, folder)
-            seconds = compiled(folder, options.gpu, folder / "kernels", options.max_sequences)
+            seconds = time_compiling(folder, options.gpu, folder / "kernels", options.max_sequences)
             notes.append(f"compiled ahead in {seconds:.1f} s on {len(os.sched_getaffinity(0))} cores")
             print(notes[-1], flush=True)
         shape = Shape(model=model, worker_flags=(*flags, *sizes), prefill_flags=("--keep-answers",))
@@ -140,7 +140,7 @@ def main() -> None:
             values = {CACHE: str(folder / cache), **({KERNELS_VARIABLE: str(folder / "kernels")} if is_told else {})}
             (folder / name).mkdir()
             with _environment(values):
-                rows += started(name, folder / name, shape)
+                rows += measure_starts(name, folder / name, shape)
             print(*rows[-2:], sep="\n", flush=True)
             options.out.mkdir(parents=True, exist_ok=True)
             write(options.out / "worker_start.json", {"notes": notes, "rows": rows})

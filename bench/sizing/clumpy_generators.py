@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from bench.sizing.generators import CHAT_LENGTHS, HOUR_S, by_second, with_lengths
-from bench.sizing.judging_generators import merged
+from bench.sizing.judging_generators import merge
 
 from baton_control.sizing.inputs.workload import Workload
 
@@ -20,7 +20,7 @@ def reviews(random: np.random.Generator, rate: float, hours: float) -> Workload:
             count = int(np.exp(random.uniform(np.log(5.0), np.log(120.0))))
             files.append(start + random.uniform(0.0, 15.0, count))
     times = np.sort(np.concatenate(files))
-    return merged(chat, with_lengths(times[times < duration_s], random, (2500.0, 0.7), (140.0, 0.6)))
+    return merge(chat, with_lengths(times[times < duration_s], random, (2500.0, 0.7), (140.0, 0.6)))
 
 
 def auctions(random: np.random.Generator, rate: float, hours: float) -> Workload:
@@ -48,7 +48,7 @@ def tickets(random: np.random.Generator, rate: float, hours: float) -> Workload:
             times.append(at + asked * (random.uniform(size=len(asked)) < 0.5) + random.uniform(0.0, 3.0, len(asked)))
             at, left = at + 20.0, left - people
     asked = np.sort(np.concatenate(times))
-    return merged(chat, with_lengths(asked[asked < duration_s], random, (900.0, 0.5), (120.0, 0.5)))
+    return merge(chat, with_lengths(asked[asked < duration_s], random, (900.0, 0.5), (120.0, 0.5)))
 
 
 def stories(random: np.random.Generator, rate: float, hours: float) -> Workload:
@@ -70,7 +70,7 @@ def few_tenants(random: np.random.Generator, rate: float, hours: float) -> Workl
         is_on = (np.searchsorted(ends, seconds) + int(random.integers(2))) % 2 == 0
         lengths = (random.uniform(500.0, 4000.0), 0.6), (random.uniform(80.0, 500.0), 0.6)
         part = with_lengths(by_second(random, 2.0 * rate * share * is_on), random, *lengths)
-        load = part if load is None else merged(load, part)
+        load = part if load is None else merge(load, part)
     assert load is not None
     return load
 
@@ -85,4 +85,4 @@ def evaluations(random: np.random.Generator, rate: float, hours: float) -> Workl
         count, speed = int(np.exp(random.uniform(np.log(300.0), np.log(4000.0)))), random.uniform(10.0, 40.0)
         times.append(start + np.arange(count) / speed)
     asked = np.sort(np.concatenate(times))
-    return merged(chat, with_lengths(asked[asked < duration_s], random, (400.0, 0.4), (60.0, 0.5)))
+    return merge(chat, with_lengths(asked[asked < duration_s], random, (400.0, 0.4), (60.0, 0.5)))

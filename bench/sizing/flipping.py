@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from bench.machine import this_machine
 from bench.results import Cell, percentile, publish
-from bench.serving.load import offered
+from bench.serving.load import offer_load
 
 from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer
@@ -122,7 +122,7 @@ async def run(asked: argparse.Namespace) -> tuple[list[Flip], list[Answer], set[
             wait_for(lambda: len(states(up)) == sum(TURNS[0]) or None, "the workers", 180)
             answers: list[Answer] = []
             workload = arrivals(asked.rate, WARM_S + asked.flips * (asked.every + 1.0))
-            load = asyncio.create_task(offered(endpoint, "paced", workload, DEADLINE_S, answers.append))
+            load = asyncio.create_task(offer_load(endpoint, "paced", workload, DEADLINE_S, answers.append))
             await asyncio.sleep(WARM_S)
             flipped = await flips(up, sizes, asked.flips, asked.every)
             await load

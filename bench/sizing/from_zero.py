@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from bench.results import FOLDER, as_text, percentile, write
-from bench.serving.load import offered
+from bench.serving.load import offer_load
 
 from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer
@@ -52,7 +52,7 @@ async def run(requests: int, emulate: str) -> dict[str, object]:
         lengths = np.full(requests, PROMPT_TOKENS), np.full(requests, OUTPUT_TOKENS)
         workload = Workload(same, *lengths, np.zeros(requests, dtype=np.int64), "flood")
         answers: list[Answer] = []
-        await offered(before.endpoint, "paced", workload, DEADLINE_S, answers.append)
+        await offer_load(before.endpoint, "paced", workload, DEADLINE_S, answers.append)
         wakes = [line for line in up.child.output().splitlines() if "for a first pair" in line]
     failures = [answer.failure for answer in answers if answer.failure]
     first = [answer.ttft_s for answer in answers if answer.times_s]

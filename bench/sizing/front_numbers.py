@@ -102,7 +102,7 @@ def _mean(knob: str, rows: Sequence[Row]) -> Point:
 def front(points: Iterable[Point]) -> list[Point]:
     """From the cheapest on, each with fewer misses than all before."""
     line: list[Point] = []
-    for point in sorted(points, key=lambda each: (each.gpu_hours, each.misses)):
+    for point in sorted(points, key=lambda candidate: (candidate.gpu_hours, candidate.misses)):
         if not line or point.misses < line[-1].misses:
             line.append(point)
     return line

@@ -72,7 +72,7 @@ def _cheapest(case: Case) -> str:
     keeping = [(p.gpu_hours, policy, p) for policy in peers(case.points) for p in case.points[policy] if p.keeps]
     if not keeping:
         return "–"
-    _, policy, point = min(keeping, key=lambda each: each[:2])
+    _, policy, point = min(keeping, key=lambda entry: entry[:2])
     return f"{_show(point)} ({policy}{' ' + point.knob if point.knob else ''})"
 
 

@@ -46,7 +46,7 @@ def failovers(random: np.random.Generator, rate: float, hours: float) -> Workloa
         share = np.where((since >= 0.0) & (since < random.uniform(360.0, 900.0)), random.uniform(0.5, 1.5), share)
     own = with_lengths(by_second(random, np.full(len(seconds), rate)), random, *CHAT_LENGTHS)
     other = with_lengths(by_second(random, rate * share), random, (1600.0, 0.7), (240.0, 0.7))
-    return merged(own, other)
+    return merge(own, other)
 
 
 def translations(random: np.random.Generator, files_per_hour: float, hours: float) -> Workload:
@@ -89,10 +89,10 @@ def day_and_batches(random: np.random.Generator, rate: float, hours: float) -> W
     for start in (2.0, 5.0):
         is_batch |= (hour >= start) & (hour < start + random.uniform(40.0, 80.0) / 60.0)
     reports = with_lengths(by_second(random, np.where(is_batch, rate / 3.0, 0.0)), random, (1500.0, 0.4), (900.0, 0.3))
-    return merged(people, reports)
+    return merge(people, reports)
 
 
-def merged(one: Workload, other: Workload) -> Workload:
+def merge(one: Workload, other: Workload) -> Workload:
     order = np.argsort(np.concatenate([one.arrival_s, other.arrival_s]), kind="stable")
     times, prompts, outputs, cached = (
         np.concatenate([getattr(one, name), getattr(other, name)])[order]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 from bench.sizing.generators import CHAT_LENGTHS, HOUR_S, Lengths, by_second, with_lengths
-from bench.sizing.judging_generators import merged
+from bench.sizing.judging_generators import merge
 
 from baton_control.sizing.inputs.workload import Workload
 
@@ -43,7 +43,7 @@ def studios(random: np.random.Generator, hours: float) -> Workload:
     seconds = np.arange(0.0, hours * HOUR_S)
     ends = np.cumsum(random.uniform(120.0, 720.0, int(hours * HOUR_S / 120.0) + 1))
     is_even = (np.searchsorted(ends, seconds) + int(random.integers(2))) % 2 == 0
-    return merged(
+    return merge(
         *(
             with_lengths(by_second(random, rate * np.where(is_even == first, 0.9, 0.1)), random, *lengths)
             for first, (rate, lengths) in ((True, drafts), (False, sources))
@@ -79,7 +79,7 @@ def relays(random: np.random.Generator, rate: float, hours: float) -> Workload:
         level = np.clip(np.minimum(since / 600.0, (2100.0 - since) / 600.0), 0.0, 1.0) * random.uniform(0.4, 1.4)
         prompt, output = random.uniform(500.0, 2500.0), random.uniform(120.0, 500.0)
         part = with_lengths(by_second(random, rate * level), random, (prompt, 0.7), (output, 0.7))
-        load = part if load is None else merged(load, part)
+        load = part if load is None else merge(load, part)
     assert load is not None
     return load
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from bench.results import FOLDER, write
-from bench.serving.load import offered
+from bench.serving.load import offer_load
 from bench.sizing.paced_report import Sample, prediction, report, write_plot
 
 from baton_control.sizing.inputs.workload import Workload
@@ -110,7 +110,7 @@ async def run(asked: Asked) -> Ran:
         answers: list[Answer] = []
         before = up.child.cpu_s()
         try:
-            await offered(endpoint, "paced", arrivals(asked), PATIENCE_S, answers.append)
+            await offer_load(endpoint, "paced", arrivals(asked), PATIENCE_S, answers.append)
         finally:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)

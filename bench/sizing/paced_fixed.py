@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from bench.results import FOLDER, write
-from bench.serving.load import offered
+from bench.serving.load import offer_load
 from bench.sizing.paced import PATIENCE_S, Asked, current, document
 from bench.sizing.paced_report import measured_latencies, shares
 
@@ -46,7 +46,7 @@ async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[
             while sum(process.phase == "ready" for process in (await current(up.run_dir)).processes) <= sum(pools):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         answers: list[Answer] = []
-        await offered(endpoint, "paced", workload, PATIENCE_S, answers.append)
+        await offer_load(endpoint, "paced", workload, PATIENCE_S, answers.append)
         return answers
 
 

@@ -56,7 +56,7 @@ def visits(random: np.random.Generator) -> Workload:
     return with_lengths(np.sort(np.concatenate(times)), random, *CHAT_LENGTHS)
 
 
-def thinned(random: np.random.Generator, path: Path) -> Workload:
+def read_thinned(random: np.random.Generator, path: Path) -> Workload:
     """Two days of a service with one request of a thousand left."""
     return read_trace(path).rate_scaled(0.001, random)
 
@@ -80,7 +80,10 @@ def _loads(traces: Path | None, seeds: int) -> Iterator[tuple[str, list[Workload
     for name, draw in (("office hours", office), ("hourly", hourly), ("visits", visits)):
         yield name, [draw(np.random.default_rng(seed)) for seed in range(1, seeds + 1)]
     if traces is not None:
-        yield "two days / 1000", [thinned(np.random.default_rng(seed), traces / DAYS) for seed in range(1, seeds + 1)]
+        yield (
+            "two days / 1000",
+            [read_thinned(np.random.default_rng(seed), traces / DAYS) for seed in range(1, seeds + 1)],
+        )
 
 
 def _play_loads(loads: list[Workload], startup_s: float, quiet_s: float | None) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 from bench.sizing.generators import CHAT_LENGTHS, HOUR_S, Lengths, by_second, with_lengths
-from bench.sizing.judging_generators import merged
+from bench.sizing.judging_generators import merge
 
 from baton_control.sizing.inputs.workload import Workload
 
@@ -34,7 +34,7 @@ def quotas(random: np.random.Generator, rate: float, hours: float) -> Workload:
     programs = np.clip(4 + np.cumsum(steps), 1, 9)[(np.arange(0.0, duration_s) // 120.0).astype(np.int64)]
     is_spent = np.arange(0.0, duration_s) % 60.0 < 15.0
     calls = by_second(random, rate / 2 * programs * is_spent)
-    return merged(chat, with_lengths(calls, random, (500.0, 0.5), (100.0, 0.5)))
+    return merge(chat, with_lengths(calls, random, (500.0, 0.5), (100.0, 0.5)))
 
 
 def verbose_answers(random: np.random.Generator, rate: float, hours: float) -> Workload:

@@ -63,7 +63,7 @@ class Progress:
         ]
 
 
-def _counted(counts: Mapping[str, int]) -> Rows:
+def _count_rows(counts: Mapping[str, int]) -> Rows:
     return [{"what": what, "count": count} for what, count in counts.items()]
 
 
@@ -85,7 +85,7 @@ def corruption(count: int, seed: int) -> tuple[Rows, bool]:
         {"what": "landed with wrong bytes", "count": tally.landed_wrong},
         {"what": "landed with the right bytes all the same", "count": tally.landed_spoilt},
         {"what": "without a defect, not landed", "count": tally.clean_lost},
-        *_counted({f"end of {kind}": n for kind, n in sorted(tally.ends.items())}),
+        *_count_rows({f"end of {kind}": n for kind, n in sorted(tally.ends.items())}),
         *progress.rows(),
     ]
     return rows, tally.landed_wrong == tally.landed_spoilt == tally.clean_lost == 0
@@ -95,7 +95,7 @@ def wire(count: int, seed: int) -> tuple[Rows, bool]:
     fuzz, progress = WireFuzz(seed), Progress("wire", count)
     taken, peak = 0, 0
     for done in range(0, count, TRACED_STEPS):
-        step, peak = _traced(lambda: sum(fuzz.step() for _ in range(TRACED_STEPS)), done, peak)
+        step, peak = _trace(lambda: sum(fuzz.step() for _ in range(TRACED_STEPS)), done, peak)
         taken += step
         progress.at(min(count, done + TRACED_STEPS), f"frames, {taken:,} were valid messages")
     rows: Rows = [
@@ -118,13 +118,13 @@ def links(count: int, seed: int) -> tuple[Rows, bool]:
         progress.at(min(done, count), "frames")
     rows: Rows = [
         {"what": "frames sent", "count": done},
-        *_counted({f"links that ended with {end}": n for end, n in sorted(fuzz.ends.items())}),
+        *_count_rows({f"links that ended with {end}": n for end, n in sorted(fuzz.ends.items())}),
         *progress.rows(),
     ]
     return rows, True
 
 
-def _traced(work: Callable[[], int], done: int, peak: int) -> tuple[int, int]:
+def _trace(work: Callable[[], int], done: int, peak: int) -> tuple[int, int]:
     """One slice in ten is run under tracemalloc, which is slow; its highest allocation beyond the start."""
     if done // TRACED_STEPS % 10:
         return work(), peak
@@ -154,7 +154,7 @@ def machines(count: int, seed: int) -> tuple[Rows, bool]:
     rows: Rows = [
         {"what": "steps", "count": done},
         {"what": "machines, each with empty books at its end", "count": 2 * number},
-        *_counted(dict(sorted(ended.items()))),
+        *_count_rows(dict(sorted(ended.items()))),
         *progress.rows(),
     ]
     growth = rows[-1]["count"]
@@ -174,7 +174,7 @@ def forgeries(count: int, seed: int) -> tuple[Rows, bool]:
     rows: Rows = [
         {"what": "forged or replayed proofs", "count": count},
         {"what": "of them accepted", "count": proofs},
-        *_counted(pairs.counts),
+        *_count_rows(pairs.counts),
         *progress.rows(),
     ]
     return rows, proofs == pairs.counts["grants acted on"] == pairs.counts["seals landed"] == 0
@@ -197,7 +197,7 @@ def cancels(count: int, seed: int) -> tuple[Rows, bool]:
         {"what": "cancels at each point, side and transport", "count": count},
         {"what": "cancels, each with empty books at both ends", "count": done},
         {"what": "events of the longest hand-over", "count": reached},
-        *_counted({f"landed although cancelled after event {n}": landed[n] for n in sorted(landed)}),
+        *_count_rows({f"landed although cancelled after event {n}": landed[n] for n in sorted(landed)}),
     ]
     return rows, landed[0] == 0
 

@@ -60,7 +60,7 @@ def _answer(client: openai.OpenAI) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
-def _flipped(up: Up, count: int) -> list[float]:
+def _await_flips(up: Up, count: int) -> list[float]:
     """Seconds of each flip that was carried out, from the output of `baton up`; waits for `count` flips."""
 
     def flip_durations() -> list[float] | None:
@@ -80,10 +80,10 @@ def test_pools_change_their_sizes_by_flips_while_answers_stream(up: Up, sizes: P
         running = [pool.submit(_answer, client) for _ in range(2 * STREAMS)]
         for number, (prefill, decode) in enumerate(((1, 2), (2, 1), (1, 2)), 1):
             scripted_up.write(sizes, prefill, decode)
-            _flipped(up, number)
+            _await_flips(up, number)
             running += [pool.submit(_answer, client) for _ in range(STREAMS)]
         assert [future.result(120) for future in running] == [expected] * (5 * STREAMS)
-    record_property("flips, seconds", took := _flipped(up, 3))
+    record_property("flips, seconds", took := _await_flips(up, 3))
     print(f"flips took {took}")
     after = _workers(up)
     assert {name: worker["pid"] for name, worker in after.items()} == {n: w["pid"] for n, w in before.items()}

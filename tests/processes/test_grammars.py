@@ -55,7 +55,7 @@ def common(sampling: SamplingParams, forced: list[int]) -> dict[str, Any]:
     return {**asked, "choices": (0,), "sampling": sampling, "timeout_s": 30.0, "salt": secrets.token_hex(4)}
 
 
-async def answered(peer: GatewayPeer, first_index: int = 0) -> list[int]:
+async def read_answer(peer: GatewayPeer, first_index: int = 0) -> list[int]:
     ids: list[int] = []
     while True:
         for entry in (await peer.hear(Tokens)).entries:
@@ -83,10 +83,10 @@ async def test_apart_and_continued_from_any_token_an_answer_is_the_same(
         await to_prefill.tell(Prefill(**fields, decode=target))
         first = await to_prefill.hear(Tokens)
         assert first.entries[0].ids == (whole[0],)
-        assert await answered(to_decode) == whole
+        assert await read_answer(to_decode) == whole
         for cut in range(1, len(whole), 4):
             await to_decode.tell(Reserve(**common(sampling, whole[:cut]), prefill_epoch=None))
-            assert await answered(to_decode, cut) == whole[cut:]
+            assert await read_answer(to_decode, cut) == whole[cut:]
     answer = whole[whole.index(2) + 1 :] if sampling.thought else whole
     assert answer[-1] == END
     jsonschema.validate(msgspec.json.decode(b"".join(token_bytes()[token] for token in answer[:-1])), SCHEMA)
@@ -100,7 +100,7 @@ async def test_a_grammar_that_does_not_compile_ends_its_request_alone(deployment
         failed = await peer.hear(LegFailed)
         assert failed.reason is Reason.GRAMMAR
         await peer.tell(Reserve(**common(SAMPLINGS[0], []), prefill_epoch=None))
-        assert await answered(peer) == expected(SAMPLINGS[0])
+        assert await read_answer(peer) == expected(SAMPLINGS[0])
     text = decode.metrics()
     for name in ("baton_grammar_compile_seconds_count", "baton_grammar_mask_seconds_count"):
         [line] = [line for line in text.splitlines() if line.startswith(name)]

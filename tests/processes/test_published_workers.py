@@ -24,7 +24,7 @@ def worker(folder: Path, name: str, port: int = 0, pair_port: int | None = None)
     return Worker(name.partition("-")[0], child, folder / f"{name}.json", "127.0.0.1", port, pair_port)
 
 
-def published(folder: Path, role: str) -> list[dict[str, Any]]:
+def read_workers(folder: Path, role: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads((folder / f"{role}-workers.json").read_text())
     return rows
 
@@ -33,7 +33,7 @@ def test_a_worker_that_has_not_announced_itself_is_not_published(tmp_path: Path)
     deployment = Deployment(tmp_path)
     deployment.workers = [worker(tmp_path, "prefill-0", 7_001), worker(tmp_path, "prefill-1")]
     deployment.publish()
-    assert published(tmp_path, "prefill") == [{"host": "127.0.0.1", "port": 7_001}]
+    assert read_workers(tmp_path, "prefill") == [{"host": "127.0.0.1", "port": 7_001}]
 
 
 async def test_a_worker_that_starts_while_another_is_published_gets_proxies_at_the_ports_it_announces_later(
@@ -52,7 +52,7 @@ async def test_a_worker_that_starts_while_another_is_published_gets_proxies_at_t
     starting.port, starting.pair_port = 7_002, 7_003
     await asyncio.to_thread(service.publish)
     assert proxied == [("prefill-0", 7_001, None), ("decode-1", 7_002, 7_003)]
-    assert published(tmp_path, "decode") == [{"host": PROXIES_HOST, "port": 7_002, "pair_port": 7_003}]
+    assert read_workers(tmp_path, "decode") == [{"host": PROXIES_HOST, "port": 7_002, "pair_port": 7_003}]
 
 
 async def test_threads_that_publish_at_the_same_time_start_the_proxies_of_a_worker_once(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def prompt(usage: dict[str, Any]) -> int:
     return int(usage.get("prompt_tokens", usage.get("input_tokens", 0)))
 
 
-@pytest.mark.parametrize("surface", [chat, responses, messages], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("surface", [chat, responses, messages], ids=lambda ask: ask.__name__)
 @pytest.mark.parametrize("ask", [usage_of, usage_of_stream], ids=["whole", "streamed"])
 def test_a_prompt_that_came_before_is_told_as_cached_but_for_its_last_block(
     deployment: Deployment, surface: Any, ask: Any

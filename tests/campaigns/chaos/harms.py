@@ -57,7 +57,7 @@ class Harms:
         place = len(self.windows)
         self.windows.append((loop.time(), float("inf"), fault))
         try:
-            async with self._harmed(fault) as reason:
+            async with self._harm(fault) as reason:
                 self.skipped[f"{fault.kind} {fault.whom}: {reason}"] += bool(reason)
                 self.done[f"{fault.kind} {fault.whom}"] += not reason
                 if not reason:
@@ -66,8 +66,8 @@ class Harms:
             self.windows[place] = self.windows[place][0], loop.time(), fault
 
     @contextlib.asynccontextmanager
-    async def _harmed(self, fault: Fault) -> AsyncIterator[str]:
-        """Yields why it was not carried out; empty: it was."""
+    async def _harm(self, fault: Fault) -> AsyncIterator[str]:
+        """Yields why the fault was not carried out; empty: it was."""
         async with contextlib.AsyncExitStack() as undo:
             try:
                 reason = await self._begin(fault, undo)

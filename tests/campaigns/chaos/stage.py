@@ -135,13 +135,13 @@ class Stage:
         await self.repairs.stop(START_S)
         for liar in self.service.liars:
             await liar.stop()
-        for process in self._stopped():
+        for process in self._stopped_processes():
             process.resume()
         await asyncio.to_thread(self.service.stop)
         for proxy in [proxy for proxies in self._proxies.values() for proxy in proxies]:
             await proxy.stop()
 
-    def _stopped(self) -> Iterator[psutil.Process]:
+    def _stopped_processes(self) -> Iterator[psutil.Process]:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() == psutil.STATUS_STOPPED:
@@ -170,7 +170,7 @@ class Stage:
         """The gateway's helper processes, the oldest first."""
         gateway = self.gateway()
         try:
-            return [] if gateway is None else sorted(gateway.children(recursive=True), key=lambda each: each.pid)
+            return [] if gateway is None else sorted(gateway.children(recursive=True), key=lambda process: process.pid)
         except psutil.NoSuchProcess:
             return []
 

@@ -68,7 +68,7 @@ def _runs(calm: dict[str, Ended]) -> list[Run]:
     """One scenario after the other, those with the fewest calls first."""
     plans = {scenario: list(faults(calm[scenario.name], scenario.is_fresh)) for scenario in SCENARIOS}
     ordered_runs: list[Run] = []
-    for scenario in sorted(plans, key=lambda each: len(plans[each])):
+    for scenario in sorted(plans, key=lambda key: len(plans[key])):
         ordered_runs += [(scenario, plan, CALM, 0) for plan in plans[scenario]]
         ordered_runs += [
             (scenario, NO_FAULT, streams, seed) for streams in STREAMS.values() for seed in range(STREAM_SEEDS)

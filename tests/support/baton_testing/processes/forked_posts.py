@@ -60,7 +60,7 @@ def fork_posts() -> None:
             socket.send_fds(ours, [json.dumps(request).encode()], [output.fileno()])
         post = ForkedPost(int(ours.recv(32)))
         self._children[name] = post
-        self._tell_guard(f"+{post.pid}")
+        self._notify_guard(f"+{post.pid}")
         return post.pid
 
     ChildProcesses.start = forked  # type: ignore[method-assign]

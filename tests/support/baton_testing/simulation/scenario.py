@@ -172,7 +172,7 @@ def scenario(seed: int, structured: float = STRUCTURED, flexible: float = FLEXIB
     kinds = dice.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     faults = (FaultPlan(dice.random() * FAULTS_UNTIL_S, kind, dice.random(), dice.random()) for kind in kinds)
     planned = [*faults, *_rare(seed, count), *(_flips(seed) if shape.flexible else ())]
-    return Scenario(seed, shape, requests, tuple(sorted(planned, key=lambda each: each.at_s)))
+    return Scenario(seed, shape, requests, tuple(sorted(planned, key=lambda event: event.at_s)))
 
 
 def _rare(seed: int, count: int) -> list[FaultPlan]:
