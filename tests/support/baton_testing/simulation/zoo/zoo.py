@@ -127,7 +127,7 @@ ZOO = (
     _decode("F11", transfer.GrantsWithoutVerdict, only=GENTLE),
     _decode("F18", transfer.MarksCorruptAsLanded),
     _keeper("F14 F15", keeper.FreesWhatItKeeps),
-    _keeper("F6 F13", keeper.KeepsForEver, first=1035),
+    _keeper("F6 F13", keeper.KeepsForEver, first=755),
     _keeper("F14", keeper.SendsOnUnderOpenPuts, first=376),
     _keeper("F7", keeper.LosesFirstTokens, first=5),
     _keeper("F5 F15", keeper.LosesProgress),
