@@ -39,7 +39,7 @@ LONGER: dict[str, str] = {
 }
 """Files over the rule of thumb, each with the reason why it is one thought."""
 MAX_TREE_BYTES = 24 << 20
-"""What travels to a machine that runs a part of the work stays quick to copy."""
+"""The tracked tree stays quick to copy to a machine that runs a part of the work."""
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc", "lib", "base"}
 DANGEROUS_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "dill", "cloudpickle", "shelve", "joblib"}
 DANGEROUS_CALLS = {"eval", "exec", "compile", "__import__"}

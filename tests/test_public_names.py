@@ -126,7 +126,7 @@ ENDS = (
 
 
 def called(module: ModuleType, returned: tuple[type, ...], examples: Mapping[Any, Any]) -> Iterator[Any]:
-    """What the functions of a module return that are declared to return one of these types."""
+    """The results of the functions of a module that are declared to return one of these types."""
     for function in vars(module).values():
         if not inspect.isfunction(function) or function.__module__ != module.__name__ or function.__name__[0] == "_":
             continue
@@ -259,7 +259,7 @@ def files_and_objects() -> Iterator[str]:
 
 
 def rotation_hashes() -> Iterator[str]:
-    """What prefill and decode workers of two releases compare of a model's rotary embedding."""
+    """The digest of a rotary embedding that prefill and decode workers of two releases compare."""
     config = json.loads((ROOT / "examples/tiny-llama/config.json").read_bytes())
     yarn = {"factor": 4.0, "original_max_position_embeddings": 512}
     llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}

@@ -272,7 +272,9 @@ def test_sleep_by_cost_is_ignored_with_a_condition_until_a_quiet_time_is_set() -
         pool = {"min": minimum, "max": 2}
         made = deployment(autoscaling=autoscaling, prefill__replicas=pool, decode__replicas=pool)
         status = status_of(replace(view(), deployment=made), EMPTY, NOW)
-        named = "scaleToZeroAfter" in next(each.message for each in status.conditions if each.type == "ScalingLimited")
+        named = "scaleToZeroAfter" in next(
+            entry.message for entry in status.conditions if entry.type == "ScalingLimited"
+        )
         assert named == (condition(status, "ScalingLimited")[1] == "ScaleToZeroIgnored")
         return condition(status, "ScalingLimited")
 

@@ -42,7 +42,7 @@ class FakeHub:
             return self._send(handler, json.dumps({"sha": self.branches[revision]}).encode())
         for commit in self.branches.values():
             if path == f"/api/models/{REPOSITORY}/tree/{commit}":
-                return self._send(handler, json.dumps([self._entry(*each) for each in self.files.items()]).encode())
+                return self._send(handler, json.dumps([self._entry(*file) for file in self.files.items()]).encode())
             name = path.removeprefix(f"/{REPOSITORY}/resolve/{commit}/")
             if name in self.files:
                 return self._send(handler, self.files[name], self.cut_after)

@@ -40,10 +40,10 @@ async def answered(session: aiohttp.ClientSession, url: str, due_s: float) -> tu
 async def asked(session: aiohttp.ClientSession, url: str, began_s: float, at_s: float) -> dict[str, object]:
     await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
     answer, refused = await answered(session, url, began_s + at_s)
-    told: dict[str, object] = {"at_s": round(at_s, 2), "refused": refused}
+    outcome: dict[str, object] = {"at_s": round(at_s, 2), "refused": refused}
     if answer.end is AnswerEnd.WHOLE and answer.finished:
-        return told | {"ttft_s": round(answer.ttft_s, 4), "tpot_s": round(answer.tpot_s, 5)}
-    return told | {"lost": f"{answer.failure or answer.end.value}: {answer.detail}"}
+        return outcome | {"ttft_s": round(answer.ttft_s, 4), "tpot_s": round(answer.tpot_s, 5)}
+    return outcome | {"lost": f"{answer.failure or answer.end.value}: {answer.detail}"}
 
 
 def due(rates: str) -> tuple[list[float], float]:

@@ -30,7 +30,7 @@ class Load:
 
     @property
     def command(self) -> list[str]:
-        """What Python runs in the Pod."""
+        """The command line that Python runs in the Pod."""
         return ["/load/load.py", self.url, str(self.concurrency)]
 
     def start(self) -> None:
@@ -44,7 +44,7 @@ class Load:
         return "" if pod is None else str(pod["status"].get("phase"))
 
     def lines(self, kind: str) -> list[Json]:
-        """What it said of one kind so far."""
+        """The lines of one kind that the load has printed so far."""
         try:
             text = self.kubectl.run("logs", self.name)
         except Failed:
@@ -53,8 +53,8 @@ class Load:
 
     @property
     def ok(self) -> int:
-        told = self.lines("STAT")
-        return int(told[-1]["ok"]) if told else 0
+        counts = self.lines("STAT")
+        return int(counts[-1]["ok"]) if counts else 0
 
     def first_token_at(self, deadline_s: float) -> float:
         """Epoch seconds. Raises TimeoutError."""
@@ -62,7 +62,7 @@ class Load:
         return float(self.lines("FIRST")[0]["at"])
 
     def wait_for(self, more: int, deadline_s: float = 120) -> None:
-        """Until so many requests more have been answered. Raises TimeoutError."""
+        """Wait until `more` further requests have been answered. Raises TimeoutError."""
         wanted = self.ok + more
         until(f"{more} more answers", lambda: self.ok >= wanted, deadline_s)
 
@@ -107,8 +107,8 @@ class ChangingLoad(Load):
         return ["/load/changing_load.py", self.url, self.rates]
 
     def wait_until_sent(self, deadline_s: float) -> Json:
-        """What came of every request. Raises TimeoutError."""
+        """The outcome of every request. Raises TimeoutError."""
         until("the load's end", lambda: self.lines("END"), deadline_s, every_s=2.0)
-        told = self.lines("END")[-1]
+        outcome = self.lines("END")[-1]
         self.kubectl.run("delete", "pod", self.name, "--wait=false")
-        return told
+        return outcome

@@ -22,7 +22,7 @@ class Hub(BaseHTTPRequestHandler):
             return
         path = self.path.partition("?")[0]
         if path.startswith("/api/models/"):
-            self._send(json.dumps([self._entry(each) for each in sorted(FOLDER.rglob("*")) if each.is_file()]).encode())
+            self._send(json.dumps([self._entry(file) for file in sorted(FOLDER.rglob("*")) if file.is_file()]).encode())
             return
         _, _, _, _, _, name = path.split("/", 5)
         file = FOLDER / name

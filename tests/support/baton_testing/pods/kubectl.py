@@ -44,12 +44,12 @@ class Kubectl:
     def get(self, kind: str, name: str) -> Json | None:
         """The object; None: there is none."""
         text = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
-        found: Json | None = json.loads(text) if text.strip() else None
-        return found
+        item: Json | None = json.loads(text) if text.strip() else None
+        return item
 
     def all(self, kind: str, selector: str = "") -> list[Json]:
-        found: list[Json] = json.loads(self.run("get", kind, "-l", selector, "-o", "json"))["items"]
-        return found
+        items: list[Json] = json.loads(self.run("get", kind, "-l", selector, "-o", "json"))["items"]
+        return items
 
     def pods(self, selector: str) -> list[Json]:
         """Pods that are not being stopped."""
@@ -61,7 +61,7 @@ class Kubectl:
 
 def is_ready(pod: Json) -> bool:
     conditions = pod.get("status", {}).get("conditions", [])
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def until(what: str, is_so: Callable[[], object], deadline_s: float, every_s: float = 0.5) -> float:

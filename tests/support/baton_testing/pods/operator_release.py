@@ -25,7 +25,7 @@ ROLLOUT_S, ASKED_EVERY_S = 120.0, 15
 
 @dataclass(frozen=True)
 class Release:
-    """What is installed. `is_old`: on an API server of 1.20; `local`: the local cluster's folder, if it is that one."""
+    """One installed release. `is_old`: on an API server of 1.20; `local`: the folder of the local cluster, if used."""
 
     kubectl: Kubectl
     watched: str
@@ -39,10 +39,10 @@ class Release:
     local: Path | None = None
 
     def install(self, say: Callable[[str], object] = print) -> None:
-        """Apply what the chart renders, and wait until every replica is ready; `say` is told what is waited for. Raises
-        Failed, which tells why Pods were not ready in time."""
+        """Apply what the chart renders, and wait until every replica is ready; `say` reports what is waited for. Raises
+        Failed, which says why Pods were not ready in time."""
         manifests = self.manifests()
-        places = {str(each["metadata"].get("namespace", self.kubectl.namespace)) for each in manifests}
+        places = {str(manifest["metadata"].get("namespace", self.kubectl.namespace)) for manifest in manifests}
         for place in sorted(places):
             here = [e for e in manifests if str(e["metadata"].get("namespace", self.kubectl.namespace)) == place]
             Kubectl(place).apply(*here)
@@ -93,7 +93,7 @@ class Release:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
             raise Failed(f"{' '.join(command)}: {done.stderr.strip()}")
-        return [self._fitted(each) for each in yaml.safe_load_all(done.stdout) if each]
+        return [self._fitted(manifest) for manifest in yaml.safe_load_all(done.stdout) if manifest]
 
     def _fitted(self, manifest: Json) -> Json:
         if manifest["kind"] != "Deployment" or not self.is_old:
@@ -105,7 +105,7 @@ class Release:
         return manifest
 
     def prepare(self) -> None:
-        """What has to be there before: the namespace, the master keys, the adapter."""
+        """Apply what an installation needs first: the namespace, the master keys, the adapter."""
         namespace = self.kubectl.namespace
         self.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         if self.kubectl.get("secret", KEYS) is None:

@@ -1,4 +1,4 @@
-"""What a run on real Pods came to, kept by the version of the server: `bench/results/e2e-v1.33.2.json`."""
+"""The record of a run on real Pods, kept by the version of the server: `bench/results/e2e-v1.33.2.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Record:
-    """Of one run; `server` is the version that the server gives itself."""
+    """The record of one run; `server` is the version that the server reports."""
 
     server: str
     nodes: int
@@ -32,19 +32,19 @@ class Record:
             self.outcomes[test] = {"outcome": outcome, "seconds": round(seconds, 1)}
 
     def as_json(self, measured: Json) -> Json:
-        ends = [each["outcome"] for each in self.outcomes.values()]
+        ends = [outcome["outcome"] for outcome in self.outcomes.values()]
         return {
             "machine": self.machine.as_json(),
             "server": self.server,
             "nodes": self.nodes,
             "commit": self.commit,
-            **{each: ends.count(each) for each in ("passed", "failed", "skipped")},
+            **{outcome: ends.count(outcome) for outcome in ("passed", "failed", "skipped")},
             "tests": self.outcomes,
             "measured": measured,
         }
 
     def write(self, measured: Json, folder: Path = FOLDER) -> Path:
-        """Keep it; returns where. A later run on the same version takes its place."""
+        """Write the record; returns its path. A later run on the same version takes its place."""
         path = folder / f"e2e-{self.server}.json"
         path.write_text(json.dumps(self.as_json(measured), indent=1) + "\n", encoding="utf-8")
         return path

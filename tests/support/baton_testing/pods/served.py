@@ -1,4 +1,4 @@
-"""What the tests with real Pods share: one served model that they change one after the other, and what was measured."""
+"""The state that tests with real Pods share: one served model, which they change in turn, and the measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "tiny"
 
 @dataclass
 class World:
-    """What the tests share."""
+    """The state that the tests share."""
 
     kubectl: Kubectl
     release: Release
@@ -58,23 +58,25 @@ class World:
         return made
 
     def status(self, name: str = NAME) -> Json:
-        found = self.kubectl.get("llmdeployment", name) or {}
-        status: Json = found.get("status", {})
-        return status | {"generation": found.get("metadata", {}).get("generation")}
+        deployment = self.kubectl.get("llmdeployment", name) or {}
+        status: Json = deployment.get("status", {})
+        return status | {"generation": deployment.get("metadata", {}).get("generation")}
 
     def is_settled(self, prefill: int, decode: int) -> bool:
-        """The status has followed the spec, one revision runs, so many workers of each pool are ready."""
+        """The status has followed the spec, one revision runs, and this many workers of each pool are ready."""
         status = self.status()
         if status.get("observedGeneration") != status["generation"]:
             return False
-        progressing = {each["type"]: each for each in status.get("conditions", [])}.get("Progressing", {})
+        progressing = {condition["type"]: condition for condition in status.get("conditions", [])}.get(
+            "Progressing", {}
+        )
         pods = {role: self.kubectl.pods(workers(role)) for role in ("prefill", "decode")}
         templates = {role: {pod["metadata"]["labels"]["baton.dev/template"] for pod in pods[role]} for role in pods}
         ready = {role: len(self.kubectl.ready(workers(role))) for role in pods}
         counts = {role: len(pods[role]) for role in pods}
         return (
             counts == ready == {"prefill": prefill, "decode": decode}
-            and all(len(each) == 1 for each in templates.values())
+            and all(len(hashes) == 1 for hashes in templates.values())
             and progressing.get("status") == "False"
         )
 

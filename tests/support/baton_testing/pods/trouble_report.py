@@ -9,61 +9,67 @@ from pathlib import Path
 from baton_testing.pods.kubectl import Failed, Json, Kubectl
 
 EVENTS, LINES = 25, 8
-"""How many of the newest are told."""
+"""The number of the newest events and log lines that are reported."""
 
 
 def trouble_report(kubectl: Kubectl, local: Path | None) -> str:
-    """Of the namespace of `kubectl`. What cannot be read is told in its place: a report never raises."""
-    parts = ["load average " + " ".join(f"{each:.1f}" for each in os.getloadavg())]
+    """The report on a namespace. An error stands in place of what cannot be read: a report never raises."""
+    parts = ["load average " + " ".join(f"{load:.1f}" for load in os.getloadavg())]
     parts += [] if local is None else ended_parts(local)
-    for kind, told in (("nodes", of_nodes), ("deployments", of_deployments), ("pods", of_pods), ("events", of_events)):
+    for kind, describe in (
+        ("nodes", of_nodes),
+        ("deployments", of_deployments),
+        ("pods", of_pods),
+        ("events", of_events),
+    ):
         try:
-            parts += told(kubectl.all(kind))
+            parts += describe(kubectl.all(kind))
         except Failed as error:
             parts.append(f"{kind}: {error}")
-    with contextlib.suppress(Failed):  # said above
+    with contextlib.suppress(Failed):  # reported above
         parts += [line for pod in kubectl.all("pods") for line in _logs(kubectl, pod)]
     return "\n".join(parts)
 
 
 def of_nodes(nodes: list[Json]) -> list[str]:
-    """Those where a Pod may not be placed; all others are fine."""
-    found = []
+    """Nodes where a Pod may not be placed; all others are fine."""
+    lines = []
     for node in nodes:
         conditions = node.get("status", {}).get("conditions", [])
-        wrong = [each for each in conditions if (each["status"] == "True") != (each["type"] == "Ready")]
-        said = [f"{each['type']} {each['status']}: {each.get('message', '')}" for each in wrong]
-        said += [f"taint {each['key']}:{each['effect']}" for each in node["spec"].get("taints") or ()]
-        found += [f"node {node['metadata']['name']}: {each}" for each in said]
-    return found
+        wrong = [entry for entry in conditions if (entry["status"] == "True") != (entry["type"] == "Ready")]
+        problems = [f"{entry['type']} {entry['status']}: {entry.get('message', '')}" for entry in wrong]
+        problems += [f"taint {taint['key']}:{taint['effect']}" for taint in node["spec"].get("taints") or ()]
+        lines += [f"node {node['metadata']['name']}: {problem}" for problem in problems]
+    return lines
 
 
 def of_deployments(deployments: list[Json]) -> list[str]:
-    """Their conditions; one without any was not looked at by a controller."""
-    found = []
-    for each in deployments:
-        conditions = each.get("status", {}).get("conditions") or []
-        said = [f"{one['type']} {one['status']}: {one.get('message', '')}" for one in conditions]
-        found += [f"deployment {each['metadata']['name']}: {one}" for one in said or ["no controller has looked at it"]]
-    return found
+    """The conditions of Deployments; a Deployment without any was not seen by a controller."""
+    lines = []
+    for deployment in deployments:
+        conditions = deployment.get("status", {}).get("conditions") or []
+        texts = [f"{entry['type']} {entry['status']}: {entry.get('message', '')}" for entry in conditions]
+        texts = texts or ["no controller has looked at it"]
+        lines += [f"deployment {deployment['metadata']['name']}: {text}" for text in texts]
+    return lines
 
 
 def of_pods(pods: list[Json]) -> list[str]:
-    """Where each is, and what it or its containers wait for or ended with."""
-    found = [] if pods else ["there is no Pod"]
+    """The place of each Pod, and what the Pod or its containers wait for or ended with."""
+    lines = [] if pods else ["there is no Pod"]
     for pod in pods:
         status = pod.get("status", {})
-        said = [f"{status.get('phase', 'no phase')} on {pod['spec'].get('nodeName', 'no node')}"]
-        for each in status.get("containerStatuses", []):
-            said.append(f"{each['name']}: restarts {each['restartCount']}, {_state(each['state'])}")
-            said += [f"before: {_state(each['lastState'])}"] if each.get("lastState") else []
-        said += [
-            f"{each['type']} {each['status']}: {each['message']}"
-            for each in status.get("conditions", [])
-            if each["status"] != "True" and each.get("message") and each.get("reason") != "ContainersNotReady"
+        texts = [f"{status.get('phase', 'no phase')} on {pod['spec'].get('nodeName', 'no node')}"]
+        for container in status.get("containerStatuses", []):
+            texts.append(f"{container['name']}: restarts {container['restartCount']}, {_state(container['state'])}")
+            texts += [f"before: {_state(container['lastState'])}"] if container.get("lastState") else []
+        texts += [
+            f"{entry['type']} {entry['status']}: {entry['message']}"
+            for entry in status.get("conditions", [])
+            if entry["status"] != "True" and entry.get("message") and entry.get("reason") != "ContainersNotReady"
         ]
-        found.append(f"pod {pod['metadata']['name']}: {'; '.join(said)}")
-    return found
+        lines.append(f"pod {pod['metadata']['name']}: {'; '.join(texts)}")
+    return lines
 
 
 def of_events(events: list[Json]) -> list[str]:
@@ -72,30 +78,30 @@ def of_events(events: list[Json]) -> list[str]:
     def at(event: Json) -> str:
         return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
 
-    found = []
-    for each in sorted(events, key=at)[-EVENTS:]:
-        about = each["involvedObject"]
-        times = f" ({each['count']} times)" if each.get("count", 1) > 1 else ""
-        said = f"{each.get('reason', '')}: {each.get('message', '').strip()}{times}"
-        found.append(f"event {at(each)} {about['kind']} {about['name']} {said}")
-    return found
+    lines = []
+    for event in sorted(events, key=at)[-EVENTS:]:
+        about = event["involvedObject"]
+        times = f" ({event['count']} times)" if event.get("count", 1) > 1 else ""
+        text = f"{event.get('reason', '')}: {event.get('message', '').strip()}{times}"
+        lines.append(f"event {at(event)} {about['kind']} {about['name']} {text}")
+    return lines
 
 
 def ended_parts(local: Path) -> list[str]:
-    """Of the local cluster in this folder, parts that were started and run no longer, with the end of their logs."""
-    found = []
+    """Parts of the local cluster in this folder that were started and no longer run, with the end of their logs."""
+    lines = []
     for path in sorted(local.glob("run/*.pid")):
         if _runs(int(path.read_text(encoding="ascii"))):
             continue
         log = local / "log" / f"{path.stem}.log"
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-        found += [f"PART {path.stem} OF THE CLUSTER HAS ENDED"]
-        found += [f"{path.stem}: {line[:400]}" for line in _without_stacks(lines)[-LINES:]]
-    return found
+        text = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+        lines += [f"PART {path.stem} OF THE CLUSTER HAS ENDED"]
+        lines += [f"{path.stem}: {line[:400]}" for line in _without_stacks(text)[-LINES:]]
+    return lines
 
 
 def _without_stacks(lines: list[str]) -> list[str]:
-    """A Go program that gives up writes the stacks of all goroutines behind its reason."""
+    """The lines before the stacks of all goroutines, which a Go program writes after the reason why it gave up."""
     ends = [place for place, line in enumerate(lines) if line.startswith("goroutine ")]
     return lines[: ends[0]] if ends else lines
 
@@ -109,14 +115,14 @@ def _runs(group: int) -> bool:
 
 
 def _state(state: Json) -> str:
-    for name, each in state.items():
-        said = [name, *(str(each[key]) for key in ("reason", "exitCode", "message") if key in each)]
-        return " ".join(said).strip().replace("\n", " | ")
+    for name, details in state.items():
+        words = [name, *(str(details[key]) for key in ("reason", "exitCode", "message") if key in details)]
+        return " ".join(words).strip().replace("\n", " | ")
     return "no state"
 
 
 def _logs(kubectl: Kubectl, pod: Json) -> list[str]:
-    name, found = pod["metadata"]["name"], []
+    name, lines = pod["metadata"]["name"], []
     for status in pod.get("status", {}).get("containerStatuses", []):
         for earlier in [["--previous"]] * bool(status["restartCount"]) + [[]]:
             try:
@@ -124,5 +130,5 @@ def _logs(kubectl: Kubectl, pod: Json) -> list[str]:
             except Failed as error:
                 text = f"no log: {error}"
             of = f"log of {name}{' before its restart' if earlier else ''}"
-            found += [f"{of}: {line[:400]}" for line in text.splitlines() or ["empty"]]
-    return found
+            lines += [f"{of}: {line[:400]}" for line in text.splitlines() or ["empty"]]
+    return lines

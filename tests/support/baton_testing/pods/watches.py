@@ -1,4 +1,4 @@
-"""What is looked at again and again while requests are answered: the top line of the status, and the floor of pools."""
+"""Watches that run while requests are answered: the top line of the status, and the floor of pools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBE_LAG_S = 10.0
 def top_line(world: World, name: str) -> Iterator[dict[str, int]]:
     """While the block runs: how many looks found the condition Ready with each of its statuses, and why if not True.
     One that was another between two looks has turned later than at the look before."""
-    said: dict[str, int] = {}
+    looks: dict[str, int] = {}
     stop = threading.Event()
 
     def look() -> None:
@@ -29,36 +29,36 @@ def top_line(world: World, name: str) -> Iterator[dict[str, int]]:
                 conditions = world.status().get("conditions", ())
             except Failed:
                 continue  # the API server is away
-            ready: Json = next((each for each in conditions if each["type"] == "Ready"), {})
+            ready: Json = next((condition for condition in conditions if condition["type"] == "Ready"), {})
             what = ready.get("status", "")
             what += "" if what in ("True", "") else f" {ready['reason']}: {ready['message']}"
             turned, since = since, ready.get("lastTransitionTime", "")
             what += f", turned at {since}" if what == "True" and turned not in ("", since) else ""
-            said[what] = said.get(what, 0) + 1
+            looks[what] = looks.get(what, 0) + 1
 
     with ThreadPoolExecutor(1) as threads:
         looking = threads.submit(look)
         try:
-            yield said
+            yield looks
         finally:
             stop.set()
         looking.result()
-    world.note(f"Ready: {name}", looks=said)
+    world.note(f"Ready: {name}", looks=looks)
 
 
 @dataclass
 class Watched:
     lowest: dict[str, int] = field(default_factory=dict)
-    """Fewest workers of a pool that had become ready, ran and were not told to stop, ever seen."""
+    """Fewest workers of a pool that had become ready, ran and were not being stopped, ever seen."""
     longest_s: float = 0.0
     """The longest time that a pool was under the floor."""
     routable: dict[str, int] = field(default_factory=dict)
-    """Fewest workers of a pool that gateways had linked, as the status ever told."""
+    """Fewest workers of a pool that gateways had linked, as the status ever reported."""
 
 
 @contextmanager
 def floor(world: World, name: str, least: int) -> Iterator[Watched]:
-    """While the block runs, each pool has so many workers at every look. One that was ready counts while it runs: a
+    """While the block runs, each pool has `least` workers at every look. One that was ready counts while it runs: a
     probe that is late on a busy machine takes nothing away. What a rollout goes by is what gateways have linked, which
     the kubelet sees at its next probe: for as long as that may take, a pool may seem to be under its floor."""
     watched, stop = Watched(), threading.Event()
@@ -69,9 +69,9 @@ def floor(world: World, name: str, least: int) -> Iterator[Watched]:
         while not stop.wait(0.5):
             everything, status = world.kubectl.pods(f"baton.dev/deployment={NAME}"), world.status()
             for role in ("prefill", "decode"):
-                told = status.get(role, {}).get("routable")
-                if told is not None:
-                    watched.routable[role] = min(told, watched.routable.get(role, told))
+                routable = status.get(role, {}).get("routable")
+                if routable is not None:
+                    watched.routable[role] = min(routable, watched.routable.get(role, routable))
                 pods = [pod for pod in everything if pod["metadata"]["labels"]["baton.dev/role"] == role]
                 been_ready.update((uid_of(pod), restarts(pod)) for pod in pods if is_ready(pod))
                 up = sum((uid_of(pod), restarts(pod)) in been_ready for pod in pods)
@@ -98,4 +98,4 @@ def uid_of(pod: Json) -> str:
 
 
 def restarts(pod: Json) -> int:
-    return sum(each["restartCount"] for each in pod["status"].get("containerStatuses", []))
+    return sum(container["restartCount"] for container in pod["status"].get("containerStatuses", []))

@@ -165,7 +165,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays in the heap and does nothing there."""
+        """A cancelled handle stays in the heap and does nothing there."""
 
     def _fire(self, handle: asyncio.Handle) -> None:
         if handle.cancelled() or self._is_buried:
@@ -209,7 +209,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Of tasks that are dropped: `_ended` has told what there was."""
+        """Ignore errors of dropped tasks: `_ended` has reported them."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
