@@ -100,8 +100,8 @@ async def test_a_restart_of_a_deployment_and_a_foreign_edit_of_its_template_neve
         ]
 
     def are_others(role: str, count: int, before: set[str]) -> bool:
-        for role in fewest:
-            fewest[role] = min(fewest[role], len(ready(role)))
+        for pool in fewest:
+            fewest[pool] = min(fewest[pool], len(ready(pool)))
         return len(ready(role)) == count and before.isdisjoint(ready(role))
 
     async with stage.operator():

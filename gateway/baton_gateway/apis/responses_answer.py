@@ -171,10 +171,10 @@ class ResponseWriter:
 
     def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
         """Encode parts; the last piece of content has the log probabilities."""
-        last = max((index for index, part in enumerate(parts) if isinstance(part, ContentPart)), default=None)
+        last = max((place for place, part in enumerate(parts) if isinstance(part, ContentPart)), default=None)
         events: list[JsonBytes] = []
-        for index, part in enumerate(parts):
-            events += self._extend(part, logprobs if index == last else None)
+        for place, part in enumerate(parts):
+            events += self._extend(part, logprobs if place == last else None)
         return events
 
     def finish(self, index: int, reason: str, stop: str | None) -> Sequence[JsonBytes]:
