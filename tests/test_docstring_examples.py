@@ -35,6 +35,7 @@ MODULES = (
     "baton_wire.expiring",
     "baton_wire.listening.handshake_pool",
     "baton_wire.liveness",
+    "baton_wire.round_robin",
     "baton_wire.rules.fair_share",
     "baton_wire.rules.gateway_rounds",
     "baton_wire.rules.hardware",

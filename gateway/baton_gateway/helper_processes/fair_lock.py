@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from baton_gateway.errors import TurnTimeoutError
+from baton_wire.round_robin import RoundRobin
 
 T = TypeVar("T")
 STOP_S = 1.0
@@ -20,7 +20,7 @@ class FairLock:
     """A lock that goes round robin among waiting clients, by name; one client's waiters are served in order."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: RoundRobin[asyncio.Future[None]] = RoundRobin()
         self._is_held = False
         self._acquired_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -78,7 +78,7 @@ class FairLock:
 
     async def _wait(self, client: str) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(granted)
+        self._waiting.add(client, granted)
         try:
             await granted
         except asyncio.CancelledError:
@@ -88,11 +88,7 @@ class FairLock:
 
     def _release(self) -> None:
         """Hand the lock to the next client's first waiter, if there is one."""
-        while self._waiting:
-            client, waiters = self._waiting.popitem(last=False)
-            granted = waiters.popleft()
-            if waiters:
-                self._waiting[client] = waiters
+        while (granted := self._waiting.take()) is not None:
             if not granted.done():
                 granted.set_result(None)
                 return

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from baton_gateway.errors import RefusedError, queue_timeout
+from baton_wire.round_robin import RoundRobin
 
 ROUND_S = 0.004
 """The time that beginning requests may take in one round of the loop."""
@@ -29,7 +29,7 @@ class LoopPacing:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: RoundRobin[asyncio.Future[None]] = RoundRobin()
         self._cost_s = FIRST_COST_S
         self._round_left = self._round_size()
         self._is_scheduled = False
@@ -40,7 +40,7 @@ class LoopPacing:
 
     @property
     def num_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     async def admit(self, holder: str) -> None:
         """Return when the holder may begin a request: at once, unless this round has begun enough requests.
@@ -52,7 +52,7 @@ class LoopPacing:
             self._schedule_round()
             return
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(holder, deque()).append(admitted)
+        self._waiting.add(holder, admitted)
         self._schedule_round()
         try:
             async with asyncio.timeout(MAX_WAIT_S):
@@ -88,11 +88,7 @@ class LoopPacing:
 
     def _admit_next(self) -> bool:
         """Admit the first request of the next holder. False: no request waits."""
-        while self._waiting:
-            holder, requests = self._waiting.popitem(last=False)
-            admitted = requests.popleft()
-            if requests:
-                self._waiting[holder] = requests
+        while (admitted := self._waiting.take()) is not None:
             if not admitted.done():
                 admitted.set_result(None)
                 return True

@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from aiohttp import web, web_protocol
-from hypothesis import given
-from hypothesis import strategies as st
 
 from baton_wire.listening import bounded_server
 from baton_wire.listening.bounded_server import BoundedServer
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.newcomers import ACCEPTS_A_ROUND, BEGINS_A_ROUND
 from baton_wire.listening.sockets import bind
-from baton_wire.listening.source_turns import SourceTurns
 
 LOG = logging.getLogger("test.newcomers")
 GET = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -182,19 +179,3 @@ async def test_a_server_that_ends_closes_whoever_waits() -> None:
             await until_held(server, 3)
         assert [answer_to(client) for client in silent] == [b""] * 3
         assert server.num_connections == 0
-
-
-@given(st.lists(st.sampled_from("abbbbcc"), max_size=40))
-def test_every_source_has_its_turn_and_its_own_order(sources: list[str]) -> None:
-    turns: SourceTurns[int] = SourceTurns()
-    for member, source in enumerate(sources):
-        turns.add(source, member)
-    assert len(turns) == len(sources)
-    taken = [taken_member for _ in sources if (taken_member := turns.take()) is not None]
-    assert turns.take() is None
-    assert len(turns) == 0
-    for source in set(sources):
-        own = [member for member in taken if sources[member] == source]
-        assert own == sorted(own)
-        first_turns = taken[: len(set(sources))]
-        assert [sources[member] for member in first_turns].count(source) == 1

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_wire.listening.source_turns import SourceTurns
+from baton_wire.round_robin import RoundRobin
 
 ACCEPTS_A_ROUND = 64
 """Connections accepted in one round of the loop, at 15 to 30 µs each; the kernel's queue holds the others."""
@@ -52,7 +52,8 @@ class Newcomers:
         self._begins_a_round = begins_a_round
         self._silent: OrderedDict[socket.socket, Newcomer] = OrderedDict()
         """The longest silent first."""
-        self._turns: SourceTurns[Newcomer] = SourceTurns()
+        self._turns: RoundRobin[Newcomer] = RoundRobin()
+        """Newcomers that have sent something, by address."""
         self._round: asyncio.Handle | None = None
 
     def add(self, newcomer: Newcomer) -> None:
