@@ -29,9 +29,9 @@ def wire(kind: Any, field: str) -> int:
     """The greatest number, or the most entries or bytes, of a message's field."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
-    types: Any = next(each.type for each in info.fields if each.name == field)
+    types: Any = next(entry.type for entry in info.fields if entry.name == field)
     if isinstance(types, inspect.UnionType):
-        types = next(each for each in types.types if not isinstance(each, inspect.NoneType))
+        types = next(option for option in types.types if not isinstance(option, inspect.NoneType))
     if (most := getattr(types, "max_length", None)) is None:
         most = types.le if types.le is not None else types.lt - 1
     return int(most)
@@ -49,7 +49,7 @@ def schema(model: Any, field: str) -> int:
 
 def flag(name: str) -> int:
     """The greatest value of a worker's flag."""
-    action = next(each for each in worker_config.parser(Role.DECODE)._actions if name in each.option_strings)
+    action = next(flag for flag in worker_config.parser(Role.DECODE)._actions if name in flag.option_strings)
     low, high = 1, 1 << 62
     while low < high:
         middle = (low + high + 1) // 2

@@ -285,7 +285,7 @@ def example_objects() -> Iterator[tuple[str, dict[str, Any]]]:
         for role in POOL_ROLES:
             objects.append(worker_deployment(deployment, worker_template(deployment, role, platform), 2, owner))
             objects.append(pool_facade(deployment, role, owner, 2))
-        yield from ((path.stem, json.loads(json.dumps(each))) for each in objects)
+        yield from ((path.stem, json.loads(json.dumps(rendered))) for rendered in objects)
 
 
 def object_fields() -> Iterator[str]:

@@ -225,7 +225,7 @@ tiles."""
 @pytest.mark.parametrize(
     ("routing", "tokens"), [("any", 3), ("any", 700), ("any", 4097), ("one", 129), ("one", 1025), ("few", 384)]
 )
-def test_rounded_experts_equal_the_formula(  # noqa: PLR0913
+def test_rounded_experts_equal_the_formula(  # noqa: PLR0913 - columns of the table
     form: str, count: int, per_token: int, hidden: int, inner: int, routing: str, tokens: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

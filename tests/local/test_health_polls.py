@@ -22,7 +22,7 @@ STANDS_STILL = 0
 
 
 class Gateway:
-    """Answers questions in turn as told, and then with the last of these answers."""
+    """Answers questions in turn with the given answers, and then with the last of them."""
 
     def __init__(self, *statuses: int) -> None:
         self.statuses, self.asked = list(statuses), 0

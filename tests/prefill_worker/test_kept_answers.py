@@ -21,10 +21,10 @@ KEY = RequestKey(REQUEST, 1)
 
 class Engine(QuietEngine):
     def __init__(self) -> None:
-        self.told: list[Command] = []
+        self.received: list[Command] = []
 
     def post(self, command: Command) -> None:
-        self.told.append(command)
+        self.received.append(command)
 
 
 class Side:
@@ -46,13 +46,13 @@ class Side:
         await asyncio.sleep(0)
 
     def refusals(self) -> list[Reason]:
-        return [frame.reason for frame in self.link.told if isinstance(frame, LegFailed)]
+        return [frame.reason for frame in self.link.received if isinstance(frame, LegFailed)]
 
 
 async def test_a_kept_answer_is_decoded_here_to_the_end_of_its_last_choice() -> None:
     side = Side()
     side.reserve()
-    (submitted,) = side.engine.told
+    (submitted,) = side.engine.received
     assert isinstance(submitted, Submit)
     assert not submitted.spec.hold
     assert submitted.spec.tpot_s == 0.01
@@ -60,7 +60,7 @@ async def test_a_kept_answer_is_decoded_here_to_the_end_of_its_last_choice() -> 
     assert side.service.open_requests == 1
     await side.draw(1, Finish.LENGTH)
     assert side.service.open_requests == 0
-    assert sum(isinstance(frame, Tokens) for frame in side.link.told) == 2
+    assert sum(isinstance(frame, Tokens) for frame in side.link.received) == 2
     side.reserve()
     assert side.refusals() == [], "nothing is left of it"
 
@@ -69,10 +69,10 @@ async def test_a_choice_of_a_kept_answer_is_cancelled_alone() -> None:
     side = Side()
     side.reserve()
     side.service.handle(side.link, Cancel(REQUEST, 1, 0))
-    assert side.engine.told[-1] == CancelWork(KEY, 0)
+    assert side.engine.received[-1] == CancelWork(KEY, 0)
     assert side.service.open_requests == 1
     side.service.handle(side.link, Cancel(REQUEST, 1, 1))
-    assert side.engine.told[-1] == CancelWork(KEY, None)
+    assert side.engine.received[-1] == CancelWork(KEY, None)
     assert side.service.open_requests == 0
 
 
@@ -91,7 +91,7 @@ async def test_other_reservations_are_refused(keeps_answers: bool, prefill_epoch
     side = Side(keeps_answers=keeps_answers)
     side.reserve(prefill_epoch)
     assert side.refusals() == [Reason.BAD_REQUEST]
-    assert side.engine.told == []
+    assert side.engine.received == []
 
 
 async def test_a_kept_answer_is_sent_nowhere_else() -> None:

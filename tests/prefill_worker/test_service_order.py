@@ -53,5 +53,5 @@ async def test_a_first_token_that_is_the_last_reaches_the_gateway_before_its_rel
         ],
     )
     await asyncio.sleep(0)
-    assert [entry.ids for frame in link.told if isinstance(frame, Tokens) for entry in frame.entries] == [(7,)]
+    assert [entry.ids for frame in link.received if isinstance(frame, Tokens) for entry in frame.entries] == [(7,)]
     assert service.open_requests == 0

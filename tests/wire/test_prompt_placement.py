@@ -180,7 +180,7 @@ def test_no_answer_is_kept_where_both_workers_are_needed_for_prompts(rows: int, 
     st.integers(0, 20_000),
     st.sampled_from([0.01, 0.015, 0.025]),
 )
-def test_prompts_that_come_are_computed_in_time_beside_each_answer_that_is_kept(  # noqa: PLR0913
+def test_prompts_that_come_are_computed_in_time_beside_each_answer_that_is_kept(  # noqa: PLR0913 - drawn figures
     rows: int,
     prefill_s: float,
     decode_rows: int,

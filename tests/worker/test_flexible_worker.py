@@ -43,20 +43,20 @@ SAMPLING = SamplingParams(max_tokens=3, temperature=0)
 
 class Engine(QuietEngine):
     def __init__(self) -> None:
-        self.told: list[Command] = []
+        self.received: list[Command] = []
 
     def post(self, command: Command) -> None:
-        self.told.append(command)
+        self.received.append(command)
 
 
 class TransferRecord:
     """Either side's transfer: records its calls by name."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, RequestKey]] = []
+        self.received: list[tuple[str, RequestKey]] = []
 
     def __getattr__(self, name: str) -> object:
-        return lambda key, *facts: self.told.append((name, key))
+        return lambda key, *facts: self.received.append((name, key))
 
 
 class Desk:
@@ -85,7 +85,9 @@ class Desk:
         await asyncio.sleep(0)
 
     def failures(self) -> list[tuple[int, Reason]]:
-        return [(message.request[-1], message.reason) for message in self.link.told if isinstance(message, LegFailed)]
+        return [
+            (message.request[-1], message.reason) for message in self.link.received if isinstance(message, LegFailed)
+        ]
 
 
 def key_of(request: int) -> RequestKey:
@@ -97,7 +99,9 @@ async def test_all_kinds_of_work_are_taken_in_either_role(role: Role) -> None:
     desk = Desk(role)
     handed, reserved, whole = desk.prefill(1), desk.reserve(2), desk.reserve(3, None)
     kinds = [
-        (type(command), command.spec.key, command.spec.hold) for command in desk.engine.told if hasattr(command, "spec")
+        (type(command), command.spec.key, command.spec.hold)
+        for command in desk.engine.received
+        if hasattr(command, "spec")
     ]
     assert kinds == [(Submit, handed, True), (ReserveBlocks, reserved, False), (Submit, whole, False)]
     assert desk.service.open_requests == 3
@@ -114,13 +118,13 @@ async def test_each_side_hears_of_its_own_requests_alone() -> None:
         Drawn(handed, 0, 0, (7,), None, None),
         Prefilled(handed, firsts),
     )
-    assert desk.puts.told == [("opened", handed), ("computed", handed), ("first_tokens", handed)]
-    assert desk.lands.told == [("expected", reserved)]
+    assert desk.puts.received == [("opened", handed), ("computed", handed), ("first_tokens", handed)]
+    assert desk.lands.received == [("expected", reserved)]
     desk.service.on_cancel(reserved)
     desk.service.on_cancel(handed)
-    assert desk.puts.told[-1] == ("cancelled", handed)
-    assert desk.lands.told[-1] == ("cancelled", reserved)
-    (tokens,) = (message for message in desk.link.told if isinstance(message, Tokens))
+    assert desk.puts.received[-1] == ("cancelled", handed)
+    assert desk.lands.received[-1] == ("cancelled", reserved)
+    (tokens,) = (message for message in desk.link.received if isinstance(message, Tokens))
     assert [entry.request for entry in tokens.entries] == [handed.request]
 
 
@@ -129,8 +133,8 @@ async def test_a_failure_of_the_engine_is_told_once_by_the_side_that_has_the_req
     handed, reserved = desk.prefill(1), desk.reserve(2)
     await desk.hear(Failed(handed, Reason.DEADLINE, "late"), Failed(reserved, Reason.NO_CAPACITY, "full"))
     assert desk.failures() == [(1, Reason.DEADLINE), (2, Reason.NO_CAPACITY)]
-    assert desk.puts.told[-1] == ("cancelled", handed)
-    assert desk.lands.told == [("refused", reserved)]
+    assert desk.puts.received[-1] == ("cancelled", handed)
+    assert desk.lands.received == [("refused", reserved)]
 
 
 async def test_answers_that_were_begun_go_on_behind_a_flip() -> None:
@@ -163,7 +167,7 @@ async def test_a_lost_gateway_ends_the_requests_of_both_sides() -> None:
     desk = Desk()
     keys = {desk.prefill(1), desk.reserve(2)}
     desk.service.link_lost(desk.link)
-    assert {command.key for command in desk.engine.told if isinstance(command, CancelWork)} == keys
+    assert {command.key for command in desk.engine.received if isinstance(command, CancelWork)} == keys
     assert desk.service.open_requests == 0
 
 
@@ -172,8 +176,8 @@ async def test_a_cancel_and_a_retarget_find_their_side() -> None:
     handed, reserved = desk.prefill(1), desk.reserve(2)
     desk.service.handle(desk.link, Cancel(reserved.request, 1))
     desk.service.handle(desk.link, Retarget(handed.request, 1, 2, 30.0, PEER))
-    assert desk.engine.told[-1] == CancelWork(reserved)
-    assert desk.puts.told[-1] == ("retargeted", handed)
+    assert desk.engine.received[-1] == CancelWork(reserved)
+    assert desk.puts.received[-1] == ("retargeted", handed)
     desk.service.handle(desk.link, Retarget(reserved.request, 1, 2, 30.0, PEER))
     assert desk.failures() == [(2, Reason.UNKNOWN_REQUEST)]
 
@@ -207,7 +211,7 @@ async def test_both_sides_drain_together() -> None:
     desk.prefill(1)
     desk.reserve(2)
     assert desk.failures() == [(1, Reason.DRAINING), (2, Reason.DRAINING)]
-    assert Drain() in desk.engine.told
+    assert Drain() in desk.engine.received
 
 
 @pytest.mark.parametrize("make", [PrefillService, DecodeService])
@@ -231,7 +235,7 @@ async def test_a_first_token_that_the_model_has_not_never_reaches_the_engine() -
     await asyncio.sleep(0)
     ends = [
         (type(command), command.key)
-        for command in desk.engine.told
+        for command in desk.engine.received
         if isinstance(command, HandoverLanded | ReleaseBlocks)
     ]
     assert ends == [(ReleaseBlocks, reserved), (HandoverLanded, honest)]

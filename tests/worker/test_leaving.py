@@ -67,10 +67,10 @@ async def test_what_was_sent_before_a_drain_was_heard_of_is_taken_and_nothing_af
     service.leave()
     assert service.state().draining
     service.handle(link, leg(role, 1))
-    assert (link.told, service.open_requests) == ([], 1)
+    assert (link.received, service.open_requests) == ([], 1)
     service.drain()
     service.handle(link, leg(role, 2))
-    [refused] = link.told
+    [refused] = link.received
     assert isinstance(refused, LegFailed)
     assert (refused.attempt, refused.reason, service.open_requests) == (2, Reason.DRAINING, 1)
 

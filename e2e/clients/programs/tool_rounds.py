@@ -1,4 +1,4 @@
-"""Rounds of calls and what the tools said, by two official clients, every second round streamed."""
+"""Rounds of tool calls and their results, by two official clients, every second round streamed."""
 
 import json
 import sys

@@ -37,7 +37,7 @@ class BodyLimits:
 
 def body_limits(longest_context_tokens: int | None, longest_prompt_bytes: int | None) -> BodyLimits:
     """`longest_prompt_bytes`: UTF-8 bytes of a prompt that fills the context with the longest token. None: no model is
-    linked, or it cannot be said."""
+    linked, or the limit is unknown."""
     max_bytes = LARGEST_BODY_BYTES
     if longest_prompt_bytes is not None:
         wanted = ESCAPED_BYTES * longest_prompt_bytes + SMALLEST_BODY_BYTES // 2

@@ -200,6 +200,6 @@ def test_with_what_clients_saw_the_answer_is_that_of_asking_about_all() -> None:
 def test_clients_tell_of_what_came_a_start_ago_with_the_fewest_of_its_minute() -> None:
     memory = remembered(*[(1, 0.0)] * 4, (1, 0.6), *[(3, 0.6)] * 5, *[(3, 0.0)] * 10)
     seen = observed_lateness(spec(), memory, 22, 8)
-    assert seen.sizes == [None, None, *[1] * 11, 3], "two intervals before anybody told, eight that may still run"
+    assert seen.sizes == [None, None, *[1] * 11, 3], "two intervals before the first report, eight that may still run"
     assert seen.late_per_s[1] == pytest.approx(6.0), "360 requests in six intervals' minutes are one a second"
     assert seen.late_per_s[3] == 0.0

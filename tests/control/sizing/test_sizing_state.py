@@ -1,4 +1,4 @@
-"""One decision from what was told: step times are learned, waking starts a pair, a restart forgets little."""
+"""One decision from the reports of gateways: step times are learned, waking starts a pair, a restart forgets little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mode SLO, connected: decisions come from what gateways told, at their time, and are repeated in between."""
+"""Mode SLO, connected: decisions follow the gateways' reports, at their time, and are repeated in between."""
 
 from __future__ import annotations
 

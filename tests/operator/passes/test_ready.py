@@ -44,7 +44,7 @@ workers = st.lists(
 )
 
 
-def view(  # noqa: PLR0913
+def view(  # noqa: PLR0913 - one named argument for each fact that a row changes
     running: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
     reported: list[PassProblem], is_reachable: bool | None, wakes: bool | None,
 ) -> PassResult:  # fmt: skip
@@ -114,7 +114,7 @@ def kstatus(status: DeploymentStatus) -> str:
     st.sampled_from([True, True, False, None]),
     st.sampled_from([True, False, None]),
 )
-def test_ready_is_whether_a_request_would_be_answered(  # noqa: PLR0913
+def test_ready_is_whether_a_request_would_be_answered(  # noqa: PLR0913 - columns of the table
     running: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
     reported: list[PassProblem], is_reachable: bool | None, wakes: bool | None,
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which flexible worker has which role: how many flip, who, and what the workers are told."""
+"""Which flexible worker has which role: how many flip, which ones, and the orders to the workers."""
 
 from __future__ import annotations
 

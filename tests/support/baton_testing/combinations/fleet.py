@@ -131,7 +131,7 @@ class Worker:
         return Address("127.0.0.1", self.transfer.port)
 
     async def die(self) -> None:
-        """As killed: its connections break, nothing more is said."""
+        """As killed: its connections break, and nothing more is sent."""
         self.is_alive = False
         assert isinstance(self.transfer, DecodeTransfer)
         await self.transfer._acceptor.stop()

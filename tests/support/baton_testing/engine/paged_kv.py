@@ -36,7 +36,7 @@ class PagedKv:
         return PrefillRows(self.block_tables, query_starts, self.context_lens)
 
 
-def paged_kv(  # noqa: PLR0913
+def paged_kv(  # noqa: PLR0913 - the shape of a pool and its contexts
     lengths: list[int],
     *,
     kv_heads: int,

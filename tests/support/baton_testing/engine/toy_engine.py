@@ -31,7 +31,7 @@ def key(number: int, attempt: int = 1) -> RequestKey:
     return RequestKey(number.to_bytes(16, "big"), attempt)
 
 
-def spec(  # noqa: PLR0913
+def spec(  # noqa: PLR0913 - fields of a request, keyword only
     number: int,
     tokens: int | Sequence[int],
     *,

@@ -84,7 +84,7 @@ class PtxRegisters:
         before = self._held.get(name, numpy.zeros(self._threads, numpy.uint64))
         self._held[name] = numpy.where(active, value.astype(numpy.uint64), before)
 
-    def computed(self, parts: list[str], sources: list[str]) -> Any:  # noqa: C901
+    def computed(self, parts: list[str], sources: list[str]) -> Any:  # noqa: C901 - one case for each instruction
         """Compute the result of an instruction without effects, given the parts of its name between dots."""
         name, kind = parts[0], parts[-1]
         if name == "mov":

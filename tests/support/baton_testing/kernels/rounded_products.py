@@ -93,7 +93,7 @@ def _stored(codes: Tensor) -> Tensor:
     return codes.view(torch.uint8)[:, inside].view(codes.dtype)
 
 
-def check_products(  # noqa: PLR0913
+def check_products(  # noqa: PLR0913 - shapes and tolerances of one check
     form: str, x: Tensor, gate_up: QuantisedStack, down: QuantisedStack, shares: Tensor, experts: Tensor,
     got: Tensor, parts: Parts,
 ) -> None:  # fmt: skip

@@ -74,7 +74,7 @@ class LyingWorker(FakeWorker):
         return msgspec.structs.replace(self._copied, epoch=self.epoch)
 
     def state(self, draining: bool = False) -> WorkerState:
-        """Idle, with all the room there is; or with as much work as can be said."""
+        """Idle, with all the room there is; or with as much work as a message can report."""
         boasts = self._draw.random() < 0.9
         count = 0 if boasts else self._draw.choice((1, 10_000_000, MOST))
         free = self._copied.blocks_total if boasts else 0

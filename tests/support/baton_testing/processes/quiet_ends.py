@@ -20,10 +20,10 @@ class RecordingLink(GatewayLink):
 
     def __init__(self) -> None:
         super().__init__(bytes(16), sessions()[0])
-        self.told: list[Message] = []
+        self.received: list[Message] = []
 
     def send(self, message: Message) -> None:
-        self.told.append(message)
+        self.received.append(message)
 
 
 class QuietEngine:

@@ -36,7 +36,7 @@ class SpreadsErrorsOfOneWrite(PrefillHandovers):
 
 
 class TakesAlteredFrames(Session):
-    """Found by bits flipped on every link: the handshake proved who speaks, and nothing proved what was said."""
+    """Found by bits flipped on every link: the handshake proved the peer, and nothing proved the messages."""
 
     def verify(self, signed: bytes) -> bytes:
         return signed[:-FRAME_MAC_BYTES]
