@@ -1,4 +1,4 @@
-"""Key files as they lie on a disk or in a mounted Secret: the owner of a key, refusals, and that no secret is reported."""
+"""Key files on a disk or in a mounted Secret: the owner of a key, refusals, and that no secret is reported."""
 
 from __future__ import annotations
 

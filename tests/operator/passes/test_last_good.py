@@ -1,4 +1,4 @@
-"""While a spec is refused, what was carried out last goes on as if nothing had been written: repaired, sized, reported."""
+"""While a spec is refused, what was carried out last goes on unchanged: repaired, sized, reported."""
 
 from __future__ import annotations
 
