@@ -28,7 +28,8 @@ class LifeRules:
     """Attempts in a row that workers failed (no room, internal error, corrupt KV) until the request fails."""
     patience_s: float = 6.0
     """Seconds after a run's first failure in which failures of one and the same worker do not count: they speak against
-    the worker rather than the request, and another worker may return. Failures for lack of room always count.
+    the worker rather than the request, and another worker may return. Failures for lack of room count, unless the
+    client has tokens already: such a stream waits for room.
     """
     max_losses: int = 10
     """Attempts in a row that ended because a worker was lost, until the request fails."""
