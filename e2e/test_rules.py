@@ -140,7 +140,13 @@ CASES = [
         )
     ),
     *(
-        bounded(f"{path}.{field}", "keys must", f"{path.removeprefix('spec.').replace('.', '__')}__{field}", good, bad)
+        bounded(
+            f"{path}.{field}",
+            "keys must each be",
+            f"{path.removeprefix('spec.').replace('.', '__')}__{field}",
+            good,
+            bad,
+        )
         for path, field in (
             ("spec.gateway.service", "annotations"),
             ("spec.model.fetch", "serviceAccountAnnotations"),
@@ -160,7 +166,9 @@ CASES = [
         for path in ("spec.gateway.placement", "spec.model.fetch.placement")
     ),
     *(
-        bounded(f"spec.podMetadata.{field}", "keys must", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"})
+        bounded(
+            f"spec.podMetadata.{field}", "keys must each be", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"}
+        )
         for field in ("labels", "annotations")
     ),
     Case("spec", "replicas.min must be 0", both_min(0), manifest(decode__replicas={"min": 0, "max": 1})),

@@ -143,6 +143,12 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
     ReplicaSpec: (Rule("self.min <= self.max", "must be at most replicas.max", ".min"),),
     PoolSpec: (
         _reserved("serviceAccountAnnotations", RESERVED_ANNOTATIONS),
+        Rule(
+            "!has(self.accelerator) || !has(self.accelerator.claim) || "
+            "has(self.resourceClaims) && self.resourceClaims.exists(c, c.name == self.accelerator.claim)",
+            "must be a name in resourceClaims",
+            ".accelerator.claim",
+        ),
         Rule("self.tensorParallel == 1", "must be 1: more is not supported yet", ".tensorParallel"),
         Rule(
             "!has(self.engine.offloadedLayers) || has(self.accelerator)",
@@ -171,6 +177,18 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         ),
     ),
     AcceleratorSpec: (
+        Rule("has(self.resource) != has(self.claim)", "must be given, or claim, and not both", ".resource"),
+        Rule(f"!({ALTERNATIVES}) || !has(self.claim)", "must be absent while claim is given", ".alternatives"),
+        Rule(
+            "!has(self.with) || !has(self.resource) || !(self.resource in self.with)",
+            "must differ from resource",
+            ".with",
+        ),
+        Rule(
+            "!has(self.with) || !self.with.exists(k, k.matches('^([^/]*[.])?kubernetes[.]io/'))",
+            "kubernetes.io is no domain of extended resources",
+            ".with",
+        ),
         Rule(f"!({ALTERNATIVES}) || has(self.type)", "alternatives are compared by it", ".type"),
         Rule(f"!({ALTERNATIVES}) || has(self.costPerHour)", "alternatives are compared by it", ".costPerHour"),
         Rule(
@@ -180,7 +198,8 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             ".alternatives",
         ),
         Rule(
-            f"!({ALTERNATIVES}) || self.alternatives.all(a, (a.resource != self.resource || {_differ('a', 'self')}) && "
+            f"!({ALTERNATIVES}) || !has(self.resource) || "
+            f"self.alternatives.all(a, (a.resource != self.resource || {_differ('a', 'self')}) && "
             f"self.alternatives.all(b, b.type == a.type || a.resource != b.resource || {_differ('a', 'b')}))",
             "each type needs a resource or a nodeSelector of its own",
             ".alternatives",
@@ -329,9 +348,7 @@ def _quoted(pattern: str) -> str:
     return pattern.replace("\\", "\\\\").replace("'", "\\'")
 
 
-def keys_match(pattern: str, longest: int) -> Rule:
+def keys_match(pattern: str, longest: int, allowed: str) -> Rule:
     """The keys of a mapping: a structural schema has no other way to bound them."""
-    return Rule(
-        f"self.all(k, k.size() <= {longest} && k.matches('{_quoted(pattern)}'))",
-        "keys must be Kubernetes keys such as example.com/tier",
-    )
+    rule = f"self.all(k, k.size() <= {longest} && k.matches('{_quoted(pattern)}'))"
+    return Rule(rule, f"keys must each be {allowed}")

@@ -147,12 +147,13 @@ def _list(item: object, items: tuple[object, ...]) -> Schema:
 
 def _mapping(key: object, value: object, items: tuple[object, ...]) -> Schema:
     most = _first(items, MaxLen)
-    constraints = _first(unwrapped(key, ())[1], StringConstraints)
-    if most is None or constraints is None or constraints.max_length is None or constraints.pattern is None:
+    of_key = unwrapped(key, ())[1]
+    constraints, allowed = _first(of_key, StringConstraints), _first(of_key, Allowed)
+    if most is None or allowed is None or constraints is None or not (constraints.max_length and constraints.pattern):
         raise UnboundedError(f"a mapping of {value!r} has no most entries or no bounds on its keys")
     schema: Schema = {"type": "object", "maxProperties": most.max_length, **_least("minProperties", items)}
     schema["additionalProperties"] = schema_of(value)
-    return _with_rules(schema, (keys_match(str(constraints.pattern), constraints.max_length),))
+    return _with_rules(schema, (keys_match(str(constraints.pattern), constraints.max_length, allowed.text),))
 
 
 def _least(name: str, items: tuple[object, ...]) -> Schema:

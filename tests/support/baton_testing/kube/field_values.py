@@ -19,6 +19,8 @@ POOL_VALUES: dict[str, object] = {
     "replicas.max": 9,
     "tensorParallel": None,
     "accelerator.resource": "example.com/gpu",
+    "accelerator.claim": None,
+    "accelerator.with": {"rdma/ib": 2},
     "accelerator.costPerHour": 2.5,
     "accelerator.type": "A100",
     "accelerator.nodeSelector": {"a": "b"},
