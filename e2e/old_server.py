@@ -5,6 +5,8 @@ long, on the way in it becomes what it was, so that the operator sees what it ap
 become expressions that every Pod of the role meets. A Job's `podFailurePolicy`, which
 it does not know either, is left out.
 
+The `ipFamilyPolicy` of a Service is left out, and put back: that server has one family.
+
 Budgets of policy/v1 are policy/v1beta1 there. What they say of Pods that are not ready is left out, and put back.
 Autoscalers of autoscaling/v2 are autoscaling/v2beta2 there, with the same fields.
 
@@ -101,6 +103,8 @@ def _sent(manifest: Manifest) -> Manifest:
         return {**manifest, "apiVersion": OLD_BUDGETS.api_version, **({"spec": spec} if spec else {})}
     if manifest.get("kind") == AUTOSCALERS.kind:
         return {**manifest, "apiVersion": OLD_AUTOSCALERS.api_version}
+    if manifest.get("kind") == "Service":
+        return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "ipFamilyPolicy"}}
     if manifest.get("kind") == "Job":
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "podFailurePolicy"}}
     converted = outward(manifest) if manifest.get("kind") == "Deployment" else manifest
@@ -114,6 +118,8 @@ def _got(manifest: Manifest) -> Manifest:
         return {**manifest, "apiVersion": BUDGETS.api_version, "spec": spec}
     if manifest.get("apiVersion") == OLD_AUTOSCALERS.api_version:
         return {**manifest, "apiVersion": AUTOSCALERS.api_version}
+    if manifest.get("kind") == "Service" and mapping(manifest.get("spec")).get("clusterIP") != "None":
+        return {**manifest, "spec": {**mapping(manifest.get("spec")), "ipFamilyPolicy": "PreferDualStack"}}
     converted = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
     assert isinstance(converted, dict)
     return converted

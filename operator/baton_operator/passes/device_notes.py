@@ -14,7 +14,7 @@ NEVER_RUN: Final = ("amd.com/", "gpu.intel.com/", "habana.ai/", "google.com/", "
 
 
 def device_notes(deployment: LLMDeployment) -> Iterator[str]:
-    """What a pool does with its claims and its accelerator, where that may surprise."""
+    """Notes about claims that no accelerator names, and about accelerators that workers were never run on."""
     for role in POOL_ROLES:
         pool = pool_spec(deployment, role)
         if pool.accelerator is None and pool.resource_claims:

@@ -15,12 +15,11 @@ from baton_operator.objects.allowed_env import SAFE_ENV, idle_entries, refusal
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects
 from baton_operator.objects.pod_policy import PodPolicy
-from baton_operator.objects.pods import gateway_template, worker_template
-from baton_operator.passes.device_notes import device_notes
+from baton_operator.objects.pods import worker_template
 from baton_testing.kube.manifests import KUBERNETES, deployment, manifest
 from baton_testing.kube.pod_security import violations
 from baton_testing.kube.world import MASTERS
-from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.messages.values import Role
 from baton_worker.config import parser
 
 Json = dict[str, Any]
@@ -42,11 +41,7 @@ OPTIONS: Json = {
 
 
 def pod_of(role: Role, **fields: Any) -> Json:
-    spec_of = deployment(**{**PVC, **fields})
-    is_gateway = role is Role.GATEWAY
-    pod_template: Any = (
-        gateway_template(spec_of, PLATFORM) if is_gateway else worker_template(spec_of, role, PLATFORM).pod
-    )
+    pod_template: Any = worker_template(deployment(**{**PVC, **fields}), role, PLATFORM).pod
     pod: Json = pod_template
     return pod
 
@@ -85,57 +80,6 @@ def test_options_land_in_the_workers_pod_and_replace_nothing_of_batons() -> None
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **pod["metadata"]}, "spec": pod["spec"]}
     for version in KUBERNETES:
         kubernetes_validate.validate(body, version, strict=True)
-
-
-@pytest.mark.parametrize("role", [*POOL_ROLES, Role.GATEWAY])
-def test_the_pods_of_each_template_are_spread_without_those_of_another(role: Role) -> None:
-    pod = pod_of(role, prefill__placement={"spread": "Required"})
-    (constraint,) = pod["spec"]["topologySpreadConstraints"]
-    (key,) = constraint["matchLabelKeys"]
-    assert key not in constraint["labelSelector"]["matchLabels"], "a server refuses a key in both"
-    assert key == "pod-template-hash" if role is Role.GATEWAY else key in pod["metadata"]["labels"]
-
-
-def test_a_claimed_accelerator_is_computed_on_and_no_second_one_is_asked_for() -> None:
-    claims = [{"name": name, "resourceClaimTemplateName": name} for name in ("gpu", "nic")]
-    pod = pod_of(Role.DECODE, decode__resourceClaims=claims, decode__accelerator={"claim": "gpu"})
-    (container,) = pod["spec"]["containers"]
-    assert "--device=cuda" in container["command"]
-    assert container["resources"] == {"claims": [{"name": "gpu"}, {"name": "nic"}]}
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **pod["metadata"]}, "spec": pod["spec"]}
-    for version in KUBERNETES:
-        kubernetes_validate.validate(body, version, strict=True)
-
-
-def test_network_devices_are_asked_for_with_the_accelerator() -> None:
-    accelerator = {"resource": "nvidia.com/mig-1g.10gb", "with": {"rdma/ib": 1, "vpc.amazonaws.com/efa": 4}}
-    (container,) = pod_of(Role.DECODE, decode__accelerator=accelerator)["spec"]["containers"]
-    expected = {"nvidia.com/mig-1g.10gb": "1", "rdma/ib": "1", "vpc.amazonaws.com/efa": "4"}
-    assert container["resources"] == {"requests": expected, "limits": expected}
-
-
-def test_limits_and_storage_are_rendered_as_kubernetes_completes_them() -> None:
-    given = {"limits": {"cpu": 2, "memory": "8G", "ephemeral-storage": "1.5Gi"}, "requests": {"cpu": "0.5"}}
-    (container,) = pod_of(Role.DECODE, decode__resources=given)["spec"]["containers"]
-    same = {"memory": "8G", "ephemeral-storage": "1536Mi"}
-    assert container["resources"] == {"requests": {"cpu": "500m", **same}, "limits": {"cpu": "2", **same}}
-    gateway = pod_of(Role.GATEWAY, gateway__resources={"limits": {"cpu": 2}})["spec"]["containers"][0]["resources"]
-    assert gateway == {"requests": {"cpu": "2", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"decode__resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}, "compute on CPUs"),
-        ({"prefill__accelerator": {"resource": "amd.com/gpu"}}, "were never run on amd.com/gpu"),
-        ({"prefill__accelerator": {"resource": "nvidia.com/gpu"}}, None),
-        ({}, None),
-    ],
-)
-def test_a_device_that_may_surprise_is_noted(fields: Json, words: str | None) -> None:
-    notes = list(device_notes(deployment(**fields)))
-    assert len(notes) == (0 if words is None else 1)
-    assert words is None or words in notes[0]
 
 
 AFFINITY: Json = {

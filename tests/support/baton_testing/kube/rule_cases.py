@@ -168,3 +168,50 @@ def affinity_cases(owner: str) -> Iterator[Case]:
     for name in ("podAffinity", "podAntiAffinity"):
         valid, broken = ([{"matchLabels": {key: "b"}, "topologyKey": "zone"}] for key in ("a.b/c_d", "a b"))
         yield bounded(f"{path}.{name}[].matchLabels", "keys must each be", f"{field}__{name}", valid, broken)
+
+
+def edge_cases() -> Iterator[Case]:
+    """The cases of the gateway's Service and route, of pull secrets and of credentials."""
+    balanced: Json = {"type": "LoadBalancer"}
+    nodes: Json = {"type": "NodePort"}
+    services: tuple[tuple[str, Json, Json, Json], ...] = (
+        ("must be absent unless type", balanced, nodes, {"loadBalancerClass": "example.com/internal"}),
+        (
+            "must be absent unless type",
+            balanced,
+            nodes,
+            {"loadBalancerSourceRanges": ["192.0.2.0/24", "2001:db8::/32"]},
+        ),
+        ("must be absent while type is ClusterIP", nodes, {}, {"externalTrafficPolicy": "Local"}),
+    )
+    for message, good, bad, field in services:
+        valid, broken = ({"openAccess": True, "service": {**service, **field}} for service in (good, bad))
+        yield bounded("spec.gateway.service", message, "gateway", valid, broken)
+    both = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]}
+    for message, changed in (
+        ("families must differ", {"ipFamilies": ["IPv6", "IPv6"]}),
+        ("must be one family", {"ipFamilyPolicy": "SingleStack"}),
+    ):
+        yield bounded("spec.gateway.service", message, "gateway__service", both, both | changed)
+    edge: Json = {"parentRefs": [{"name": "edge", "namespace": "ingress", "sectionName": "https", "port": 443}]}
+    for message, route in (
+        ("must be given, or parentRefs", {}),
+        ("must be given, or parentRefs", {**edge, "parent": "edge"}),
+        ("must be absent while parentRefs", {**edge, "parentNamespace": "ingress"}),
+    ):
+        valid, broken = ({"openAccess": True, "route": given} for given in (edge, route))
+        yield bounded("spec.gateway.route", message, "gateway", valid, broken)
+    secrets: Json = {"pullSecrets": [{"name": "a"}]}
+    yield Case(
+        "spec",
+        "must be absent while imagePullSecrets",
+        manifest(**secrets),
+        manifest(**secrets, imagePullSecrets=["a"]),
+    )
+    credentials = {"model__credentials": {"secretName": "a"}}
+    yield Case(
+        "spec.model",
+        "must be absent while credentialsSecret",
+        manifest(**credentials),
+        manifest(**credentials, model__credentialsSecret="a"),
+    )
