@@ -50,7 +50,7 @@ class VolumeModes:
     def set(self, path: Path, mode: int) -> None:
         """Raises OSError for errors other than the lack of modes."""
         try:
-            os.chmod(path, mode)  # noqa: PTH101 - one call for all file systems, which tests replace
+            os.chmod(path, mode)
         except OSError as error:
             if error.errno not in _NO_MODES:
                 raise
@@ -87,7 +87,7 @@ def move_folder(source: Path, target: Path, last: str) -> None:
     """Rename a folder. Where the file system cannot, its files are moved one by one, the file `last` after all others,
     so that a reader which asks for that file never finds a part. `target` does not exist. Raises OSError."""
     try:
-        os.rename(source, target)  # noqa: PTH104 - as above
+        os.rename(source, target)
     except OSError as error:
         if error.errno not in _NO_FOLDER_RENAME:
             raise
@@ -101,7 +101,7 @@ def move_folder(source: Path, target: Path, last: str) -> None:
 
 def _move_file(source: Path, target: Path) -> None:
     try:
-        os.rename(source, target)  # noqa: PTH104 - as above
+        os.rename(source, target)
     except OSError as error:
         if error.errno not in _NO_FOLDER_RENAME:
             raise
