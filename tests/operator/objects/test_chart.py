@@ -61,6 +61,42 @@ def test_a_whole_cluster_is_watched_only_where_an_admission_policy_guards_its_se
     assert objects(PINNED | {"secretsPolicy.enabled": "false"}), "in named namespaces that is the installer's choice"
 
 
+def test_a_second_rendering_equals_the_first() -> None:
+    """GitOps tools render without a cluster, and apply what differs."""
+    for values in (PINNED, FULL, WIDE):
+        assert render(values).stdout == render(values).stdout
+        assert not [manifest for manifest in objects(values) if manifest["kind"] == "Secret"]
+
+
+def test_the_operator_may_read_its_master_key_by_name_and_no_other_secret() -> None:
+    manifests = objects(PINNED)
+    roles = [manifest for manifest in manifests if manifest["kind"] in ("Role", "ClusterRole")]
+    readable = [
+        (role["metadata"]["namespace"], rule["resourceNames"], rule["verbs"])
+        for role in roles
+        for rule in role["rules"]
+        if "secrets" in rule["resources"] and not set(rule["verbs"]) <= {"create", "patch"}
+    ]
+    name = "baton-operator-master-keys"
+    assert readable == [("baton-system", [name], ["get"])]
+    settings = parse(operator_arguments(manifests))
+    assert (settings.master_keys, settings.master_key_secret) == (None, name)
+    (policy,) = (manifest for manifest in manifests if manifest["kind"] == "ValidatingAdmissionPolicy")
+    (excepted,) = (e for e in policy["spec"]["matchConditions"] if e["name"] == "not-its-master-key")
+    for needed in ('request.operation == "CREATE"', f'name == "{name}"', 'namespace == "baton-system"', "Opaque"):
+        assert needed in excepted["expression"]
+    given = objects(PINNED | {"masterKeys.existingSecret": "mine"})
+    assert not any(manifest["metadata"]["name"].endswith("-master-keys") for manifest in given)
+    assert parse(operator_arguments(given)).master_key_secret is None
+    assert "not-its-master-key" not in str(given)
+
+
+def operator_arguments(manifests: list[Json]) -> list[str]:
+    (deployment,) = (manifest for manifest in manifests if manifest["kind"] == "Deployment")
+    arguments: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    return arguments
+
+
 def render(values: dict[str, str]) -> subprocess.CompletedProcess[str]:
     helm = find(may_fetch=False)
     if helm is None:
@@ -129,7 +165,7 @@ def test_rights_are_roles_of_the_named_namespaces_unless_asked_for_all() -> None
     roles = [manifest for manifest in objects(FULL) if manifest["kind"] == "Role"]
     assert {role["metadata"]["namespace"] for role in roles} == {"team-a", "team-b", "baton-system"}
     wide = objects(WIDE)
-    assert [manifest["metadata"]["namespace"] for manifest in wide if manifest["kind"] == "Role"] == ["baton-system"]
+    assert {manifest["metadata"]["namespace"] for manifest in wide if manifest["kind"] == "Role"} == {"baton-system"}
     bound = [manifest["metadata"]["name"] for manifest in wide if manifest["kind"] == "ClusterRoleBinding"]
     assert sorted(bound) == ["baton-operator", "baton-operator-nodes"]
 
