@@ -139,7 +139,7 @@ def publish(state: EngineState, owner: BlockOwner, digests: list[bytes], root: b
         for group in range(groups):
             block = table[index * groups + group]
             if block != GONE:
-                state.pool.publish(block, digests[index], parent, group)
+                state.pool.publish(block, digests[index], parent, index + 1, group)
 
 
 def drop_unseen(state: EngineState, owner: BlockOwner, tokens: int) -> None:

@@ -11,10 +11,10 @@ import enum
 from dataclasses import dataclass, field
 
 from baton_engine.memory.blocks import BlockOwner
-from baton_engine.memory.prefix import block_digest, root_digest
 from baton_engine.scheduling.events import SequenceSpec
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import RequestKey
+from baton_wire.rules.prefix_digests import block_digest, root_digest
 
 
 class SequenceStage(enum.Enum):
