@@ -1,9 +1,9 @@
 """The journal of a prefix cache: which places it holds that others should know of, and what changed since last asked.
 
-A place (`baton_wire.rules.prefix_digests`) is announced when its whole context can be hit, and one of these is true: its
-length is sparse, no cached context continues it, or several do. So a context of 64k tokens has some 25 announced
-places instead of 1,024. A reader that knows them finds any cached context exactly, and the common beginning of a new
-one at the sparse place before its end.
+A place (`baton_wire.rules.prefix_digests`) is announced when its whole context can be hit, and one of these is true:
+its length is sparse, no cached context continues it, or several do. So a context of 64k tokens has some 25 announced
+places instead of 1,024. A reader that knows them finds any cached context exactly. Where a new context leaves a cached
+one, it finds the sparse place before that.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from baton_engine.memory.blocks import BlockPool, BlockState
+from baton_engine.memory.place_journal import PlaceChanges
 from baton_engine.scheduling.admission import fill_step
 from baton_engine.scheduling.branching import branch_prefixes
 from baton_engine.scheduling.engine_config import EngineConfig
@@ -220,6 +221,10 @@ class Scheduler:
         """Take the events since the last call, in order."""
         events, self._state.events = self._state.events, []
         return events
+
+    def take_places(self) -> PlaceChanges:
+        """Take what changed since the last call in the announced places of the prefix cache."""
+        return self.pool.places.take(self.config.block_tokens)
 
     # Questions --------------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from baton_wire.messages.values import PACKED_ID_BYTES, pack_ids
+from baton_wire.messages.values import PACKED_ID_BYTES, PLACE_BYTES, pack_ids
 
 DIGEST_BYTES = 32
-PLACE_BYTES = 8
 DENSE_TOKENS = 1_024
 """Every block that ends within so many tokens is a place that is announced by its length alone."""
 
