@@ -60,7 +60,8 @@ class SchedulerStats:
     Requests that wait only for other runs of their own flow are left out: they keep no other client waiting.
     """
     waiting_tokens: int
-    """Tokens of prompts and preempted sequences that are in no step yet."""
+    """Tokens of prompts and preempted sequences that are in no step yet. Those of a waiting prompt that are probably
+    cached are left out."""
     blocks_free: int
     blocks_cached: int
     """Without an owner, given out when needed: free as well, but their KV may be hit."""
@@ -120,8 +121,9 @@ class Scheduler:
         """Compute the prompt here. Ends in Drawn with a finish per choice, in Prefilled (`spec.hold`), or in Failed."""
         if not self._refuse(spec, now, len(self._state.waiting)):
             request = self._open(spec, SharedPrefixStage.WAITING)
-            enqueue(self._state.waiting, _prefix_of(request))
-            self._state.waiting_tokens += len(spec.tokens)
+            prefix = _prefix_of(request)
+            enqueue(self._state.waiting, prefix)
+            self._state.waiting_tokens += prefix.missing_tokens
 
     def reserve(self, spec: SequenceSpec, now: float) -> None:
         """Hold room for the KV of all of the spec's tokens. Reserved follows, at once or after Queued; or Failed."""
@@ -280,8 +282,9 @@ class Scheduler:
             )
             assert self._state.slots.held_by(request.flow) == held
         assert len(self._state.turns) == len({request.flow for request in requests.values()})
-        prefixes = (*self._state.waiting.values(), *self._state.preempted)
-        assert self._state.waiting_tokens == sum(prefix.num_tokens for prefix in prefixes)
+        waiting_tokens = sum(prefix.missing_tokens for prefix in self._state.waiting.values())
+        waiting_tokens += sum(prefix.num_tokens for prefix in self._state.preempted)
+        assert self._state.waiting_tokens == waiting_tokens
 
     # Inside -----------------------------------------------------------------------------------------------------------
 

@@ -142,6 +142,12 @@ class SharedPrefix:
         return len(self.tokens) or self.members[0].kv_tokens + 1
 
     @property
+    def missing_tokens(self) -> int:
+        """Tokens of a waiting prompt that are probably to be computed."""
+        estimate = self.request.spec.missing_tokens
+        return self.num_tokens if estimate is None else min(estimate, self.num_tokens)
+
+    @property
     def waiting_members(self) -> list[Sequence]:
         return [member for member in self.members if member.stage is SequenceStage.PREFIX]
 

@@ -92,7 +92,9 @@ class _Arrivals:
     tokens: int = 0
 
     def plus(self, command: Submit | ReserveBlocks) -> _Arrivals:
-        tokens = len(command.spec.tokens) if isinstance(command, Submit) else 0
+        spec, tokens = command.spec, 0
+        if isinstance(command, Submit):
+            tokens = len(spec.tokens) if spec.missing_tokens is None else min(spec.missing_tokens, len(spec.tokens))
         return _Arrivals(self.requests + 1, self.tokens + tokens)
 
 

@@ -369,9 +369,10 @@ def urgency_of(message: Holding, now: float) -> Urgency | None:
 
 
 def prompt_tokens_of(message: Message) -> int:
-    """Number of tokens that this worker must compute for the message."""
+    """Number of tokens that this worker probably has to compute for the message."""
     if isinstance(message, Prefill) or (isinstance(message, Reserve) and message.prefill_epoch is None):
-        return num_packed(message.tokens)
+        tokens = num_packed(message.tokens)
+        return tokens if message.missing_tokens is None else min(tokens, message.missing_tokens)
     return 0
 
 
