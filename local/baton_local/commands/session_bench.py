@@ -21,7 +21,7 @@ from baton_local.progress_bar import PROGRAM, ProgressBar
 from baton_simulate.sessions.hash_traces import read_hash_trace
 from baton_simulate.sessions.session_generator import generated_load
 from baton_simulate.sessions.session_load import SessionLoad, SessionTurn
-from baton_simulate.sessions.session_shapes import SHAPES, SessionShape, Span, drawn_shape
+from baton_simulate.sessions.session_shapes import SHAPES, SessionShape, LogUniform, drawn_shape
 
 MOST_NUMBER: Final = 1 << 30
 SESSION_HEADER: Final = "X-Session-Id"
@@ -113,14 +113,14 @@ def _changed(shape: SessionShape, options: argparse.Namespace) -> SessionShape:
                 f"--prompt-tokens: {options.prompt_tokens} is not allowed: must be over the {shape.head_tokens} tokens "
                 "that sessions have in common"
             )
-        shape = replace(shape, first_tokens=Span(first.low - shape.head_tokens, first.high - shape.head_tokens))
+        shape = replace(shape, first_tokens=LogUniform(first.low - shape.head_tokens, first.high - shape.head_tokens))
     return shape
 
 
-def _span(lengths: LengthDistribution, flag: str) -> Span:
+def _span(lengths: LengthDistribution, flag: str) -> LogUniform:
     if lengths.is_lognormal:
         raise StartError(f"{flag}: {lengths} is not allowed with --sessions: must be N or LOW-HIGH")
-    return Span(lengths.low, lengths.high)
+    return LogUniform(lengths.low, lengths.high)
 
 
 def loop_limits(options: argparse.Namespace) -> LoopLimits:
