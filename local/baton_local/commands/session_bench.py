@@ -21,7 +21,7 @@ from baton_local.progress_bar import PROGRAM, ProgressBar
 from baton_simulate.sessions.hash_traces import read_hash_trace
 from baton_simulate.sessions.session_generator import generated_load
 from baton_simulate.sessions.session_load import SessionLoad, SessionTurn
-from baton_simulate.sessions.session_shapes import SHAPES, SessionShape, LogUniform, drawn_shape
+from baton_simulate.sessions.session_shapes import SHAPES, LogUniform, SessionShape, drawn_shape
 
 MOST_NUMBER: Final = 1 << 30
 SESSION_HEADER: Final = "X-Session-Id"
