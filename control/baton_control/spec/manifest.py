@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from baton_control.errors import FieldProblem, ManifestError, shown
-from baton_control.spec.allowed import allowed_at, known_at
+from baton_control.spec.allowed import allowed_at, known_at, model_at
 from baton_control.spec.api import LLMDeployment
+from baton_control.spec.foreign_fields import find_foreign
 
 MAX_FILE_BYTES = 256 << 10
 MAX_DEPTH = 24
@@ -169,7 +170,10 @@ def _problem(detail: ErrorDetails) -> FieldProblem:
         return FieldProblem(_path((*location, detail["ctx"]["field"])), detail["msg"])
     allowed = allowed_at(location)
     if kind == "extra_forbidden":
-        return FieldProblem(_path(location), f"unknown field; known here: {known_at(location[:-1])}")
+        model = model_at(location[:-1])
+        foreign = None if model is None else find_foreign(model, str(location[-1]))
+        words = f"unknown field; known here: {known_at(location[:-1])}" if foreign is None else foreign.message
+        return FieldProblem(_path(location), words)
     if kind == "missing":
         return FieldProblem(_path(location), f"is missing: must be {allowed}")
     hint = " (quote it: YAML reads a bare On, Off, Yes or No as true or false)" if isinstance(value, bool) else ""

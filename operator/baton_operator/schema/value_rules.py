@@ -35,10 +35,12 @@ def count_or_percent_rule(most: int, message: str) -> Rule:
     return Rule(f"type(self) == int ? self >= 0 && self <= {most} : self.matches('{PERCENT}')", message)
 
 
-def size_rule(pattern: str, least: str, most: str, message: str) -> Rule:
-    """A quantity of Kubernetes within bounds: an integer or text."""
+def size_rule(pattern: str, least: str | None, most: str, message: str) -> Rule:
+    """A quantity of Kubernetes within bounds: an integer or text. `least` None: all above zero, since fractions of the
+    smallest unit are rounded up."""
     value = "quantity(string(self))"
-    bounds = f"{value}.compareTo(quantity('{least}')) >= 0 && {value}.compareTo(quantity('{most}')) <= 0"
+    floor = f"{value}.isGreaterThan(quantity('0'))" if least is None else f"{value}.compareTo(quantity('{least}')) >= 0"
+    bounds = f"{floor} && {value}.compareTo(quantity('{most}')) <= 0"
     return Rule(f"string(self).matches('{_quoted(pattern)}') && {bounds}", message)
 
 
