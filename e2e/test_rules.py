@@ -332,7 +332,9 @@ def rules_of(schema: Json, path: str = "") -> Iterator[tuple[str, str]]:
     rules = schema.get("x-kubernetes-validations", [])
     assert isinstance(rules, list)
     for rule in rules:
-        if not rule["rule"].startswith(("self.matches(", "string(self).matches(", "type(self) == int", "false")):
+        if not rule["rule"].startswith(
+            ("self.matches(", "string(self).matches(", "type(self) == int", "false", "!format.")
+        ):
             yield path, str(rule["message"])
     inner = schema.get("properties", {})
     assert isinstance(inner, dict)
