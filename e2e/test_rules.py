@@ -33,7 +33,8 @@ POOLS = "/apis/baton.dev/v1alpha1/namespaces/default/llmpools"
 CRDS = Path(__file__).parents[1] / "crds"
 OPEN: Json = {"openAccess": True}
 LOADED: Json = {"type": "LoadBalancer"}
-BALANCED = manifest(gateway={**OPEN, "service": {**LOADED, "loadBalancerClass": "example.com/internal"}})
+CLASSED: Json = {**LOADED, "loadBalancerClass": "example.com/internal"}
+BALANCED = manifest(gateway={**OPEN, "service": CLASSED})
 FOUR = {"min": 4, "max": 4}
 
 
@@ -268,7 +269,7 @@ CHANGES = [
         Case(
             "spec.gateway.service",
             "cannot be changed while type stays",
-            manifest(gateway={**OPEN, "service": {"type": "NodePort"}}),
+            manifest(gateway={**OPEN, "service": {**CLASSED, "port": 81}}),
             manifest(gateway={**OPEN, "service": LOADED}),
         ),
         BALANCED,
