@@ -16,13 +16,24 @@ from baton_control.spec.manifest import parse_object
 from baton_operator.objects.pods import worker_template
 from baton_testing.kube.api_server import ApiServer, Json, Reply
 from baton_testing.kube.manifests import manifest
-from baton_testing.kube.rule_cases import GPU, Case, affinity_cases, bounded, pool_cases, resource_cases
+from baton_testing.kube.rule_cases import (
+    GPU,
+    Case,
+    affinity_cases,
+    bounded,
+    edge_cases,
+    pool_cases,
+    resource_cases,
+)
 from baton_testing.kube.stage import PLATFORM
 from baton_wire.messages.values import Role
 
 DEPLOYMENTS = "/apis/baton.dev/v1alpha1/namespaces/default/llmdeployments"
 POOLS = "/apis/baton.dev/v1alpha1/namespaces/default/llmpools"
 CRDS = Path(__file__).parents[1] / "crds"
+OPEN: Json = {"openAccess": True}
+LOADED: Json = {"type": "LoadBalancer"}
+BALANCED = manifest(gateway={**OPEN, "service": {**LOADED, "loadBalancerClass": "example.com/internal"}})
 FOUR = {"min": 4, "max": 4}
 
 
@@ -97,6 +108,8 @@ CASES = [
         for role in ("prefill", "decode")
     ),
     bounded("spec.rollout", "must be at least 1", "rollout", {"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 0}),
+    bounded("spec.rollout", "must be at least 1", "rollout", {"maxSurge": "25%"}, {"maxSurge": "0%"}),
+    *edge_cases(),
     bounded(
         "spec.gateway",
         "must be false while",
@@ -140,7 +153,13 @@ CASES = [
         )
     ),
     *(
-        bounded(f"{path}.{field}", "keys must", f"{path.removeprefix('spec.').replace('.', '__')}__{field}", good, bad)
+        bounded(
+            f"{path}.{field}",
+            "keys must each be",
+            f"{path.removeprefix('spec.').replace('.', '__')}__{field}",
+            good,
+            bad,
+        )
         for path, field in (
             ("spec.gateway.service", "annotations"),
             ("spec.model.fetch", "serviceAccountAnnotations"),
@@ -160,7 +179,9 @@ CASES = [
         for path in ("spec.gateway.placement", "spec.model.fetch.placement")
     ),
     *(
-        bounded(f"spec.podMetadata.{field}", "keys must", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"})
+        bounded(
+            f"spec.podMetadata.{field}", "keys must each be", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"}
+        )
         for field in ("labels", "annotations")
     ),
     Case("spec", "replicas.min must be 0", both_min(0), manifest(decode__replicas={"min": 0, "max": 1})),
@@ -243,6 +264,15 @@ CHANGES = [
         ),
         CACHED,
     ),
+    (
+        Case(
+            "spec.gateway.service",
+            "cannot be changed while type stays",
+            manifest(gateway={**OPEN, "service": {"type": "NodePort"}}),
+            manifest(gateway={**OPEN, "service": LOADED}),
+        ),
+        BALANCED,
+    ),
     (Case("spec", "cannot be changed", pool(replicas=3), pool(deployment="other")), pool()),
     (Case("spec", "cannot be changed", pool(), pool(role="decode")), pool()),
 ]
@@ -302,7 +332,7 @@ def rules_of(schema: Json, path: str = "") -> Iterator[tuple[str, str]]:
     rules = schema.get("x-kubernetes-validations", [])
     assert isinstance(rules, list)
     for rule in rules:
-        if not rule["rule"].startswith(("self.matches(", "string(self).matches(")):
+        if not rule["rule"].startswith(("self.matches(", "string(self).matches(", "type(self) == int")):
             yield path, str(rule["message"])
     inner = schema.get("properties", {})
     assert isinstance(inner, dict)

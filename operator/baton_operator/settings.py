@@ -76,6 +76,11 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--fetch-ports", default="443", help="comma-separated ports that fetch Jobs may reach")
     parser.add_argument("--fetch-cidrs", default="", help="comma-separated private networks that fetch Jobs may reach")
     parser.add_argument(
+        "--workload-pull-secrets",
+        default="",
+        help="comma-separated Secrets of each namespace that Pods without pull secrets of their own use",
+    )
+    parser.add_argument(
         "--pod-policy",
         default="{}",
         metavar="JSON",
@@ -111,6 +116,7 @@ def parse(argv: list[str]) -> Settings:
             fetch_ports=_ports(given.fetch_ports),
             fetch_cidrs=_networks(given.fetch_cidrs),
             pod_policy=parse_pod_policy(given.pod_policy),
+            pull_secrets=tuple(name.strip() for name in given.workload_pull_secrets.split(",") if name.strip()),
         )
     except ValueError as error:
         parser.error(str(error))

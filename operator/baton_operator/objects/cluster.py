@@ -23,6 +23,7 @@ TLS_PATH, API_KEYS_PATH = "/etc/baton/tls", "/etc/baton/api-keys"
 DRAIN_MARGIN_S = 10.0
 """Seconds that a stopping process gets beyond the longest request, to notice the signal and finish the last request."""
 MAX_THREADS = 1024
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _PINNED = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 
 
@@ -51,12 +52,17 @@ class Platform:
     """True: passes use the reports of gateways (`--routable-from=gateway`)."""
     pod_policy: PodPolicy = DEFAULT_POLICY
     """The settings of Pods that LLMDeployments may use."""
+    pull_secrets: tuple[str, ...] = ()
+    """Secrets of each namespace for pulling images, on the ServiceAccounts. Pods that name some do not use them."""
 
     def __post_init__(self) -> None:
         for field in ("worker_image", "gateway_image"):
             image: str = getattr(self, field)
             if _PINNED.fullmatch(image) is None:
                 raise ValueError(f"{field}: {image!r} is not allowed: must be IMAGE@sha256:DIGEST")
+        for name in self.pull_secrets:
+            if _OBJECT_NAME.fullmatch(name) is None:
+                raise ValueError(f"workload pull secrets: {name!r} is not allowed: must be the name of a Secret")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from baton_operator.kube.object_fields import Manifest, labels_of, mapping, mapp
 from baton_operator.objects.cluster import Owner, Platform, model_key, model_source
 from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, object_head, selector
-from baton_operator.objects.pod_additions import build_resources, nodes, with_annotations
+from baton_operator.objects.pod_additions import account_fields, build_resources, nodes, with_annotations
 
 USER = 10_001
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
@@ -67,7 +67,7 @@ def fetch_objects(
     marked = with_annotations(account, deployment.spec.model.fetch.service_account_annotations)
     return (
         _policy(deployment, platform, owner, source),
-        marked | {"automountServiceAccountToken": False},
+        marked | account_fields(platform),
         _claim(deployment, owner),
         fetch_job(deployment, platform, owner, tells_progress),
     )

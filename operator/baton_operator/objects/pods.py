@@ -30,7 +30,14 @@ from baton_operator.objects.cluster import (
     model_source,
     site_of,
 )
-from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, ROLE_LABEL, labels, selector
+from baton_operator.objects.metadata import (
+    QUEUE_LABEL,
+    RESTART_ANNOTATION,
+    ROLE_LABEL,
+    TEMPLATE_LABEL,
+    labels,
+    selector,
+)
 from baton_operator.objects.pod_additions import build_resources, environment, mount, nodes, volumes
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -208,6 +215,8 @@ def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
         extended[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.size
     if spec.accelerator_resource is not None:
         extended[spec.accelerator_resource] = str(spec.accelerators)
+    if pool.accelerator is not None:
+        extended |= {name: str(count) for name, count in pool.accelerator.with_.items()}
     parts: Manifest = {"requests": {**requests, **extended}, "limits": {**limits, **extended}}
     claims = [{"name": claim.name} for claim in pool.resource_claims]
     return {key: value for key, value in parts.items() if value} | ({"claims": claims} if claims else {})
@@ -226,7 +235,7 @@ def _placement(deployment: LLMDeployment, spec: WorkerSpec, pool: PoolSpec) -> M
     if spec.flips:
         workers = {"key": ROLE_LABEL, "operator": "In", "values": [role.value for role in POOL_ROLES]}
         equals |= {"matchExpressions": [workers]}
-    return {key: value for key, value in given.items() if value} | _spread(equals, pool.placement)
+    return {key: value for key, value in given.items() if value} | _spread(equals, pool.placement, TEMPLATE_LABEL)
 
 
 def _gateway_placement(deployment: LLMDeployment) -> Manifest:
@@ -235,16 +244,18 @@ def _gateway_placement(deployment: LLMDeployment) -> Manifest:
         {} if gateway.priority_class_name is None else {"priorityClassName": gateway.priority_class_name}
     )
     equals: Manifest = {"matchLabels": selector(deployment, Role.GATEWAY)}
-    return {**nodes(gateway.placement), **priority, **_spread(equals, gateway.placement)}
+    return {**nodes(gateway.placement), **priority, **_spread(equals, gateway.placement, "pod-template-hash")}
 
 
-def _spread(equals: Manifest, placement: PlacementSpec) -> Manifest:
-    """`equals`: a label selector of the Pods that are kept apart."""
+def _spread(equals: Manifest, placement: PlacementSpec, template_label: str) -> Manifest:
+    """The spread of Pods that a label selector matches, of each template apart: during a rollout the old Pods would
+    otherwise decide where the new ones may go, and leave them uneven or Pending."""
     constraint: Manifest = {
         "maxSkew": 1,
         "topologyKey": placement.topology_key or "kubernetes.io/hostname",
         "whenUnsatisfiable": {"Preferred": "ScheduleAnyway", "Required": "DoNotSchedule"}[placement.spread],
         "labelSelector": equals,
+        "matchLabelKeys": [template_label],
     }
     return {"topologySpreadConstraints": [constraint]}
 

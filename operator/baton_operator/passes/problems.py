@@ -38,7 +38,7 @@ WORST = (
         "WebhookDown",
         "Rejected",
     ),
-    ("PodSecurity", "QuotaExceeded", "AdmissionDenied", "OutsideLimitRange", "FailedCreate"),
+    ("PodSecurity", "QuotaExceeded", "QuotaNeedsResources", "AdmissionDenied", "OutsideLimitRange", "FailedCreate"),
     ("MissingServiceAccount", "MissingPriorityClass", "MissingRuntimeClass", "MissingResourceClaim"),
     ("MissingSecret", "MissingConfigMap", "MissingClaim", "VolumeFails", "SandboxFails"),
     ("InsufficientAccelerators", "Unschedulable", "NodeRefuses", "ImagePull", "ContainerConfig"),
@@ -62,6 +62,7 @@ def rank_problems(problems: Iterable[PassProblem]) -> tuple[PassProblem, ...]:
 
 _REFUSALS = (
     ("exceeded quota", "QuotaExceeded"),
+    ("failed quota", "QuotaNeedsResources"),
     ("violates PodSecurity", "PodSecurity"),
     ("failed calling webhook", "WebhookDown"),
     ("failed to call webhook", "WebhookDown"),
@@ -100,7 +101,7 @@ def find_missing_object(text: str) -> PassProblem | None:
     return PassProblem(reason, f"{words.get(kind, 'the resource claim')} {name} does not exist")
 
 
-_ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+\.[a-z0-9.-]+/(?!hugepages)\S+")
+_ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+/(?!hugepages)\S+|cannot allocate all claims")
 _CLAIM_PROBLEMS = ("PersistentVolumeClaim", "persistentvolumeclaim", "volume node affinity conflict")
 
 
