@@ -1,4 +1,4 @@
-"""What file systems of cluster volumes lack, and what their errors mean to the person who has to act.
+"""Operations that file systems of cluster volumes may lack, and the meaning of their errors for the person who acts.
 
 SMB shares and NFS with root_squash refuse `chmod`, object stores refuse `fsync` and the renaming of folders. The fetch
 goes on without these. Errors that only an act on the volume can mend are refusals: another try would fail alike.

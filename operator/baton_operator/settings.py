@@ -11,6 +11,7 @@ from pathlib import Path
 
 from baton_operator.kube.custom_resources import is_class
 from baton_operator.objects.cluster import Platform
+from baton_operator.objects.fetch_settings import parse_fetch_settings
 from baton_operator.objects.pod_policy import parse_pod_policy
 
 DEFAULT_NAMESPACE = "baton-system"
@@ -67,6 +68,12 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--fetch-ports", default="443", help="comma-separated ports that fetch Jobs may reach")
     parser.add_argument("--fetch-cidrs", default="", help="comma-separated private networks that fetch Jobs may reach")
     parser.add_argument(
+        "--fetch-pod",
+        default="{}",
+        metavar="JSON",
+        help="proxy, private CA, labels and annotations of fetch Pods: docs/install.md",
+    )
+    parser.add_argument(
         "--pod-policy",
         default="{}",
         metavar="JSON",
@@ -101,6 +108,7 @@ def parse(argv: list[str]) -> Settings:
             python=given.python,
             fetch_ports=_ports(given.fetch_ports),
             fetch_cidrs=_networks(given.fetch_cidrs),
+            fetch=parse_fetch_settings(given.fetch_pod),
             pod_policy=parse_pod_policy(given.pod_policy),
         )
     except ValueError as error:

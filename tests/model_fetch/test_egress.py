@@ -95,7 +95,7 @@ INSIDE = (
     "https://169.254.169.254/latest/meta-data", "https://10.96.0.1/", "https://[::1]/", "https://[::ffff:10.0.0.1]/",
     "https://2130706433/", "https://0x7f.1/", "https://localhost/", "https://kubernetes/",
     "https://kubernetes.default.svc/", "https://kubernetes.default.svc./", "https://a.b.svc.cluster.local/",
-    "https://metadata.google.internal/", "https://printer.local/", "https://x.localhost/",
+    "https://metadata.example.internal/", "https://printer.local/", "https://x.localhost/",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme, parse_source
 from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import Device, Site
+from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role
 
@@ -39,6 +40,8 @@ class Platform:
     """Ports that fetch Jobs may reach, at public addresses and in `fetch_cidrs`."""
     fetch_cidrs: tuple[str, ...] = ()
     """Networks with private addresses that fetch Jobs may reach: those of mirrors and registries."""
+    fetch: FetchSettings = NO_SETTINGS
+    """Additions to fetch Pods: proxy, private CA, labels and annotations."""
     python: str = "python"
     monitors: bool = False
     """True: PodMonitors are made."""

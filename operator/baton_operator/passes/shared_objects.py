@@ -8,7 +8,7 @@ from baton_control.errors import OperatorError
 from baton_control.names import gateway_name
 from baton_control.spec.api import ScalingMode
 from baton_control.spec.gateway_fields import GatewaySpec
-from baton_operator.kube.kinds import ACCOUNTS, POLICIES, WORKERS
+from baton_operator.kube.kinds import ACCOUNTS, JOBS, POLICIES, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
 from baton_operator.kube.object_fields import (
     Manifest,
@@ -20,6 +20,7 @@ from baton_operator.kube.object_fields import (
     uid_of,
 )
 from baton_operator.objects.cluster import Owner
+from baton_operator.objects.fetch_state import is_fetched
 from baton_operator.objects.metadata import belongs
 from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, with_metadata
 from baton_operator.passes.drain_replacement import DrainReplacement, adjust_object
@@ -62,6 +63,8 @@ class SharedObjects:
                 if seen.keys is None or not seen.has_keys:
                     return Ensured(tuple(problems), may_run=False)  # else Pods start with the present keys
         for desired in rendering.standing:
+            if desired.resource == JOBS and is_fetched(desired.body, seen.fetches):
+                continue  # also where the installation's part of fetch Pods has changed since
             refused = await self._one(desired, seen, rendering, replacement)
             problems += [refused] if refused is not None else []
             if refused is not None and desired.resource in _NEEDED:
