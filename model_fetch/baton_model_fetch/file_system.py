@@ -31,7 +31,7 @@ _REFUSALS = {
 
 
 def explain(error: OSError, place: Path) -> tuple[bool, str]:
-    """Whether an error of the volume is a refusal, which another try would meet again, and the error in words.
+    """Classify an error of the volume: whether it is a refusal, which another try would meet again; and its words.
     `place`: the path to name where the error names none."""
     text = f"{error.filename or place}: {error.strerror or error}"
     if error.errno in (errno.EACCES, errno.EPERM):
