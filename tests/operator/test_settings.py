@@ -56,6 +56,7 @@ def test_without_links_workers_are_judged_by_readiness() -> None:
         ["--calls-per-s=0"],
         ["--all-namespaces", "--namespaces=a"],
         ["--routable-from=hope"],
+        ["--fetch-pod={"],
     ],
 )
 def test_what_makes_no_sense_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

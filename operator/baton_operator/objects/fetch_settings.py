@@ -16,12 +16,11 @@ import msgspec
 
 from baton_operator.kube.object_fields import Manifest, mapping, mappings
 
-CA_PATH = "/etc/baton/ca"
+CA_PATH, CA_KEY = "/etc/baton/ca", "ca.crt"
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
 _OWN = frozenset({"HOME", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "LD_LIBRARY_PATH"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_FILE = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _FIELDS = ("env", "caBundle", "podLabels", "podAnnotations")
@@ -36,7 +35,6 @@ class FetchSettings:
     env: Pairs = ()
     ca_config_map: str = ""
     """ConfigMap in the namespace of each LLMDeployment; empty: the image's authorities alone."""
-    ca_key: str = "ca.crt"
     pod_labels: Pairs = ()
     pod_annotations: Pairs = ()
 
@@ -50,11 +48,10 @@ class FetchSettings:
         env: list[Manifest] = [{"name": name, "value": value.replace("$", "$$")} for name, value in self.env]
         mounts: list[Manifest] = []
         if self.ca_config_map:
-            item = {"key": self.ca_key, "path": self.ca_key}
-            source: Manifest = {"name": self.ca_config_map, "items": [item]}
+            source: Manifest = {"name": self.ca_config_map, "items": [{"key": CA_KEY, "path": CA_KEY}]}
             spec["volumes"] = [*mappings(spec["volumes"]), {"name": "ca", "configMap": source}]
             mounts = [{"name": "ca", "mountPath": CA_PATH, "readOnly": True}]
-            env.append({"name": "SSL_CERT_FILE", "value": f"{CA_PATH}/{self.ca_key}"})
+            env.append({"name": "SSL_CERT_FILE", "value": f"{CA_PATH}/{CA_KEY}"})
         if env:
             container, *others = mappings(spec["containers"])
             container = {**container, "env": [*mappings(container["env"]), *env]}
@@ -103,43 +100,37 @@ def parse_fetch_settings(text: str) -> FetchSettings:
     if unknown := sorted(given.keys() - set(_FIELDS)):
         raise ValueError(f"--fetch-pod: {unknown[0]}: unknown field; known here: {', '.join(_FIELDS)}")
     bundle = given.get("caBundle") or {}
-    if not isinstance(bundle, dict) or not bundle.keys() <= {"configMapName", "key"}:
-        raise ValueError("--fetch-pod: caBundle: must have configMapName, and may have key")
+    if not isinstance(bundle, dict) or not bundle.keys() <= {"configMapName"}:
+        raise ValueError("--fetch-pod: caBundle: must be {configMapName: NAME}, whose key ca.crt has the certificates")
     settings = FetchSettings(
-        _variables(given.get("env") or []),
+        _variables(given.get("env") or {}),
         str(bundle.get("configMapName") or ""),
-        str(bundle.get("key") or "ca.crt"),
         _pairs("podLabels", given.get("podLabels") or {}, _LABEL),
         _pairs("podAnnotations", given.get("podAnnotations") or {}, None),
     )
     if settings.ca_config_map and _NAME.fullmatch(settings.ca_config_map) is None:
         raise ValueError(f"--fetch-pod: caBundle.configMapName: {settings.ca_config_map!r} is no name of a ConfigMap")
-    if _FILE.fullmatch(settings.ca_key) is None or settings.ca_key in (".", ".."):
-        raise ValueError(f"--fetch-pod: caBundle.key: {settings.ca_key!r} is no key of a ConfigMap")
     if settings.ca_config_map and any(name == "SSL_CERT_FILE" for name, _ in settings.env):
         raise ValueError("--fetch-pod: env: SSL_CERT_FILE is not allowed next to caBundle, which sets it")
     return settings
 
 
 def _variables(given: object) -> Pairs:
-    """`[{name, value}]` as in a Pod. Raises ValueError."""
-    variables: dict[str, str] = {}
-    for position, entry in enumerate(given if isinstance(given, list) else [given]):
-        where = f"--fetch-pod: env[{position}]"
-        if not isinstance(entry, dict) or entry.keys() - {"name", "value"} or "name" not in entry:
-            raise ValueError(f"{where}: must have a name and a value, and nothing else")
-        name, value = str(entry["name"]), str(entry.get("value") or "")
-        if _VARIABLE.fullmatch(name) is None or name in _OWN or name.startswith("BATON_"):
-            raise ValueError(f"{where}.name: {name!r} is not allowed: must be a variable that Baton does not set")
-        if name in variables:
-            raise ValueError(f"{where}.name: {name!r} is there twice")
+    """Raises ValueError for variables that Baton sets, and for proxies that are none."""
+    if not isinstance(given, Mapping):
+        raise ValueError("--fetch-pod: env: must be a map of names to text")
+    for name, value in given.items():
+        where = f"--fetch-pod: env.{name}"
+        if _VARIABLE.fullmatch(str(name)) is None or name in _OWN or str(name).startswith("BATON_"):
+            raise ValueError(f"{where}: not allowed: must be a variable that Baton does not set")
+        if not isinstance(value, str):
+            raise ValueError(f"{where}: {value!r} is not allowed: must be text, in quotes")
         if name in _PROXIES and value:
             try:
                 proxy_address(value)
             except ValueError as error:
-                raise ValueError(f"{where}.value: {error}") from None
-        variables[name] = value
-    return tuple(variables.items())
+                raise ValueError(f"{where}: {error}") from None
+    return tuple(sorted((str(name), str(value)) for name, value in given.items() if value))
 
 
 def _pairs(field: str, given: object, values: re.Pattern[str] | None) -> Pairs:
