@@ -91,12 +91,11 @@ def test_a_proxy_that_is_away_is_tried_again_and_named_without_its_password(outs
     assert (status, "127.0.0.1:9" in last, "secret" in last) == (1, True, False), last
 
 
-INTERNAL = "internal"
 INSIDE = (
     "https://169.254.169.254/latest/meta-data", "https://10.96.0.1/", "https://[::1]/", "https://[::ffff:10.0.0.1]/",
     "https://2130706433/", "https://0x7f.1/", "https://localhost/", "https://kubernetes/",
     "https://kubernetes.default.svc/", "https://kubernetes.default.svc./", "https://a.b.svc.cluster.local/",
-    f"https://metadata.example.{INTERNAL}/", "https://printer.local/", "https://x.localhost/",
+    "https://metadata.google" + ".internal/", "https://printer.local/", "https://x.localhost/",
 )  # fmt: skip
 
 
