@@ -202,9 +202,7 @@ def test_how_many_calls_the_operator_makes_is_a_value() -> None:
 
 def test_the_settings_of_fetch_pods_reach_the_operator_and_their_absence_is_no_flag() -> None:
     def flags(values: dict[str, str]) -> list[str]:
-        (deployment,) = (manifest for manifest in objects(values) if manifest["kind"] == "Deployment")
-        args: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-        return args
+        return operator_arguments(rendered(values))
 
     given = {
         "fetch.env.HTTPS_PROXY": "http://10.9.8.7:3128",
