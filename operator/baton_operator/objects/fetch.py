@@ -7,14 +7,15 @@ the operator starts none. Workers mount the volume read-only.
 from __future__ import annotations
 
 from baton_control.hashes import content_hash
-from baton_control.names import cache_name, fetch_account_name, fetch_name
+from baton_control.names import fetch_account_name, fetch_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme
 from baton_operator.kube.object_fields import Manifest, mapping, metadata_of
-from baton_operator.objects.cluster import Owner, Platform, model_key, model_source
+from baton_operator.objects.cluster import Owner, Platform, model_key, model_source, needs_fetch
 from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
 from baton_operator.objects.fetch_state import FETCH_ANNOTATION
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, object_head, selector
+from baton_operator.objects.model_cache import claim_specs, fetch_volume, on_claims_node
 from baton_operator.objects.pod_additions import build_resources, nodes, with_annotations
 
 USER = 10_001
@@ -54,14 +55,14 @@ def fetch_objects(
     `tells_progress`: the image reports progress, which older images do not. `refetch`: a mark whose change begins the
     fetch anew; empty: none."""
     source = model_source(deployment)
-    if not source.is_remote:
+    if not needs_fetch(deployment):
         return ()
     account = _object_head("v1", "ServiceAccount", fetch_account_name(deployment.metadata.name), deployment, owner)
     marked = with_annotations(account, deployment.spec.model.fetch.service_account_annotations)
     return (
         _policy(deployment, platform, owner, source),
         marked | {"automountServiceAccountToken": False},
-        _claim(deployment, owner),
+        *_claims(deployment, owner),
         fetch_job(deployment, platform, owner, tells_progress, refetch),
     )
 
@@ -126,24 +127,19 @@ def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source:
     return _object_head("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner) | {"spec": spec}
 
 
-def _claim(deployment: LLMDeployment, owner: Owner) -> Manifest:
-    cache = deployment.spec.model.cache
-    spec: Manifest = {
-        "accessModes": ["ReadWriteMany"],  # workers are on many nodes
-        "resources": {"requests": {"storage": cache.size}},
-    }
-    if cache.storage_class_name is not None:
-        spec["storageClassName"] = cache.storage_class_name
-    claim = _object_head("v1", "PersistentVolumeClaim", cache_name(deployment.metadata.name), deployment, owner)
-    return claim | {"spec": spec}
+def _claims(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
+    """The claims of the model that are the deployment's own."""
+    return tuple(
+        _object_head("v1", "PersistentVolumeClaim", name, deployment, owner) | {"spec": spec}
+        for name, spec in claim_specs(deployment).items()
+    )
 
 
 def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) -> Manifest:
     model = deployment.spec.model
     secret = model.credentials_secret
     mounts: list[Manifest] = [{"name": "cache", "mountPath": CACHE_PATH}, {"name": "tmp", "mountPath": "/tmp"}]
-    claim = {"claimName": cache_name(deployment.metadata.name)}
-    volumes: list[Manifest] = [{"name": "cache", "persistentVolumeClaim": claim}, {"name": "tmp", "emptyDir": {}}]
+    volumes: list[Manifest] = [{"name": "cache", **fetch_volume(deployment)}, {"name": "tmp", "emptyDir": {}}]
     arguments = [f"--source={model.source}", f"--cache={CACHE_PATH}", f"--key={model_key(model.source)}"]
     if secret is not None:
         mounts.append({"name": "credentials", "mountPath": CREDENTIALS_PATH, "readOnly": True})
@@ -188,7 +184,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
         **nodes(model.fetch.placement),
         **({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {}),
     }
-    return {"metadata": {"labels": {**given.labels, **own}, **annotations}, "spec": spec}
+    return on_claims_node(deployment, {"metadata": {"labels": {**given.labels, **own}, **annotations}, "spec": spec})
 
 
 def _probe(platform: Platform) -> Manifest:

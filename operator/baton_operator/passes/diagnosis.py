@@ -5,17 +5,19 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping
 
-from baton_control.names import cache_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import pool_spec
 from baton_operator.kube.kinds import AUTOSCALERS
 from baton_operator.kube.object_fields import Manifest, condition_of, labels_of, mapping, metadata_of, uid_of
+from baton_operator.objects.cluster import needs_fetch
 from baton_operator.objects.fetch_state import FetchState
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
+from baton_operator.objects.model_cache import fetch_claim, worker_claims
 from baton_operator.passes.fetch_failures import FetchFailure
 from baton_operator.passes.fetch_problems import (
     claim_problem,
+    explain_single_node,
     failed_fetch,
     find_fetch_problems,
     sidecar_problem,
@@ -45,7 +47,7 @@ def diagnose(
     about stuck Pods, Jobs and claims, by uid. `former_failure`: how the former Job of the same fetch failed."""
     needs = _needs(deployment)
     found_problems = [
-        find_pod_problem(pod, needs, events.get(uid_of(pod)), age_s(pod, now))
+        explain_single_node(find_pod_problem(pod, needs, events.get(uid_of(pod)), age_s(pod, now)), deployment)
         for pod in _select_current(seen.live_pods)
     ]
     problems = [problem for problem in found_problems if problem is not None]
@@ -100,9 +102,10 @@ def _needs(deployment: LLMDeployment) -> PodNeeds:
     claims: tuple[str, ...] = ()
     if source.scheme is Scheme.PVC:
         claims = (str(source.place),)
-    elif source.is_remote:
-        claims = (cache_name(deployment.metadata.name),)
-    mounts = {role.value: claims for role in POOL_ROLES} | ({FETCH_ROLE: claims} if source.is_remote else {})
+    elif needs_fetch(deployment):
+        claims = worker_claims(deployment)
+    mounts = {role.value: claims for role in POOL_ROLES}
+    mounts |= {FETCH_ROLE: (fetch_claim(deployment),)} if needs_fetch(deployment) else {}
     return PodNeeds({role.value: pool_spec(deployment, role).queue for role in POOL_ROLES}, mounts)
 
 

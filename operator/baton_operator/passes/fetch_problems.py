@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from dataclasses import replace
 
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.served_model import AccessMode, CacheType
 from baton_operator.kube.object_fields import Manifest, integer, labels_of, mapping, metadata_of, name_of, uid_of
 from baton_operator.objects.fetch import TRIES
 from baton_operator.objects.fetch_progress import progress_words
 from baton_operator.objects.fetch_state import RETRY_S, FetchState
 from baton_operator.objects.metadata import FETCH_ROLE, REFETCH_ANNOTATION, ROLE_LABEL
+from baton_operator.objects.model_cache import fetch_claim
 from baton_operator.passes.fetch_failures import FetchFailure, failures_of, fetch_pods, held_pod
 from baton_operator.passes.pod_problems import ObjectEvent, seconds_since
 from baton_operator.passes.problems import PassProblem, join_names, reason_of_refusal, shorten
@@ -18,6 +22,7 @@ from baton_operator.passes.snapshot import Snapshot
 SIDECAR_S = 10.0
 """Seconds that other containers of a fetch Pod get to end after the program."""
 _WIDE = ("MULTI_NODE_MULTI_WRITER", "ReadWriteMany", "multi-node", "RWX", "access mode")
+_ONE_NODE = ("Multi-Attach", "pod affinity rules", "topology spread", "volume node affinity", "Insufficient")
 _AGAIN = (
     f"it begins anew {RETRY_S / 60:.0f} min after that, or with another value of the annotation {REFETCH_ANNOTATION}"
 )
@@ -118,6 +123,16 @@ def claim_problem(claim: Manifest, event: ObjectEvent | None) -> PassProblem | N
     hint = "; where no class offers it, set spec.model.cache.accessMode to ReadWriteOnce" if wide else ""
     message = f"the claim {name_of(claim)} gets no volume: {event.reason}: {shorten(event.message)}{hint}"
     return PassProblem("MissingClaim", message, of=FETCH_ROLE)
+
+
+def explain_single_node(problem: PassProblem | None, deployment: LLMDeployment) -> PassProblem | None:
+    """The problem, with the reason where a claim that only one node can mount keeps a Pod back."""
+    cache = deployment.spec.model.cache
+    is_once = cache.type is CacheType.SHARED and cache.access_mode is AccessMode.READ_WRITE_ONCE
+    if problem is None or not is_once or not any(word in problem.message for word in _ONE_NODE):
+        return problem
+    why = "with cache.accessMode ReadWriteOnce all workers have to be on the node of the claim"
+    return replace(problem, message=f"{problem.message}; {why} {fetch_claim(deployment)}")
 
 
 def _is_stuck(known: tuple[FetchFailure, ...], before: FetchFailure | None) -> bool:
