@@ -52,6 +52,7 @@ def window(**more: object) -> list[Json]:
     return [{"start": "22:00", "end": "06:00", **more}]
 
 
+IMAGE = "oci://registry.example.com/models/llama@sha256:" + "d" * 64
 CASES_OF_PLACES = [case for owner in ("prefill", "decode", "gateway") for case in affinity_cases(owner)]
 SCALED: Json = {"min": 2, "max": 4}
 CASES = [
@@ -220,6 +221,30 @@ CASES = [
         manifest(model__toolFormat="harmony", model__reasoningFormat="none"),
     ),
     Case(
+        "spec.model",
+        "must be Shared or PerWorker",
+        manifest(model__source=IMAGE, model__cache={"type": "ImageVolume"}),
+        manifest(model__cache={"type": "ImageVolume"}),
+    ),
+    Case(
+        "spec.model.cache",
+        "must be absent while claimName",
+        manifest(model__cache={"claimName": "models"}),
+        manifest(model__cache={"claimName": "models", "storageClassName": "fast"}),
+    ),
+    Case(
+        "spec.model.cache",
+        "must be absent while type",
+        manifest(model__source=IMAGE, model__cache={"type": "ImageVolume"}),
+        manifest(model__source=IMAGE, model__cache={"type": "ImageVolume", "claimName": "models"}),
+    ),
+    Case(
+        "spec.model.cache",
+        "must be ReadWriteOnce or",
+        manifest(model__cache={"type": "PerWorker", "accessMode": "ReadWriteOnce"}),
+        manifest(model__cache={"type": "PerWorker", "accessMode": "ReadOnlyMany"}),
+    ),
+    Case(
         "spec",
         "every decode step would wait",
         manifest(decode__accelerator=GPU, decode__engine={"offloadedLayers": 8, "offloadDecode": True}),
@@ -255,6 +280,21 @@ CHANGES = [
         CACHED,
     ),
     (Case("spec.model.cache", "cannot be changed", CACHED, manifest(model__cache={"size": "10Gi"})), CACHED),
+    (
+        Case(
+            "spec.model.cache", "cannot be changed", manifest(), manifest(model__cache={"accessMode": "ReadWriteOnce"})
+        ),
+        manifest(),
+    ),
+    (
+        Case(
+            "spec.model.cache",
+            "must be absent while claimName",
+            manifest(model__cache={"claimName": "models", "accessMode": "ReadWriteOnce", "size": "1Gi"}),
+            manifest(model__cache={"claimName": "models", "storageClassName": "fast"}),
+        ),
+        CACHED,
+    ),
     (
         Case(
             "spec.model.cache",

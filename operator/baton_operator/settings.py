@@ -11,6 +11,7 @@ from pathlib import Path
 
 from baton_operator.kube.custom_resources import is_class
 from baton_operator.objects.cluster import Platform
+from baton_operator.objects.fetch_settings import parse_fetch_settings
 from baton_operator.objects.pod_policy import parse_pod_policy
 
 DEFAULT_NAMESPACE = "baton-system"
@@ -81,6 +82,12 @@ def parse(argv: list[str]) -> Settings:
         help="comma-separated Secrets of each namespace that Pods without pull secrets of their own use",
     )
     parser.add_argument(
+        "--fetch-pod",
+        default="{}",
+        metavar="JSON",
+        help="proxy, private CA, labels and annotations of fetch Pods: docs/install.md",
+    )
+    parser.add_argument(
         "--pod-policy",
         default="{}",
         metavar="JSON",
@@ -115,6 +122,7 @@ def parse(argv: list[str]) -> Settings:
             python=given.python,
             fetch_ports=_ports(given.fetch_ports),
             fetch_cidrs=_networks(given.fetch_cidrs),
+            fetch=parse_fetch_settings(given.fetch_pod),
             pod_policy=parse_pod_policy(given.pod_policy),
             pull_secrets=tuple(name.strip() for name in given.workload_pull_secrets.split(",") if name.strip()),
         )

@@ -53,6 +53,7 @@ def test_without_links_workers_are_judged_by_readiness() -> None:
         ["--calls-per-s=0"],
         ["--all-namespaces", "--namespaces=a"],
         ["--routable-from=hope"],
+        ["--fetch-pod={"],
         ["--master-key-secret=both"],
     ],
 )

@@ -13,7 +13,9 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme, parse_source
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.resource_quantities import CPUS
+from baton_control.spec.served_model import CacheType
 from baton_control.worker_specs import Device, Site
+from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role
 
@@ -41,6 +43,8 @@ class Platform:
     """Ports that fetch Jobs may reach, at public addresses and in `fetch_cidrs`."""
     fetch_cidrs: tuple[str, ...] = ()
     """Networks with private addresses that fetch Jobs may reach: those of mirrors and registries."""
+    fetch: FetchSettings = NO_SETTINGS
+    """Additions to fetch Pods: proxy, private CA, labels and annotations."""
     python: str = "python"
     monitors: bool = False
     """True: PodMonitors are made."""
@@ -126,10 +130,16 @@ def model_source(deployment: LLMDeployment) -> ModelSource:
     return source
 
 
+def needs_fetch(deployment: LLMDeployment) -> bool:
+    """True if a Job has to fetch the model. Raises UnsupportedError like `model_source`."""
+    is_image = deployment.spec.model.cache.type is CacheType.IMAGE_VOLUME
+    return model_source(deployment).is_remote and not is_image
+
+
 def _model_path(deployment: LLMDeployment) -> str:
     """The model's path in a worker: a mount, or a folder of its image."""
     source = model_source(deployment)
-    if source.is_remote:
+    if needs_fetch(deployment):
         return f"{MODEL_PATH}/{model_key(deployment.spec.model.source)}"
     if source.scheme is Scheme.RANDOM:
         return deployment.spec.model.source

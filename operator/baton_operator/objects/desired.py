@@ -35,15 +35,16 @@ def standing_objects(
     gateway_pod: Manifest | None = None,
     *,
     version: int = TEMPLATE_VERSION,
+    refetch: str = "",
 ) -> tuple[Manifest, ...]:
     """Everything but worker Deployments and pool facades, in the order of creation: policies and accounts before Pods.
 
     `gateway_pod` is the recorded template of the gateway; None: rendered now. `version` is the template version of the
-    images. Raises UnsupportedError for what this version cannot run.
+    images, `refetch` the mark of the last requested fetch. Raises UnsupportedError for what this version cannot run.
     """
     return (
         *policies(deployment, platform, owner),
-        *fetch_objects(deployment, platform, owner, tells_progress=version >= PROGRESS_VERSION),
+        *fetch_objects(deployment, platform, owner, tells_progress=version >= PROGRESS_VERSION, refetch=refetch),
         *(_account(deployment, role, platform, owner) for role in _ROLES),
         key_secret(deployment, owner, masters),
         *(pool_service(deployment, role, owner) for role in POOL_ROLES),

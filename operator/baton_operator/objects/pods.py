@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from baton_control.hashes import Revision, content_hash
-from baton_control.names import cache_name, gateway_name, keys_name, pool_name
+from baton_control.names import gateway_name, keys_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme
 from baton_control.spec.placing import PlacementSpec
@@ -38,6 +38,7 @@ from baton_operator.objects.metadata import (
     labels,
     selector,
 )
+from baton_operator.objects.model_cache import on_claims_node, worker_volume
 from baton_operator.objects.pod_additions import build_resources, environment, mount, nodes, volumes
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -122,7 +123,7 @@ def _worker_pod(
     for volume, place in volumes(pool):
         mount(pod, volume, place)
     queue = {} if pool.queue is None else {QUEUE_LABEL: pool.queue}
-    return {"metadata": _metadata(deployment, role, revision, queue, restart), "spec": pod}
+    return on_claims_node(deployment, {"metadata": _metadata(deployment, role, revision, queue, restart), "spec": pod})
 
 
 def _metadata(
@@ -196,8 +197,7 @@ def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, accou
         claim = {"claimName": source.place, "readOnly": True}
         mount(pod, {"name": "model", "persistentVolumeClaim": claim}, place | {"subPath": source.path})
     if spec.role is not Role.GATEWAY and source.is_remote:
-        claim = {"claimName": cache_name(deployment.metadata.name), "readOnly": True}
-        mount(pod, {"name": "model", "persistentVolumeClaim": claim}, place)
+        mount(pod, {"name": "model", **worker_volume(deployment)}, place)
     secrets = deployment.spec.image_pull_secrets
     return pod | ({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {})
 

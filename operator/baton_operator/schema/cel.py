@@ -39,6 +39,7 @@ def _accelerators(pool: str) -> str:
     return f"(has(self.{pool}.accelerator) ? {replicas} * {ranks} : 0)"
 
 
+OTHER_CLAIM = "has(self.claimName) || has(oldSelf.claimName)"
 ALTERNATIVES = "has(self.alternatives) && self.alternatives.size() > 0"
 
 
@@ -102,15 +103,44 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "harmony is toolFormat and reasoningFormat at once",
             ".reasoningFormat",
         ),
+        Rule(
+            "self.cache.type != 'ImageVolume' || self.source.startsWith('oci://')",
+            "must be Shared or PerWorker: an ImageVolume needs an oci:// source",
+            ".cache.type",
+        ),
     ),
     CacheSpec: (
         Rule(
-            "has(self.storageClassName) == has(oldSelf.storageClassName) && "
+            "!(has(self.claimName) && has(self.storageClassName))",
+            "must be absent while claimName is given, which has a class",
+            ".storageClassName",
+        ),
+        Rule(
+            "!has(self.claimName) || self.type != 'ImageVolume'",
+            "must be absent while type is ImageVolume, which needs no claim",
+            ".claimName",
+        ),
+        Rule(
+            "self.accessMode != 'ReadOnlyMany' || self.type != 'PerWorker'",
+            "must be ReadWriteOnce or ReadWriteMany while type is PerWorker",
+            ".accessMode",
+        ),
+        Rule(
+            f"{OTHER_CLAIM} || self.accessMode == oldSelf.accessMode",
+            "cannot be changed: the claim exists already",
+            ".accessMode",
+        ),
+        Rule(
+            f"{OTHER_CLAIM} || has(self.storageClassName) == has(oldSelf.storageClassName) && "
             "(!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
             "cannot be changed: the claim exists already",
             ".storageClassName",
         ),
-        Rule("quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0", "cannot shrink", ".size"),
+        Rule(
+            f"{OTHER_CLAIM} || quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+            "cannot shrink",
+            ".size",
+        ),
     ),
     EngineSpec: (
         Rule(
