@@ -34,7 +34,8 @@ from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, ROL
 from baton_operator.objects.pod_additions import build_resources, environment, mount, nodes, volumes
 from baton_wire.messages.values import POOL_ROLES, Role
 
-USER = 10_001
+ANY_ADDRESS = "[::]"
+"""Accepts both families; listeners take IPv4 alone where a node has no IPv6."""
 KEY_FILE_MODE = 0o440
 """Owner and group may read: workers refuse keys that others can read."""
 LOAD_S = 1800
@@ -43,7 +44,7 @@ BEFORE_STOP_S = 5
 """Seconds for which a stopping gateway keeps accepting, until load balancers have noticed."""
 PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
-TEMPLATE_VERSION = 5
+TEMPLATE_VERSION = 6
 """Raised when a template uses something that older images do not know, such as a new flag."""
 ROLE_VARIABLE = "BATON_ROLE"
 """Environment of a flexible worker: the role in its Pod's label when its container started."""
@@ -84,7 +85,8 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
         "livenessProbe": _probe("live", period_s=10, failures=3, scheme=scheme),
         "readinessProbe": _probe("ready", period_s=2, failures=2, scheme=scheme),
     }
-    pod = _pod(deployment, spec, container, gateway_name(deployment.metadata.name), grace_s(deployment, BEFORE_STOP_S))
+    name, grace = gateway_name(deployment.metadata.name), grace_s(deployment, BEFORE_STOP_S)
+    pod = _pod(deployment, spec, container, name, grace, platform)
     if tls is not None:
         _mount_secret(pod, "tls", tls.secret_name, TLS_PATH)
     if api_keys is not None:
@@ -111,7 +113,8 @@ def _worker_pod(
         "readinessProbe": _probe("ready", period_s=2, failures=2),
     }
     name = pool_name(deployment.metadata.name, role)
-    pod = _pod(deployment, spec, container, name, grace_s(deployment)) | _placement(deployment, spec, pool)
+    pod = _pod(deployment, spec, container, name, grace_s(deployment), platform)
+    pod |= _placement(deployment, spec, pool)
     for volume, place in volumes(pool):
         mount(pod, volume, place)
     queue = {} if pool.queue is None else {QUEUE_LABEL: pool.queue}
@@ -128,8 +131,8 @@ def _metadata(
 
 
 def _container(spec: WorkerSpec, image: str, second_port: int | None, pool: PoolSpec | None = None) -> Manifest:
-    second = None if second_port is None else f"0.0.0.0:{second_port}"
-    more = instance_arguments(spec.role, f"0.0.0.0:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
+    second = None if second_port is None else f"{ANY_ADDRESS}:{second_port}"
+    more = instance_arguments(spec.role, f"{ANY_ADDRESS}:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
     env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}
     variables = environment(pool, env)
     if spec.flips:  # read by the kubelet with each start, so that a container that ends comes back as what it was
@@ -160,7 +163,9 @@ def _container(spec: WorkerSpec, image: str, second_port: int | None, pool: Pool
     }
 
 
-def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, account: str, grace: int) -> Manifest:
+def _pod(
+    deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, account: str, grace: int, platform: Platform
+) -> Manifest:
     secret = {"secretName": keys_name(deployment.metadata.name), "defaultMode": KEY_FILE_MODE}
     volumes: list[Manifest] = [
         {"name": "keys", "secret": secret},
@@ -172,14 +177,7 @@ def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, accou
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": platform.pod_ids.security_context(),
         "containers": [container],
         "volumes": volumes,
     }
