@@ -112,6 +112,8 @@ def parse(argv: list[str]) -> Settings:
             alerts=given.prometheus_rules,
             monitoring_labels=parse_labels("--monitoring-labels", given.monitoring_labels),
             monitoring_interval=_interval(given.monitoring_interval),
+            metrics_compat=given.metrics_compat,
+            llmd_labels=given.llmd_labels,
             network=NetworkSettings(
                 workloads=given.network_policies,
                 dns_ports=_ports("--dns-ports", given.dns_ports),
@@ -163,6 +165,8 @@ def _add_installation_flags(parser: argparse.ArgumentParser) -> None:
         "--monitoring-labels", default="{}", metavar="JSON", help="labels of PodMonitors and PrometheusRules"
     )
     parser.add_argument("--monitoring-interval", default="15s", help="time between two reads of a Pod's metrics")
+    parser.add_argument("--metrics-compat", choices=("vllm",), default="", help="serve metrics under these names too")
+    parser.add_argument("--llmd-labels", action="store_true", help="labels llm-d.ai/role and llm-d.ai/model on Pods")
     parser.add_argument("--dns-ports", default=str(DNS_PORT), help="comma-separated ports that DNS servers listen on")
     parser.add_argument(
         "--network-policies",

@@ -32,6 +32,8 @@ networkPolicy:
   additionalEgress: []
 monitoring: {namespace: "", podMonitor: false, prometheusRule: false, labels: {}, interval: ""}
 serviceMonitor: {enabled: false}
+metricsCompat: ""
+llmdLabels: false
 aggregateRoles: true
 secretsPolicy: {enabled: true}
 {{- end }}

@@ -50,6 +50,10 @@ class Platform:
     """Labels of PodMonitors and PrometheusRules, by which a Prometheus selects them."""
     monitoring_interval: str = "15s"
     """The time between two reads of a Pod's metrics."""
+    metrics_compat: str = ""
+    """`vllm`: gateways and workers serve metrics under vLLM's names too."""
+    llmd_labels: bool = False
+    """True: Pods have the labels by which tools of llm-d select."""
     network: NetworkSettings = DEFAULT_NETWORK
     """The installation's part of NetworkPolicies."""
     pod_ids: PodIds = DEFAULT_IDS

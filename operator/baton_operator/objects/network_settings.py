@@ -18,7 +18,7 @@ MAX_RULES = 32
 
 
 class WorkloadPolicies(enum.StrEnum):
-    """The maker of the policies of deployments: the operator, or no one; then the operator deletes those that it made."""
+    """The maker of the policies of deployments: the operator, or no one, which deletes those that the operator made."""
 
     MANAGED = "Managed"
     OFF = "Off"

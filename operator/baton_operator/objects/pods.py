@@ -7,6 +7,7 @@ Deployment. What changes without a restart (keys, tenants) is in mounted files a
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 
 from baton_control.hashes import Revision, content_hash
@@ -49,6 +50,7 @@ TEMPLATE_VERSION = 6
 ROLE_VARIABLE = "BATON_ROLE"
 """Environment of a flexible worker: the role in its Pod's label when its container started."""
 _TEMPLATE_FLAG = "--template-hash="
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     spec = gateway_spec(deployment, site_of(deployment, Role.GATEWAY, platform))
     tls, api_keys = deployment.spec.gateway.tls, deployment.spec.gateway.api_keys
     scheme = None if tls is None else "HTTPS"
-    container = _container(spec, platform.gateway_image, None)
+    container = _container(spec, platform, platform.gateway_image, None)
     container |= {
         "resources": build_resources(deployment.spec.gateway.resources, cpu="250m", memory="512Mi", limit="4Gi"),
         "lifecycle": {"preStop": {"sleep": {"seconds": BEFORE_STOP_S}}},
@@ -91,7 +93,9 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
         _mount_secret(pod, "tls", tls.secret_name, TLS_PATH)
     if api_keys is not None:
         _mount_secret(pod, "api-keys", api_keys.secret_name, API_KEYS_PATH)
-    return {"metadata": _metadata(deployment, spec.role, None, {}), "spec": pod | _gateway_placement(deployment)}
+    labels_of_tools = _llmd_labels(deployment, spec.role, platform)
+    metadata = _metadata(deployment, spec.role, None, labels_of_tools)
+    return {"metadata": metadata, "spec": pod | _gateway_placement(deployment)}
 
 
 def _worker_pod(
@@ -105,7 +109,7 @@ def _worker_pod(
     role = (
         Role.PREFILL if spec.flips else spec.role
     )  # a flexible worker starts as prefill and is relabelled when it flips
-    container = _container(spec, platform.worker_image, PAIR_PORT if "pair" in spec.ports else None, pool)
+    container = _container(spec, platform, platform.worker_image, PAIR_PORT if "pair" in spec.ports else None, pool)
     container |= {
         "resources": _resources(spec, pool),
         "startupProbe": _probe("live", period_s=2, failures=LOAD_S // 2),
@@ -118,7 +122,18 @@ def _worker_pod(
     for volume, place in volumes(pool):
         mount(pod, volume, place)
     queue = {} if pool.queue is None else {QUEUE_LABEL: pool.queue}
-    return {"metadata": _metadata(deployment, role, revision, queue, restart), "spec": pod}
+    more = queue | ({} if spec.flips else _llmd_labels(deployment, role, platform))
+    return {"metadata": _metadata(deployment, role, revision, more, restart), "spec": pod}
+
+
+def _llmd_labels(deployment: LLMDeployment, role: Role, platform: Platform) -> dict[str, str]:
+    """The labels by which tools of llm-d select Pods; none unless the installation asks for them. A flexible worker has
+    none, because its role changes. A served name that is no label value is left out."""
+    if not platform.llmd_labels:
+        return {}
+    model = deployment.spec.model.served_name
+    named = {"llm-d.ai/model": model} if _LABEL_VALUE.fullmatch(model) else {}
+    return {"llm-d.ai/role": role.value, **named}
 
 
 def _metadata(
@@ -130,9 +145,13 @@ def _metadata(
     return {"labels": {**given.labels, **more, **labels(deployment, role, revision)}, **annotations}
 
 
-def _container(spec: WorkerSpec, image: str, second_port: int | None, pool: PoolSpec | None = None) -> Manifest:
+def _container(
+    spec: WorkerSpec, platform: Platform, image: str, second_port: int | None, pool: PoolSpec | None = None
+) -> Manifest:
     second = None if second_port is None else f"{ANY_ADDRESS}:{second_port}"
     more = instance_arguments(spec.role, f"{ANY_ADDRESS}:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
+    if platform.metrics_compat:
+        more = (*more, f"--metrics-compat={platform.metrics_compat}")
     env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}
     variables = environment(pool, env)
     if spec.flips:  # read by the kubelet with each start, so that a container that ends comes back as what it was

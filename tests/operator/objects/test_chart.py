@@ -37,6 +37,8 @@ FULL = PINNED | {
     "networkPolicy.additionalIngress[0].ports[0].port": "15008",
     "monitoring.labels.release": "stack",
     "monitoring.interval": "1m",
+    "metricsCompat": "vllm",
+    "llmdLabels": "true",
     "podLabels.team": "a",
     "podAnnotations.note": "b",
     "extraEnv[0].name": "HTTPS_PROXY",
@@ -219,6 +221,7 @@ def test_values_for_networks_ids_and_monitors_reach_the_flags_and_the_operators_
     assert settings.platform.network.egress == ({"ports": [{"port": 15012}]},)
     assert settings.platform.monitoring_labels == (("release", "stack"),)
     assert settings.platform.pod_ids == PodIds(run_as_user=None, run_as_group=None, fs_group=None)
+    assert (settings.platform.metrics_compat, settings.platform.llmd_labels) == ("vllm", True)
     found = {manifest["kind"]: manifest for manifest in manifests}
     pod = found["Deployment"]["spec"]["template"]
     assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}

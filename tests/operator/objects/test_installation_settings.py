@@ -143,3 +143,20 @@ def test_labels_that_leave_a_mesh_are_on_every_pod() -> None:
     templates: list[Json] = [gateway_template(given, PLATFORM), workers, fetch_template(given, PLATFORM)]
     for template in templates:
         assert labels.items() <= template["metadata"]["labels"].items()
+
+
+def test_names_of_other_projects_reach_pods_only_where_the_installation_wants_them() -> None:
+    given = deployment(model={**FETCHED, "servedName": "org/model"})
+    for platform, flags, keys in (
+        (PLATFORM, 0, set()),
+        (dataclasses.replace(PLATFORM, metrics_compat="vllm", llmd_labels=True), 1, {"llm-d.ai/role"}),
+    ):
+        templates: list[Json] = [gateway_template(given, platform)]
+        templates += [worker_template(given, role, platform).pod for role in POOL_ROLES]
+        for template in templates:
+            arguments = template["spec"]["containers"][0]["args"]
+            assert arguments.count("--metrics-compat=vllm") == flags
+            assert {key for key in template["metadata"]["labels"] if key.startswith("llm-d.ai/")} == keys
+    named = gateway_template(deployment(), dataclasses.replace(PLATFORM, llmd_labels=True))
+    labels: Json = named["metadata"]["labels"]  # type: ignore[index, assignment]
+    assert (labels["llm-d.ai/role"], labels["llm-d.ai/model"]) == ("gateway", deployment().spec.model.served_name)
