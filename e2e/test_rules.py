@@ -13,6 +13,7 @@ import yaml
 
 from baton_control.errors import ManifestError, UnsupportedError
 from baton_control.spec.manifest import parse_object
+from baton_control.spec.reserved_keys import MESH_OPT_OUTS
 from baton_operator.objects.pods import worker_template
 from baton_testing.kube.api_server import ApiServer, Json, Reply
 from baton_testing.kube.manifests import manifest
@@ -145,6 +146,10 @@ CASES = [
             ("annotations", ("baton.dev", "x.baton.dev")),
         )
         for domain in domains
+    ),
+    *(
+        bounded("spec.podMetadata", "keys of the domains", "podMetadata__labels", {key: value}, {key: "other"})
+        for key, value in MESH_OPT_OUTS.items()
     ),
     *(
         bounded(path, "keys of the domains", field, {"batonxdev/a": "b"}, {"x.baton.dev/a": "b"})

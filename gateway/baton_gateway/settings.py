@@ -39,6 +39,8 @@ class Settings:
     prefill_discovery: Source
     decode_discovery: Source
     processes: int
+    metrics_compat: str
+    """`vllm`: metrics are served under vLLM's names too."""
     announce: Path | None
     admin_listen: tuple[str, int] | None
     config: Path | None
@@ -217,6 +219,9 @@ FLAGS = (
     Flag("prefill-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
     Flag("decode-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
     Flag("processes", _count(1, 256), 1, "gateway processes on the port (default %(default)s)"),
+    Flag(
+        "metrics-compat", _choice("none", "vllm"), "none", "vllm: metrics under vLLM's names too (default %(default)s)"
+    ),
     Flag("announce", FILE, None, "written once the gateway listens: JSON with pid and ports"),
     Flag("admin-listen", LOOPBACK, None, "loopback listener for /state and /metrics"),
     Flag("config", FILE, None, "JSON object of the flags below (dashes as underscores)"),

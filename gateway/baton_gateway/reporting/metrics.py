@@ -70,6 +70,8 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.rename: Callable[[bytes], bytes] = bytes
+        """Adds other names to a page of metrics."""
         self.telemetry = LoadTelemetry()
         self._make_histograms(registry)
         self._make_counters(registry)
@@ -78,7 +80,7 @@ class GatewayMetrics:
     def page(self) -> bytes:
         """The metrics of this process, or of all that share its port."""
         folder = os.environ.get(METRICS_VARIABLE)
-        return generate_latest(self._registry) if folder is None else shared_page(folder)
+        return self.rename(generate_latest(self._registry) if folder is None else shared_page(folder))
 
     # What happens -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from baton_control.spec.resource_quantities import CPUS
 from baton_control.spec.served_model import CacheType
 from baton_control.worker_specs import Device, Site
 from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
+from baton_operator.objects.network_settings import DEFAULT_NETWORK, NetworkSettings
+from baton_operator.objects.pod_ids import DEFAULT_IDS, PodIds
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role
 
@@ -50,6 +52,18 @@ class Platform:
     """True: PodMonitors are made."""
     alerts: bool = False
     """True: PrometheusRules are made."""
+    monitoring_labels: tuple[tuple[str, str], ...] = ()
+    """Labels of PodMonitors and PrometheusRules, by which a Prometheus selects them."""
+    monitoring_interval: str = "15s"
+    """The time between two reads of a Pod's metrics."""
+    metrics_compat: str = ""
+    """`vllm`: gateways and workers serve metrics under vLLM's names too."""
+    llmd_labels: bool = False
+    """True: Pods have the labels by which tools of llm-d select."""
+    network: NetworkSettings = DEFAULT_NETWORK
+    """The installation's part of NetworkPolicies."""
+    pod_ids: PodIds = DEFAULT_IDS
+    """The user and groups of Pods."""
     operator_service: str | None = None
     """The Service in the operator's namespace that gateways link with; None: gateways report nothing."""
     hears_gateways: bool = True

@@ -18,7 +18,6 @@ from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, object_head,
 from baton_operator.objects.model_cache import claim_specs, fetch_volume, on_claims_node
 from baton_operator.objects.pod_additions import account_fields, build_resources, nodes, with_annotations
 
-USER = 10_001
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
 REFUSED = 3
 """Exit status of the program when a retry would not help."""
@@ -171,14 +170,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
         "serviceAccountName": fetch_account_name(deployment.metadata.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": platform.pod_ids.security_context(),
         "containers": [container],
         "volumes": volumes,
         **nodes(model.fetch.placement),

@@ -27,7 +27,7 @@ from baton_control.spec.pod_options import (
 )
 from baton_control.spec.pools import AcceleratorSpec, PoolSpec, ReplicaSpec
 from baton_control.spec.reserved_env import OPENED_BY_NAME, RESERVED_ENV
-from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS
+from baton_control.spec.reserved_keys import MESH_OPT_OUTS, RESERVED_ANNOTATIONS, RESERVED_LABELS
 from baton_control.spec.resources import ResourceSpec
 from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
@@ -70,8 +70,12 @@ def _within_limit(name: str, short: str | None = None) -> Rule:
 
 def _reserved(field: str, domains: tuple[str, ...]) -> Rule:
     pattern = "|".join(domain.replace(".", "\\\\.") for domain in domains)
+    allowed = [
+        (key, value) for key, value in MESH_OPT_OUTS.items() if any(key.partition("/")[0].endswith(d) for d in domains)
+    ]
+    excepted = "".join(f" && !(k == '{key}' && self.{field}[k] == '{value}')" for key, value in allowed)
     return Rule(
-        f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({pattern})/'))",
+        f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({pattern})/'){excepted})",
         f"keys of the domains {', '.join(domains)} are reserved",
         f".{field}",
     )
