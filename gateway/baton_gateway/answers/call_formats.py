@@ -1,7 +1,8 @@
 """The syntaxes in which models write tool calls: one class for each, which reads the text between its marks.
 
-A call begins at one of the marks in `openers`. If a format has none, it begins an answer with `bare_prefix`. Text that
-turns out not to be a call is content, unchanged; so is what follows a broken call up to its closing mark.
+A call begins at one of the marks in `openers`. Models forget these marks, so a call also begins at a text in
+`unmarked`, or begins an answer with `bare_prefix`. There only names of the request's tools are calls. Text that turns
+out not to be a call is content, unchanged. So is what follows a broken call, up to its closing mark or the next call.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from baton_gateway.answers.json_calls import MAX_NAME_CHARS, read_arguments, rea
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 from baton_gateway.answers.tool_use import Tool
 
+FUNCTION_END = "</function>"
 _NAME = re.compile(r"[^\s<>\"'{}\[\]()|｜]+")
 
 Tools = Mapping[str, Tool]
@@ -29,6 +31,11 @@ class CallFormat(Protocol):
         ...
 
     @property
+    def unmarked(self) -> Sequence[str]:
+        """Texts at which calls begin whose mark was forgotten."""
+        ...
+
+    @property
     def ignored(self) -> Sequence[str]:
         """Marks around calls that have no meaning of their own."""
         ...
@@ -38,6 +45,11 @@ class CallFormat(Protocol):
         """The beginning of an answer that may be a call without a mark; empty: there is none."""
         ...
 
+    @property
+    def is_bare(self) -> bool:
+        """True if calls usually have no mark."""
+        ...
+
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         """Read calls from `mark` at the feed's place, perhaps after blanks; only one call if `single_call`."""
         ...
@@ -45,42 +57,78 @@ class CallFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """JSON objects of name and arguments, each between two marks: Hermes, Qwen."""
+    """JSON objects of name and arguments, each between two marks: Hermes, Qwen. Several or a list are read too."""
 
     openers: tuple[str, ...]
     close: str
+    unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = ""
+    bare_prefix: str = "{"
+    is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
-        yield from feed.expect(mark)
-        is_whole = yield from read_call_object(feed)
-        yield from finish_call(feed, is_whole, self.close)
+        is_marked = mark != self.bare_prefix
+        names = None
+        if is_marked:
+            yield from feed.expect(mark)
+            yield from feed.expect("[")
+        else:
+            names = tools
+        is_whole = yield from read_call_object(feed, names)
+        while is_whole and not single_call and (yield from _is_next_object(feed)):
+            feed.hold()
+            yield from feed.expect(",")
+            if not (yield from read_call_object(feed, names)):
+                is_whole = False
+                if feed.is_holding:
+                    feed.roll_back()
+        if is_whole and is_marked:
+            yield from feed.expect("]")
+        yield from finish_call(feed, is_whole, self.close, self.openers, is_marked)
 
 
 @dataclass(frozen=True, slots=True)
 class BareJsonCalls:
-    """JSON objects without marks, with separators between: Llama 3. Only names of the request's tools are calls."""
+    """JSON objects without marks, with separators between: Llama 3. Only names of the request's tools are calls.
+
+    Llama also writes `<function=NAME>`, the arguments and `</function>`.
+    """
 
     openers: tuple[str, ...]
     separators: tuple[str, ...]
+    unmarked: tuple[str, ...] = ("<function=",)
     ignored: tuple[str, ...] = ()
     bare_prefix: str = "{"
+    is_bare: bool = True
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
+        if mark in self.unmarked:
+            yield from self._read_function(feed, mark, tools)
+            return
         if mark != self.bare_prefix:
             yield from feed.expect(mark)
         while (yield from read_call_object(feed, tools)) and not single_call:
             yield from feed.skip_blanks()
             separator = yield from feed.next_mark(self.separators)
-            if separator is None:
+            if separator is None and not (yield from feed.starts_with(self.bare_prefix)):
                 break
             feed.hold()
-            yield from feed.expect(separator)
+            yield from feed.expect(separator or "")
         if feed.is_holding:
             feed.roll_back()
+
+    def _read_function(self, feed: TextFeed, mark: str, tools: Tools) -> Steps[None]:
+        yield from feed.expect(mark)
+        is_named = (yield from read_call_name(feed, (">",))) and feed.held_name in tools
+        if not is_named or not (yield from feed.expect(">")):
+            feed.roll_back()
+            return
+        feed.commit()
+        yield from feed.skip_blanks()
+        if (yield from read_arguments(feed, (FUNCTION_END,))):
+            yield from feed.expect(FUNCTION_END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +142,10 @@ class NamedJsonCalls:
     """The text between name and arguments."""
     after: str
     close: str
+    unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     bare_prefix: str = ""
+    is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
@@ -107,9 +157,11 @@ class NamedJsonCalls:
             feed.take(self.between, SpanKind.MARK)
             feed.commit()
             yield from feed.skip_blanks()
-            is_whole = yield from read_arguments(feed)
-            is_whole = is_whole and (not self.after or (yield from feed.expect(self.after)))
-        yield from finish_call(feed, is_whole, self.close)
+            ends = (self.after, self.close) if self.after else (self.close,)
+            is_whole = yield from read_arguments(feed, (*ends, *self.ignored, *self.openers))
+            if is_whole and self.after:
+                yield from feed.expect(self.after)
+        yield from finish_call(feed, is_whole, self.close, (*self.openers, *self.ignored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +171,20 @@ class MistralCalls:
     openers: tuple[str, ...] = ("[TOOL_CALLS]",)
     call_id: str = "[CALL_ID]"
     arguments: str = "[ARGS]"
+    unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = ""
+    bare_prefix: str = "["
+    is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
-        yield from feed.expect(mark)
+        is_marked = mark != self.bare_prefix
+        if is_marked:
+            yield from feed.expect(mark)
         if (yield from feed.expect("[")):
-            yield from self._read_list(feed, single_call)
+            yield from self._read_list(feed, None if is_marked else tools, single_call)
+        elif (yield from feed.starts_with("{")):
+            yield from read_call_object(feed)
         elif (yield from read_call_name(feed, (self.call_id, self.arguments, "{"))):
             if (yield from feed.starts_with(self.call_id)):
                 feed.take(self.call_id, SpanKind.MARK)
@@ -135,12 +193,12 @@ class MistralCalls:
             if (yield from feed.expect(self.arguments)) or (yield from feed.starts_with("{")):
                 feed.commit()
                 yield from feed.skip_blanks()
-                yield from read_arguments(feed)
+                yield from read_arguments(feed, self.openers)
         if feed.is_holding:
             feed.roll_back()
 
-    def _read_list(self, feed: TextFeed, single_call: bool) -> Steps[None]:
-        while (yield from read_call_object(feed)) and not single_call:
+    def _read_list(self, feed: TextFeed, names: Tools | None, single_call: bool) -> Steps[None]:
+        while (yield from read_call_object(feed, names)) and not single_call:
             yield from feed.skip_blanks()
             if (yield from feed.starts_with("]")):
                 feed.take("]", SpanKind.MARK)
@@ -149,6 +207,12 @@ class MistralCalls:
                 return
             feed.hold()
             yield from feed.expect(",")
+
+
+def _is_next_object(feed: TextFeed) -> Steps[bool]:
+    """Take blanks, and return True if another object follows, perhaps after a comma."""
+    yield from feed.skip_blanks()
+    return (yield from feed.next_mark(("{", ","))) is not None
 
 
 def read_call_name(feed: TextFeed, ends: Sequence[str]) -> Steps[bool]:
@@ -164,12 +228,20 @@ def read_call_name(feed: TextFeed, ends: Sequence[str]) -> Steps[bool]:
     return True
 
 
-def finish_call(feed: TextFeed, is_whole: bool, close: str) -> Steps[None]:
-    """Read up to the closing mark. Text before it that is no part of the call is content, as is a text without call."""
+def finish_call(
+    feed: TextFeed, is_whole: bool, close: str, openers: Sequence[str], is_marked: bool = True
+) -> Steps[None]:
+    """Read up to the closing mark, or to the next call if it was forgotten. Text before it that is no part of the call
+    is content, as is a text without call. `is_marked`: the call had its opening mark, so a closing one is missed.
+    """
     if feed.is_holding:
         feed.roll_back()
         return
-    if is_whole and (yield from feed.expect(close)):
-        return
-    if (yield from feed.stream_until((close,), SpanKind.CONTENT)) is not None:
+    if is_whole:
+        is_closed = False
+        while (yield from feed.expect(close)):
+            is_closed = True
+        if is_closed or not is_marked:
+            return
+    if (yield from feed.stream_until((close, *openers), SpanKind.CONTENT)) == close:
         feed.take(close, SpanKind.MARK)

@@ -55,6 +55,7 @@ TOOL_CALL_FORMATS: Mapping[str, CallFormat] = {
         value_begins="\n",
         end="</function>",
         close="</tool_call>",
+        unmarked=("<function=",),
     ),
     "glm": TaggedCalls(
         openers=("<tool_call>",),
@@ -175,4 +176,5 @@ def _texts(row: object) -> Iterator[str]:
     assert dataclasses.is_dataclass(row)
     for field in dataclasses.fields(row):
         value = getattr(row, field.name)
-        yield from (value,) if isinstance(value, str) else value
+        if isinstance(value, str | tuple):
+            yield from (value,) if isinstance(value, str) else value

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 
 MAX_NAME_CHARS = 512
+NO_ARGUMENTS = "{}"
+NULL = "null"
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")
 """Members that some models add and that mean nothing here."""
@@ -46,7 +48,7 @@ def read_call_object(feed: TextFeed, names: Collection[str] | None = None) -> St
         return False
     feed.commit()
     if not has_arguments:
-        feed.emit("{}")
+        feed.emit(NO_ARGUMENTS)
     return True
 
 
@@ -102,15 +104,28 @@ def is_json(text: str) -> bool:
     return True
 
 
-def read_arguments(feed: TextFeed) -> Steps[bool]:
-    """Stream a call's arguments. A model may write them as a JSON string: then its content is emitted."""
+def read_arguments(feed: TextFeed, ends: Sequence[str] = ()) -> Steps[bool]:
+    """Stream a call's arguments; null, nothing and an empty text are an empty object.
+
+    A model may write the arguments as a JSON string: then its content is emitted. `ends`: marks that end a call
+    without arguments. If the answer was cut here, nothing is known of its arguments.
+    """
+    if (yield from feed.next_mark(ends)) is not None:
+        feed.emit(NO_ARGUMENTS)
+        return True
+    if ends and (yield from feed.is_at_end()):
+        feed.emit("" if feed.is_cut else NO_ARGUMENTS)
+        return not feed.is_cut
+    if (yield from feed.starts_with(NULL)):
+        feed.take(NULL, SpanKind.ARGUMENTS, NO_ARGUMENTS)
+        return True
     if not (yield from feed.starts_with('"')):
         return (yield from stream_json_value(feed))
     raw = yield from feed.read_string()
     text = decode_string(raw)
     if raw is None or text is None:
         return (yield from stream_json_value(feed))
-    feed.take(raw, SpanKind.ARGUMENTS, text or "{}")
+    feed.take(raw, SpanKind.ARGUMENTS, NO_ARGUMENTS if text.strip() in ("", NULL) else text)
     return True
 
 

@@ -20,6 +20,7 @@ from baton_gateway.answers.output_parts import (
     merge_parts,
 )
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed, TextSpan
+from baton_gateway.answers.text_gaps import TextGaps
 from baton_gateway.answers.tool_use import Tool
 
 _ID_CHARS = string.ascii_letters + string.digits
@@ -50,10 +51,12 @@ class OutputParser:
         call_id: Callable[[], str] = new_call_id,
         *,
         calls_only: bool = False,
+        marked_only: bool = False,
     ) -> None:
         """`tools`: without any, nothing is parsed as a call. `is_thinking`: the prompt opened reasoning.
         `single_call`: the answer is over after one call. `calls_only`: a grammar allows nothing but calls, so any other
-        text is the beginning of a call that was cut.
+        text is the beginning of a call that was cut. `marked_only`: a grammar constrains calls from their marks on, so
+        what has no mark is none.
         """
         self._feed = TextFeed()
         self._feed.is_thinking = is_thinking
@@ -61,6 +64,9 @@ class OutputParser:
         self._tools = {tool.name: tool for tool in tools}
         self._single = single_call
         self._calls_alone = calls_only
+        self._marked_only = marked_only
+        usual_gap = "\n" if form.is_harmony else ""  # between messages
+        self._gaps = TextGaps(SpanKind.CONTENT, usual_gap), TextGaps(SpanKind.REASONING, usual_gap)
         self._call_id = call_id
         self._calls = 0
         self._arguments: list[str] = []
@@ -103,9 +109,9 @@ class OutputParser:
         """Parse more text, and return the parts that it makes clear."""
         return self.parts(self.spans(text))
 
-    def end(self) -> tuple[AnswerPart, ...]:
-        """Return the parts that were still open at the end of the text."""
-        return self.parts(self.last_spans())
+    def end(self, is_cut: bool = False) -> tuple[AnswerPart, ...]:
+        """Return the parts that were still open at the end of the text. `is_cut`: the model did not end it."""
+        return self.parts(self.last_spans(is_cut))
 
     def spans(self, text: str) -> list[TextSpan]:
         """Parse more text into spans, which together are the text, character by character."""
@@ -113,8 +119,8 @@ class OutputParser:
         self._advance()
         return self._reclassify(self._feed.take_spans())
 
-    def last_spans(self) -> list[TextSpan]:
-        self._feed.end()
+    def last_spans(self, is_cut: bool = False) -> list[TextSpan]:
+        self._feed.end(is_cut)
         self._advance()
         self._feed.is_thinking = False
         return self._reclassify(self._feed.take_spans())
@@ -126,12 +132,13 @@ class OutputParser:
         return [replace(span, kind=SpanKind.MARK) if span.kind is SpanKind.CONTENT else span for span in spans]
 
     def parts(self, spans: Sequence[TextSpan]) -> tuple[AnswerPart, ...]:
-        return tuple(merge_parts([self._part(span) for span in spans if span.kind is not SpanKind.MARK]))
+        parts = (("".join(gaps.before(span) for gaps in self._gaps), span) for span in spans)
+        return tuple(merge_parts([self._part(span, gap) for gap, span in parts if span.kind is not SpanKind.MARK]))
 
-    def _part(self, span: TextSpan) -> AnswerPart:
+    def _part(self, span: TextSpan, gap: str) -> AnswerPart:
         match span.kind:
             case SpanKind.REASONING:
-                return ReasoningPart(span.text)
+                return ReasoningPart(gap + span.text)
             case SpanKind.NAME:
                 self._calls += 1
                 self._arguments = []
@@ -140,7 +147,7 @@ class OutputParser:
                 self._arguments.append(span.text)
                 return ArgumentsPart(self._calls - 1, span.text)
             case _:
-                return ContentPart(span.text)
+                return ContentPart(gap + span.text)
 
     def _advance(self) -> None:
         if self._steps is not None:
@@ -156,14 +163,12 @@ class OutputParser:
         feed = self._feed
         if marks is not None:
             yield from self._read_reasoning(marks)
-        if (
-            calls is not None
-            and calls.bare_prefix
-            and (yield from feed.starts_with(calls.bare_prefix, after_blanks=True))
-        ):
+        takes_unmarked = calls is not None and not self._marked_only
+        if calls is not None and (takes_unmarked or calls.is_bare) and (yield from self._is_bare_call(calls)):
             yield from feed.skip_blanks()
             yield from self._read_calls(calls, calls.bare_prefix)
         openers = (*calls.openers, *calls.ignored) if calls is not None else ()
+        openers += tuple(calls.unmarked) if calls is not None and takes_unmarked else ()
         while not self.is_over:
             mark = yield from feed.stream_until(openers, SpanKind.CONTENT, strip=True)
             if mark is None:
@@ -174,6 +179,13 @@ class OutputParser:
                 yield from feed.skip_blanks()
             else:
                 yield from self._read_calls(calls, mark)
+
+    def _is_bare_call(self, calls: CallFormat) -> Steps[bool]:
+        """Return True if the answer begins as a call without a mark may begin."""
+        for opener in calls.openers:
+            if (yield from self._feed.starts_with(opener, after_blanks=True)):
+                return False
+        return bool(calls.bare_prefix) and (yield from self._feed.starts_with(calls.bare_prefix, after_blanks=True))
 
     def _read_reasoning(self, marks: ReasoningMarks) -> Steps[None]:
         feed = self._feed

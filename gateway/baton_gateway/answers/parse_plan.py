@@ -30,7 +30,14 @@ class ParsePlan:
 
     def make_parser(self) -> OutputParser:
         """Build the parser of one choice."""
-        return OutputParser(self.form, self.tools, self.is_thinking, self.single_call, calls_only=self.calls_only)
+        return OutputParser(
+            self.form,
+            self.tools,
+            self.is_thinking,
+            self.single_call,
+            calls_only=self.calls_only,
+            marked_only=self.output_format is not None,
+        )
 
     @property
     def reasoning_marks(self) -> tuple[str, str] | None:
