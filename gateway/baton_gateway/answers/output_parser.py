@@ -21,7 +21,7 @@ from baton_gateway.answers.output_parts import (
 )
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed, TextSpan
 from baton_gateway.answers.text_gaps import TextGaps
-from baton_gateway.answers.tool_use import Tool
+from baton_gateway.answers.tool_use import CallBound, Tool
 
 _ID_CHARS = string.ascii_letters + string.digits
 ID_LENGTH = 9
@@ -50,21 +50,17 @@ class OutputParser:
         single_call: bool = False,
         call_id: Callable[[], str] = new_call_id,
         *,
-        calls_only: bool = False,
-        marked_only: bool = False,
+        bound: CallBound = CallBound.FREE,
     ) -> None:
         """`tools`: without any, nothing is parsed as a call. `is_thinking`: the prompt opened reasoning.
-        `single_call`: the answer is over after one call. `calls_only`: a grammar allows nothing but calls, so any other
-        text is the beginning of a call that was cut. `marked_only`: a grammar constrains calls from their marks on, so
-        what has no mark is none.
+        `single_call`: the answer is over after one call. `bound`: of the grammar that the answer follows.
         """
         self._feed = TextFeed()
         self._feed.is_thinking = is_thinking
         self._tokens = {token: text for text, token in form.tokens}
         self._tools = {tool.name: tool for tool in tools}
         self._single = single_call
-        self._calls_alone = calls_only
-        self._marked_only = marked_only
+        self._bound = bound
         usual_gap = "\n" if form.is_harmony else ""  # between messages
         self._gaps = TextGaps(SpanKind.CONTENT, usual_gap), TextGaps(SpanKind.REASONING, usual_gap)
         self._call_id = call_id
@@ -127,7 +123,7 @@ class OutputParser:
 
     def _reclassify(self, spans: list[TextSpan]) -> list[TextSpan]:
         """Make content a mark if only calls may come: it is the beginning of a mark that was cut."""
-        if not self._calls_alone:
+        if self._bound is not CallBound.ONLY:
             return spans
         return [replace(span, kind=SpanKind.MARK) if span.kind is SpanKind.CONTENT else span for span in spans]
 
@@ -163,12 +159,14 @@ class OutputParser:
         feed = self._feed
         if marks is not None:
             yield from self._read_reasoning(marks)
-        takes_unmarked = calls is not None and not self._marked_only
+        takes_unmarked = calls is not None and self._bound is CallBound.FREE
         if calls is not None and (takes_unmarked or calls.is_bare) and (yield from self._is_bare_call(calls)):
             yield from feed.skip_blanks()
             yield from self._read_calls(calls, calls.bare_prefix)
         openers = (*calls.openers, *calls.ignored) if calls is not None else ()
         openers += tuple(calls.unmarked) if calls is not None and takes_unmarked else ()
+        if self._bound is CallBound.EITHER and not feed.num_names and not (yield from self._begins_with_any(openers)):
+            openers = ()
         while not self.is_over:
             mark = yield from feed.stream_until(openers, SpanKind.CONTENT, strip=True)
             if mark is None:
@@ -182,10 +180,15 @@ class OutputParser:
 
     def _is_bare_call(self, calls: CallFormat) -> Steps[bool]:
         """Return True if the answer begins as a call without a mark may begin."""
-        for opener in calls.openers:
-            if (yield from self._feed.starts_with(opener, after_blanks=True)):
-                return False
-        return bool(calls.bare_prefix) and (yield from self._feed.starts_with(calls.bare_prefix, after_blanks=True))
+        if not calls.bare_prefix or (yield from self._begins_with_any(calls.openers)):
+            return False
+        return (yield from self._feed.starts_with(calls.bare_prefix, after_blanks=True))
+
+    def _begins_with_any(self, marks: Sequence[str]) -> Steps[bool]:
+        for mark in marks:
+            if (yield from self._feed.starts_with(mark, after_blanks=True)):
+                return True
+        return False
 
     def _read_reasoning(self, marks: ReasoningMarks) -> Steps[None]:
         feed = self._feed

@@ -8,18 +8,19 @@ import pytest
 
 from baton_gateway.answers.output_parser import OutputParser
 from baton_gateway.answers.output_parts import AnswerPart, WholeAnswer, whole_answer
+from baton_gateway.answers.tool_use import CallBound
 from baton_testing.gateway.answer_transcripts import FAMILIES, TOOLS, cuts_of, form_of
 
 Expected = tuple[str, list[tuple[str, str]]]
 """Content, and the calls' names and arguments."""
 
 
-def read(family: str, text: str, *, is_cut: bool = False, marked_only: bool = False) -> Expected:
+def read(family: str, text: str, *, is_cut: bool = False, bound: CallBound = CallBound.FREE) -> Expected:
     """Read a whole answer, and in several cuts, which must agree."""
     dice = random.Random(text)
     answers: list[WholeAnswer] = []
     for cuts in ([], range(1, len(text)), cuts_of(dice, len(text)), cuts_of(dice, len(text))):
-        parser = OutputParser(form_of(family, True), TOOLS, call_id=lambda: "id", marked_only=marked_only)
+        parser = OutputParser(form_of(family, True), TOOLS, call_id=lambda: "id", bound=bound)
         parts: list[AnswerPart] = []
         for begin, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
             parts += parser.push(text[begin:end])
@@ -103,7 +104,7 @@ def test_a_call_is_read_however_its_marks_were_forgotten(family: str, text: str,
 def test_where_a_grammar_constrains_calls_only_marks_begin_them(text: str) -> None:
     """A grammar begins with the mark: a call without one would not follow its schema."""
     for family in ("qwen3_coder", "hermes"):
-        assert read(family, text, marked_only=True) == (text, [])
+        assert read(family, text, bound=CallBound.MARKED) == (text, [])
 
 
 EMPTY = {

@@ -11,10 +11,26 @@ import pytest
 from llguidance import LLMatcher
 
 from baton_gateway.answers.formats import AnswerFormat
+from baton_gateway.answers.output_parts import WholeAnswer, whole_answer
+from baton_gateway.answers.parse_plan import make_parse_plan
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
-from baton_testing.gateway.drawn_calls import definition, draw, encoded, read, tokenizer
+from baton_gateway.structured_outputs.grammar_builder import build_grammar
+from baton_testing.gateway.grammar_draws import draw, encoded, tokenizer
 
 DRAWS = 4
+
+
+def definition(form: AnswerFormat, use: ToolUse) -> str:
+    output_format = make_parse_plan(form, use, "", None).output_format
+    assert output_format is not None
+    return build_grammar(output_format)
+
+
+def read(form: AnswerFormat, use: ToolUse, text: str) -> WholeAnswer:
+    parser = make_parse_plan(form, use, "", None).make_parser()
+    return whole_answer([*parser.push(text), *parser.end()])
+
+
 OPTIONAL: list[tuple[dict[str, Any], list[str]]] = [
     ({"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]}, ["12345", "null", '{"x"', "a b"]),
     ({"type": ["string", "null"]}, ["12345", "null", '"quoted"', "two\nlines"]),

@@ -15,8 +15,9 @@ from baton_gateway.answers.output_parts import WholeAnswer, WholeCall, whole_ans
 from baton_gateway.answers.parse_plan import make_parse_plan
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import RefusedError
+from baton_gateway.structured_outputs.grammar_builder import build_grammar
 from baton_testing.gateway.answer_transcripts import RENDERERS, same
-from baton_testing.gateway.drawn_calls import definition, draw, encoded, read, tokenizer, with_tokens
+from baton_testing.gateway.grammar_draws import draw, encoded, tokenizer, with_tokens
 from baton_wire.rules.answer_formats import HARMONY
 
 CITY: dict[str, Any] = {
@@ -35,6 +36,17 @@ SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 HARMONY_FORM = AnswerFormat(HARMONY, HARMONY)
 FORMS = [*(AnswerFormat("think", name) for name in TOOL_CALL_FORMATS), HARMONY_FORM, AnswerFormat()]
 DRAWS = 4
+
+
+def definition(form: AnswerFormat, use: ToolUse) -> str:
+    shape = make_parse_plan(form, use, "", None).output_format
+    assert shape is not None
+    return build_grammar(shape)
+
+
+def read(form: AnswerFormat, use: ToolUse, text: str) -> WholeAnswer:
+    reader = make_parse_plan(form, use, "", None).make_parser()
+    return whole_answer([*reader.push(text), *reader.end()])
 
 
 def check(answer: WholeAnswer) -> None:

@@ -1,4 +1,4 @@
-"""Answers that a model without sense draws under a grammar of calls, with tiny-llama's tokenizer."""
+"""Draws from a grammar, as a model without sense would answer: any token that it allows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from functools import cache
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_gateway.answers.formats import AnswerFormat
-from baton_gateway.answers.output_parts import WholeAnswer, whole_answer
-from baton_gateway.answers.parse_plan import make_parse_plan
-from baton_gateway.answers.tool_use import ToolUse
-from baton_gateway.structured_outputs.grammar_builder import build_grammar
 from baton_testing.engine.tiny_llama import FOLDER
 
 MARKS = (
@@ -46,12 +42,6 @@ def with_tokens(form: AnswerFormat) -> AnswerFormat:
     """The same format with each mark that it has as a token."""
     own = form.marks(with_calls=True)
     return replace(form, tokens=tuple(pair for pair in tokens_of_marks() if any(pair[0] in mark for mark in own)))
-
-
-def definition(form: AnswerFormat, use: ToolUse) -> str:
-    shape = make_parse_plan(form, use, "", None).output_format
-    assert shape is not None
-    return build_grammar(shape)
 
 
 def draw(dice: random.Random, definition: str, begin: str = "", with_marks: bool = False) -> str:
@@ -93,8 +83,3 @@ def decoded(ids: list[int], with_marks: bool = False) -> str:
         mark = names.get(token)
         text += tokenizer(with_marks).decode_bytes([token]) if mark is None else mark.encode()
     return text.decode(errors="replace")
-
-
-def read(form: AnswerFormat, use: ToolUse, text: str) -> WholeAnswer:
-    reader = make_parse_plan(form, use, "", None).make_parser()
-    return whole_answer([*reader.push(text), *reader.end()])
