@@ -1,25 +1,23 @@
 """The syntaxes in which models write tool calls: one class for each, which reads the text between its marks.
 
 A call begins at one of the marks in `openers`. Models forget these marks, so a call also begins at a text in
-`unmarked`, or begins an answer with `bare_prefix`. There only names of the request's tools are calls. Text that turns
-out not to be a call is content, unchanged. So is what follows a broken call, up to its closing mark or the next call.
+`unmarked`, or begins an answer with one of `bare_prefixes`. There only names of the request's tools are calls. Text
+that turns out not to be a call is content, unchanged. So is what follows a broken call, up to its closing mark or the
+next call.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_gateway.answers.json_calls import MAX_NAME_CHARS, read_arguments, read_call_object
+from baton_gateway.answers.call_readers import NAME, Tools, finish_call, read_call_name
+from baton_gateway.answers.json_calls import read_arguments, read_call_object, read_json_calls, read_python_object
+from baton_gateway.answers.python_calls import read_python_calls
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
-from baton_gateway.answers.tool_use import Tool
 
 FUNCTION_END = "</function>"
-_NAME = re.compile(r"[^\s<>\"'{}\[\]()|｜]+")
-
-Tools = Mapping[str, Tool]
 
 
 class CallFormat(Protocol):
@@ -41,13 +39,13 @@ class CallFormat(Protocol):
         ...
 
     @property
-    def bare_prefix(self) -> str:
-        """The beginning of an answer that may be a call without a mark; empty: there is none."""
+    def bare_prefixes(self) -> Sequence[str]:
+        """Beginnings of an answer that may be a call without a mark."""
         ...
 
     @property
     def is_bare(self) -> bool:
-        """True if calls usually have no mark."""
+        """True if calls usually have no mark, but the first of `bare_prefixes`."""
         ...
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
@@ -63,19 +61,18 @@ class JsonCalls:
     close: str
     unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = "{"
+    bare_prefixes: tuple[str, ...] = ("{",)
     is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
-        is_marked = mark != self.bare_prefix
-        names = None
+        is_marked = mark not in self.bare_prefixes
+        names = None if is_marked else tools
         if is_marked:
             yield from feed.expect(mark)
             yield from feed.expect("[")
-        else:
-            names = tools
-        is_whole = yield from read_call_object(feed, names)
+        is_whole = is_marked and (yield from read_python_object(feed, (self.close,)))
+        is_whole = is_whole or (yield from read_call_object(feed, names))
         while is_whole and not single_call and (yield from _is_next_object(feed)):
             feed.hold()
             yield from feed.expect(",")
@@ -99,7 +96,7 @@ class BareJsonCalls:
     separators: tuple[str, ...]
     unmarked: tuple[str, ...] = ("<function=",)
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = "{"
+    bare_prefixes: tuple[str, ...] = ("{", "[")
     is_bare: bool = True
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
@@ -107,17 +104,12 @@ class BareJsonCalls:
         if mark in self.unmarked:
             yield from self._read_function(feed, mark, tools)
             return
-        if mark != self.bare_prefix:
+        if mark not in self.bare_prefixes:
             yield from feed.expect(mark)
-        while (yield from read_call_object(feed, tools)) and not single_call:
-            yield from feed.skip_blanks()
-            separator = yield from feed.next_mark(self.separators)
-            if separator is None and not (yield from feed.starts_with(self.bare_prefix)):
-                break
-            feed.hold()
-            yield from feed.expect(separator or "")
-        if feed.is_holding:
-            feed.roll_back()
+        if (yield from feed.starts_with("[", after_blanks=True)):
+            yield from read_python_calls(feed, tools, single_call)
+        else:
+            yield from read_json_calls(feed, tools, single_call, self.separators)
 
     def _read_function(self, feed: TextFeed, mark: str, tools: Tools) -> Steps[None]:
         yield from feed.expect(mark)
@@ -144,7 +136,7 @@ class NamedJsonCalls:
     close: str
     unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = ""
+    bare_prefixes: tuple[str, ...] = ()
     is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
@@ -173,12 +165,12 @@ class MistralCalls:
     arguments: str = "[ARGS]"
     unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = "["
+    bare_prefixes: tuple[str, ...] = ("[",)
     is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
-        is_marked = mark != self.bare_prefix
+        is_marked = mark not in self.bare_prefixes
         if is_marked:
             yield from feed.expect(mark)
         if (yield from feed.expect("[")):
@@ -188,7 +180,7 @@ class MistralCalls:
         elif (yield from read_call_name(feed, (self.call_id, self.arguments, "{"))):
             if (yield from feed.starts_with(self.call_id)):
                 feed.take(self.call_id, SpanKind.MARK)
-                call_id = yield from feed.read_matching(_NAME)
+                call_id = yield from feed.read_matching(NAME)
                 feed.take(call_id, SpanKind.MARK)
             if (yield from feed.expect(self.arguments)) or (yield from feed.starts_with("{")):
                 feed.commit()
@@ -209,39 +201,30 @@ class MistralCalls:
             yield from feed.expect(",")
 
 
+@dataclass(frozen=True, slots=True)
+class PythonCalls:
+    """A list of calls with named arguments. Only names of the request's tools are calls, and a call whose first
+    argument has no name is none: nobody could say what it means. After an opening mark the brackets may be missing.
+    Llama 4 also writes JSON objects.
+    """
+
+    openers: tuple[str, ...]
+    ignored: tuple[str, ...]
+    unmarked: tuple[str, ...] = ()
+    bare_prefixes: tuple[str, ...] = ("[", "{")
+    is_bare: bool = True
+
+    def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
+        feed.hold()
+        if mark not in self.bare_prefixes:
+            yield from feed.expect(mark)
+        if (yield from feed.starts_with("{", after_blanks=True)):
+            yield from read_json_calls(feed, tools, single_call, (";", ","))
+        else:
+            yield from read_python_calls(feed, tools, single_call)
+
+
 def _is_next_object(feed: TextFeed) -> Steps[bool]:
     """Take blanks, and return True if another object follows, perhaps after a comma."""
     yield from feed.skip_blanks()
     return (yield from feed.next_mark(("{", ","))) is not None
-
-
-def read_call_name(feed: TextFeed, ends: Sequence[str]) -> Steps[bool]:
-    """Take a name up to one of the marks, which stays unread. False: there is no name."""
-    text = yield from feed.read_until(ends, MAX_NAME_CHARS)
-    name = (text or "").strip()
-    if text is None or not _NAME.fullmatch(name):
-        return False
-    begin = text.index(name)
-    feed.take(text[:begin], SpanKind.MARK)
-    feed.take(name, SpanKind.NAME)
-    feed.take(text[begin + len(name) :], SpanKind.MARK)
-    return True
-
-
-def finish_call(
-    feed: TextFeed, is_whole: bool, close: str, openers: Sequence[str], is_marked: bool = True
-) -> Steps[None]:
-    """Read up to the closing mark, or to the next call if it was forgotten. Text before it that is no part of the call
-    is content, as is a text without call. `is_marked`: the call had its opening mark, so a closing one is missed.
-    """
-    if feed.is_holding:
-        feed.roll_back()
-        return
-    if is_whole:
-        is_closed = False
-        while (yield from feed.expect(close)):
-            is_closed = True
-        if is_closed or not is_marked:
-            return
-    if (yield from feed.stream_until((close, *openers), SpanKind.CONTENT)) == close:
-        feed.take(close, SpanKind.MARK)

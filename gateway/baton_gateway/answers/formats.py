@@ -10,9 +10,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from baton_gateway.answers.call_formats import BareJsonCalls, CallFormat, JsonCalls, MistralCalls, NamedJsonCalls
+from baton_gateway.answers.call_formats import (
+    BareJsonCalls,
+    CallFormat,
+    JsonCalls,
+    MistralCalls,
+    NamedJsonCalls,
+    PythonCalls,
+)
 from baton_gateway.answers.harmony import CHANNEL, ENDS, MESSAGE, START
-from baton_gateway.answers.python_calls import PythonCalls
 from baton_gateway.answers.tagged_calls import TaggedCalls
 from baton_wire.rules.answer_formats import (
     AUTO,

@@ -160,12 +160,15 @@ class OutputParser:
         if marks is not None:
             yield from self._read_reasoning(marks)
         takes_unmarked = calls is not None and self._bound is CallBound.FREE
-        if calls is not None and (takes_unmarked or calls.is_bare) and (yield from self._is_bare_call(calls)):
-            yield from feed.skip_blanks()
-            yield from self._read_calls(calls, calls.bare_prefix)
+        if calls is not None:
+            prefixes = calls.bare_prefixes if takes_unmarked else calls.bare_prefixes[: calls.is_bare]
+            prefix = yield from self._first_of(prefixes)
+            if prefix is not None and (yield from self._first_of(calls.openers)) is None:
+                yield from feed.skip_blanks()
+                yield from self._read_calls(calls, prefix)
         openers = (*calls.openers, *calls.ignored) if calls is not None else ()
         openers += tuple(calls.unmarked) if calls is not None and takes_unmarked else ()
-        if self._bound is CallBound.EITHER and not feed.num_names and not (yield from self._begins_with_any(openers)):
+        if self._bound is CallBound.EITHER and not feed.num_names and (yield from self._first_of(openers)) is None:
             openers = ()
         while not self.is_over:
             mark = yield from feed.stream_until(openers, SpanKind.CONTENT, strip=True)
@@ -178,17 +181,12 @@ class OutputParser:
             else:
                 yield from self._read_calls(calls, mark)
 
-    def _is_bare_call(self, calls: CallFormat) -> Steps[bool]:
-        """Return True if the answer begins as a call without a mark may begin."""
-        if not calls.bare_prefix or (yield from self._begins_with_any(calls.openers)):
-            return False
-        return (yield from self._feed.starts_with(calls.bare_prefix, after_blanks=True))
-
-    def _begins_with_any(self, marks: Sequence[str]) -> Steps[bool]:
+    def _first_of(self, marks: Sequence[str]) -> Steps[str | None]:
+        """Return the mark with which the unread text begins, perhaps after blanks."""
         for mark in marks:
             if (yield from self._feed.starts_with(mark, after_blanks=True)):
-                return True
-        return False
+                return mark
+        return None
 
     def _read_reasoning(self, marks: ReasoningMarks) -> Steps[None]:
         feed = self._feed

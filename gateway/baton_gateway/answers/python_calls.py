@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from baton_gateway.answers.call_formats import Tools, read_call_name
+from baton_gateway.answers.call_readers import Tools, read_call_name
 from baton_gateway.answers.json_calls import MAX_NAME_CHARS, NO_ARGUMENTS
 from baton_gateway.answers.python_literals import translate_literal
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
@@ -17,65 +17,53 @@ _LONG = {'"': 3, "'": 3, "\\": 2}
 _KEY = re.compile(r"\s*[^\W\d]\w*\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class PythonCalls:
-    """A list of calls with named arguments. Only names of the request's tools are calls, and a call whose first
-    argument has no name is none: nobody could say what it means. After an opening mark the brackets may be missing.
-    """
-
-    openers: tuple[str, ...]
-    ignored: tuple[str, ...]
-    unmarked: tuple[str, ...] = ()
-    bare_prefix: str = "["
-    is_bare: bool = True
-
-    def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
+def read_python_calls(feed: TextFeed, tools: Tools, single_call: bool) -> Steps[None]:
+    """Read calls of offered tools with a bracket around them, or without: then they follow an opening mark."""
+    has_bracket = yield from feed.expect("[")
+    while (yield from _read_call(feed, tools)):
+        if (has_bracket and (yield from feed.expect("]"))) or single_call:
+            return
+        yield from feed.skip_blanks()
+        if not (yield from feed.starts_with(",")):
+            return
         feed.hold()
-        yield from feed.expect(mark)
-        has_bracket = mark == self.bare_prefix or (yield from feed.expect(self.bare_prefix))
-        while (yield from self._read_call(feed, tools)):
-            if (has_bracket and (yield from feed.expect("]"))) or single_call:
-                return
-            yield from feed.skip_blanks()
-            if not (yield from feed.starts_with(",")):
-                return
-            feed.hold()
-            yield from feed.expect(",")
-        if feed.is_holding:
-            feed.roll_back()
+        yield from feed.expect(",")
+    if feed.is_holding:
+        feed.roll_back()
 
-    def _read_call(self, feed: TextFeed, tools: Tools) -> Steps[bool]:
-        """Read a call. It is committed with the name of its first argument, or if it has none."""
-        if not (yield from read_call_name(feed, ("(",))) or feed.held_name not in tools:
-            return False
-        feed.take("(", SpanKind.MARK)
-        count = 0
-        while not (yield from feed.expect(")")):
-            if count and not (yield from feed.expect(",")):
-                break
-            if count and (yield from feed.expect(")")):
-                feed.emit("}")
-                return True
-            yield from feed.skip_blanks()
-            key = yield from feed.read_until(("=",), MAX_NAME_CHARS)
-            if key is None or not _KEY.fullmatch(key) or (yield from feed.starts_with(f"{key}==")):
-                break
-            feed.take(key, SpanKind.ARGUMENTS, f"{', ' if count else '{'}{json.dumps(key.strip())}: ")
-            feed.take("=", SpanKind.MARK)
-            feed.commit()
-            literal = yield from _read_literal(feed)
-            if literal is None:
-                yield from feed.stream_until((), SpanKind.ARGUMENTS)
-                return False
-            feed.take(literal, SpanKind.ARGUMENTS, as_json(literal))
-            count += 1
-        else:
-            feed.commit()
-            feed.emit("}" if count else NO_ARGUMENTS)
-            return True
-        if not feed.is_holding:
-            feed.emit("}" if count else NO_ARGUMENTS)
+
+def _read_call(feed: TextFeed, tools: Tools) -> Steps[bool]:
+    """Read a call. It is committed with the name of its first argument, or if it has none."""
+    if not (yield from read_call_name(feed, ("(",))) or feed.held_name not in tools:
         return False
+    feed.take("(", SpanKind.MARK)
+    count = 0
+    while not (yield from feed.expect(")")):
+        if count and not (yield from feed.expect(",")):
+            break
+        if count and (yield from feed.expect(")")):
+            feed.emit("}")
+            return True
+        yield from feed.skip_blanks()
+        key = yield from feed.read_until(("=",), MAX_NAME_CHARS)
+        if key is None or not _KEY.fullmatch(key) or (yield from feed.starts_with(f"{key}==")):
+            break
+        feed.take(key, SpanKind.ARGUMENTS, f"{', ' if count else '{'}{json.dumps(key.strip())}: ")
+        feed.take("=", SpanKind.MARK)
+        feed.commit()
+        literal = yield from _read_literal(feed)
+        if literal is None:
+            yield from feed.stream_until((), SpanKind.ARGUMENTS)
+            return False
+        feed.take(literal, SpanKind.ARGUMENTS, as_json(literal))
+        count += 1
+    else:
+        feed.commit()
+        feed.emit("}" if count else NO_ARGUMENTS)
+        return True
+    if not feed.is_holding:
+        feed.emit("}" if count else NO_ARGUMENTS)
+    return False
 
 
 def _read_literal(feed: TextFeed) -> Steps[str | None]:

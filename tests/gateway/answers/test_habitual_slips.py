@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -94,10 +95,65 @@ OTHER = '{"name": "search", "arguments": {}}'
             "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>x</arg_value>\n<tool_call>search\n</tool_call>",
             ("", [("f", CITY), ("search", "{}")]),
         ),
+        ("glm", "<tool_call>f<arg_key>city</arg_key>x</arg_value></tool_call>", ("", [("f", CITY)])),
+        ("glm", "<tool_call>f<arg_key>city</arg_key><arg_value>x</tool_call>", ("", [("f", CITY)])),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=city>\nx\n</function>\n</tool_call>",
+            ("", [("f", CITY)]),
+        ),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=city>\nx\n</function>", ("", [("f", CITY)])),
+        (
+            "qwen3_coder",
+            "<tool_call><function=f><parameter=\ncity>x</parameter></function></tool_call>",
+            ("", [("f", CITY)]),
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=f><parameter=>x</parameter></function></tool_call>",
+            (">x</parameter></function>", [("f", "{}")]),
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=f><parameter=city: x\n</parameter></function></tool_call>",
+            ("city: x\n</parameter></function>", [("f", "{}")]),
+        ),
+        ("hermes", "<tool_call>{'name': 'f', 'arguments': {'city': 'x'}}</tool_call>", ("", [("f", CITY)])),
+        ("hermes", "<tool_call>\n{'name': 'f', 'arguments': {}}\n", ("", [("f", "{}")])),
+        ("hermes", "<tool_call>{'colour': 1}</tool_call>", ("<tool_call>{'colour': 1}</tool_call>", [])),
+        (
+            "hermes",
+            f'<tool_call>{{"type": "function", "function": {JSON}}}</tool_call>',
+            ("", [("f", CITY)]),
+        ),
+        ("llama3_json", f'{{"id": "a", "type": "function", "function": {JSON}}}', ("", [("f", CITY)])),
+        ("llama3_json", "[f(city='x'), search()]", ("", [("f", CITY), ("search", "{}")])),
+        ("pythonic", f"{JSON}; {OTHER}", ("", [("f", CITY), ("search", "{}")])),
+        ("pythonic", f"<|python_start|>{JSON}<|python_end|>", ("", [("f", CITY)])),
+        ("pythonic", '{"city": "x"}', ('{"city": "x"}', [])),
+        ("harmony", f"<|channel|>commentary to=functions.f\n<|constrain|>json\n<|message|>{CITY}", ("", [("f", CITY)])),
     ],
 )
 def test_a_call_is_read_however_its_marks_were_forgotten(family: str, text: str, expected: Expected) -> None:
     assert read(family, text) == expected
+
+
+CLOSES = "<b>\n</parameter>\n</arg_value> </function> x</tool_call>\ny"
+
+
+@pytest.mark.parametrize(
+    "value", [CLOSES, "</parameter>", "</arg_value>x", "\n</parameter>\n</parameter>", "[</parameter>]"]
+)
+@pytest.mark.parametrize("name", ["city", "free"])
+def test_a_value_may_contain_the_marks_that_end_values(value: str, name: str) -> None:
+    """Files about tools and XML do. A mark ends a value only where another argument or the end of the call follows."""
+    texts = {
+        "qwen3_coder": f"<tool_call>\n<function=f>\n<parameter={name}>\n{value}\n</parameter>\n</function></tool_call>",
+        "glm": f"<tool_call>f\n<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>",
+    }
+    for family, text in texts.items():
+        content, [(_, arguments)] = read(family, text)
+        assert (content, json.loads(arguments)) == ("", {name: value})
 
 
 @pytest.mark.parametrize("text", [f"{CODER}\n</tool_call>", JSON])
