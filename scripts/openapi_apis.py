@@ -202,12 +202,14 @@ _RESPONSE: dict[str, Any] = {
 }
 BODIES: dict[str, Body] = {
     "/v1/responses": ("ResponseRequest", responses_request.parse_response, (_RESPONSE,)),
+    "/v1/responses/input_tokens": ("InputTokensRequest", responses_request.parse_response, (_RESPONSE,)),
     "/v1/messages": ("MessageRequest", messages_request.parse_message, (_ASKED | {"max_tokens": 2},)),
     "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_token_count, (_ASKED,)),
 }
 OWN: dict[str, OwnFields] = {
     "MessageRequest": OwnFields((messages_request, message_tools), MESSAGE_RAW, MESSAGE_NAMES),
     "CountTokensRequest": OwnFields((messages_request, message_tools), MESSAGE_RAW, MESSAGE_NAMES),
+    "InputTokensRequest": OwnFields((responses_request, response_tools), RESPONSE_RAW, RESPONSE_NAMES),
     "ResponseRequest": OwnFields((responses_request, response_tools), RESPONSE_RAW, RESPONSE_NAMES),
 }
 """By the name of the body."""
@@ -243,6 +245,11 @@ ANSWERS: dict[str, Schema] = {
         "type": "object",
         "required": MESSAGE_FIELDS,
         "properties": {"type": {"const": "message"}, "content": {"type": "array", "items": OBJECT}},
+    },
+    "/v1/responses/input_tokens": {
+        "type": "object",
+        "required": ["object", "input_tokens"],
+        "properties": {"input_tokens": {"type": "integer", "minimum": 0}},
     },
     "/v1/messages/count_tokens": {
         "type": "object",

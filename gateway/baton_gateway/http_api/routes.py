@@ -122,6 +122,9 @@ class HttpApi:
             "/v1/completions": HttpEndpoint(("POST",), self._completions),
             MODELS: HttpEndpoint(("GET",), lookups.models),
             "/v1/responses": HttpEndpoint(("POST",), self._response, error_form=response_error_body),
+            "/v1/responses/input_tokens": HttpEndpoint(
+                ("POST",), self._count_input_tokens, error_form=response_error_body
+            ),
             "/v1/messages": messages_endpoint(self._message),
             "/v1/messages/count_tokens": messages_endpoint(self._count_tokens),
             "/tokenize": HttpEndpoint(("POST",), self._tokenize),
@@ -249,8 +252,16 @@ class HttpApi:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             chat = parse_token_count(await body.read_object(self._table.body_limits), self._options.unknown_fields)
             _name_ignored(request[EXCHANGE], chat)
-            answer = await self._tokenising.count(chat, tenant)
-        return web.Response(body=answer, headers=JSON)
+            tokens = await self._tokenising.count(chat, tenant)
+        return web.json_response({"input_tokens": tokens}, headers=SERVER)
+
+    async def _count_input_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
+            raw = await body.read_object(self._table.body_limits)
+            chat, _ = parse_response(raw, self._options.unknown_fields)
+            _name_ignored(request[EXCHANGE], chat)
+            tokens = await self._tokenising.count(chat, tenant)
+        return web.json_response({"object": "response.input_tokens", "input_tokens": tokens}, headers=SERVER)
 
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:

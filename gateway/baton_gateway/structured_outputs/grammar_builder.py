@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from baton_gateway.errors import RefusedError
 from baton_gateway.structured_outputs.format_errors import schema_error
 from baton_gateway.structured_outputs.json_schema import CheckedSchema, check_schema
-from baton_gateway.structured_outputs.lark import check_lark, json_options, json_term, literal
+from baton_gateway.structured_outputs.lark import json_options, json_term, literal, read_lark
 from baton_gateway.structured_outputs.object_rules import build_member_rules
 from baton_gateway.structured_outputs.output_format import CompileResult, FormatKind, NamedSchema, OutputFormat
 from baton_gateway.structured_outputs.pattern import PatternError, translate_pattern
@@ -68,8 +68,7 @@ def _grammars(output_format: OutputFormat) -> Iterator[tuple[str, bool]]:
         case FormatKind.CHOICE:
             grammar = _lark_grammar("start: " + " | ".join(map(literal, output_format.choices)))
         case FormatKind.LARK:
-            _check_client_lark(output_format)
-            grammar = _lark_grammar(output_format.source)
+            grammar = _lark_grammar(_read_client_lark(output_format))
         case FormatKind.COMPOSED:
             rules = [line for named in output_format.schemas for line in _rules(named, output_format)]
             grammar = _lark_grammar("\n".join((output_format.source, *rules)))
@@ -131,11 +130,19 @@ def _translate_pattern(output_format: OutputFormat) -> str:
         raise schema_error(output_format.field, "", str(error)) from error
 
 
-def _check_client_lark(output_format: OutputFormat) -> None:
+def _read_client_lark(output_format: OutputFormat) -> str:
+    field = output_format.field
     try:
-        check_lark(output_format.source)
+        return read_lark(
+            output_format.source, lambda schema: check_schema(_without_options(schema), field, False).schema
+        )
     except PatternError as error:
-        raise schema_error(output_format.field, "", str(error)) from error
+        raise schema_error(field, "", str(error)) from error
+
+
+def _without_options(schema: Any) -> Any:
+    """Leave the compiler's options out of an inline schema: the gateway chooses them."""
+    return {key: value for key, value in schema.items() if key != "x-guidance"} if isinstance(schema, dict) else schema
 
 
 def _find_problem(grammar: str, is_tried: bool = False) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -48,7 +49,16 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"guided_choice": ["a", ""]}, "guided_choice[1]", "invalid_schema", "empty"),
     ({"guided_choice": ["a", 1]}, "guided_choice", "invalid_type", "strings"),
     ({"guided_grammar": "start: missing"}, "guided_grammar", "invalid_schema", "missing"),
-    ({"guided_grammar": 'start: %json {"uniqueItems": true}'}, "guided_grammar", "invalid_schema", "not available"),
+    ({"guided_grammar": 'start: %json {"not": {"type": "null"}}'}, "guided_grammar", "invalid_schema", "'/not'"),
+    ({"guided_grammar": "start: %json {"}, "guided_grammar", "invalid_schema", "needs a schema as JSON"),
+    ({"guided_grammar": 'start: %regex {"substring_chars": "x"}'}, "guided_grammar", "invalid_schema", "not available"),
+    ({"guided_grammar": '%llguidance {"no_forcing": true}\nstart: "a"'}, "guided_grammar", "invalid_schema",
+     "not available"),
+    ({"guided_grammar": 'start: x\nx[temperature=2]: "a"'}, "guided_grammar", "invalid_schema", "not Lark"),
+    ({"guided_grammar": 'root ::= "a" | "b"'}, "guided_grammar", "invalid_schema", "EBNF ('root ::= …')"),
+    ({"guided_grammar": '# x\n<root> ::= [a-z]+'}, "guided_grammar", "invalid_schema", "only Lark"),
+    ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "b"'}}, "guided_grammar",
+     "invalid_value", "exclude each other"),
     ({"guided_json": "{"}, "guided_json", "invalid_value", "not JSON"),
     ({"guided_json": {"not": {}}}, "guided_json", "invalid_schema", "'/not'"),
     (form({"description": "x" * 66_000}), IN_FORMAT, "invalid_schema", str(MAX_DEFINITION_BYTES)),
@@ -71,7 +81,22 @@ async def test_bad_shapes_are_refused_by_field_and_pointer_and_no_worker_hears_o
     assert not any(worker.received for worker in client.pool.workers)
 
 
+GUIDANCE = '%llguidance {}\n\nstart: "Hi " x\nx[capture, max_tokens=5, stop="\\n"]: X\nX: /(?s:.*)/\n'
+EXACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 GOOD: list[tuple[dict[str, Any], str | None]] = [
+    (
+        {
+            "guided_grammar": GUIDANCE,
+            "structured_outputs": {"grammar": GUIDANCE},
+            "guided_decoding_backend": "guidance",
+        },
+        "lark_grammar",
+    ),
+    ({"guided_grammar": f"start: j\nj[capture]: %json {json.dumps(SCHEMA | {'x-guidance': EXACT})}"}, "lark_grammar"),
+    ({"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}}, "json_schema"),
+    ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "a"),
+    (form(SCHEMA) | {"guided_json": SCHEMA}, "json_schema"),
+    ({"guided_grammar": 'start: a\na[suffix="x", lazy]: /[ab]+/'}, "lark_grammar"),
     (form(SCHEMA), "json_schema"),
     (form(SCHEMA, strict=True, description="d"), "json_schema"),
     ({"response_format": {"type": "json_object"}}, "json_schema"),
