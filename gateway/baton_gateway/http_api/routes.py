@@ -59,7 +59,7 @@ from baton_wire.listening.complaints import Complaints
 _log = logging.getLogger("baton.gateway.http")
 
 IGNORED_HEADER = "X-Baton-Ignored"
-"""Names unknown fields of the body if they are ignored."""
+"""Names what has no effect: unknown fields, hosted tools, keywords of schemas."""
 CLIENT_GONE = 499
 """A status for metrics alone: the client hung up before its answer was complete."""
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
@@ -307,6 +307,7 @@ class HttpApi:
             self._relay.client_gone(live)
         if isinstance(result, Problem):
             raise RefusedError(result)
+        _name(exchange, live.unenforced)
         if result.size <= PIECE_BYTES:
             return await self._send(request, result.body())
         body = await asyncio.get_running_loop().run_in_executor(self._assembling, result.body)
@@ -356,6 +357,7 @@ class HttpApi:
         try:
             if (problem := await writer.opened) is not None:
                 raise RefusedError(problem)
+            _name(exchange, live.unenforced)
             response = web.StreamResponse(headers=_STREAM | exchange.headers)
             is_chunked = request.version >= HttpVersion11
             if is_chunked:
@@ -380,5 +382,11 @@ class HttpApi:
 
 
 def _name_ignored(exchange: Exchange, parsed: ChatRequest | CompletionRequest) -> None:
-    if parsed.options.ignored:
-        exchange.headers[IGNORED_HEADER] = ", ".join(parsed.options.ignored)
+    _name(exchange, parsed.options.ignored)
+
+
+def _name(exchange: Exchange, ignored: Sequence[str]) -> None:
+    """Name what has no effect in a header of the answer."""
+    if ignored:
+        before = exchange.headers.get(IGNORED_HEADER)
+        exchange.headers[IGNORED_HEADER] = ", ".join((*([before] if before else []), *ignored))

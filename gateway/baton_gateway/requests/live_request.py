@@ -69,6 +69,8 @@ class LiveRequest:
     times: RequestTimes
     request_id: str = ""
     """As the client knows it, for logs."""
+    unenforced: list[str] = field(default_factory=list)
+    """Places of keywords in schemas that no grammar enforces."""
     preparing: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     run_ids: tuple[bytes, ...] = ()

@@ -88,7 +88,7 @@ class PromptBuilder:
         encoded = await self._encode(live, text, limits)
         if live.parse_plan is None or live.parse_plan.output_format is None:
             return encoded, None
-        return encoded, await self.compiler.compile(live.parse_plan.output_format, live.tenant.name)
+        return encoded, await self.compiler.compile(live.parse_plan.output_format, live.tenant.name, live.unenforced)
 
     async def _encode_while_compiling(
         self, live: LiveRequest, shape: OutputFormat, text: TextModel, limits: ModelLimits
@@ -96,7 +96,7 @@ class PromptBuilder:
         """Both at once: a format that the client asks for does not need the prompt. Raises the first RefusedError."""
         try:
             async with asyncio.TaskGroup() as both:
-                compiling = both.create_task(self.compiler.compile(shape, live.tenant.name))
+                compiling = both.create_task(self.compiler.compile(shape, live.tenant.name, live.unenforced))
                 encoded = await self._encode(live, text, limits)
         except* RefusedError as refusals:
             raise refusals.exceptions[0] from None

@@ -68,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     (form({"properties": {"a": {"enum": []}}}), IN_FORMAT, "invalid_schema", "'/properties/a/enum'"),
     (form(SCHEMA | {"required": ["a", "b"], "additionalProperties": False}), IN_FORMAT, "invalid_schema",
      "'/required/1'"),
-    (form({"properties": {'a"\n': {"uniqueItems": True}}}), IN_FORMAT, "invalid_schema", "uniqueItems"),
+    (form({"properties": {'a"\n': {"uniqueItems": True}}}, strict=True), IN_FORMAT, "invalid_schema", "uniqueItems"),
     (form({"type": "string", "format": "colour"}, strict=True), IN_FORMAT, "invalid_schema", "'/format'"),
 ]  # fmt: skip
 
@@ -123,6 +123,16 @@ async def test_workers_get_a_grammar_and_nothing_of_the_field(client: HttpClient
             assert word in grammar.definition
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_keyword_that_no_grammar_enforces_is_named_in_the_answer(client: HttpClient, streams: bool) -> None:
+    schema = {"type": "object", "properties": {"tägs": {"type": "array", "uniqueItems": True}}}
+    place = "response_format.json_schema.schema/properties/t%C3%A4gs/uniqueItems"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": streams} | form(schema)
+    for extra, named in (({}, place), ({"tools": []}, place)):
+        async with client.http.post(client.gateway.url(CHAT), json=body | extra) as got:
+            assert (got.status, got.headers["X-Baton-Ignored"]) == (200, named)
+
+
 async def test_a_schema_is_compiled_while_the_prompt_is_rendered(
     client: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,11 +146,11 @@ async def test_a_schema_is_compiled_while_the_prompt_is_rendered(
             await compiling.wait()
         return await render(self, *asked)
 
-    async def late_compile(self: FormatCompiler, shape: OutputFormat, who: str) -> Grammar:
+    async def late_compile(self: FormatCompiler, shape: OutputFormat, who: str, ignored: list[str]) -> Grammar:
         compiling.set()
         async with asyncio.timeout(30):
             await rendering.wait()
-        return await compile_(self, shape, who)
+        return await compile_(self, shape, who, ignored)
 
     monkeypatch.setattr(TemplateRenderer, "render", late_render)
     monkeypatch.setattr(FormatCompiler, "compile", late_compile)
