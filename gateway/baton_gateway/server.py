@@ -284,6 +284,7 @@ def _rules(settings: Settings) -> RelayRules:
         wait,
         settings.max_queued,
         generation_defaults=settings.generation_defaults == "on",
+        clamps_max_tokens=settings.oversized_max_tokens == "clamp",
     )
 
 

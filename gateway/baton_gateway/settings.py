@@ -60,6 +60,8 @@ class Settings:
     """`on`: requests that leave sampling open get what the model's generation_config.json says; `off`: the API's."""
     unknown_fields: UnknownFields
     """Unknown fields of a request's body are refused or ignored."""
+    oversized_max_tokens: str
+    """`refuse`: a request for more tokens than fit is a 400; `clamp`: it gets those that fit."""
     slo_ttft_s: float
     slo_tpot_s: float
     max_request_duration_s: float
@@ -255,6 +257,13 @@ FLAGS = (
         _choice(*map(str, UnknownFields), read=UnknownFields),
         str(UnknownFields.REFUSE),
         "of requests: refuse them, or ignore them and name them in a header (default %(default)s)",
+        in_file=True,
+    ),
+    Flag(
+        "oversized-max-tokens",
+        _choice("refuse", "clamp"),
+        "refuse",
+        "of requests for more tokens than the context holds: refuse, or clamp to what fits (default %(default)s)",
         in_file=True,
     ),
     Flag("slo-ttft-s", _seconds(0.001, 3600), 0.5, "target, for waiting and auto (default %(default)s)", in_file=True),
