@@ -53,6 +53,15 @@ class ObservedWorker(msgspec.Struct, frozen=True):
     transfer: Transfer
 
 
+class CacheUse(msgspec.Struct, frozen=True):
+    """How much of what workers had cached of the prompts was found, by the gateway's count."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    cacheable_tokens: int
+    moved_sessions: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayState:
     """The state of all gateway processes together; empty when none answers."""
@@ -61,6 +70,8 @@ class GatewayState:
     """Worker address → `live`, `suspect` or `draining`."""
     ttft: Sketch = field(default_factory=Sketch)
     tpot: Sketch = field(default_factory=Sketch)
+    cache: CacheUse | None = None
+    """None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,7 @@ def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
         return GatewayState()
     state = msgspec.convert(raw, _GatewayPage)
     links = {worker.address: worker.state for worker in state.workers}
-    return GatewayState(links, _whole(state.latency.get("ttft")), _whole(state.latency.get("tpot")))
+    return GatewayState(links, _whole(state.latency.get("ttft")), _whole(state.latency.get("tpot")), state.cache)
 
 
 class _LinkedWorker(msgspec.Struct, frozen=True):
@@ -112,6 +123,7 @@ class _GatewayPage(msgspec.Struct, frozen=True):
 
     workers: tuple[_LinkedWorker, ...]
     latency: dict[str, _Latency]
+    cache: CacheUse | None = None
 
 
 def _whole(latency: _Latency | None) -> Sketch:
