@@ -102,6 +102,7 @@ class GatewayServer:
 
     def report(self) -> ProcessReport:
         """This process's part of `/state`."""
+        now = asyncio.get_running_loop().time()
         return ProcessReport(
             pid=os.getpid(),
             epoch=self.epoch.hex(),
@@ -114,6 +115,8 @@ class GatewayServer:
             tpot=self.metrics.tpot.whole.data(),
             ailment=str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
             cache=cache_report(self.metrics.cache_use),
+            ttft_minute=self.metrics.ttft.minute.sketch(now).data(),
+            tpot_minute=self.metrics.tpot.minute.sketch(now).data(),
         )
 
     def health_problems(self) -> list[HealthProblem]:

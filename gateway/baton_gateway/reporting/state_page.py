@@ -61,6 +61,9 @@ class ProcessReport(msgspec.Struct, frozen=True):
     ailment: str = ""
     """The problem that makes it unready; empty: none."""
     cache: CacheReport = CacheReport()
+    ttft_minute: SketchData = SketchData()
+    """Of the last minute, like `tpot_minute`."""
+    tpot_minute: SketchData = SketchData()
 
 
 def worker_report(worker: LinkedWorker) -> WorkerReport:
@@ -104,8 +107,14 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
             "workers": sorted(workers.values(), key=lambda worker: (worker.role, worker.address)),
             "cache": _cache([process.cache for process in processes]),
             "latency": {
-                "ttft": _latency(merged(process.ttft for process in processes)),
-                "tpot": _latency(merged(process.tpot for process in processes)),
+                "ttft": _latency(
+                    merged(process.ttft for process in processes),
+                    merged(process.ttft_minute for process in processes),
+                ),
+                "tpot": _latency(
+                    merged(process.tpot for process in processes),
+                    merged(process.tpot_minute for process in processes),
+                ),
             },
         }
     )
@@ -123,7 +132,12 @@ def _cache(reports: Sequence[CacheReport]) -> dict[str, Any]:
     return sums | {"moved_sessions": moved}
 
 
-def _latency(sketch: Sketch) -> dict[str, Any]:
+def _latency(whole: Sketch, minute: Sketch) -> dict[str, Any]:
+    """A latency since the processes started, and in the last minute."""
+    return _distribution(whole) | {"last_minute": _distribution(minute)}
+
+
+def _distribution(sketch: Sketch) -> dict[str, Any]:
     percentiles = {f"p{percent}_s": sketch.quantile(percent / 100) for percent in PERCENTS}
     buckets = sorted(sketch.bins.items())
     return percentiles | {
