@@ -10,8 +10,8 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A log-uniform distribution from `low` to `high`, or 0 where both are."""
+class LogUniform:
+    """A log-uniform distribution from `low` to `high`; the number itself where both are equal."""
 
     low: float
     high: float
@@ -25,71 +25,79 @@ class Span:
         return round(self.draw(dice))
 
 
-def fixed(value: float) -> Span:
-    return Span(value, value)
+def fixed(value: float) -> LogUniform:
+    return LogUniform(value, value)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionShape:
-    """What sessions look like. Tokens of a turn come on top of the prompt and the answer of the turn before."""
+    """The lengths, turns and pauses of sessions. A turn adds its tokens to the prompt and the answer of the one before."""
 
     sessions: int
-    turns: Span
+    turns: LogUniform
     head_tokens: int
     """Tokens at the beginning that sessions have in common, as a system prompt with tools is."""
     heads: int
     """Number of different common beginnings."""
-    first_tokens: Span
+    first_tokens: LogUniform
     """Tokens of the first prompt after the common beginning."""
-    new_tokens: Span
+    new_tokens: LogUniform
     """Tokens of a tool's result or a person's message."""
-    output_tokens: Span
+    output_tokens: LogUniform
     tool_share: float
     """Share of the turns that follow a tool; the others follow a person."""
-    tool_s: Span
-    person_s: Span
+    tool_s: LogUniform
+    person_s: LogUniform
     branch_share: float = 0.0
     """Share of the turns that go back to an earlier turn of the session and continue from there."""
     agent_share: float = 0.0
     """Share of the turns after which sub-agents begin with the session's prompt; the session waits for all of them."""
-    agents: Span = Span(2, 4)
-    agent_turns: Span = Span(2, 4)
+    agents: LogUniform = LogUniform(2, 4)
+    agent_turns: LogUniform = LogUniform(2, 4)
     pause_share: float = 0.0
     """Share of the turns before which the person is away."""
-    pause_s: Span = Span(3_000, 4_200)
+    pause_s: LogUniform = LogUniform(3_000, 4_200)
     start_s: float = 0.0
     """Sessions begin within this time."""
 
 
-_TOOLS: Final = Span(0.3, 5)
-_PEOPLE: Final = Span(8, 90)
+_TOOLS: Final = LogUniform(0.3, 5)
+_PEOPLE: Final = LogUniform(8, 90)
 
 SHAPES: Final[Mapping[str, SessionShape]] = {
     # 64,000 tokens in, 400 out, 90 % of the prompt seen before.
     "agents": SessionShape(
-        *(48, Span(12, 16), 12_000, 1, Span(13_000, 25_000), Span(3_000, 7_000), Span(250, 600)),
+        *(
+            48,
+            LogUniform(12, 16),
+            12_000,
+            1,
+            LogUniform(13_000, 25_000),
+            LogUniform(3_000, 7_000),
+            LogUniform(250, 600),
+        ),
         *(0.8, _TOOLS, _PEOPLE),
     ),
     "short": SessionShape(
-        *(200, Span(1, 4), 400, 4, Span(100, 2_000), Span(30, 400), Span(60, 400)),
+        *(200, LogUniform(1, 4), 400, 4, LogUniform(100, 2_000), LogUniform(30, 400), LogUniform(60, 400)),
         *(0.0, _TOOLS, _PEOPLE),
     ),
     "head": SessionShape(
-        *(60, Span(3, 6), 50_000, 1, Span(300, 3_000), Span(200, 1_500), Span(100, 500)),
+        *(60, LogUniform(3, 6), 50_000, 1, LogUniform(300, 3_000), LogUniform(200, 1_500), LogUniform(100, 500)),
         *(0.5, _TOOLS, _PEOPLE),
     ),
     "branching": SessionShape(
-        *(40, Span(6, 12), 2_000, 2, Span(4_000, 16_000), Span(300, 3_000), Span(150, 600)),
+        *(40, LogUniform(6, 12), 2_000, 2, LogUniform(4_000, 16_000), LogUniform(300, 3_000), LogUniform(150, 600)),
         *(0.3, _TOOLS, _PEOPLE),
         branch_share=0.3,
     ),
     "subagents": SessionShape(
-        *(24, Span(4, 8), 8_000, 1, Span(8_000, 32_000), Span(1_000, 5_000), Span(200, 600)),
+        *(24, LogUniform(4, 8), 8_000, 1, LogUniform(8_000, 32_000), LogUniform(1_000, 5_000), LogUniform(200, 600)),
         *(0.8, _TOOLS, _PEOPLE),
         agent_share=0.35,
     ),
     "returning": SessionShape(
-        *(48, Span(4, 8), 4_000, 1, Span(4_000, 30_000), Span(500, 4_000), Span(150, 600)),
+        *(48, LogUniform(4, 8), 4_000, 1, LogUniform(4_000, 30_000), LogUniform(500, 4_000), LogUniform(150, 600)),
         *(0.5, _TOOLS, _PEOPLE),
         pause_share=0.25,
     ),
@@ -101,19 +109,19 @@ def drawn_shape(number: int) -> SessionShape:
     """The shape of a number: every figure is drawn, so that loads can be judged on which nobody tuned anything."""
     dice = random.Random(f"shape of sessions {number}")
 
-    def span(low: float, high: float, width: float = 4.0) -> Span:
+    def span(low: float, high: float, width: float = 4.0) -> LogUniform:
         """A span of up to `width` times its own beginning, within the bounds."""
-        start = Span(low, high).draw(dice)
-        return Span(start, min(high, start * dice.uniform(1.0, width)))
+        start = LogUniform(low, high).draw(dice)
+        return LogUniform(start, min(high, start * dice.uniform(1.0, width)))
 
     turns = span(1, 24)
     final_tokens = 100_000.0  # so that most sessions fit into 128k tokens
     new = span(50, min(8_000.0, final_tokens / 2 / turns.high))
     return SessionShape(
-        sessions=round(Span(16, 200).draw(dice)),
+        sessions=round(LogUniform(16, 200).draw(dice)),
         turns=turns,
-        head_tokens=dice.choice((0, round(Span(64, 50_000).draw(dice)))),
-        heads=round(Span(1, 12).draw(dice)),
+        head_tokens=dice.choice((0, round(LogUniform(64, 50_000).draw(dice)))),
+        heads=round(LogUniform(1, 12).draw(dice)),
         first_tokens=span(100, 30_000),
         new_tokens=new,
         output_tokens=span(20, 800),
@@ -125,5 +133,5 @@ def drawn_shape(number: int) -> SessionShape:
         agents=span(1, 5),
         agent_turns=span(1, 5),
         pause_share=dice.choice((0.0, dice.uniform(0.0, 0.3))),
-        start_s=dice.choice((0.0, Span(10.0, 300.0).draw(dice))),
+        start_s=dice.choice((0.0, LogUniform(10.0, 300.0).draw(dice))),
     )
