@@ -110,7 +110,8 @@ class SimulatorMetrics:
         sample = []
         for i in range(first, last, stride):
             output = self._answers.likely(simulator.prompt[i], self._random.random())
-            sample.append(RequestShape(simulator.prompt[i], output, simulator.cached[i]))
+            cached = simulator.choice.reported_cached(i, simulator)
+            sample.append(RequestShape(simulator.prompt[i], output, cached))
         return measure_arrivals(float(last - first), seconds, sample, simulator.now, simulator.now)
 
     def _served_lately(self, ended: list[int]) -> dict[Role, Lateness]:

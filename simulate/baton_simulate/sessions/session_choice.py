@@ -80,6 +80,10 @@ class SessionChoice:
     def choose_decode(self, request: int, seen: ChoiceInputs) -> DecodeWorker:
         return most_room(seen.routable_decode)
 
+    def reported_cached(self, request: int, seen: ChoiceInputs) -> int:
+        reported = self.requests[request].found_tokens
+        return self.expected_cached(request, seen) if reported is None else reported
+
     def sent(self, request: int, prefill: PrefillWorker, decode: DecodeWorker | None) -> None:
         beginnings = self.requests[request].beginnings
         self._of(prefill).cache.add(beginnings, prefill.model.kv_capacity_tokens - prefill.pinned_tokens)

@@ -31,7 +31,7 @@ def fixed(value: float) -> LogUniform:
 
 @dataclass(frozen=True, slots=True)
 class SessionShape:
-    """The lengths, turns and pauses of sessions. A turn adds its tokens to the prompt and the answer of the one before."""
+    """The lengths, turns and pauses of sessions. A turn's tokens follow the prompt and answer before."""
 
     sessions: int
     turns: LogUniform

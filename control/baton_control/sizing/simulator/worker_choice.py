@@ -49,6 +49,10 @@ class WorkerChoice(Protocol):
 
     def choose_decode(self, request: int, seen: ChoiceInputs) -> DecodeWorker: ...
 
+    def reported_cached(self, request: int, seen: ChoiceInputs) -> int:
+        """Tokens of a prompt that has arrived that its worker need not compute, as gateways report them."""
+        ...
+
     def sent(self, request: int, prefill: PrefillWorker, decode: DecodeWorker | None) -> None:
         """The request goes to these workers."""
         ...
@@ -80,6 +84,9 @@ class ByLoad:
 
     def choose_decode(self, request: int, seen: ChoiceInputs) -> DecodeWorker:
         return most_room(seen.routable_decode)
+
+    def reported_cached(self, request: int, seen: ChoiceInputs) -> int:
+        return self.expected_cached(request, seen)
 
     def sent(self, request: int, prefill: PrefillWorker, decode: DecodeWorker | None) -> None:
         pass
