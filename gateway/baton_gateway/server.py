@@ -102,6 +102,7 @@ class GatewayServer:
 
     def report(self) -> ProcessReport:
         """This process's part of `/state`."""
+        now = asyncio.get_running_loop().time()
         return ProcessReport(
             pid=os.getpid(),
             epoch=self.epoch.hex(),
@@ -113,6 +114,8 @@ class GatewayServer:
             ttft=self.metrics.ttft.whole.data(),
             tpot=self.metrics.tpot.whole.data(),
             ailment=str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
+            ttft_minute=self.metrics.ttft.minute.sketch(now).data(),
+            tpot_minute=self.metrics.tpot.minute.sketch(now).data(),
         )
 
     def health_problems(self) -> list[HealthProblem]:

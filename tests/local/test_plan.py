@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton_local.__main__ import main
 from baton_local.errors import StartError
 from baton_local.hardware_arguments import shape_named
 
@@ -51,3 +52,48 @@ def test_what_cannot_be_served_is_not_planned(config: dict[str, Any], message: s
 def test_what_is_no_model_is_told_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"neither one of llama-3\.1-8b, .* nor a folder with config\.json"):
         shape_named(str(tmp_path))
+
+
+HUGE = {**LLAMA, "hidden_size": 16_384, "intermediate_size": 53_248, "num_attention_heads": 128}
+HUGE = {**HUGE, "num_hidden_layers": 126, "torch_dtype": "float32"}
+
+
+def test_a_model_that_does_not_fit_is_refused_in_gigabytes_and_told_what_would_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model", folder(tmp_path, HUGE), "--accelerator", "h100"]) == 2
+    message = capsys.readouterr().err
+    assert "needs 1,6" in message
+    assert "GB for its weights in 32 bits; one h100 has 72 GB for weights and KV" in message
+    assert "a worker uses one accelerator: tensor parallelism is not supported yet" in message
+    assert "no known accelerator holds it, not even with 4-bit weights" in message
+
+
+def test_a_model_that_fits_after_rounding_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "llama-3.1-70b", "--accelerator", "h100"]) == 2
+    message = capsys.readouterr().err
+    assert "with 8-bit weights (`baton quantise --format int8`) it fits on one h200" in message
+    assert "with 4-bit weights (`baton quantise --format int4`) it fits on one h200, h100 or a100" in message
+
+
+def test_a_plan_ends_in_a_sentence_with_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("One h200 holds the 16.1 GB of weights and 846,000 tokens of KV: 619 sequences of 1155+211 ")
+    assert "366 at once within 25 ms" in last
+
+
+def test_a_plan_shows_prices_only_where_one_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan"]) == 0
+    assert "million" not in capsys.readouterr().out
+    assert main(["plan", "--price", "2"]) == 0
+    assert "in the currency of --price" in capsys.readouterr().out
+    assert main(["plan", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost_per_million_output_tokens"] is None
+
+
+def test_a_plan_for_several_accelerators_of_one_worker_says_that_none_can_be_served(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "--model", "llama-3.1-70b", "--tensor-parallel", "4"]) == 0
+    assert "tensor parallelism is not supported yet" in capsys.readouterr().out

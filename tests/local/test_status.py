@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +19,7 @@ from baton_wire.sketch import Sketch
 
 GATEWAY = ProcessRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, 9000)
 PREFILL = ProcessRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)
-DECODE = ProcessRecord("chat-decode-b-0", "decode", "ready", "f-b", 2, 12, "127.0.0.1", 8002)
+DECODE = ProcessRecord("chat-decode-b-0", "decode", "ready", "f-b", 2, 12, "127.0.0.1", 8002, pair_port=8003)
 RECORD = RunRecord(
     name="chat",
     namespace="default",
@@ -26,6 +28,8 @@ RECORD = RunRecord(
     served_name="tiny",
     ready=True,
     decision="hold",
+    reasons={"prefill": "prefill 1: no request seen yet", "decode": "decode 1: forecast 9 answer tokens/s at +40 s"},
+    limits={"prefill": (1, 1), "decode": (1, 3)},
     ttft=TargetRecord(0.5, 95),
     tpot=TargetRecord(0.025, 95),
     processes=(GATEWAY, PREFILL, DECODE),
@@ -33,12 +37,15 @@ RECORD = RunRecord(
 FAST = Sketch()
 for _milliseconds in range(1, 101):
     FAST.add(_milliseconds / 1e3)
+SLOW = Sketch()
+for _ in range(20):
+    SLOW.add(0.8)
 SENT = ObservedWorker(64, 60, 1000, 0, 0, Transfer("tcp", 2, 4500, 0))
 RECEIVED = ObservedWorker(64, 64, 1000, 1, 0, Transfer("tcp", 2, 0, 4500))
 
 
 def observation(prefill: ObservedWorker | None = SENT, decode: ObservedWorker | None = RECEIVED) -> Observation:
-    seen = GatewayState({"127.0.0.1:8001": "live"}, ttft=FAST)
+    seen = GatewayState({"127.0.0.1:8001": "live"}, ttft=FAST, ttft_minute=SLOW)
     return Observation(RECORD, ((PREFILL, prefill), (DECODE, decode)), GATEWAY, seen)
 
 
@@ -71,24 +78,61 @@ def test_what_is_unknown_is_null_and_not_zero() -> None:
 
 
 def test_text_shows_every_process_and_latency() -> None:
-    text = as_text(observation(decode=None))
+    text = as_text(observation())
     assert "chat-prefill-a-0  prefill  ready  live  11   127.0.0.1:8001" in text
-    assert "TTFT  p50 " in text
-    assert "100 observations; target p95 500.0 ms" in text
     assert "TPOT  no requests yet; target p95 25.0 ms" in text
 
 
-def test_measured_lanes_are_shown_and_unknown_ones_said_so() -> None:
+def test_each_pool_has_a_line_with_its_limits_and_its_reason() -> None:
+    lines = as_text(observation()).splitlines()
+    assert "pools (SLO)" in lines
+    assert "  1 to 1   prefill 1: no request seen yet" in lines
+    assert "  1 to 3   decode 1: forecast 9 answer tokens/s at +40 s" in lines
+    assert json.loads(json.dumps(as_json(observation())))["limits"] == {"prefill": [1, 1], "decode": [1, 3]}
+
+
+def test_percentiles_of_the_last_minute_stand_above_those_since_the_start() -> None:
+    lines = [line for line in as_text(observation()).splitlines() if "observations" in line]
+    assert lines[0].startswith("TTFT  last minute  p50 79")
+    assert lines[0].endswith("(20 observations); target p95 500.0 ms: MISSED")
+    assert lines[1].startswith("      since start  p50 ")
+    assert lines[1].endswith("(100 observations)")
+    ttft = json.loads(json.dumps(as_json(observation())))["slo"]["ttft"]
+    assert (ttft["met"], ttft["last_minute"]["met"], ttft["last_minute"]["count"]) == (True, False, 20)
+
+
+def test_a_quiet_minute_is_said_to_have_no_requests() -> None:
+    seen = Observation(RECORD, (), GATEWAY, GatewayState({}, ttft=FAST))
+    assert "TTFT  last minute  no requests; target p95 500.0 ms\n      since start  p50" in as_text(seen)
+
+
+def test_a_worker_that_does_not_answer_is_silent_and_not_ready() -> None:
+    silent = dataclasses.replace(DECODE, silent_since_s=time.monotonic() - 12.2)
+    record = replace(RECORD, processes=(GATEWAY, PREFILL, silent))
+    seen = Observation(record, ((PREFILL, SENT), (silent, None)), GATEWAY, GatewayState())
+    assert "chat-decode-b-0   decode   silent 12 s" in as_text(seen)
+    status = json.loads(json.dumps(as_json(seen)))
+    assert status["workers"][1]["phase"] == "silent"
+    assert status["workers"][1]["silent_s"] == pytest.approx(12.2, abs=5.0)
+    assert status["pools"]["decode"] == {"workers": 1, "ready": 0}
+    assert "chat-decode-b-0   decode   silent " in as_text(observation(decode=None)), "before the first missed check"
+
+
+def test_lanes_name_both_workers_and_say_what_they_reach_now() -> None:
     links = (
-        Link("d:1", "ucx cma/memory", 4.1e9, False),
+        Link("127.0.0.1:8003", "ucx cma/memory", 4.1e9, False, 3.9e9),
         Link("d:2", "tcp x1", 9e8, True),
         Link("d:3", "x", None, None),
+        Link("d:4", "tcp x1", 9e8, None, 4e6),
     )
     seen = observation(prefill=replace(SENT, transfer=replace(SENT.transfer, links=links)))
     assert [line for line in as_text(seen).splitlines() if line.startswith("KV ")] == [
-        "KV    chat-prefill-a-0 → d:1  ucx cma/memory  4.10 GB/s",
-        "KV    chat-prefill-a-0 → d:2  tcp x1  0.90 GB/s  below minBandwidth",
+        "KV    chat-prefill-a-0 → chat-decode-b-0  ucx cma/memory  "
+        "3.90 GB/s in the last minute, 4.10 GB/s when it came up",
+        "KV    chat-prefill-a-0 → d:2  tcp x1  0.90 GB/s when it came up  below minBandwidth",
         "KV    chat-prefill-a-0 → d:3  x  not measured",
+        "KV    chat-prefill-a-0 → d:4  tcp x1  4.00 MB/s in the last minute, 0.90 GB/s when it came up  "
+        "slow: 0 % of the fastest",
     ]
     prefill = json.loads(json.dumps(as_json(seen)))["workers"][0]
     assert prefill["transfer"]["links"][2]["bytes_per_s"] is None

@@ -8,6 +8,7 @@ import pytest
 
 from baton_local.fleet.supervision import (
     Action,
+    Exit,
     FinishRun,
     Patience,
     Phase,
@@ -80,7 +81,7 @@ def test_a_gateway_that_says_nothing_is_as_routable_as_it_was() -> None:
 
 def test_why_it_is_not_routable_is_told() -> None:
     supervisor = running()
-    supervisor.exited("gw", 1, "", 20.0)
+    supervisor.exited("gw", Exit(1), 20.0)
     assert supervisor.observed_routable(False) == [Say("not routable: no gateway is ready")]
 
 
@@ -98,7 +99,7 @@ def test_a_worker_that_refuses_ends_the_first_start_though_another_answers_alrea
     supervisor.announced("gw", at(1), 1.0)
     supervisor.announced("p0", at(2), 10.0)
     supervisor.observed_routable(True)
-    assert Signal("gw", signal.SIGTERM) in supervisor.exited("d0", 2, "argument --kv-cache-bytes: too few", 11.0)
+    assert Signal("gw", signal.SIGTERM) in supervisor.exited("d0", Exit(2, "argument --kv-cache-bytes: too few"), 11.0)
     assert (supervisor.stopping, supervisor.cause) == (True, "argument --kv-cache-bytes: too few")
 
 
@@ -108,7 +109,7 @@ def test_a_worker_more_that_refuses_ends_nothing_once_its_pool_serves() -> None:
     for port, name in enumerate(("gw", "p0", "d0"), 1):
         supervisor.announced(name, at(port), 10.0)
     assert supervisor.observed_routable(True) == [Ready()]
-    assert quiet(supervisor.exited("d1", 2, "no room", 11.0)) == []
+    assert quiet(supervisor.exited("d1", Exit(2, "no room"), 11.0)) == []
     assert not supervisor.stopping
 
 
@@ -116,7 +117,7 @@ def test_a_dead_worker_is_unpublished_and_started_again_after_a_growing_pause() 
     supervisor = running()
     now, pauses = 20.0, []
     for incarnation in range(2, 8):
-        actions = supervisor.exited("p0", -9, "", now)
+        actions = supervisor.exited("p0", Exit(-9), now)
         assert Publish(Role.PREFILL, ()) in actions
         due = supervisor.slots["p0"].since_s
         pauses.append(due - now)
@@ -139,7 +140,7 @@ def test_a_process_that_does_not_answer_for_so_long_is_killed_and_comes_back() -
     killed = [Say("d0: did not answer for 30 s, killed"), Signal("d0", signal.SIGKILL)]
     assert asked(supervisor, "d0", False, 45.0) == killed
     assert asked(supervisor, "d0", False, 46.0) == [], "once is enough"
-    assert Publish(Role.DECODE, ()) in supervisor.exited("d0", -9, "", 46.0)
+    assert Publish(Role.DECODE, ()) in supervisor.exited("d0", Exit(-9), 46.0)
     assert supervisor.tick(47.0) == [Start("d0", 2)]
     assert supervisor.checked_live("d0", 1, False, 48.0) == [], "an answer about its predecessor"
     supervisor.announced("d0", at(7), 50.0)
@@ -170,19 +171,19 @@ def test_who_is_told_to_stop_is_not_asked_any_more() -> None:
 
 def test_every_start_has_a_limit_not_only_the_first() -> None:
     supervisor = running()
-    supervisor.exited("d0", -9, "", 20.0)
+    supervisor.exited("d0", Exit(-9), 20.0)
     assert supervisor.tick(21.0) == [Start("d0", 2)]
     late = 21.0 + PATIENCE.start_s
     assert quiet(supervisor.tick(late - 0.1)) == []
     assert supervisor.tick(late) == [Say("d0: not ready after 200 s, killed"), Signal("d0", signal.SIGKILL)]
     assert supervisor.tick(late + 0.1) == []
-    supervisor.exited("d0", -9, "", late + 0.2)
+    supervisor.exited("d0", Exit(-9), late + 0.2)
     assert supervisor.tick(late + 2.2) == [Start("d0", 3)], "and the pause grows"
 
 
 def test_what_cannot_be_started_is_tried_again_and_ends_nothing_once_it_served() -> None:
     supervisor = running()
-    supervisor.exited("d0", -9, "", 20.0)
+    supervisor.exited("d0", Exit(-9), 20.0)
     for incarnation, (now, pause) in enumerate([(21.0, 2), (23.0, 4), (27.0, 8), (35.0, 8), (43.0, 8)], 2):
         assert supervisor.tick(now) == [Start("d0", incarnation)]
         (action,) = supervisor.not_started("d0", "Cannot allocate memory", now)
@@ -203,7 +204,7 @@ def test_what_cannot_be_started_at_first_is_given_up() -> None:
 def test_a_worker_that_was_stable_starts_over_with_the_shortest_pause() -> None:
     supervisor = running()
     for now in (20.0, 100.0, 200.0):
-        supervisor.exited("p0", 1, "", now)
+        supervisor.exited("p0", Exit(1), now)
         assert supervisor.slots["p0"].since_s == now + 1
         supervisor.tick(now + 1)
         supervisor.announced("p0", at(9), now + 2)
@@ -211,17 +212,17 @@ def test_a_worker_that_was_stable_starts_over_with_the_shortest_pause() -> None:
 
 def test_bad_configuration_before_the_first_ready_ends_everything_with_its_line() -> None:
     supervisor = started()
-    actions = supervisor.exited("p0", 2, "baton-prefill-worker: --model: no such directory", 1.0)
+    actions = supervisor.exited("p0", Exit(2, "baton-prefill-worker: --model: no such directory"), 1.0)
     assert quiet(actions) == [Signal("gw", signal.SIGTERM)]
-    assert quiet(supervisor.exited("gw", 0, "", 2.0)) == [Signal("d0", signal.SIGTERM)]
-    assert quiet(supervisor.exited("d0", 0, "", 3.0))[-1:] == [
+    assert quiet(supervisor.exited("gw", Exit(0), 2.0)) == [Signal("d0", signal.SIGTERM)]
+    assert quiet(supervisor.exited("d0", Exit(0), 3.0))[-1:] == [
         FinishRun(1, "baton-prefill-worker: --model: no such directory")
     ]
 
 
 def test_bad_configuration_after_it_is_tried_again() -> None:
     supervisor = running()
-    supervisor.exited("d0", 2, "no model", 20.0)
+    supervisor.exited("d0", Exit(2, "no model"), 20.0)
     assert supervisor.slots["d0"].phase is Phase.WAITING
     assert not supervisor.stopping
 
@@ -229,10 +230,10 @@ def test_bad_configuration_after_it_is_tried_again() -> None:
 def test_crashes_before_the_first_ready_are_forgiven_only_so_often() -> None:
     supervisor = started()
     for crash, now in enumerate((1.0, 5.0, 20.0), 1):
-        supervisor.exited("p0", 1, "Traceback", now)
+        supervisor.exited("p0", Exit(1, "Traceback"), now)
         assert supervisor.stopping == (crash == PATIENCE.crashes_before_ready)
         supervisor.tick(now + 4)
-    assert supervisor.cause == "p0: ended with status 1: Traceback"
+    assert supervisor.cause == "p0: ended with status 1; its last log line: Traceback"
 
 
 def test_what_never_becomes_ready_is_given_up_with_what_is_missing() -> None:
@@ -247,12 +248,12 @@ def test_stopping_takes_the_gateway_first_then_the_workers() -> None:
     supervisor = running()
     assert quiet(supervisor.stop(20.0)) == [Signal("gw", signal.SIGTERM)]
     assert supervisor.tick(24.0) == []
-    assert quiet(supervisor.exited("gw", 0, "", 24.5)) == [
+    assert quiet(supervisor.exited("gw", Exit(0), 24.5)) == [
         Signal("p0", signal.SIGTERM),
         Signal("d0", signal.SIGTERM),
     ]
-    assert FinishRun(0, None) not in supervisor.exited("p0", 0, "", 25.0)
-    assert FinishRun(0, None) in supervisor.exited("d0", 0, "", 25.0)
+    assert FinishRun(0, None) not in supervisor.exited("p0", Exit(0), 25.0)
+    assert FinishRun(0, None) in supervisor.exited("d0", Exit(0), 25.0)
     assert supervisor.stop(26.0) == []
 
 
@@ -261,7 +262,7 @@ def test_what_does_not_stop_in_time_is_killed_once() -> None:
     supervisor.stop(20.0)
     assert quiet(supervisor.tick(25.0)) == [Signal("gw", signal.SIGKILL)]
     assert supervisor.tick(26.0) == []
-    supervisor.exited("gw", -9, "", 26.0)
+    supervisor.exited("gw", Exit(-9), 26.0)
     assert quiet(supervisor.tick(29.0)) == [Signal("p0", signal.SIGKILL), Signal("d0", signal.SIGKILL)]
 
 
@@ -273,20 +274,20 @@ def test_a_second_request_to_stop_kills_at_once() -> None:
 
 def test_nothing_is_restarted_while_stopping() -> None:
     supervisor = running()
-    supervisor.exited("p0", 1, "", 20.0)
+    supervisor.exited("p0", Exit(1), 20.0)
     supervisor.stop(20.1)
     assert supervisor.tick(60.0) == [
         Say("gw: did not stop in time, killed"),
         Signal("gw", signal.SIGKILL),
     ]
-    supervisor.exited("gw", -9, "", 61.0)
-    assert FinishRun(0, None) in supervisor.exited("d0", 0, "", 62.0)
+    supervisor.exited("gw", Exit(-9), 61.0)
+    assert FinishRun(0, None) in supervisor.exited("d0", Exit(0), 62.0)
 
 
 def test_a_worker_that_is_not_wanted_any_more_stops_and_stays_away() -> None:
     supervisor = running()
     assert supervisor.remove("p0", 20.0) == [Signal("p0", signal.SIGTERM)]
-    assert quiet(supervisor.exited("p0", 0, "", 21.0)) == [Publish(Role.PREFILL, ())]
+    assert quiet(supervisor.exited("p0", Exit(0), 21.0)) == [Publish(Role.PREFILL, ())]
     assert "p0" not in supervisor.slots
     assert supervisor.add("p0", Role.PREFILL, 22.0) == [Start("p0", 1)]
 
@@ -294,7 +295,7 @@ def test_a_worker_that_is_not_wanted_any_more_stops_and_stays_away() -> None:
 @pytest.mark.parametrize("status", [0, 1, -11])
 def test_a_clean_end_that_nobody_asked_for_is_a_failure_too(status: int) -> None:
     supervisor = running()
-    actions = supervisor.exited("gw", status, "bye", 20.0)
+    actions = supervisor.exited("gw", Exit(status, "bye"), 20.0)
     assert any(isinstance(action, Say) and "restarting it in 1 s" in action.text for action in actions)
 
 
@@ -314,7 +315,44 @@ def test_who_flips_is_found_in_its_new_pool_and_comes_back_in_it() -> None:
     published = supervisor.flipped("p0", Role.DECODE)
     assert published == [Publish(Role.PREFILL, ()), Publish(Role.DECODE, (at(2), at(3)))]
     assert supervisor.flipped("p0", Role.DECODE)[-1] == published[-1], "ordered twice is ordered once"
-    actions = quiet(supervisor.exited("p0", -signal.SIGKILL, "", 20.0))
+    actions = quiet(supervisor.exited("p0", Exit(-signal.SIGKILL), 20.0))
     assert actions == [Publish(Role.DECODE, (at(3),))]
     assert quiet(supervisor.tick(21.0)) == [Start("p0", 2)]
     assert quiet(supervisor.announced("p0", at(9), 22.0)) == [Publish(Role.DECODE, (at(9), at(3)))]
+
+
+def said(actions: list[Action]) -> str:
+    return next(action.text for action in actions if isinstance(action, Say))
+
+
+def test_a_kill_from_outside_is_named_with_its_probable_sender_and_not_blamed_on_an_old_line() -> None:
+    end = Exit(-signal.SIGKILL, "WARNING do both sides hold the same key?", 40.2)
+    assert said(running().exited("p0", end, 60.0)) == (
+        "p0: killed by SIGKILL, not by Baton: the kernel's OOM killer? (see dmesg); "
+        "its last log line, 40 s old: WARNING do both sides hold the same key?; restarting it in 1 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (-signal.SIGTERM, "killed by SIGTERM, not by Baton;"),
+        (-signal.SIGSEGV, "killed by SIGSEGV, not by Baton: it crashed in native code;"),
+        (-signal.SIGBUS, "killed by SIGBUS, not by Baton: is the disk or /dev/shm full?;"),
+        (-(signal.SIGRTMIN + 3), "killed by signal 37, not by Baton;"),
+        (1, "ended with status 1;"),
+    ],
+)
+def test_an_end_is_described_by_its_status(status: int, words: str) -> None:
+    assert f"p0: {words}" in said(running().exited("p0", Exit(status), 60.0))
+
+
+def test_a_process_that_baton_killed_for_its_silence_is_not_blamed_on_the_kernel() -> None:
+    supervisor = running()
+    supervisor.checked_live("p0", 1, False, 20.0)
+    killed = supervisor.checked_live("p0", 1, False, 20.0 + PATIENCE.silent_s)
+    assert Signal("p0", signal.SIGKILL) in killed
+    assert "killed by Baton, as said above" in said(supervisor.exited("p0", Exit(-signal.SIGKILL), 61.0))
+    supervisor.tick(70.0)
+    supervisor.announced("p0", at(9), 71.0)
+    assert "not by Baton" in said(supervisor.exited("p0", Exit(-signal.SIGKILL), 80.0)), "the next kill is another one"

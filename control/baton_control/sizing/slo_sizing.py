@@ -205,7 +205,9 @@ def _served(spec: SizingSpec, store: TelemetryStore, now: float) -> dict[Role, L
         met = lately.share_met(role, spec.targets.limit_s(role))
         if met is not None:
             share, requests = met
-            served[role] = Lateness(requests, (1.0 - share) * requests)
+            sketch = lately.ttft if role is Role.PREFILL else lately.tpot
+            reached_s = sketch.quantile(spec.targets.share(role))
+            served[role] = Lateness(requests, (1.0 - share) * requests, reached_s)
     return served
 
 

@@ -16,6 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE
 from baton_gateway.reporting.outcome import Outcome, RequestTotals
+from baton_gateway.reporting.recent_sketch import RecentSketch
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_gateway.structured_outputs.format_compiler import CompileOutcome
 from baton_gateway.workers.route import Route
@@ -54,11 +55,14 @@ class Latency:
     """Since the last summary."""
     whole: Sketch = field(default_factory=Sketch)
     """Since the process started."""
+    minute: RecentSketch = field(default_factory=RecentSketch)
+    """In the last minute."""
 
-    def observe(self, seconds: float) -> None:
+    def observe(self, seconds: float, now: float) -> None:
         self.histogram.observe(seconds)
         self.recent.add(seconds)
         self.whole.add(seconds)
+        self.minute.add(seconds, now)
 
 
 class GatewayMetrics:
@@ -106,7 +110,7 @@ class GatewayMetrics:
             times.tokens[choice] = tokens
             if not times.has_token:
                 times.has_token = True
-                self.ttft.observe(now - times.arrived_s)
+                self.ttft.observe(now - times.arrived_s, now)
         elif tokens:
             times.tokens[choice] += tokens
             self._itl.observe((now - last_s) / tokens)
@@ -126,7 +130,7 @@ class GatewayMetrics:
         for choice, tokens in times.tokens.items():
             self.telemetry.output(now, times.prompt_tokens, tokens)
             if tokens > 1:
-                self.tpot.observe((times.last_s[choice] - times.first_s[choice]) / (tokens - 1))
+                self.tpot.observe((times.last_s[choice] - times.first_s[choice]) / (tokens - 1), now)
 
     def answered(self, status: int) -> None:
         self._statuses.get(str(status), self._statuses["other"]).inc()

@@ -48,6 +48,9 @@ class ProcessReport(msgspec.Struct, frozen=True):
     tpot: SketchData
     ailment: str = ""
     """The problem that makes it unready; empty: none."""
+    ttft_minute: SketchData = SketchData()
+    """Of the last minute, like `tpot_minute`."""
+    tpot_minute: SketchData = SketchData()
 
 
 def worker_report(worker: LinkedWorker) -> WorkerReport:
@@ -90,14 +93,25 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
             ],
             "workers": sorted(workers.values(), key=lambda worker: (worker.role, worker.address)),
             "latency": {
-                "ttft": _latency(merged(process.ttft for process in processes)),
-                "tpot": _latency(merged(process.tpot for process in processes)),
+                "ttft": _latency(
+                    merged(process.ttft for process in processes),
+                    merged(process.ttft_minute for process in processes),
+                ),
+                "tpot": _latency(
+                    merged(process.tpot for process in processes),
+                    merged(process.tpot_minute for process in processes),
+                ),
             },
         }
     )
 
 
-def _latency(sketch: Sketch) -> dict[str, Any]:
+def _latency(whole: Sketch, minute: Sketch) -> dict[str, Any]:
+    """A latency since the processes started, and in the last minute."""
+    return _distribution(whole) | {"last_minute": _distribution(minute)}
+
+
+def _distribution(sketch: Sketch) -> dict[str, Any]:
     percentiles = {f"p{percent}_s": sketch.quantile(percent / 100) for percent in PERCENTS}
     buckets = sorted(sketch.bins.items())
     return percentiles | {

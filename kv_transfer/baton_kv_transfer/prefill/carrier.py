@@ -32,6 +32,10 @@ class PutOwner(Protocol):
         """The way to the decode worker with this epoch; None when the link is gone."""
         ...
 
+    def on_put_sent(self, put: Put, began_s: float) -> None:
+        """The peer has taken in the bytes, which were under way since `began_s` of the loop's clock."""
+        ...
+
     def on_put_done(self, put: Put, checksums: bytes) -> None: ...
 
     def on_put_failed(self, put: Put, reason: Reason, detail: str) -> None: ...
@@ -95,8 +99,16 @@ class PutCarrier:
         if writer is None:
             self._owner.on_put_failed(put, Reason.PEER_LOST, "the link is gone")
             return
-        sent: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        failure = await self._start(put, writer, sent.set_result)
+        loop = asyncio.get_running_loop()
+        sent: asyncio.Future[str | None] = loop.create_future()
+        began_s = loop.time()
+
+        def end(detail: str | None) -> None:
+            if detail is None:
+                self._owner.on_put_sent(put, began_s)
+            sent.set_result(detail)
+
+        failure = await self._start(put, writer, end)
         if failure is not None:
             self._owner.on_put_failed(put, Reason.INTERNAL, failure)
             return

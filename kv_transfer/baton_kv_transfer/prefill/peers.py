@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import negotiated_unit
 from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import Connection, DataConnection, Network
+from baton_kv_transfer.prefill.recent_rate import RecentRate
 from baton_kv_transfer.transports.seam import Sender, Writer
 from baton_kv_transfer.transports.table import agreed
 from baton_wire.errors import (
@@ -56,6 +57,8 @@ class DecodeLink:
     transport: str
     bytes_per_s: float | None = None
     """Measured; None: not known."""
+    recent: RecentRate = field(default_factory=RecentRate)
+    """What the link reached in the last minute."""
 
 
 class DiallerListener(Protocol):

@@ -206,6 +206,11 @@ class PrefillTransfer:
         linked = self._dialler.links.get(peer)
         return None if linked is None else linked.writer
 
+    def on_put_sent(self, put: Put, began_s: float) -> None:
+        linked = self._dialler.links.get(put.peer)
+        if linked is not None:
+            linked.recent.add(put.length, began_s, self._now())
+
     def on_put_done(self, put: Put, checksums: bytes) -> None:
         mark(put.key, "put done")
         self._act(self._handovers.put_done(put.key, put.put, checksums, self._now()))
@@ -286,14 +291,15 @@ class PrefillTransfer:
             bytes_sent=self._bytes_before + sum(linked.writer.bytes_sent for linked in links),
             dial_failures=self._dialler.failures,
             altered_frames=self._dialler.altered.count,
-            pairs=tuple(self._pair(linked) for linked in links),
+            pairs=tuple(self._pair(linked, self._now()) for linked in links),
         )
 
-    def _pair(self, linked: DecodeLink) -> LinkReport:
+    def _pair(self, linked: DecodeLink, now: float) -> LinkReport:
         return LinkReport(
             peer=str(linked.address),
             transport=linked.transport,
             lane=linked.writer.lane,
             bytes_per_s=linked.bytes_per_s,
             below_minimum=is_below(linked.bytes_per_s, self._config.min_bytes_per_s),
+            recent_bytes_per_s=linked.recent.bytes_per_s(now),
         )

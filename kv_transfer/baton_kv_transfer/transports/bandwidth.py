@@ -35,6 +35,8 @@ class LinkReport:
     """Measured when the link came up; None: not known (yet)."""
     below_minimum: bool | None
     """Slower than the minimum; None: no minimum, or not known."""
+    recent_bytes_per_s: float | None = None
+    """In the last minute, while bytes were under way; None: none were."""
 
 
 def lanes(links: Sequence[LinkReport]) -> Lanes | None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
+from baton_control.errors import ManifestError
 from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape
 from baton_control.sizing.inputs.roofline import balance_batch, worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
@@ -14,6 +17,7 @@ from baton_local.hardware_arguments import accelerator_named, shape_named
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 from baton_wire.rules.step_times import attended_pairs
 
+NO_TENSOR_PARALLELISM = "a worker uses one accelerator: tensor parallelism is not supported yet"
 UTILISATION = 0.8
 """The share of a worker's rate that a plan counts on."""
 
@@ -50,12 +54,14 @@ def run_plan(options: argparse.Namespace) -> int:
         raise StartError("--prompt, --output and --tpot must be over 0")
     shape = shape_named(options.model)
     accelerators = [accelerator_named(name) for name in options.accelerator.split(",")]
-    prices = (
-        [accelerator.cost_per_hour for accelerator in accelerators] if options.price is None else _prices(options.price)
-    )
+    prices: list[float | None] = [None] * len(accelerators) if options.price is None else _prices(options.price)
     if len(prices) != len(accelerators):
         raise StartError(f"--price: {options.price} is not allowed: must be one for each of {options.accelerator}")
-    columns = [_figures(options, shape, *priced) for priced in zip(accelerators, prices, strict=True)]
+    try:
+        columns = [_figures(options, shape, *priced) for priced in zip(accelerators, prices, strict=True)]
+    except ManifestError as error:
+        reasons = "; ".join(problem.message for problem in error.problems)
+        raise StartError(f"{reasons}. {NO_TENSOR_PARALLELISM}; {what_fits(shape)}") from error
     if options.json:
         documents = [{name: value for name, _, value in figures} for figures in columns]
         print(
@@ -67,28 +73,71 @@ def run_plan(options: argparse.Namespace) -> int:
         print(f"  {'':<52} " + " ".join(f"{name:>10}" for name in _names(accelerators)))
     for rows in zip(*columns, strict=True):
         words, _, unit = rows[0][1].partition(", ")
-        values = " ".join(f"{three_digits(value):>10}" for _, _, value in rows)
-        print(f"  {words:<52} {values} {unit}".rstrip())
+        known = [three_digits(value) for _, _, value in rows if value is not None]
+        if known:
+            print(f"  {words:<52} {' '.join(f'{value:>10}' for value in known)} {unit}".rstrip())
+    print()
+    for accelerator, figures in zip(accelerators, columns, strict=True):
+        print(_conclusion(options, accelerator, {name: value for name, _, value in figures}))
+    if options.tensor_parallel > 1:
+        print(f"This is a plan only: {NO_TENSOR_PARALLELISM}.")
     return 0
+
+
+def _conclusion(options: argparse.Namespace, accelerator: Accelerator, figures: Mapping[str, float | None]) -> str:
+    """What fits, in a sentence."""
+    known = {name: three_digits(value) for name, value in figures.items() if value is not None}
+    subject = f"One {accelerator.name} holds"
+    if options.tensor_parallel > 1:
+        subject = f"{options.tensor_parallel} {accelerator.name} hold"
+    return (
+        f"{subject} the {known['weight_gb']} GB of weights and {known['kv_capacity_tokens']} tokens of KV: "
+        f"{known['sequences']} sequences of {options.prompt}+{options.output} tokens; "
+        f"a decode worker runs {known['decode_batch']} at once within {options.tpot:g} ms."
+    )
+
+
+def what_fits(shape: ModelShape) -> str:
+    """Which accelerators hold a model, as it is or with weights of fewer bits."""
+    held = _holders(shape)
+    if held:
+        return f"it fits on one {held}"
+    ways = []
+    for bits in (8, 4):
+        held = _holders(replace(shape, layer_weight_bytes=bits / 8))
+        if held and bits / 8 < (shape.layer_weight_bytes or shape.element_bytes):
+            ways.append(f"with {bits}-bit weights (`baton quantise --format int{bits}`) it fits on one {held}")
+    return "; ".join(ways) or "no known accelerator holds it, not even with 4-bit weights"
+
+
+def _holders(shape: ModelShape) -> str:
+    """The accelerators of which one holds the weights and some KV, in words."""
+    names = [
+        accelerator.name
+        for accelerator in ACCELERATORS.values()
+        if accelerator.memory_bytes * accelerator.memory_share > shape.weight_bytes + shape.kv.of(1024)
+        and accelerator.name != "cpu"
+    ]
+    return " or ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def _names(accelerators: list[Accelerator]) -> list[str]:
     return [accelerator.name for accelerator in accelerators]
 
 
-def _prices(text: str) -> list[float]:
+def _prices(text: str) -> list[float | None]:
     try:
         prices = [float(part) for part in text.split(",")]
     except ValueError as error:
         raise StartError(f"--price: {text!r} is not allowed: must be numbers with commas between") from error
     if not all(0 <= price < 1e6 for price in prices):
         raise StartError(f"--price: {text} is not allowed: must be from 0 to under 1000000")
-    return prices
+    return list(prices)
 
 
 def _figures(
-    options: argparse.Namespace, shape: ModelShape, accelerator: Accelerator, price: float
-) -> list[tuple[str, str, float]]:
+    options: argparse.Namespace, shape: ModelShape, accelerator: Accelerator, price: float | None
+) -> list[tuple[str, str, float | None]]:
     model = worker_model(
         shape,
         accelerator,
@@ -106,9 +155,10 @@ def plan_figures(
     prompt: int,
     output: int,
     tpot_s: float,
-    price: float,
-) -> list[tuple[str, str, float]]:
-    """(name, words with unit, value); formulas in docs/sizing.md#plan."""
+    price: float | None,
+) -> list[tuple[str, str, float | None]]:
+    """(name, words with unit, value); formulas in docs/sizing.md#plan. `price`: per accelerator and hour; None: costs
+    are None."""
     context = prompt + output / 2
     batch = decode_batch(model, context, tpot_s)
     step_s = model.decode.seconds(batch, batch * context)
@@ -119,6 +169,7 @@ def plan_figures(
         accelerators / rate for accelerators, rate in zip(model.accelerators, (prefill_rate, decode_rate), strict=True)
     )
     kv_per_token = model.kv.of(prompt + output) / (prompt + output)
+    per_s = None if price is None else price / 3600
     kv_tail_s = model.kv.of(prompt) / model.link_bytes_per_s / model.layers + model.hand_over_s
     return [
         ("parameters", "parameters, billions", shape.parameters / 1e9),
@@ -143,18 +194,18 @@ def plan_figures(
         ("requests_per_s_per_accelerator", "load per accelerator at 80 % use, requests/s", 1 / per_request_gpu_s),
         (
             "prefill_cost_per_million_prompt_tokens",
-            "prefill pool per million prompt tokens, by --price",
-            price / 3600 * model.accelerators[0] / (prefill_rate * prompt) * 1e6,
+            "prefill pool per million prompt tokens, in the currency of --price",
+            None if per_s is None else per_s * model.accelerators[0] / (prefill_rate * prompt) * 1e6,
         ),
         (
             "decode_cost_per_million_output_tokens",
-            "decode pool per million answer tokens, by --price",
-            price / 3600 * model.accelerators[1] / (decode_rate * output) * 1e6,
+            "decode pool per million answer tokens, in the currency of --price",
+            None if per_s is None else per_s * model.accelerators[1] / (decode_rate * output) * 1e6,
         ),
         (
             "cost_per_million_output_tokens",
-            "both pools per million answer tokens, by --price",
-            price / 3600 * per_request_gpu_s / output * 1e6,
+            "both pools per million answer tokens, in the currency of --price",
+            None if per_s is None else per_s * per_request_gpu_s / output * 1e6,
         ),
     ]
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 import msgspec
 
-from baton_local.fleet.observation import Observation, ObservedWorker
-from baton_local.fleet.record import ProcessRecord, TargetRecord
+from baton_local.fleet.observation import Link, Observation, ObservedWorker
+from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch
 
 SHOWN_PERCENTILES = (50, 95, 99)
+SLOW_SHARE = 0.5
+"""A KV link that reaches less than this part of the fastest one's rate is marked."""
+SILENT = "silent"
 HOME_AND_CLEAR = "\x1b[H\x1b[2J"
 """Escape sequences: cursor to the upper left corner, clear the screen."""
 
@@ -30,14 +33,16 @@ def as_json(seen: Observation) -> dict[str, object]:
         "pid": record.pid,
         "mode": record.mode,
         "decision": record.decision,
+        "reasons": record.reasons,
+        "limits": record.limits,
         "wanted": record.wanted,
         "emulated": record.emulated,
         "pools": {role: _pool(role, seen) for role in ("prefill", "decode")},
         "workers": [_worker(process, state, seen) for process, state in seen.workers],
         "gateway": None if seen.gateway is None else _process(seen.gateway),
         "slo": {
-            "ttft": _latency(seen.seen_by_gateway.ttft, record.ttft),
-            "tpot": _latency(seen.seen_by_gateway.tpot, record.tpot),
+            "ttft": _latency(seen.seen_by_gateway.ttft, seen.seen_by_gateway.ttft_minute, record.ttft),
+            "tpot": _latency(seen.seen_by_gateway.tpot, seen.seen_by_gateway.tpot_minute, record.tpot),
         },
     }
 
@@ -67,13 +72,13 @@ def as_text(seen: Observation) -> str:
         [
             title,
             *([f"EMULATED: no model computes; {record.emulated}"] if record.emulated else []),
-            f"pools ({record.mode}): {record.decision}",
+            *_pool_lines(record),
             "",
             table(header, rows),
             "",
             *_lanes(seen),
-            f"TTFT  {_latency_text(seen.seen_by_gateway.ttft, record.ttft)}",
-            f"TPOT  {_latency_text(seen.seen_by_gateway.tpot, record.tpot)}",
+            *_latency_lines("TTFT", seen.seen_by_gateway.ttft, seen.seen_by_gateway.ttft_minute, record.ttft),
+            *_latency_lines("TPOT", seen.seen_by_gateway.tpot, seen.seen_by_gateway.tpot_minute, record.tpot),
         ]
     )
 
@@ -87,19 +92,65 @@ def watch(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s: f
         time.sleep(every_s)
 
 
+def _pool_lines(record: RunRecord) -> list[str]:
+    """Each pool's limits, and the reason of its size."""
+    if not record.reasons:
+        return [f"pools ({record.mode}): {record.decision or 'not sized yet'}"]
+    limits = {
+        role: "" if role not in record.limits else "{} to {}".format(*record.limits[role]) for role in record.reasons
+    }
+    width = max(map(len, limits.values()))
+    return [f"pools ({record.mode})", *(f"  {limits[role]:<{width}}   {why}" for role, why in record.reasons.items())]
+
+
 def _lanes(seen: Observation) -> list[str]:
-    lines = []
-    for process, state in seen.workers:
-        for link in state.transfer.links if state is not None else ():
-            rate = "not measured" if link.bytes_per_s is None else f"{link.bytes_per_s / 1e9:.2f} GB/s"
-            slow = "  below minBandwidth" if link.below_minimum else ""
-            lines.append(f"KV    {process.name} → {link.peer}  {link.lane}  {rate}{slow}")
-    return lines
+    """One line for each link, with the names of both workers."""
+    names = {(process.host, process.pair_port): process.name for process, _ in seen.workers if process.pair_port}
+    pairs = [(process, link) for process, state in seen.workers if state is not None for link in state.transfer.links]
+    fastest = max((rate for _, link in pairs if (rate := link.recent_bytes_per_s or link.bytes_per_s)), default=0.0)
+    return [
+        f"KV    {process.name} → {_peer(link, names)}  {link.lane}  {_rate(link, fastest)}" for process, link in pairs
+    ]
+
+
+def _peer(link: Link, names: Mapping[tuple[str | None, int], str]) -> str:
+    """The name of the decode worker at the other end; its address if it is none of this deployment's."""
+    host, _, port = link.peer.rpartition(":")
+    return names.get((host.strip("[]"), int(port) if port.isdecimal() else 0), link.peer)
+
+
+def _rate(link: Link, fastest: float) -> str:
+    """What a link reached in the last minute and when it came up, and whether that is little."""
+    first = None if link.bytes_per_s is None else f"{_gigabytes(link.bytes_per_s)} when it came up"
+    recent = None if link.recent_bytes_per_s is None else f"{_gigabytes(link.recent_bytes_per_s)} in the last minute"
+    text = ", ".join(part for part in (recent, first) if part) or "not measured"
+    rate = link.recent_bytes_per_s or link.bytes_per_s
+    if link.below_minimum:
+        text += "  below minBandwidth"
+    elif rate is not None and rate < SLOW_SHARE * fastest:
+        text += f"  slow: {100 * rate / fastest:.0f} % of the fastest"
+    return text
+
+
+def _gigabytes(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e7 else f"{bytes_per_s / 1e6:.2f} MB/s"
 
 
 def _pool(role: str, seen: Observation) -> dict[str, object]:
     processes = [process for process, _ in seen.workers if process.role == role]
-    return {"workers": len(processes), "ready": sum(process.phase == "ready" for process in processes)}
+    return {"workers": len(processes), "ready": sum(_phase(process) == "ready" for process in processes)}
+
+
+def _phase(process: ProcessRecord) -> str:
+    """The phase of a process: one that is ready and does not answer is silent."""
+    return process.phase if process.silent_since_s is None else SILENT
+
+
+def _phase_text(process: ProcessRecord, is_answering: bool) -> str:
+    """The phase for people, with how long a process has been silent."""
+    if process.silent_since_s is not None:
+        return f"{SILENT} {max(0.0, time.monotonic() - process.silent_since_s):.0f} s"
+    return SILENT if process.phase == "ready" and not is_answering else process.phase
 
 
 def _process(process: ProcessRecord) -> dict[str, object]:
@@ -108,7 +159,8 @@ def _process(process: ProcessRecord) -> dict[str, object]:
         "role": process.role,
         "pid": process.pid,
         "address": process.address,
-        "phase": process.phase,
+        "phase": _phase(process),
+        "silent_s": None if process.silent_since_s is None else round(time.monotonic() - process.silent_since_s, 3),
         "starts": process.starts,
     }
 
@@ -139,10 +191,11 @@ def _link(process: ProcessRecord, seen: Observation) -> str | None:
 def _row(process: ProcessRecord, state: ObservedWorker | None, seen: Observation) -> tuple[object, ...]:
     blocks = (None,) * 4 if state is None else (state.blocks_total, state.blocks_free, state.running, state.waiting)
     pid, link = str(process.pid or "-"), _link(process, seen)
+    is_answering = process.role == "gateway" or state is not None
     return (
         process.name,
         process.role,
-        process.phase,
+        _phase_text(process, is_answering),
         link,
         pid,
         process.address,
@@ -152,24 +205,48 @@ def _row(process: ProcessRecord, state: ObservedWorker | None, seen: Observation
     )
 
 
-def _latency(sketch: Sketch, target: TargetRecord) -> dict[str, object]:
-    reached = sketch.quantile(target.percentile / 100)
+def _latency(whole: Sketch, minute: Sketch, target: TargetRecord) -> dict[str, object]:
+    """A latency since the gateway started, and in the last minute."""
+    return {
+        **_percentiles(whole, target),
+        "target_ms": _ms(target.target_s),
+        "percentile": target.percentile,
+        "last_minute": _percentiles(minute, target),
+    }
+
+
+def _percentiles(sketch: Sketch, target: TargetRecord) -> dict[str, object]:
     return {
         "count": sketch.count,
         **{f"p{percent}_ms": _ms(sketch.quantile(percent / 100)) for percent in SHOWN_PERCENTILES},
-        "target_ms": _ms(target.target_s),
-        "percentile": target.percentile,
-        "met": None if reached is None else reached <= target.target_s,
+        "met": _is_met(sketch, target),
     }
+
+
+def _is_met(sketch: Sketch, target: TargetRecord) -> bool | None:
+    """True if the target's percentile is within the target; None: there is no request."""
+    reached = sketch.quantile(target.percentile / 100)
+    return None if reached is None else reached <= target.target_s
 
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-def _latency_text(sketch: Sketch, target: TargetRecord) -> str:
+def _latency_lines(name: str, whole: Sketch, minute: Sketch, target: TargetRecord) -> list[str]:
+    """The percentiles of the last minute with the target, and below them those since the gateway started."""
     goal = f"target p{target.percentile:g} {milliseconds(target.target_s)}"
+    if not whole.count:
+        return [f"{name}  no requests yet; {goal}"]
+    verdict = {None: "", True: ": met", False: ": MISSED"}[_is_met(minute, target)]
+    return [
+        f"{name}  last minute  {_shown(minute)}; {goal}{verdict}",
+        f"{'':<{len(name)}}  since start  {_shown(whole)}",
+    ]
+
+
+def _shown(sketch: Sketch) -> str:
     if not sketch.count:
-        return f"no requests yet; {goal}"
-    shown: Iterable[str] = (f"p{p} {milliseconds(sketch.quantile(p / 100))}" for p in SHOWN_PERCENTILES)
-    return f"{'  '.join(shown)}  ({sketch.count} observations; {goal})"
+        return "no requests"
+    percentiles = "  ".join(f"p{p} {milliseconds(sketch.quantile(p / 100))}" for p in SHOWN_PERCENTILES)
+    return f"{percentiles}  ({sketch.count} observations)"

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from baton_control.sizing.decision.scaling import Sized
-from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, TargetSpec
-from baton_control.worker_specs import Device, instance_arguments
+from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, LLMDeployment, TargetSpec
+from baton_control.worker_specs import Device, instance_arguments, pool_spec
 from baton_local.fleet import supervision
 from baton_local.fleet.bookkeeping import Bookkeeping
 from baton_local.fleet.desired_processes import Fleet, SlotSpec, new_slots, roll, slots_to_stop
@@ -31,7 +31,7 @@ from baton_local.fleet.flipping import FlipsUnderWay, slots_to_flip
 from baton_local.fleet.health_polls import HealthPolls
 from baton_local.fleet.local_site import LOOPBACK
 from baton_local.fleet.log_rotation import rotate_logs
-from baton_local.fleet.log_tail import last_line
+from baton_local.fleet.log_tail import age_s, last_line
 from baton_local.fleet.pool_scaling import Scaling
 from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
@@ -39,7 +39,7 @@ from baton_local.fleet.run_dir import (
     RunDir,
     write_json,
 )
-from baton_local.fleet.supervision import Action, Patience, Phase, Supervisor
+from baton_local.fleet.supervision import Action, Exit, Patience, Phase, Supervisor
 from baton_wire.announcement import Announcement, read_announcement
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -91,6 +91,7 @@ class LocalRuntime:
         self._printed_sizes: dict[Role, int] = {}
         self._printed_hold = False
         self._decision = ""
+        self._reasons: dict[str, str] = {}
         self._gpu_by_slot: dict[str, str] = {}
         self._flips = FlipsUnderWay()
         self._status: int | None = None
@@ -145,9 +146,10 @@ class LocalRuntime:
 
     def _observe(self, now: float) -> None:
         for ended in self._processes.poll():
-            line = last_line(self._run.log(ended.name), self._log_starts[ended.name])
+            log = self._run.log(ended.name)
+            line = last_line(log, self._log_starts[ended.name])
             self._pids.pop(ended.name, None)
-            self._act(self._supervisor.exited(ended.name, ended.status, line, now))
+            self._act(self._supervisor.exited(ended.name, Exit(ended.status, line, age_s(log, time.time())), now))
         for slot in list(self._supervisor.slots.values()):
             if slot.phase is Phase.STARTING:
                 announcement = self._announcement(slot)
@@ -222,7 +224,8 @@ class LocalRuntime:
         return {slot.name: slot.since_s for slot in self._supervisor.slots.values()}
 
     def _report_sizes(self, sized: Sized) -> None:
-        decision = "; ".join(sized.reasons[role] for role in POOL_ROLES)
+        self._reasons = {role.value: sized.reasons[role] for role in POOL_ROLES}
+        decision = "; ".join(self._reasons.values())
         if decision == self._decision:
             return
         moved = any(self._printed_sizes.get(role) != count for role, count in sized.workers.items())
@@ -310,6 +313,8 @@ class LocalRuntime:
             served_name=spec.model.served_name,
             ready=self._supervisor.was_ready and self._supervisor.routable,
             decision=self._decision,
+            reasons=self._reasons,
+            limits={role.value: _limits(self._fleet.deployment, role) for role in POOL_ROLES},
             mode=str(self._scaling.mode),
             wanted={role.value: count for role, count in self._wanted.items()},
             emulated=self._plan.emulation.label if self._plan.emulation else None,
@@ -334,6 +339,8 @@ class LocalRuntime:
             host=at.host if at else None,
             port=at.port if at else None,
             admin_port=at.admin_port if at else None,
+            pair_port=at.pair_port if at else None,
+            silent_since_s=slot.silent_since_s if slot.phase is Phase.READY else None,
         )
 
 
@@ -348,6 +355,11 @@ def _epoch(slot: supervision.ProcessSlot) -> bytes | None:
 def _address(worker: Announcement) -> dict[str, object]:
     address: dict[str, object] = {"host": worker.host, "port": worker.port}
     return address if worker.pair_port is None else {**address, "pair_port": worker.pair_port}
+
+
+def _limits(deployment: LLMDeployment, role: Role) -> tuple[int, int]:
+    replicas = pool_spec(deployment, role).replicas
+    return replicas.min, replicas.max
 
 
 def _target(spec: TargetSpec) -> TargetRecord:

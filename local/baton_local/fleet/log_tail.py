@@ -24,6 +24,14 @@ def last_line(path: Path, start: int = 0) -> str:
     return next((line for line in reversed(lines) if line), "")[:MAX_LINE]
 
 
+def age_s(path: Path, wall_s: float) -> float | None:
+    """How long ago a file was written last; None: it cannot be read."""
+    try:
+        return max(0.0, wall_s - path.stat().st_mtime)
+    except OSError:
+        return None
+
+
 def clean(line: str) -> str:
     """A line that cannot move a terminal's cursor or start another line."""
     return "".join(letter if letter.isprintable() else " " for letter in line).strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,15 +12,20 @@ from baton_local.pages import get_json
 from baton_wire.messages.measures import SketchData
 from baton_wire.sketch import Sketch, merged
 
+MAX_PAGES = 8
+"""Pages that are read at once."""
+
 
 class Link(msgspec.Struct, frozen=True):
-    """A prefill worker's link to a decode worker, with the bandwidth measured when it came up."""
+    """A prefill worker's link to a decode worker."""
 
     peer: str
     lane: str
     bytes_per_s: float | None = None
-    """Measured bandwidth; None: not measured."""
+    """Bandwidth measured when the link came up; None: not measured."""
     below_minimum: bool | None = None
+    recent_bytes_per_s: float | None = None
+    """Bandwidth in the last minute, while bytes were under way; None: none were."""
 
 
 _PAGE_NAMES = {"way": "transport", "bytes_sent": "kv_bytes_sent", "bytes_received": "kv_bytes_received"}
@@ -60,7 +66,11 @@ class GatewayState:
     links: dict[str, str] = field(default_factory=dict)
     """Worker address → `live`, `suspect` or `draining`."""
     ttft: Sketch = field(default_factory=Sketch)
+    """Since the gateway started, like `tpot`."""
     tpot: Sketch = field(default_factory=Sketch)
+    ttft_minute: Sketch = field(default_factory=Sketch)
+    """In the last minute, like `tpot_minute`."""
+    tpot_minute: Sketch = field(default_factory=Sketch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +87,10 @@ class Observation:
 def observe(record: RunRecord) -> Observation:
     """Read the state pages of every process of a run."""
     gateway = next((process for process in record.processes if process.role == "gateway"), None)
-    workers = tuple((process, _worker_state(process)) for process in record.processes if process.role != "gateway")
-    return Observation(record, workers, gateway, _gateway_state(gateway))
+    workers = [process for process in record.processes if process.role != "gateway"]
+    with ThreadPoolExecutor(max_workers=MAX_PAGES) as pool:  # a worker that is silent delays no other's page
+        states = list(pool.map(_worker_state, workers))
+    return Observation(record, tuple(zip(workers, states, strict=True)), gateway, _gateway_state(gateway))
 
 
 def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
@@ -89,7 +101,8 @@ def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
         return GatewayState()
     state = msgspec.convert(raw, _GatewayPage)
     links = {worker.address: worker.state for worker in state.workers}
-    return GatewayState(links, _whole(state.latency.get("ttft")), _whole(state.latency.get("tpot")))
+    ttft, tpot = state.latency.get("ttft"), state.latency.get("tpot")
+    return GatewayState(links, _whole(ttft), _whole(tpot), _minute(ttft), _minute(tpot))
 
 
 class _LinkedWorker(msgspec.Struct, frozen=True):
@@ -103,8 +116,12 @@ class _Buckets(msgspec.Struct, frozen=True):
     buckets: tuple[tuple[int, int], ...]
 
 
-class _Latency(msgspec.Struct, frozen=True):
+class _Distribution(msgspec.Struct, frozen=True):
     sketch: _Buckets
+
+
+class _Latency(_Distribution, frozen=True):
+    last_minute: _Distribution | None = None
 
 
 class _GatewayPage(msgspec.Struct, frozen=True):
@@ -114,7 +131,11 @@ class _GatewayPage(msgspec.Struct, frozen=True):
     latency: dict[str, _Latency]
 
 
-def _whole(latency: _Latency | None) -> Sketch:
+def _minute(latency: _Latency | None) -> Sketch:
+    return _whole(None if latency is None else latency.last_minute)
+
+
+def _whole(latency: _Distribution | None) -> Sketch:
     sketches = [] if latency is None else [latency.sketch]
     return merged(SketchData(sketch.ratio, sketch.sum_s, sketch.buckets) for sketch in sketches)
 

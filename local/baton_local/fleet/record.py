@@ -23,6 +23,10 @@ class ProcessRecord:
     host: str | None
     port: int | None
     admin_port: int | None = None
+    pair_port: int | None = None
+    """Where a decode worker takes prefill workers' links."""
+    silent_since_s: float | None = None
+    """Since when the process has not answered liveness checks, by the machine's monotonic clock; None: it answers."""
 
     @property
     def address(self) -> str | None:
@@ -48,10 +52,14 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     served_name: str
     ready: bool
     decision: str
-    """The latest sizing decision, in words."""
+    """The latest sizing decision, in words: both pools' reasons together."""
     ttft: TargetRecord
     tpot: TargetRecord
     processes: tuple[ProcessRecord, ...]
+    reasons: dict[str, str] = {}
+    """Why each pool has its size."""
+    limits: dict[str, tuple[int, int]] = {}
+    """`replicas.min` and `replicas.max` of each pool."""
     mode: str = "SLO"
     """The scaling mode."""
     wanted: dict[str, int] = {}

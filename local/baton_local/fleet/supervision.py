@@ -18,6 +18,8 @@ from baton_wire.messages.values import Role
 
 BAD_CONFIGURATION = 2
 """Exit status of a process that refuses its configuration."""
+OLD_LINE_S = 2.0
+"""Age from which the last line of a log is probably not about the end of its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,18 @@ class Patience:
     worker_stop_s: float = 15.0
     worker_leave_s: float = 630.0
     """For a worker that is removed while others keep serving, so that its requests can end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The end of a process."""
+
+    status: int
+    """Its exit status; negative for a signal."""
+    last_line: str = ""
+    """The last line of its log; empty: it wrote none."""
+    line_age_s: float | None = None
+    """How long before its end the process wrote that line; None: unknown."""
 
 
 class Phase(enum.Enum):
@@ -117,6 +131,8 @@ class ProcessSlot:
     announcement: Announcement | None = None
     silent_since_s: float | None = None
     """Time of the first unanswered check; None: the process answered the last one."""
+    killed_by_us: bool = False
+    """True: the supervisor killed the process and said why."""
     stop_by_s: float | None = None
     leaving: bool = False
     """True: the slot is removed once its process ended."""
@@ -183,25 +199,26 @@ class Supervisor:
         if now - slot.silent_since_s < self.patience.silent_s:
             return []
         slot.silent_since_s = now
-        return [Say(f"{name}: did not answer for {self.patience.silent_s:g} s, killed"), Signal(name, signal.SIGKILL)]
+        return self._kill(slot, f"did not answer for {self.patience.silent_s:g} s")
 
     def not_started(self, name: str, reason: str, now: float) -> list[Action]:
         """The system could not start a process (no memory, descriptors or disk space): it counts as ended at once."""
         return self._failed(self.slots[name], f"{name}: cannot be started: {reason}", now)
 
-    def exited(self, name: str, status: int, last_line: str, now: float) -> list[Action]:
-        """A process ended by itself or after a signal. `status` is negative for a signal; `last_line` is of its log."""
+    def exited(self, name: str, end: Exit, now: float) -> list[Action]:
+        """A process ended by itself or after a signal."""
         slot = self.slots[name]
-        was, slot.announcement, slot.stop_by_s = slot.phase, None, None
+        was, slot.announcement, slot.stop_by_s, slot.silent_since_s = slot.phase, None, None, None
+        was_killed_by_us, slot.killed_by_us = slot.killed_by_us, False
         actions = self._publish(slot.role) if was in (Phase.READY, Phase.STOPPING) else []
         if self.stopping or slot.leaving:
             return actions + self._gone(slot) + self._next_to_stop(now)
         was_stable = was is Phase.READY and now - slot.since_s >= self.patience.stable_s
         slot.failures = 0 if was_stable else slot.failures
-        failure = f"{name}: {_describe_exit(status)}" + (f": {last_line}" if last_line else "")
-        if not self.was_ready and status == BAD_CONFIGURATION:
+        failure = f"{name}: {_describe_exit(end, was_killed_by_us)}"
+        if not self.was_ready and end.status == BAD_CONFIGURATION:
             slot.phase = Phase.STOPPED
-            return actions + self._give_up(last_line or failure, now)
+            return actions + self._give_up(end.last_line or failure, now)
         return actions + self._failed(slot, failure, now)
 
     def observed_routable(self, routable: bool | None) -> list[Action]:
@@ -231,11 +248,10 @@ class Supervisor:
                 actions += self._start(slot, now)
             elif slot.phase is Phase.STARTING and now - slot.since_s >= self.patience.start_s:
                 slot.since_s = now
-                text = f"{slot.name}: not ready after {self.patience.start_s:g} s, killed"
-                actions += [Say(text), Signal(slot.name, signal.SIGKILL)]
+                actions += self._kill(slot, f"not ready after {self.patience.start_s:g} s")
             elif slot.phase is Phase.STOPPING and slot.stop_by_s is not None and now >= slot.stop_by_s:
                 slot.stop_by_s = None
-                actions += [Say(f"{slot.name}: did not stop in time, killed"), Signal(slot.name, signal.SIGKILL)]
+                actions += self._kill(slot, "did not stop in time")
         if not self.was_ready and not self.stopping and now - self.start_s >= self.patience.first_ready_s:
             actions += self._give_up(f"not ready after {self.patience.first_ready_s:g} s: {self._missing()}", now)
         return actions
@@ -257,6 +273,10 @@ class Supervisor:
     def _give_up(self, cause: str, now: float) -> list[Action]:
         self.status, self.cause = 1, cause
         return self.stop(now)
+
+    def _kill(self, slot: ProcessSlot, why: str) -> list[Action]:
+        slot.killed_by_us = True
+        return [Say(f"{slot.name}: {why}, killed"), Signal(slot.name, signal.SIGKILL)]
 
     def _start(self, slot: ProcessSlot, now: float) -> list[Action]:
         slot.phase, slot.since_s, slot.incarnation = Phase.STARTING, now, slot.incarnation + 1
@@ -316,5 +336,34 @@ class Supervisor:
         return f"{', '.join(waiting)} not ready" if waiting else "the gateway has linked no fitting pair"
 
 
-def _describe_exit(status: int) -> str:
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+def _describe_exit(end: Exit, was_killed_by_us: bool) -> str:
+    """The end of a process in words, with its last log line as what it is."""
+    if end.status >= 0:
+        text = f"ended with status {end.status}"
+    elif was_killed_by_us:
+        text = "killed by Baton, as said above"
+    else:
+        text = f"killed by {signal_name(-end.status)}, not by Baton" + _KILLERS.get(-end.status, "")
+    if not end.last_line:
+        return text
+    is_old = end.line_age_s is not None and end.line_age_s >= OLD_LINE_S
+    age = f", {end.line_age_s:.0f} s old" if is_old else ""
+    return f"{text}; its last log line{age}: {end.last_line}"
+
+
+_KILLERS = {
+    signal.SIGKILL: ": the kernel's OOM killer? (see dmesg)",
+    signal.SIGSEGV: ": it crashed in native code",
+    signal.SIGABRT: ": it crashed in native code",
+    signal.SIGBUS: ": is the disk or /dev/shm full?",
+    signal.SIGILL: ": this CPU lacks an instruction that it needs",
+}
+"""What usually sends a signal that Baton did not send."""
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, also of one that has none in Python."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -13,6 +13,8 @@ from baton_operator.schema.status import DeploymentStatus, PoolStatus, RevisionS
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MAX_REVISIONS = 16
+MAX_TEXT = 256
+"""Most characters of a `Text` in the status."""
 
 
 def pool_status(result: PassResult, role: Role, before: PoolStatus | None) -> PoolStatus:
@@ -69,7 +71,13 @@ def scaling_decisions(result: PassResult, before: DeploymentStatus, now: datetim
         reason = result.sized.reasons[role] if result.sized else f"{role.value} {pool.desired}→{workers}: {mode}"
         if result.plans[role].limit:
             reason = f"{reason}; {result.plans[role].limit}"
-        raw = {"time": timestamp(now), "pool": role.value, "from": pool.desired, "to": workers, "reason": reason[:256]}
+        raw = {
+            "time": timestamp(now),
+            "pool": role.value,
+            "from": pool.desired,
+            "to": workers,
+            "reason": _shortened(reason),
+        }
         changes.append(ScalingDecision.model_validate(raw))
     return changes
 
@@ -78,6 +86,14 @@ def last_decision(result: PassResult, decisions: list[ScalingDecision]) -> Scali
     """The last decision with its inputs; where both pools changed, prefill's decision with both reasons."""
     if not decisions:
         return None
-    reason = "; ".join(decision.reason for decision in decisions)[:256]
+    reason = _shortened("; ".join(decision.reason for decision in decisions))
     inputs = result.sized.inputs if result.sized else None
     return decisions[0].model_copy(update={"reason": reason, "inputs": inputs})
+
+
+def _shortened(reason: str) -> str:
+    """A reason that fits into its field: as many whole clauses as do, at least the beginning of the first."""
+    if len(reason) <= MAX_TEXT:
+        return reason
+    whole = reason[: MAX_TEXT + 1].rpartition("; ")[0]
+    return whole or reason[:MAX_TEXT]

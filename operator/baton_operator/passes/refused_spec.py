@@ -33,6 +33,10 @@ class RefusedSpec:
         return PassProblem(self.reason, f"the last good spec stays: {self.message}", of="spec")
 
 
+_ALL_OF_NOTHING = (ConditionType.PROGRESSING, ConditionType.READY, ConditionType.AVAILABLE)
+"""The conditions of a deployment of which nothing was ever started."""
+
+
 def refused_status(
     refusal: RefusedSpec, before: DeploymentStatus, generation: int, now: datetime.datetime
 ) -> DeploymentStatus:
@@ -43,12 +47,13 @@ def refused_status(
         finding,
         replace(finding, type=ConditionType.STALLED),
         Finding(ConditionType.RECONCILING, Truth.FALSE, "Stalled", "somebody has to act first"),
-        Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, "the last good spec keeps serving"),
     ]
-    if not before.conditions:
-        message = f"nothing has been started: {finding.message}"
-        nothing = Finding(ConditionType.READY, Truth.FALSE, reason, message)
-        findings += [nothing, replace(nothing, type=ConditionType.AVAILABLE)]
+    progressing = Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, "the last good spec keeps serving")
+    if before.prefill is None and before.decode is None:  # no spec was carried out yet
+        nothing = replace(progressing, message=f"nothing has been started: {finding.message}")
+        findings += [replace(nothing, type=kind) for kind in _ALL_OF_NOTHING]
+    else:
+        findings.append(progressing)
     changed = {
         "summary": reason,
         "message": message_of(finding),

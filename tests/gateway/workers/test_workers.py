@@ -353,3 +353,5 @@ async def test_the_state_page_names_workers_and_latencies(gateway: RunningGatewa
     assert roles["decode"]["blocks_free"] == 1_024
     assert state["latency"]["ttft"]["sketch"]["count"] == 1
     assert state["latency"]["tpot"]["p50_s"] > 0
+    assert state["latency"]["ttft"]["last_minute"]["sketch"]["count"] == 1
+    assert state["latency"]["tpot"]["last_minute"]["p50_s"] > 0

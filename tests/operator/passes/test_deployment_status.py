@@ -309,3 +309,32 @@ def test_a_refused_spec_keeps_what_is_said_of_the_one_that_serves() -> None:
     assert (after.observed_generation, after.decode) == (4, serving.decode)
     fresh = refused_status(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), EMPTY, 1, NOW)
     assert condition(fresh, "Available") == ("False", "InvalidSpec")
+
+
+def message_of_type(status: DeploymentStatus, kind: str) -> str | None:
+    return next(entry.message for entry in status.conditions if entry.type == kind)
+
+
+def test_a_first_spec_that_is_refused_names_no_last_good_one() -> None:
+    fresh = refused_status(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), EMPTY, 1, NOW)
+    assert message_of_type(fresh, "Progressing") == "nothing has been started: spec.x: too big"
+    serving = status_of(view(), EMPTY, NOW)
+    kept = refused_status(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), serving, 4, LATER)
+    assert message_of_type(kept, "Progressing") == "the last good spec keeps serving"
+
+
+def test_a_second_refusal_in_a_row_replaces_the_first_ones_words() -> None:
+    fresh = refused_status(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), EMPTY, 1, NOW)
+    again = refused_status(RefusedSpec("NotAllowed", (FieldProblem("spec.y", "is not allowed"),)), fresh, 2, LATER)
+    assert condition(again, "Ready") == ("False", "NotAllowed")
+    assert message_of_type(again, "Ready") == "nothing has been started: spec.y: is not allowed"
+
+
+def test_a_long_reason_of_a_decision_ends_with_a_whole_clause() -> None:
+    first = status_of(view(), EMPTY, NOW)
+    long = f"decode 1→3: {'a' * 150}; {'b' * 80}; TPOT p95 50 ms in the last minute misses the target of 25 ms"
+    sized = Sized({P: 1, D: 3}, {P: "prefill stays", D: long}, holds=False)
+    grown = replace(view(), plans={P: PoolPlan(1, None), D: PoolPlan(3, 3)}, sized=sized)
+    after = status_of(grown, first, LATER)
+    assert after.last_scaling is not None
+    assert after.last_scaling.reason == f"decode 1→3: {'a' * 150}; {'b' * 80}"

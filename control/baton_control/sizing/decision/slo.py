@@ -16,6 +16,7 @@ from baton_control.sizing.decision.backtest import with_lateness
 from baton_control.sizing.decision.budget import cut_to_budget
 from baton_control.sizing.decision.capacity import Sizer
 from baton_control.sizing.decision.demand import DecisionInputs, Demand, demands, with_arrivals
+from baton_control.sizing.decision.explanation import with_explanation
 from baton_control.sizing.decision.flips import exchange_workers, find_flips
 from baton_control.sizing.decision.pool_sizer import PoolDecision, SloPoolSizer, with_orders
 from baton_control.sizing.inputs.memory import SizingMemory
@@ -68,7 +69,11 @@ def size(
     if spec.flip_s is not None:
         pools = exchange_workers(inputs, wanted, pools)
     rates = {role: wanted[role].rate_per_s for role in POOL_ROLES}
+    uncut = pools
     pools = _cut(spec, seen, pools, lambda role, left: sizer.share_met(role, inputs.mix, rates[role], left))
+    pools = {
+        role: with_explanation(inputs, role, rates[role], pool, pool is not uncut[role]) for role, pool in pools.items()
+    }
     sizes = {role: pool.workers for role, pool in pools.items()}
     flips = None if spec.flip_s is None else find_flips(seen, sizes)
     memory = _with_orders(memory, seen, sizes, wanted, flips, now)

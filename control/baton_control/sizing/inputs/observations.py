@@ -77,6 +77,8 @@ class Lateness:
     requests: int
     late: float
     """How many were over the pool's target; a request that was not served is late."""
+    reached_s: float | None = None
+    """The latency at the target's percentile, of the requests that were served; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

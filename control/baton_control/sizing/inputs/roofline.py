@@ -90,16 +90,17 @@ def kv_capacity_tokens(
 ) -> int:
     """Tokens of KV that fit next to the weights, in sequences of that length."""
     context = context_tokens or shape.max_context_tokens
-    room = accelerator.memory_bytes * accelerator.memory_share * tensor_parallel - shape.weight_bytes
+    usable = accelerator.memory_bytes * accelerator.memory_share * tensor_parallel
+    room = usable - shape.weight_bytes
     if room < shape.kv.of(1024):
-        need = shape.weight_bytes / (accelerator.memory_bytes * accelerator.memory_share)
-        raise ManifestError(
-            (
-                FieldProblem(
-                    "tensorParallel", f"{tensor_parallel} is not enough: {shape.name} needs more than {need:.1f}"
-                ),
-            )
+        bits = 8 * (shape.layer_weight_bytes or shape.element_bytes)
+        count = "one" if tensor_parallel == 1 else str(tensor_parallel)
+        message = (
+            f"{shape.name} needs {shape.weight_bytes / 1e9:,.0f} GB for its weights in {bits:.2g} bits; "
+            f"{count} {accelerator.name} {'has' if tensor_parallel == 1 else 'have'} {usable / 1e9:,.0f} GB "
+            f"for weights and KV"
         )
+        raise ManifestError((FieldProblem("tensorParallel", message),))
     return int(room / shape.kv.of(context) * context)
 
 
