@@ -1,7 +1,7 @@
 """The handler of HTTP requests: paths to handlers, bodies within limits, answers and errors in the form of their API.
 
 Authorisation and routing use the raw request target: a path that is not exactly a known one does not exist. A client's
-headers decide nothing but its tenant.
+headers decide nothing but its tenant, and which of several equal workers its session goes to.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
 from baton_gateway.http_api.request_body import RequestBody, holder_of
+from baton_gateway.http_api.session_hint import session_number
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
@@ -273,6 +274,8 @@ class HttpApi:
             request_as_sent, form = parse(await body.read_object(self._table.body_limits), self._options.unknown_fields)
             _name_ignored(request[EXCHANGE], request_as_sent)
             parsed = self._names.resolve(request_as_sent)
+            cache_key = parsed.options.prompt_cache_key
+            request[EXCHANGE].session = session_number(request.headers, cache_key, tenant.name)
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:
@@ -289,7 +292,7 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = CollectingWriter(form, charge)
-        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id)
+        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id, exchange.session)
         try:
             result = await writer.done
         finally:
@@ -340,7 +343,7 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = StreamingWriter(exchange.id, form, charge)
-        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id)
+        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id, exchange.session)
         entry = (live, writer)
         try:
             if (problem := await writer.opened) is not None:

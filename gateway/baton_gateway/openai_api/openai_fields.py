@@ -55,6 +55,11 @@ class Fields:
         value = self.take(field) if value is None else value
         return None if value is None else check_text(value, self.name(field), max_chars)
 
+    def peek_text(self, field: str) -> str:
+        """Return a string without reading the field; empty where it is none."""
+        value = self._left.get(field)
+        return value if isinstance(value, str) else ""
+
     def integer(self, field: str, low: int, high: int) -> int | None:
         value = self.take(field)
         return None if value is None else check_integer(value, self.name(field), low, high)

@@ -14,8 +14,9 @@ from baton_wire.messages.measures import Backlog
 
 
 def count_prompt(metrics: GatewayMetrics, live: LiveRequest, action: PickRoute, cached_tokens: int) -> None:
-    """A prompt was routed for the first time; `cached_tokens` of it were sent to some worker before."""
+    """A prompt was routed for the first time; some worker has `cached_tokens` of it cached."""
     cached = min(action.tokens, cached_tokens)
+    live.cacheable_tokens += cached
     max_tokens = live.prompts[action.prompt].sampling.max_tokens
     metrics.telemetry.prompt(action.tokens, cached, max_tokens, action.choices)
     live.times.prompt_tokens = action.tokens
@@ -26,7 +27,15 @@ def count_end(metrics: GatewayMetrics, load: ModelLoad, live: LiveRequest, actio
     life, options = live.life, live.request.options
     completion_tokens = 0 if options.max_tokens == 0 else life.completion_tokens()
     usage = Usage(life.prompt_tokens(), completion_tokens, live.reasoning_tokens(), life.cached_tokens())
-    totals = RequestTotals(usage.prompt_tokens, completion_tokens, life.attempts, life.migrations, life.conflicts)
+    totals = RequestTotals(
+        usage.prompt_tokens,
+        completion_tokens,
+        life.attempts,
+        life.migrations,
+        life.conflicts,
+        life.cached_tokens(),
+        live.cacheable_tokens,
+    )
     metrics.ended(live.times, action.outcome, totals, now)
     if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
         metrics.telemetry.unserved()

@@ -12,10 +12,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from baton_gateway.text.revision_text import TextModel
+from baton_gateway.workers.cached_places import CachedPlacesBook
 from baton_gateway.workers.request_limits import BodyLimits, ModelLimits, body_limits
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.liveness import REPORT_S
-from baton_wire.messages.gateway_link import Cancel, Flip, Hello, Holding, Prefill, Reserve, Retarget, WorkerState
+from baton_wire.messages.gateway_link import (
+    AskCachedPlaces,
+    Cancel,
+    Flip,
+    Hello,
+    Holding,
+    Prefill,
+    Reserve,
+    Retarget,
+    WorkerState,
+)
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.gateway_rounds import RoundPosition
@@ -28,6 +39,9 @@ LEAST_SHARE = 0.1
 """The least slope, as a share of the mean: smaller ones are noise."""
 FADING = 0.9
 """The weight of a prompt step relative to the next one."""
+STUCK_S = 1.0
+STUCK_TIMES = 4.0
+"""A step that takes so many times as long as prompts usually do, and a second more, may never end."""
 RATE_S = 2.0
 """In rates, tokens that arrived or were computed this long ago count 1/e of new ones."""
 
@@ -40,7 +54,7 @@ class LinkedWorker:
     address: Address
     """The address at which the gateway dialled it."""
     text: TextModel
-    send: Callable[[Prefill | Reserve | Retarget | Cancel | Flip | Holding], bool]
+    send: Callable[[Prefill | Reserve | Retarget | Cancel | Flip | Holding | AskCachedPlaces], bool]
     """Queue a message; False when the link is gone."""
     clock: Callable[[], float] = time.monotonic
     state: WorkerState | None = None
@@ -79,6 +93,8 @@ class LinkedWorker:
     followed_s: float = 0.0
     """How long its rates have been tracked, until the latest report."""
     reported_s: float | None = None
+    seed: int = 0
+    """A number of its own, for draws: the same in all gateway processes."""
     computed_tokens: float = 0.0
     """Prompt tokens that it computed until the latest report, by its reports; older ones decayed."""
     came_tokens: float = 0.0
@@ -213,6 +229,13 @@ class LinkedWorker:
             return state.waiting_tokens + int(left_s / token_s)
         return max(0, state.waiting_tokens - int(min(-left_s, REPORT_S) / token_s))
 
+    def _is_stuck(self, state: WorkerState) -> bool:
+        """Return whether its step has taken far longer than it should; False while that is unknown."""
+        token_s = self.token_s
+        if not state.computing_tokens or token_s is None:
+            return False
+        return self.clock() - self.computing_since_s > STUCK_S + STUCK_TIMES * token_s * state.computing_tokens
+
     def _waiting(self, state: WorkerState) -> int:
         """Requests that wait by the last report, and those sent since that find no slot."""
         if state.waiting:
@@ -250,6 +273,8 @@ class LinkedWorker:
             rows=self.rows,
             keeps_answers=hello.keeps_answers,
             gateways=1 if state is None else state.gateways,
+            seed=self.seed,
+            is_stuck=state is not None and self._is_stuck(state),
             is_draining=state is not None and state.draining,
             is_suspect=self.is_suspect,
         )
@@ -262,6 +287,8 @@ class WorkerTable:
     _workers: dict[bytes, LinkedWorker] = field(default_factory=dict)
     settled_s: float = 0.0
     """Until then an empty table proves nothing: a gateway that has just started has not tried all its workers yet."""
+    cached: CachedPlacesBook = field(default_factory=CachedPlacesBook)
+    """What the workers announced of their prefix caches."""
     body_limits: BodyLimits = field(default_factory=lambda: body_limits(None, None))
     """The limits of a request's body, by the most that any linked worker takes."""
 
@@ -270,11 +297,14 @@ class WorkerTable:
         if worker.hello.epoch in self._workers:
             return False
         self._workers[worker.hello.epoch] = worker
+        self.cached.begin(worker.hello.epoch)
+        worker.seed = int.from_bytes(worker.hello.epoch[:8], "little")
         self._limit_bodies()
         return True
 
     def remove(self, epoch: bytes) -> None:
         self._workers.pop(epoch, None)
+        self.cached.end(epoch)
         self._limit_bodies()
 
     def _limit_bodies(self) -> None:
@@ -298,6 +328,10 @@ class WorkerTable:
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]
+
+    def block_sizes(self, fingerprint: PairFingerprint) -> list[int]:
+        """The sizes of blocks, in tokens, that the revision's workers have."""
+        return sorted({worker.hello.block_tokens for worker in self._of(fingerprint)})
 
     def served_names(self) -> list[str]:
         return sorted({worker.hello.served_name for worker in self._workers.values()})

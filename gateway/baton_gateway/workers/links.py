@@ -33,7 +33,9 @@ from baton_wire.liveness import DEFAULT_LIVENESS, Liveness, LivenessConfig, Peer
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
+    AskCachedPlaces,
     BundleChunk,
+    CachedPlaces,
     Cancel,
     Flip,
     Heartbeat,
@@ -73,7 +75,7 @@ REFUSAL_CODES = (
 )
 """Codes with which a live worker closes a link because of a message."""
 
-ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding
+ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding | AskCachedPlaces
 
 
 class LinkListener(Protocol):
@@ -374,6 +376,8 @@ class WorkerLink:
                 self._listener.prompt_logprobs(worker.hello.epoch, message)
             case WorkerState():
                 self._take_report(worker, message)
+            case CachedPlaces():
+                self._take_places(worker, message)
             case LegFailed():
                 self._listener.leg_failed(worker.hello.epoch, message)
 
@@ -405,6 +409,15 @@ class WorkerLink:
         if worker.reported_flip != flip:
             self._listener.worker_flipped()
         self._listener.worker_reported()
+
+    def _take_places(self, worker: LinkedWorker, message: CachedPlaces) -> None:
+        self._states.met(_now())
+        reading = self._table.cached.take(worker.hello.epoch, message, _now())
+        if reading.fault is not None:
+            text = f"{worker.role} worker {self._address}: {reading.fault}"
+            self._complaints.say("what a worker says of its cache is not believed", text)
+        if reading.asks:
+            self._send(AskCachedPlaces())
 
     def _send(self, message: ToWorker) -> bool:
         if not self._is_open or self._outbox.full():

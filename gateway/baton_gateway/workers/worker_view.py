@@ -55,6 +55,10 @@ class WorkerView:
     """Prompt tokens a second that arrive to be computed."""
     gateways: int = 1
     """Gateway processes that send to it, as it reported."""
+    seed: int = 0
+    """A number of its own, for draws."""
+    is_stuck: bool = False
+    """Its step takes much longer than its steps do: it gets prompts only where there is no other."""
 
     @property
     def is_usable(self) -> bool:
