@@ -1,16 +1,12 @@
-"""`baton simulate --sessions` as a user calls it, and the gateway's routing on simulated workers."""
+"""`baton simulate --sessions` as a user calls it."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from baton_gateway.workers.affinity import MAX_STEPS, STEP_TOKENS
 from baton_local.__main__ import main
-from baton_local.commands.production_routing import prefix_keys_of
 from baton_local.commands.simulated_sessions import ROUTINGS
 
 SMALL = ["simulate", "--sessions", "agents", "--session-count", "10", "--turns", "4", "--policy", "2+2"]
@@ -49,22 +45,3 @@ def test_what_sessions_do_not_go_with_is_one_line(
 ) -> None:
     assert main([*SMALL, *arguments]) == 2
     assert complaint in capsys.readouterr().err
-
-
-SEGMENTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2_000)), min_size=1, max_size=6)
-
-
-@given(SEGMENTS, SEGMENTS)
-def test_keys_of_two_prompts_are_equal_as_far_as_their_tokens_are(
-    one: list[tuple[int, int]], other: list[tuple[int, int]]
-) -> None:
-    """Segments are joined into tokens that know their number and place."""
-    keys, others = prefix_keys_of(one), prefix_keys_of(other)
-    assert len(keys) == min(MAX_STEPS, sum(tokens for _, tokens in one) // STEP_TOKENS)
-    common = 0
-    for (number, tokens), (second, length) in zip(one, other, strict=False):
-        common += min(tokens, length) if number == second else 0
-        if number != second or tokens != length:
-            break
-    equal = sum(a == b for a, b in zip(keys, others, strict=False))
-    assert equal == min(len(keys), len(others), common // STEP_TOKENS)

@@ -1,19 +1,15 @@
-"""The gateway's own routing as a policy of simulated sessions: its rules and its memory of prefixes, one process."""
+"""The gateway's own routing as a policy of simulated sessions: its rules, and what workers have cached as a fact."""
 
 from __future__ import annotations
 
-import hashlib
-import random
 from collections.abc import Sequence
 from typing import Final
 
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_gateway.errors import Problem
-from baton_gateway.workers.affinity import MAX_STEPS, STEP_TOKENS, PrefixAffinity
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, pick
 from baton_gateway.workers.worker_view import WorkerView
 from baton_simulate.sessions.routing_policy import RoutedTurn, SimulatedWorker
-from baton_simulate.sessions.session_load import Segment
 from baton_wire.messages.values import Address, PairFingerprint, Role
 
 ADDRESS: Final = Address("simulated", 1)
@@ -24,22 +20,21 @@ BLOCK_TOKENS: Final = 64
 class ProductionRouting:
     """A `RoutingPolicy` that asks `route.pick`, with mode Always."""
 
-    def __init__(self, model: WorkerModel, seed: int = 1) -> None:
+    def __init__(self, model: WorkerModel) -> None:
         self._model = model
-        self._affinity = PrefixAffinity()
-        self._dice = random.Random(seed)
 
     def choose(
         self, turn: RoutedTurn, prefill: Sequence[SimulatedWorker], decode: Sequence[SimulatedWorker], now: float
     ) -> tuple[int, int]:
         views = [self._view(worker, Role.PREFILL) for worker in prefill]
         views += [self._view(worker, Role.DECODE) for worker in decode]
-        prefix = prefix_keys_of(turn.prompt)
-        query = RouteQuery(FINGERPRINT, turn.tokens, turn.tokens + turn.output_tokens, 1, frozenset(), prefix)
-        route = pick(query, views, RoutePolicy(), self._affinity, self._dice.random())
+        cached = {_epoch(worker): worker.cached_tokens for worker in (*prefill, *decode) if worker.cached_tokens}
+        tie = sum(number << place for place, (number, _) in enumerate(turn.prompt))
+        total = turn.tokens + turn.output_tokens
+        query = RouteQuery(FINGERPRINT, turn.tokens, total, 1, frozenset(), cached, tie)
+        route = pick(query, views, RoutePolicy())
         assert not isinstance(route, Problem), "simulated workers take every prompt"
         assert route.prefill is not None, "mode Always has two workers for each prompt"
-        self._affinity.record([route.prefill, route.decode], prefix)
         return _place(prefill, route.prefill), _place(decode, route.decode)
 
     def _view(self, worker: SimulatedWorker, role: Role) -> WorkerView:
@@ -48,6 +43,7 @@ class ProductionRouting:
             epoch=_epoch(worker),
             role=role,
             served_name="simulated",
+            seed=worker.number,
             fingerprint=FINGERPRINT,
             pair_address=ADDRESS,
             max_context_tokens=1 << 21,
@@ -56,26 +52,12 @@ class ProductionRouting:
             blocks_total=1 << 20,
             blocks_free=max(0, blocks - worker.held_tokens // BLOCK_TOKENS),
             load_sequences=worker.sequences,
-            load_tokens=worker.queued_prompt_tokens,
-            prompt_tokens=worker.queued_prompt_tokens if role is Role.PREFILL else 0,
+            load_tokens=worker.queued_tokens,
+            prompt_tokens=worker.queued_tokens if role is Role.PREFILL else 0,
             max_sequences=self._model.max_sequences,
             token_s=worker.token_s if role is Role.PREFILL else None,
             more_token_s=worker.token_s if role is Role.PREFILL else None,
         )
-
-
-def prefix_keys_of(prompt: Sequence[Segment]) -> tuple[bytes, ...]:
-    """Keys of a prompt's whole steps, as `prefix_keys` makes them of its tokens: equal where prompts are equal."""
-    keys: list[bytes] = []
-    chain, done = hashlib.blake2b(digest_size=16), 0
-    for number, tokens in prompt:
-        while len(keys) < MAX_STEPS and (border := (len(keys) + 1) * STEP_TOKENS) <= done + tokens:
-            step = chain.copy()
-            step.update(b"%d %d" % (number, border - done))
-            keys.append(step.digest())
-        chain.update(b"%d %d " % (number, tokens))
-        done += tokens
-    return tuple(keys)
 
 
 def _epoch(worker: SimulatedWorker) -> bytes:

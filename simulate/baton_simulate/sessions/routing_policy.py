@@ -31,7 +31,7 @@ class SimulatedWorker:
     queued_s: float
     """Seconds until it has computed the prompts that were sent to it; 0 for a decode worker."""
     queued_tokens: int
-    """Prompt tokens that it still has to compute, without cached ones."""
+    """Prompt tokens that it still has to compute, without cached ones, or to receive."""
     queued_prompt_tokens: int
     """The same with the cached ones."""
     sequences: int

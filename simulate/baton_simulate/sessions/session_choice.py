@@ -9,6 +9,8 @@ from baton_control.sizing.simulator.prefill_worker import PrefillWorker
 from baton_control.sizing.simulator.worker_choice import ChoiceInputs, most_room
 from baton_simulate.sessions.prefix_cache import BeginningNumbers, Beginnings, PrefixCache
 from baton_simulate.sessions.routing_policy import RoutedTurn, RoutingPolicy, SimulatedWorker
+from baton_wire.messages.measures import ContextCounts
+from baton_wire.rules.context_reuse import ContextReuse
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class SessionChoice:
         """Workers by identity."""
         self._begun = 0
         self.requests: list[RoutedRequest] = []
+        self.reuse = ContextReuse()
 
     def register(self, turn: RoutedTurn, ideal_tokens: int) -> None:
         """The next request that arrives is this turn."""
@@ -72,6 +75,7 @@ class SessionChoice:
         if routed.found_tokens is None:
             routed.found_tokens, routed.prefill = cached, prefill[place].number
             routed.best_tokens = max(worker.cached_tokens for worker in prefill)
+            self._count_reuse(routed, seen.now)
         if not decode:
             return seen.routable_prefill[place], None, cached
         routed.held = decode[decode_place].number, decode[decode_place].cached_tokens
@@ -83,6 +87,9 @@ class SessionChoice:
     def reported_cached(self, request: int, seen: ChoiceInputs) -> int:
         reported = self.requests[request].found_tokens
         return self.expected_cached(request, seen) if reported is None else reported
+
+    def take_context_counts(self, now: float) -> ContextCounts | None:
+        return self.reuse.take(now)
 
     def sent(self, request: int, prefill: PrefillWorker, decode: DecodeWorker | None) -> None:
         beginnings = self.requests[request].beginnings
@@ -103,6 +110,15 @@ class SessionChoice:
             self._begun += 1
             known = self._known[id(worker)] = _Known(worker, self._begun)
         return known
+
+    def _count_reuse(self, routed: RoutedRequest, now: float) -> None:
+        """Count the turn as a gateway does."""
+        places, end = [], 0
+        for number, tokens in routed.beginnings:
+            end += tokens
+            places.append((number.to_bytes(8, "little"), end))
+        tokens = routed.turn.tokens
+        self.reuse.count(reversed(places), tokens, routed.best_tokens, tokens - (routed.found_tokens or 0), now)
 
     def _view_prefill(self, worker: PrefillWorker, routed: RoutedRequest, now: float) -> SimulatedWorker:
         known = self._of(worker)
@@ -126,7 +142,7 @@ class SessionChoice:
             number=known.number,
             cached_tokens=known.cache.cached_tokens(routed.beginnings),
             queued_s=0.0,
-            queued_tokens=0,
+            queued_tokens=worker.reserved_tokens + worker.waiting_tokens,
             queued_prompt_tokens=worker.reserved_tokens + worker.waiting_tokens,
             sequences=len(worker.active) + len(worker.reserved) + len(worker.waiting),
             held_tokens=worker.kv_tokens + worker.reserved_tokens + worker.waiting_tokens,

@@ -43,6 +43,11 @@ class SessionSimulation:
         for at_s, place in self._order.begin():
             self.simulator.wake_at(at_s, place)
 
+    @property
+    def is_over(self) -> bool:
+        """True when every turn that is sent has ended."""
+        return self._order.is_over
+
     def _due(self, place: int) -> None:
         if self._order.may_send(place):
             self._send(place)

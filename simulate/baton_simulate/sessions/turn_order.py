@@ -55,6 +55,11 @@ class TurnOrder:
             due += [entry for place in over for entry in self._follow(place, 0.0)]
         return due
 
+    @property
+    def is_over(self) -> bool:
+        """True when every turn has ended or was left out."""
+        return not any(self._left.values())
+
     def may_send(self, place: int) -> bool:
         """A turn is due. True: it is sent now. False: it waits until `ended` returns it."""
         if self._limits.in_flight is not None and self._in_flight >= self._limits.in_flight:

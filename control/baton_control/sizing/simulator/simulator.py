@@ -71,6 +71,8 @@ class Simulator:
         self.free = free
         self.gateway: PromptOrder[int] = PromptOrder(ttft_s, plan_s)
         self.gateway_tokens = 0
+        self.gateway_missing_tokens = 0
+        """Tokens of the queued prompts that workers probably have not cached."""
         self.prefill: list[PrefillWorker] = []
         self.decode: list[DecodeWorker] = []
         self.routable_prefill: list[PrefillWorker] = []
@@ -80,6 +82,8 @@ class Simulator:
         self.finished: list[int] = []
         """Requests that ended since the caller last cleared this list."""
         self._prompt_now: list[int] = list(self.prompt)
+        self._missing_now = [0] * size
+        """Tokens that a queued prompt probably misses."""
         self._to_go = [0] * size if free is Role.DECODE else [max(0, output - 1) for output in self.output]
         self._decode_of: list[DecodeWorker | None] = [None] * size
         self._prefill_of: list[PrefillWorker | None] = [None] * size
@@ -248,6 +252,7 @@ class Simulator:
         columns: list[tuple[list[int], int]] = [
             (self.prompt, prompt), (self.output, output), (self.cached, cached), (self._prompt_now, prompt),
             (self._to_go, 0 if self.free is Role.DECODE else max(0, output - 1)), (self._attempt, 0),
+            (self._missing_now, 0),
         ]  # fmt: skip
         for column, value in columns:
             column.append(value)
@@ -298,7 +303,7 @@ class Simulator:
         cached = self.choice.expected_cached(request, self)
         tokens = self._prompt_now[request] - cached
         self.gateway.push(request, self.now, prefill.fixed_s + prefill.prompt_s(tokens, cached))
-        self.gateway_tokens += self._prompt_now[request]
+        self._count_queued(request, tokens)
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -331,7 +336,14 @@ class Simulator:
             self._start(worker)
 
     def _take(self) -> None:
-        self.gateway_tokens -= self._prompt_now[self.gateway.pop()]
+        request = self.gateway.pop()
+        self.gateway_tokens -= self._prompt_now[request]
+        self.gateway_missing_tokens -= self._missing_now[request]
+
+    def _count_queued(self, request: int, missing: int) -> None:
+        self._missing_now[request] = missing
+        self.gateway_tokens += self._prompt_now[request]
+        self.gateway_missing_tokens += missing
 
     def prompt_now(self, request: int) -> int:
         """Tokens of a prompt, with the answer's tokens that it had before it was tried again."""
@@ -434,7 +446,7 @@ class Simulator:
             self._reserve(request)
             return
         self.gateway.push_front(request)
-        self.gateway_tokens += self._prompt_now[request]
+        self._count_queued(request, self._prompt_now[request] - self.choice.expected_cached(request, self))
 
     def _release_legs(self, request: int) -> None:
         decode, prefill = self._decode_of[request], self._prefill_of[request]

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from baton_control.sizing.simulator.decode_worker import DecodeWorker, least_room
 from baton_control.sizing.simulator.prefill_worker import PrefillWorker
+from baton_wire.messages.measures import ContextCounts
 
 
 class ChoiceInputs(Protocol):
@@ -53,6 +54,10 @@ class WorkerChoice(Protocol):
         """Tokens of a prompt that has arrived that its worker need not compute, as gateways report them."""
         ...
 
+    def take_context_counts(self, now: float) -> ContextCounts | None:
+        """How soon contexts were used again since the last call; None: the choice knows no contexts."""
+        ...
+
     def sent(self, request: int, prefill: PrefillWorker, decode: DecodeWorker | None) -> None:
         """The request goes to these workers."""
         ...
@@ -87,6 +92,9 @@ class ByLoad:
 
     def reported_cached(self, request: int, seen: ChoiceInputs) -> int:
         return self.expected_cached(request, seen)
+
+    def take_context_counts(self, now: float) -> ContextCounts | None:
+        return None
 
     def sent(self, request: int, prefill: PrefillWorker, decode: DecodeWorker | None) -> None:
         pass
