@@ -19,6 +19,7 @@ import numpy as np
 from baton_control.sizing.inputs.workload import Workload
 from baton_local.argument_types import integer, positive, some_seconds
 from baton_local.client import Answer, open_session
+from baton_local.command_parser import add_renamed
 from baton_local.errors import LocalError, StartError
 from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.record import read_record
@@ -55,12 +56,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--endpoint", metavar="URL", help="URL such as http://127.0.0.1:8000 (default: the running deployment's)"
     )
-    server.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME, when several deployments run")
-    server.add_argument("--as", dest="label", metavar="X", help="name of the server in tables and plots")
-    server.add_argument("--model", metavar="NAME", help="model name (default: the first that the server lists)")
     server.add_argument(
-        "--gpus", type=integer(1, 1 << 16), metavar="N", help="GPUs of the server, to report tokens per second and GPU"
+        "--name", metavar="NAME", help="NAME or NAMESPACE.NAME of a deployment (default: the one that runs)"
     )
+    server.add_argument("--as", dest="label", metavar="X", help="name of the server in tables and plots")
+    server.add_argument(
+        "--served-name", metavar="NAME", help="model name in requests (default: the first that the server lists)"
+    )
+    add_renamed(server, "--model", "--served-name")
+    server.add_argument(
+        "--accelerators",
+        type=integer(1, 1 << 16),
+        metavar="N",
+        help="accelerators of the server, to report tokens per second of each (default: not reported)",
+    )
+    add_renamed(server, "--gpus", "--accelerators", type=integer(1, 1 << 16))
     server.add_argument("--plain", action="store_true", help="send only fields of OpenAI's API: answers may end early")
     server.add_argument("--chat", action="store_true", help="use /v1/chat/completions: prompts are user messages")
     server.add_argument(
@@ -171,7 +181,7 @@ def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.e
     _check_outputs(options)
     beside = [read_load_record(path) for path in options.beside]
     trace = None if options.trace is None else _trace(options.trace)
-    measured = _Measured(options.label or options.endpoint or "", options.model or "")
+    measured = _Measured(options.label or options.endpoint or "", options.served_name or "")
     failure: KeyboardInterrupt | LocalError | None = None
     try:
         asyncio.run(_run(options, environment, trace, measured))
@@ -181,7 +191,7 @@ def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.e
         failure = error  # raised once the results so far are reported
     record = LoadRecord(
         measured.name, measured.model, _describe_load(options, trace), _seeds(options),
-        options.percentile / 100, options.gpus, tuple(measured.reports),
+        options.percentile / 100, options.accelerators, tuple(measured.reports),
     )  # fmt: skip
     print(as_text([*beside, record]))
     if options.json is not None:
@@ -205,7 +215,7 @@ async def _run(
     reports = measured.reports
     endpoint = endpoint.rstrip("/").removesuffix("/v1")
     async with open_session(options.timeout, api_key=key) as session:
-        model = measured.model = options.model or await first_model(session, endpoint)
+        model = measured.model = options.served_name or await first_model(session, endpoint)
         salt, ways = secrets.randbits(62), {"is_plain": options.plain, "is_chat": options.chat}
         prompts = (
             await counted_words(session, endpoint, model, salt, options.beginnings, **ways)
@@ -241,7 +251,7 @@ async def _at_rate(
     duration_s = 0.0
 
     def report_of(ended: list[Answer], lasted_s: float, unended: int | None) -> LoadReport:
-        return report(ended, lasted_s, _targets(options), options.percentile / 100, options.gpus, rate, unended)
+        return report(ended, lasted_s, _targets(options), options.percentile / 100, options.accelerators, rate, unended)
 
     for seed in _seeds(options):
         workload, lasts_s = _workload(options, trace, rate, seed)

@@ -17,8 +17,6 @@ SHOWN_PERCENTILES = (50, 95, 99)
 SLOW_SHARE = 0.5
 """A KV link that reaches less than this part of the fastest one's rate is marked."""
 SILENT = "silent"
-HOME_AND_CLEAR = "\x1b[H\x1b[2J"
-"""Escape sequences: cursor to the upper left corner, clear the screen."""
 
 
 def as_json(seen: Observation) -> dict[str, object]:
@@ -83,13 +81,22 @@ def as_text(seen: Observation) -> str:
     )
 
 
-def watch(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s: float) -> None:
+def watch(page: Callable[[], str], out: TextIO, *, is_live: bool, every_s: float) -> None:
     """Write the page repeatedly until an exception: in place of the former one, or one below the other."""
-    while True:
-        text = page()
-        out.write(f"{HOME_AND_CLEAR if is_clearing else ''}{text}\n")
-        out.flush()
-        time.sleep(every_s)
+    if not is_live:
+        while True:
+            out.write(f"{page()}\n")
+            out.flush()
+            time.sleep(every_s)
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=out, highlight=False)
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            live.update(Text(page(), no_wrap=True), refresh=True)
+            time.sleep(every_s)
 
 
 def _pool_lines(record: RunRecord) -> list[str]:

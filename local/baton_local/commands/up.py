@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from baton_local.fleet.run_dir import (
     base_directory,
     claimed,
     directory_name,
+    remove_old,
     write_key,
     write_private,
 )
@@ -96,6 +98,7 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
     metadata = deployment.metadata
     longest_s = deployment.spec.gateway.limits.max_request_duration
     patience = replace(options.patience, worker_leave_s=longest_s + LEAVE_MARGIN_S)
+    remove_old(base_directory(), time.time())
     with (
         contextlib.nullcontext() if local.cached is None else ModelCache(local.cached.folder).hold(local.cached),
         claimed(base_directory(), directory_name(metadata.namespace, metadata.name)) as run,

@@ -11,7 +11,12 @@ from baton_control.spec.model_source import parse_source
 from baton_control.worker_specs import Device
 from baton_engine.model.servable import servable_model
 from baton_local.errors import StartError
-from baton_local.fetching.default_deployment import context_tokens, default_deployment
+from baton_local.fetching.default_deployment import (
+    NO_OPTIONS,
+    DefaultOptions,
+    context_tokens,
+    default_deployment,
+)
 from baton_local.fetching.download import download_model, pin_revision
 from baton_local.fetching.model_argument import HubName, parse_model_argument, served_name
 from baton_local.fetching.model_cache import ModelCache
@@ -30,6 +35,7 @@ class SourceRequest:
     max_context_tokens: int | None = None
     is_fresh: bool = False
     """Resolve a branch or tag of the hub again."""
+    pools: DefaultOptions = NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,5 +99,6 @@ def deployment_from_source(
     except ModelError as error:
         raise StartError(f"{request.text} cannot be served: {error}") from error
     name = request.served_name or model.served_name
-    deployment = default_deployment(model.source, name, context, is_on_gpu=device is Device.CUDA)
+    is_on_gpu = device is Device.CUDA
+    deployment = default_deployment(model.source, name, context, is_on_gpu=is_on_gpu, options=request.pools)
     return LocalDeployment(deployment, str(model.folder), model.cached)

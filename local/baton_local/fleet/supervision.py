@@ -351,7 +351,7 @@ def _describe_exit(end: Exit, was_killed_by_us: bool) -> str:
     return f"{text}; its last log line{age}: {end.last_line}"
 
 
-_KILLERS = {
+_KILLERS: dict[int, str] = {
     signal.SIGKILL: ": the kernel's OOM killer? (see dmesg)",
     signal.SIGSEGV: ": it crashed in native code",
     signal.SIGABRT: ": it crashed in native code",

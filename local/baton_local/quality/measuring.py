@@ -19,7 +19,7 @@ from baton_control.spec.api import Disaggregation
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device
 from baton_engine.model.servable import servable_model
-from baton_local.argument_types import device, integer
+from baton_local.argument_types import device, integer, time_or
 from baton_local.errors import LocalError, StartError
 from baton_local.fetching.default_deployment import as_yaml, context_tokens, default_deployment
 from baton_local.fetching.local_model import fetch_local_model
@@ -35,7 +35,6 @@ from baton_local.text_table import table
 from baton_wire.models.errors import ModelError
 from baton_worker.building.memory_limit import free_bytes
 
-READY_S = 600
 MOST_BYTES = 16 << 20
 """Largest text: some four million tokens, each with its 20 likeliest ones in memory."""
 
@@ -77,9 +76,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ready-timeout",
-        type=integer(1, 86_400),
-        default=READY_S,
-        metavar="SECONDS",
+        type=time_or("s"),
+        default="10m",
+        metavar="TIME",
         help="timeout for the start of a deployment (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
