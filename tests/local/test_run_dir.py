@@ -185,3 +185,13 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "baton", 12345, 12345)
     with pytest.raises(StartError, match="belongs to another user"):
         base_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_disk_that_is_full_hinders_no_lock(base: Path) -> None:
+    """The text of the lock file was written again when it was closed, and that error named no file."""
+    run = RunDir(base / "default.chat")
+    run.root.mkdir(mode=0o700)
+    run.lock.symlink_to("/dev/full")
+    with claimed(base, "default.chat") as claimed_run:
+        assert claimed_run.keys.is_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from baton_local.fetching.model_cache import ModelCache
 from baton_local.fleet.host import model_flag
 from baton_model_fetch.cache_volume import ModelFolder
 from baton_wire.models.errors import ModelError
+from baton_wire.suggestions import suggestion
 from baton_worker.building.memory_limit import free_bytes
 
 
@@ -80,11 +82,28 @@ def fetch_local_model(text: str, cache: ModelCache, environment: Mapping[str, st
     if isinstance(model, Path):
         directory = model.expanduser().resolve()
         if not directory.is_dir():
-            raise StartError(f"{text}: no such folder; a model of the hub is hf://ORG/NAME")
+            raise StartError(_why_no_folder(text, directory))
         return LocalModel(directory, f"file://{directory}", served_name(model), None)
     source = pin_revision(model, cache, environment, is_fresh) if isinstance(model, HubName) else text
     folder = download_model(source, cache, environment)
     return LocalModel(folder.model, source, served_name(model), folder)
+
+
+def _why_no_folder(text: str, path: Path) -> str:
+    """Why a path is no model's folder, with what to type in its place."""
+    if path.suffix in (".yaml", ".yml"):
+        return f"{text}: a manifest is given with -f: `baton up -f {text}`"
+    if path.is_file() and path.suffix == ".gguf":
+        return (
+            f"{text}: GGUF is not read; serve the model's original folder or repository in safetensors, "
+            "and make it small with `baton quantise --format int4`"
+        )
+    if path.is_file():
+        return f"{text}: is a file; a model is a folder with config.json, safetensors and tokenizer: {path.parent}?"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return f"{text}: no such folder; a model of the hub is hf://{text}"
+    nearby = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    return f"{text}: no such folder{suggestion(path.name, nearby)}; a model of the hub is hf://ORG/NAME"
 
 
 def deployment_from_source(

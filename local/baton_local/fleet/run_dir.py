@@ -118,9 +118,8 @@ def claimed(base: Path, directory: str) -> Iterator[RunDir]:
             stop = f"stop it with `baton down {directory.partition('.')[2]}`"
             raise StartError(f"{directory} is already running{who}: {stop}, or use another metadata.name")
         with suppress(OSError):  # a full disk: the lock holds without it
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+            os.ftruncate(lock.fileno(), 0)
+            os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)  # a buffered text would be written again on close
         _clear(run, keep_logs=False)
         for path in (run.keys, run.announcements, run.logs):
             path.mkdir(mode=0o700)
